@@ -1,4 +1,4 @@
-"""Questions to a ledger: what was spent, what was stopped, and what other limits would have done.
+"""Questions about a ledger: spend, stops, and the effect of other limits.
 
-`questions` lists them: each has a module of its own, from rows to tables, which knows no screen.
+Each has its own module in `questions`, which turns rows into tables, independent of any display.
 """

@@ -1,8 +1,8 @@
-"""The question `anomalies`: days on which spend or turns left their usual range.
+"""The question `anomalies`: days with unusual spend or turns.
 
-The usual range is that of the median and the median absolute deviation (MAD) of all days with
-calls, which single days hardly move, however high they are. A day is outside when its modified
-z-score is above 3.5 (Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993).
+The usual range is based on the median and the median absolute deviation (MAD) of all days with
+calls, which single outliers hardly change. A day is an anomaly if its modified z-score is above 3.5
+(Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OUTSIDE: Final = 3.5
 DEVIATION: Final = 0.6745
 """MADs in one standard deviation of a normal distribution."""
 LEAST_SPREAD: Final = 0.05
-"""Of the median: days that are all but equal would make the smallest change an anomaly."""
+"""Fraction of the median: otherwise tiny changes after nearly equal days would be anomalies."""
 
 ValuesByDay = Mapping[str, float]
 ValuesByGroup = dict[tuple[Any, ...], dict[str, float]]
@@ -50,23 +50,22 @@ COLUMNS: Final = {"cost": _columns("money"), "tokens": _columns("count"),
                   "turns": _columns("number")}  # fmt: skip
 
 
-def anomalies(inquiry: Inquiry, by: Sequence[str], enough: int) -> Answer:
-    """Answer when spend or turns were not as usual."""
+def anomalies(inquiry: Inquiry, by: Sequence[str], min_days: int) -> Answer:
+    """Answer on which days spend or turns were unusual."""
     inquiry.require_known(by)
     dates = [name for name in by if name in PERIODS]
-    # A group that is a day has nothing to be compared with, and a tool belongs to calls.
+    # Groups of one day have no range, and tools have no turns.
     if dates or TOOL in by:
         raise LedgerError(
-            f"anomalies compares the days of a group, which cannot be made of {[*dates, TOOL][0]}. "
-            f"Name an agent, a model or an audit key."
+            f"anomalies cannot group by {[*dates, TOOL][0]}. Use agent, model or an audit key."
         )
     cost, tokens = _spend(inquiry, by)
-    # In the time zone that was asked for: elsewhere the day may be over.
+    # In the selected time zone: elsewhere the day may be over.
     today = f"{datetime.fromtimestamp(time.time(), inquiry.selection.zone):%Y-%m-%d}"
-    titles = {"cost": "Cost of a day", "tokens": "Tokens of a day without a price",
-              "turns": "Turns per invocation of a day"}  # fmt: skip
+    titles = {"cost": "Cost per day", "tokens": "Unpriced tokens per day",
+              "turns": "Turns per invocation and day"}  # fmt: skip
     every: dict[str, ValuesByGroup] = {"cost": cost, "tokens": tokens, "turns": {}}
-    # An invocation has one agent, and may have asked several models: whose turns would it be?
+    # An invocation may use several models, so its turns belong to none of them.
     if not OF_CALLS & {*by}:
         every["turns"] = _turns(inquiry, by)
     tables = [
@@ -74,9 +73,9 @@ def anomalies(inquiry: Inquiry, by: Sequence[str], enough: int) -> Answer:
             name=name,
             title=f"{titles[name]}, by {', '.join(by)}",
             columns=(*inquiry.key_columns(by, COLUMNS[name]), *COLUMNS[name]),
-            rows=[_written(name, row) for row in _found(series, enough, today)],
-            note=f"Groups with fewer than {pluralize(enough, 'day')} are left out; today can only be "
-            "too high.",
+            rows=[_written(name, row) for row in _found(series, min_days, today)],
+            note=f"Groups with fewer than {pluralize(min_days, 'day')} are left out; today is "
+            "only checked for high values.",
         )
         for name, series in every.items()
     ]
@@ -84,13 +83,13 @@ def anomalies(inquiry: Inquiry, by: Sequence[str], enough: int) -> Answer:
 
 
 def _spend(inquiry: Inquiry, by: Sequence[str]) -> tuple[ValuesByGroup, ValuesByGroup]:
-    """Picodollars of each day, or its tokens in groups that have no price at all."""
+    """Add up picodollars by day, or tokens in groups without any price."""
     from otel_limits.ledger import spending
 
     names, zone = (*by, "day"), inquiry.selection.zone
     groups = fold(spending.spend(inquiry.connection, names, inquiry.selection), names, zone)
-    # Money and tokens are not added up: a group is judged by money as soon as one of its days has a
-    # price. Otherwise a new price would look like a jump.
+    # A group is compared by cost once any of its days has a price: otherwise a new price would
+    # look like a jump.
     priced = {key[:-1] for key, sums in groups.items() if sums.has_price}
     cost: ValuesByGroup = {}
     tokens: ValuesByGroup = {}
@@ -104,7 +103,7 @@ def _spend(inquiry: Inquiry, by: Sequence[str]) -> tuple[ValuesByGroup, ValuesBy
 
 
 def _turns(inquiry: Inquiry, by: Sequence[str]) -> ValuesByGroup:
-    """Mean turns of the invocations that began on each day."""
+    """Return the mean turns of the invocations that started on each day."""
     from otel_limits.ledger.queries import turns_by_day
 
     zone = inquiry.selection.zone
@@ -116,33 +115,31 @@ def _turns(inquiry: Inquiry, by: Sequence[str]) -> ValuesByGroup:
         each[1] += int(turns)
     series: ValuesByGroup = {}
     for (*group, day), (invocations, turns) in sums.items():
-        # The mean of all, out of two sums: the ledger gives parts of a day apart, of different
-        # sizes.
+        # The mean over all parts of a day, which differ in size.
         series.setdefault(tuple(group), {})[day] = turns / invocations
     return series
 
 
-def _found(series: ValuesByGroup, enough: int, today: str) -> list[tuple[Any, ...]]:
-    """The days outside the usual range of their group, the furthest first."""
+def _found(series: ValuesByGroup, min_days: int, today: str) -> list[tuple[Any, ...]]:
+    """List the days outside the usual range of their group, the most extreme first."""
     rows = [
         (*group, *row)
         for group, days in series.items()
-        if len(days) >= enough
+        if len(days) >= min_days
         for row in outliers(days, today)
     ]
     return sorted(rows, key=lambda row: (-abs(row[-1]), *map(str, row[:-1])))
 
 
 def outliers(days: ValuesByDay, today: str = "") -> Iterator[tuple[Any, ...]]:
-    """Days outside the usual range: day, value, median, lowest and highest usual value, score."""
-    # Medians and not means: the day that is looked for would pull a mean, and its deviation, its
-    # way.
+    """Yield unusual days: day, value, median, lowest and highest usual value, score."""
+    # Medians, as an anomaly would shift the mean and the standard deviation.
     middle = median(days.values())
     deviation = median(abs(value - middle) for value in days.values())
     spread = max(deviation / DEVIATION, LEAST_SPREAD * middle)
     low, high = max(0.0, middle - OUTSIDE * spread), middle + OUTSIDE * spread
     for day, value in days.items():
-        # Today is not over: it says nothing when it is low.
+        # Today is not over, so a low value means nothing.
         if spread and (value > high or (value < low and day != today)):
             yield day, value, middle, low, high, (value - middle) / spread
 
@@ -157,7 +154,7 @@ def _written(name: str, row: Iterable[Any]) -> tuple[Any, ...]:
 
 ANOMALIES: Final = Question(
     name="anomalies",
-    help="Days on which spend or turns left their usual range.",
+    help="Find days with unusual spend or turns.",
     answer=anomalies,
     tables=COLUMNS,
     options=(
@@ -165,14 +162,15 @@ ANOMALIES: Final = Question(
             "--by",
             "NAMES",
             asking.properties,
-            "whose range, such as agent, model or tenant.id, separated by commas (default: agent)",
+            "properties to group by, e.g. agent, model or tenant.id, separated by commas (default: "
+            "agent)",
             default=("agent",),
         ),
         Option(
-            "--enough",
+            "--min-days",
             "N",
             asking.cap,
-            "days with calls that a group needs to have a usual range (default: 10)",
+            "minimum days with calls per group (default: 10)",
             default=10,
         ),
     ),

@@ -1,4 +1,4 @@
-"""What an answer is made of: tables and charts of exact values, however they are shown."""
+"""Tables and charts of exact values that form an answer, independent of their layout."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeAlias
 CellKind: TypeAlias = Literal[
     "text", "sentence", "date", "id", "count", "money", "share", "time", "seconds", "number"
 ]
-"""How a value is written: `money` is a `Decimal` in USD, `share` a part of 1, `time` microseconds
-since the epoch, `id` something to copy. Where there is little room, a `text` is a name that may be
-shortened, and a `sentence` is wrapped. Any value can be `None`: it is not known."""
+"""How a value is formatted: `money` is a `Decimal` in USD, `share` a fraction, `time` microseconds
+since the epoch, `id` something to copy. In narrow layouts a `text` may be shortened and a
+`sentence` is wrapped. `None` means unknown for any kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Column:
     title: str
     kind: CellKind = "text"
     is_key: bool = False
-    """It stands in every layout: by this a row is known, or for this the question was asked."""
+    """Shown in every layout: it identifies the row, or is the main result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +34,21 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
     total: Sequence[Any] | None = None
-    """A last row with the sums of all of them."""
+    """A last row with the totals."""
     note: str = ""
-    """What a reader has to know to read it rightly."""
+    """A hint for readers of the table."""
     levels: Sequence[int] = ()
-    """How deep each row is indented, where the rows are a tree."""
+    """Indentation of each row, if the rows are a tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChartSeries:
-    """One colour of a chart: values, one per label."""
+    """One color of a chart: a value per label."""
 
     name: str
     values: Sequence[float]
     tone: str = ""
-    """`halted` for what a limit ended; a colour of its own otherwise."""
+    """`halted` for what a limit ended; a color of the palette otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """ChartSeries over labels, stacked on each other."""
+    """Stacked series over labels."""
 
     name: str
     title: str
@@ -69,20 +69,20 @@ class Chart:
     series: Sequence[ChartSeries]
     kind: CellKind = "count"
     horizontal: bool = False
-    """Bars from left to right, for labels that are names."""
+    """Horizontal bars, for labels that are names."""
     wide: bool = False
-    """Twice as wide as others, for many labels."""
+    """Twice as wide, for many labels."""
     axis: str = ""
-    """What the labels are."""
+    """Name of the label axis."""
     marks: Sequence[Mark] = ()
-    """Across the label axis, in labels as numbers."""
+    """Positions on the label axis, in labels as numbers."""
     note: str = ""
-    """What is not in the picture."""
+    """Data that the chart leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What is going to be spent by the end of a period: USD as `Decimal`, or whole tokens."""
+class Projection:
+    """Projected spend by the end of a period: USD as `Decimal`, or whole tokens."""
 
     period: str
     """`day`, `week` or `month`."""
@@ -90,40 +90,40 @@ class Outlook:
     so_far: Any
     expected: Any
     low: Any
-    """Of the 95 % interval, never below what is spent already."""
+    """Of the 95% interval; at least what is already spent."""
     high: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is going to be spent, or why nobody can say."""
+    """A spend forecast, or why none is available."""
 
     sentence: str
     unit: Literal["usd", "tokens"] | None = None
     days: int = 0
-    """Whole days that it is made from."""
-    periods: Sequence[Outlook] = ()
+    """Whole days that it is based on."""
+    periods: Sequence[Projection] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to a question."""
+    """The answer to an audit question."""
 
     question: str
-    """Such as `spend`."""
+    """Its name, e.g. `spend`."""
     title: str
     about: str
-    """Which part of which ledger was asked."""
+    """The part of the ledger that it covers."""
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
     text: str = ""
-    """An answer that is not a table, such as a policy file."""
+    """An answer that is not a table, e.g. a policy file."""
     status: int = 0
-    """Exit status of the command that asked."""
+    """Exit status of the command."""
     summary: str = ""
-    """What it comes to, in one sentence."""
+    """The result in one sentence."""
     forecast: Forecast | None = None
     complete: str = ""
-    """Whether the ledger has everything that the answer counts, in one line."""
+    """Whether the ledger contains everything that the answer counts, in one line."""
     totals: Sequence[tuple[str, CellKind, Any]] = field(default=())
-    """The few numbers that matter most, with their titles."""
+    """The most important numbers, with their titles."""

@@ -1,4 +1,4 @@
-"""Reads what an auditor asks for: durations, dates, properties, limits."""
+"""Parses the options of audit questions: durations, dates, properties, limits."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Conditions: TypeAlias = tuple[tuple[str, str], ...]
-"""Names with the values that rows must have; of several for one name any."""
+"""Names and required values; any of several values of one name matches."""
 
 
 def argument(kind: Kind[T]) -> Callable[[str], T]:
-    """Make what `argparse` reads an argument with; it puts the argument's name before mistakes."""
+    """Create an `argparse` type, which adds the argument's name to errors."""
 
     def read(text: str) -> T:
         try:
@@ -51,21 +51,21 @@ def argument(kind: Kind[T]) -> Callable[[str], T]:
 
 
 def to_microseconds(when: datetime) -> int:
-    """Whole microseconds since the epoch."""
-    # Rounded, as a float can lie a little below the microsecond that was meant.
+    """Convert to whole microseconds since the epoch."""
+    # Rounded, as a float may be slightly below the intended microsecond.
     return round(when.timestamp() * MICROSECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """A time as an auditor wrote it; without an offset it is one of the zone that is asked in."""
+    """A time on the command line; without an offset it is in the time zone of the query."""
 
-    # The zone may stand behind the time on the command line, so that both are put together later.
+    # The zone may follow on the command line, so both are combined later.
     when: datetime
     is_local: bool
 
     def microseconds(self, zone: tzinfo) -> int:
-        """Whole microseconds since the epoch."""
+        """Convert to whole microseconds since the epoch."""
         when = self.when
         if self.is_local:
             when = when.replace(tzinfo=zone).astimezone(timezone.utc)
@@ -73,23 +73,23 @@ class Instant:
 
 
 def instant(text: str) -> Instant:
-    """Read a time.
+    """Parse a time.
 
     Raises:
-        ArgumentTypeError: It is not one.
+        ArgumentTypeError: It is invalid.
     """
     when = argument(TIME)(text)
-    # `fromisoformat` reads a Z only from Python 3.11 on.
+    # `fromisoformat` accepts a Z only since Python 3.11.
     written = text.strip().replace("Z", "+00:00")
     is_age = DURATION_TEXT.fullmatch(written) is not None
     return Instant(when, is_local=not is_age and datetime.fromisoformat(written).tzinfo is None)
 
 
 def authorization_file(text: str) -> Secret:
-    """Read what a file has for the header `Authorization`.
+    """Read an `Authorization` header from a file.
 
     Raises:
-        ArgumentTypeError: It cannot be read, or has something else in it.
+        ArgumentTypeError: It cannot be read, or is not a header value.
     """
     try:
         return authorization_in(Path(text).expanduser())
@@ -98,7 +98,7 @@ def authorization_file(text: str) -> Secret:
 
 
 def _conditions(text: str) -> Conditions:
-    # A comma is also part of values: what follows it has to look like another condition.
+    # Values may contain commas: what follows a separator must look like a condition.
     return tuple(map(_condition, re.split(r",(?=[\w.:-]+=)", text)))
 
 
@@ -110,26 +110,26 @@ def _condition(text: str) -> tuple[str, str]:
 
 
 SELECTABLE: Final = ("agent", "model", "reason")
-"""Variables of the dashboards that a ledger knows, under the same names."""
+"""Dashboard variables that are also properties of a ledger."""
 
 ALL: Final = ("All", "$__all")
-"""What an address of Grafana has instead of a value, before version 11 and since."""
+"""Grafana's placeholders for no selection, before version 11 and since."""
 
 
 def _selected(variables: list[tuple[str, str]]) -> Conditions:
     named = [(name.removeprefix("var-"), value) for name, value in variables]
-    # What a ledger cannot know would otherwise be left out, and the answer be of too much.
+    # Ignoring a variable would make the answer cover too much.
     if any(name not in SELECTABLE for name, _ in named):
-        raise InvalidValueError("A ledger knows agents, models and reasons alone.")
+        raise InvalidValueError("Only agents, models and reasons can be selected.")
     if any(value == OTHER for _, value in named):
         raise InvalidValueError(
-            f"{OTHER} stands for many names, and a ledger has each: select All."
+            f"{OTHER} combines several names, which a ledger records separately: select All."
         )
     return tuple((name, _uncut(value)) for name, value in named if value not in ALL)
 
 
 def _uncut(value: str) -> str:
-    # Metrics cut a name where a ledger still has more of it.
+    # Metrics cut names earlier than ledgers.
     return value if len(value) < MAX_LENGTH else f"{value}*"
 
 
@@ -144,14 +144,14 @@ def _properties(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _identity(text: str) -> str:
-    # Fewer than eight digits would often be the beginning of several ids.
+    # Fewer than eight digits would often match several IDs.
     if not re.fullmatch(r"[0-9a-f]{8,32}", text):
         raise InvalidValueError
     return text
 
 
 def _percentile(text: str) -> float:
-    """Read 99, 99% or 0.99: nobody wants to keep less than one in a hundred."""
+    """Parse 99, 99% or 0.99. A number above 1 is a percentage."""
     number = float(text.strip().removesuffix("%"))
     share = number / 100 if "%" in text or number > 1 else number
     if not 0 < share <= 1:
@@ -164,14 +164,14 @@ PREVIOUS: Final = "previous"
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """What a period is compared with."""
+    """The period to compare with."""
 
     text: str
-    """`previous`, or the name of a period."""
+    """`previous`, a duration, or the name of a period."""
     period: str | None = None
-    """What it is the name of, such as `month`."""
+    """Which kind of period it names, e.g. `month`."""
     microseconds: int = 0
-    """How much earlier it is, where that was said."""
+    """How much earlier it starts, if a duration."""
 
 
 def _against(text: str) -> Against:
@@ -184,36 +184,36 @@ def _against(text: str) -> Against:
     return Against(text, period)
 
 
-PRICES: Final = ("present", "former")
+PRICES: Final = ("current", "recorded")
 
 CONDITIONS: Final = CheckedKind[Conditions](
-    phrase="a condition such as tenant.id=acme or agent=res*", check=_conditions, parse=str
+    phrase="a condition, e.g. tenant.id=acme or agent=res*", check=_conditions, parse=str
 )
 SELECTED: Final = CheckedKind[Conditions](
-    phrase="variables of a dashboard such as var-agent=research&var-reason=max_turns",
+    phrase="dashboard variables, e.g. var-agent=research&var-reason=max_turns",
     check=_selected,
     parse=_variables,
 )
 PROPERTIES: Final = CheckedKind[tuple[str, ...]](
-    phrase="one or more properties to group by, such as agent,model",
+    phrase="one or more properties to group by, e.g. agent,model",
     check=_properties,
     parse=split_names,
 )
 IDENTITY: Final = CheckedKind[str](
-    phrase="a trace id or invocation id: its 32 hexadecimal digits, or the first 8 or more of them",
+    phrase="a trace ID or invocation ID of 32 hexadecimal digits, or at least its first 8",
     check=_identity,
     parse=str.lower,
 )
 
 PERCENTILE: Final = CheckedKind[float](
-    phrase="a percentile above 0 and up to 100, such as 99, 99% or 0.99",
+    phrase="a percentile above 0 and up to 100, e.g. 99, 99% or 0.99",
     check=_percentile,
     parse=str,
 )
 WHICH_PRICES: Final = choice(*PRICES)
 
 AGAINST: Final = CheckedKind[Against](
-    phrase="previous, a duration such as 7d, or a period such as 2026-10, 2026-W41 or 2026-10-03",
+    phrase="previous, a duration, e.g. 7d, or a period, e.g. 2026-10, 2026-W41 or 2026-10-03",
     check=_against,
     parse=str.strip,
 )

@@ -1,7 +1,7 @@
 """The question `backtest`: which recorded invocations other limits would have halted.
 
-A limit is looked at where it is in reality: before each further model call. So an invocation is
-only halted when there was a further call, and what that saves are the calls from there on.
+Limits are checked where they are in production: before each further model call. So an invocation is
+only halted if it made a further call, and the savings are the calls from there.
 """
 
 from __future__ import annotations
@@ -28,79 +28,79 @@ MAX_ITERATIONS: Final = "max_iterations"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TriedLimit:
-    """A limit that can be tried on what is recorded."""
+class CandidateLimit:
+    """A limit that can be tested on recorded invocations."""
 
     total: str
-    """What it caps, as the row of an invocation has it in all."""
+    """The total that it caps, as a column of an invocation."""
     read: Callable[[str], Any] = asking.cap
     metavar: str = "N"
     scale: int = 1
-    """Units of `total` in one unit of the cap."""
+    """Units of `total` per unit of the cap."""
 
 
-LIMITS: Final[Mapping[str, TriedLimit]] = {
-    MAX_ITERATIONS: TriedLimit(total="turns"),
-    "max_turns": TriedLimit(total="turns"),
-    "max_model_calls": TriedLimit(total="model_calls"),
-    "max_token_budget": TriedLimit(total="tokens"),
-    "max_input_tokens": TriedLimit(total="input_tokens"),
-    "max_output_tokens": TriedLimit(total="output_tokens"),
-    "max_cost_usd": TriedLimit(
+LIMITS: Final[Mapping[str, CandidateLimit]] = {
+    MAX_ITERATIONS: CandidateLimit(total="turns"),
+    "max_turns": CandidateLimit(total="turns"),
+    "max_model_calls": CandidateLimit(total="model_calls"),
+    "max_token_budget": CandidateLimit(total="tokens"),
+    "max_input_tokens": CandidateLimit(total="input_tokens"),
+    "max_output_tokens": CandidateLimit(total="output_tokens"),
+    "max_cost_usd": CandidateLimit(
         total="price_pico", read=asking.usd, metavar="USD", scale=PICODOLLARS
     ),
 }
-"""What can be tried, in the order in which one of several decides. `replay` adds them up in it."""
+"""In order of precedence, which is also the order of the totals in `replay`."""
 
 TOP: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class TriedCap:
-    """A cap that is tried."""
+class CandidateCap:
+    """A cap to test."""
 
     limit: str
     cap: int
     place: int
-    """Where `replay` has what it caps."""
+    """Index of its total in `replay`."""
 
 
-def tried_caps(caps: Mapping[str, Any]) -> list[TriedCap]:
-    """The caps that are set, in the order in which one of several decides."""
+def tried_caps(caps: Mapping[str, Any]) -> list[CandidateCap]:
+    """List the given caps, in order of precedence."""
     return [
-        TriedCap(name, int(caps[name] * limit.scale), place)
+        CandidateCap(name, int(caps[name] * limit.scale), place)
         for place, (name, limit) in enumerate(LIMITS.items())
         if caps[name] is not None
     ]
 
 
-def least_totals(tried: Iterable[TriedCap]) -> dict[str, int]:
-    """What an invocation that one of the caps halts has used at least, by property."""
+def least_totals(tried: Iterable[CandidateCap]) -> dict[str, int]:
+    """Return the minimum totals of an invocation that one of the caps would halt."""
     least: dict[str, int] = {}
     for each in tried:
         total = LIMITS[each.limit].total
-        # The least of several caps on one total: what stays below all of them need not be read.
-        # A cap that no column could hold is as good as the largest: nothing reaches either.
+        # The lowest of several caps on one total: invocations below it need not be read. A cap
+        # beyond the largest integer is equivalent to it: neither is ever reached.
         least[total] = min(each.cap, least.get(total, MAX_INTEGER))
     return least
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where an invocation would have been halted, and what it would not have spent."""
+    """Where an invocation would have been halted, and what that would have saved."""
 
     limit: str
     turn: int
-    """Turns that it would have had."""
+    """Turns before the halt."""
     tokens: int
     pico: int
     unpriced: int
-    """Calls saved whose price is not known."""
+    """Saved calls without a known price."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What the caps would have done to the invocations of one agent."""
+    """The effect of the caps on the invocations of one agent."""
 
     invocations: int = 0
     tokens: int = 0
@@ -108,46 +108,46 @@ class Outcome:
     cut_successes: int = 0
     halted_in_record: int = 0
     cut_halted: int = 0
-    """Those of `halted_in_record` that the caps would have halted, too."""
+    """Invocations of `halted_in_record` that the caps would have halted, too."""
     saved_tokens: int = 0
     saved_pico: int = 0
     saved_unpriced: int = 0
     cuts: list[tuple[Any, Cut]] = field(default_factory=list)
 
     def merge(self, other: Outcome) -> None:
-        """Add what they would have done to another agent, but for the cuts one by one."""
+        """Add the effect on another agent, except for the list of cuts."""
         for name in set(self.__slots__) - {"cuts"}:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
     def unknown(self) -> int:
-        """Invocations that were halted before the caps could have done anything."""
+        """Invocations that were halted before the caps could have taken effect."""
         return self.halted_in_record - self.cut_halted
 
 
 OUTCOMES: Final = (
     Column("agent", "Agent", is_key=True),
     Column("invocations", "Invocations", "count"),
-    Column("halted", "Would be halted", "count", is_key=True),
-    Column("cut_successes", "Successful ones cut", "count"),
-    Column("unknown", "Not known", "count"),
-    Column("halted_share_low", "Share halted from", "share"),
+    Column("halted", "Would-be halts", "count", is_key=True),
+    Column("cut_successes", "Of successful ones", "count"),
+    Column("unknown", "Unknown", "count"),
+    Column("halted_share_low", "Halt rate from", "share"),
     Column("halted_share_high", "to", "share"),
     Column("saved_tokens", "Tokens saved", "count"),
-    Column("saved_share", "Of all tokens", "share"),
-    Column("saved_usd", "Money saved", "money"),
+    Column("saved_share", "Share of tokens", "share"),
+    Column("saved_usd", "Cost saved", "money"),
 )
 
 CUTS: Final = (
     Column("trace_id", "Trace", "id", is_key=True),
     Column("agent", "Agent", is_key=True),
-    Column("reason", "Ended"),
+    Column("reason", "Stop reason"),
     Column("successful", "Successful"),
     Column("limit", "Limit", is_key=True),
-    Column("turn", "Halted after turn", "count"),
-    Column("turns", "Turns it had", "count"),
+    Column("turn", "Turns", "count"),
+    Column("turns", "Recorded turns", "count"),
     Column("saved_tokens", "Tokens saved", "count"),
-    Column("saved_usd", "Money saved", "money"),
+    Column("saved_usd", "Cost saved", "money"),
 )
 
 
@@ -155,18 +155,18 @@ def backtest(inquiry: Inquiry, **caps: Any) -> Answer:
     """Answer what limits would have done to recorded invocations.
 
     Raises:
-        LedgerError: None is given, or the ledger does not have what is selected by.
+        LedgerError: None is given, or the ledger lacks a selected property.
     """
     from otel_limits.ledger import queries
 
     tried = tried_caps(caps)
     if not tried:
-        raise LedgerError("There is no limit to try. Give one, such as --max-turns 20.")
+        raise LedgerError("No limit given. Pass at least one, e.g. --max-turns 20.")
     inquiry.require_known()
     connection, selection, totals = inquiry.connection, inquiry.selection, least_totals(tried)
     count = queries.count_using(connection, selection, totals)
     calls = by_invocation(queries.calls_in_order(connection, selection, totals))
-    # One invocation at a time, as they come: a ledger of years does not fit into memory.
+    # One invocation at a time: a ledger of years does not fit into memory.
     cuts = {
         identity: replay(group, tried) for identity, group in inquiry.work.through(calls, count)
     }
@@ -191,14 +191,14 @@ def backtest(inquiry: Inquiry, **caps: Any) -> Answer:
     )
 
 
-def replay(calls: Iterable[Sequence[Any]], tried: Sequence[TriedCap]) -> Cut | None:
-    """Go through the calls of one invocation; `None` when no cap would have refused one.
+def replay(calls: Iterable[Sequence[Any]], tried: Sequence[CandidateCap]) -> Cut | None:
+    """Replay the calls of one invocation; `None` if no cap would have refused one.
 
-    With `max_iterations` the next leg begins afresh, as it does in reality.
+    With `max_iterations` the next leg starts over, as in production.
 
     Args:
         calls: Invocation, turn, iteration, input tokens, output tokens and picodollars of each.
-        tried: What is tried.
+        tried: The caps to test.
     """
     first: tuple[str, int] | None = None
     leg_is_over = all_is_over = False
@@ -206,10 +206,10 @@ def replay(calls: Iterable[Sequence[Any]], tried: Sequence[TriedCap]) -> Cut | N
     for number, call in enumerate(calls, start=1):
         _, turn, iteration, more_sent, more_received, pico = call
         if not all_is_over:
-            # Judged before the call goes out, when its own turn has not been counted. What was
-            # imported has no turns: the number of the call is the nearest there is.
+            # Checked before the call, when its own turn has not been counted. Imported calls have
+            # no turns; the number of the call is the closest substitute.
             turns, iterations = (turn or number) - 1, (iteration or number) - 1
-            # Only a new leg begins at 0 again, and with it what `max_iterations` permits.
+            # Only a new leg restarts at 0, and with it `max_iterations`.
             leg_is_over = leg_is_over and iterations > 0
             if not leg_is_over:
                 used = (iterations, turns, made, sent + received, sent, received, spent)
@@ -227,24 +227,24 @@ def replay(calls: Iterable[Sequence[Any]], tried: Sequence[TriedCap]) -> Cut | N
     return None if first is None else Cut(*first, saved_tokens, saved_pico, unpriced)
 
 
-def _at_its_end(row: Any, tried: Sequence[TriedCap]) -> Cut | None:
-    """Tell whether the caps would have halted an invocation just where a limit did.
+def _at_its_end(row: Any, tried: Sequence[CandidateCap]) -> Cut | None:
+    """Return whether the caps would have halted an invocation exactly where a limit did.
 
-    It wanted to go on there; what it had used in its last leg is not known.
+    It would have continued there; the turns of its last leg are unknown.
     """
     if row.action not in HALTED:
         return None
-    # 0 turns of a leg: rows have no iterations, so that `max_iterations` is never found here.
+    # 0 iterations: rows have none, so `max_iterations` never matches here.
     used = (0, row.turns, row.model_calls, row.input_tokens + row.output_tokens)
-    # As a number: beyond 64 bits SQLite answers with text.
+    # Converted, as SQLite returns text beyond 64 bits.
     spent = int(row.price_pico or 0)
     limit = first_reached(tried, (*used, row.input_tokens, row.output_tokens, spent))
     return None if limit is None else Cut(limit, row.turns, 0, 0, 0)
 
 
-def first_reached(tried: Sequence[TriedCap], used: Sequence[int]) -> str | None:
-    """The limit that decides, if one is reached."""
-    # A loop and no generator, which takes twice as long: it is asked before each call of a ledger.
+def first_reached(tried: Sequence[CandidateCap], used: Sequence[int]) -> str | None:
+    """Return the limit that is reached first, if any."""
+    # A loop is twice as fast as a generator, and this runs for each call of a ledger.
     for each in tried:
         if used[each.place] >= each.cap:
             return each.limit
@@ -252,12 +252,12 @@ def first_reached(tried: Sequence[TriedCap], used: Sequence[int]) -> str | None:
 
 
 def by_invocation(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[str, Iterator[Sequence[Any]]]]:
-    """Group calls, which come in order and begin with the id of their invocation."""
+    """Group calls, which are ordered and start with the ID of their invocation."""
     return itertools.groupby(rows, key=operator.itemgetter(0))
 
 
 def judge(outcome: Outcome, row: Any, cut: Cut) -> None:
-    """Note what the caps would have done to an invocation of an agent."""
+    """Record the effect of the caps on an invocation."""
     outcome.halted += 1
     outcome.cut_successes += is_success(row)
     outcome.cut_halted += row.action in HALTED
@@ -265,13 +265,13 @@ def judge(outcome: Outcome, row: Any, cut: Cut) -> None:
     outcome.saved_pico += cut.pico
     outcome.saved_unpriced += cut.unpriced
     outcome.cuts.append((row, cut))
-    # Only the largest are shown: a ledger of years would otherwise be held in memory.
+    # Only the largest are shown, so that years of cuts are not held in memory.
     if len(outcome.cuts) > 10 * TOP:
         outcome.cuts = _largest(outcome.cuts)
 
 
 def is_success(row: Any) -> bool:
-    """Tell whether an invocation came to its natural end."""
+    """Return whether an invocation ended naturally."""
     return row.reason in SUCCESSES and row.action in ("none", "observed")
 
 
@@ -280,8 +280,8 @@ def _largest(cuts: list[tuple[Any, Cut]]) -> list[tuple[Any, Cut]]:
 
 
 def outcome_table(outcomes: dict[str, Outcome], title: str) -> Table:
-    """One row per agent, the largest saving first."""
-    # What would have been saved decides, as that is what the question is asked for.
+    """Build a table with one row per agent, the largest saving first."""
+    # Sorted by the saving, which is the purpose of the question.
     figures = sorted(
         ((agent, *_figures(outcome)) for agent, outcome in outcomes.items()),
         key=lambda row: (-(row[-1] or 0), -row[-3], row[0]),
@@ -295,16 +295,15 @@ def outcome_table(outcomes: dict[str, Outcome], title: str) -> Table:
         columns=OUTCOMES,
         rows=figures,
         total=("total", *_figures(total)),
-        note="Money is that of the calls with a known price. An invocation that a limit halted in "
-        "the record has no calls beyond it: whether these limits would have halted it later is not "
-        "known. The share of invocations that they halt is a 95 % interval, in which those that "
-        "are not known are halted or not.",
+        note="Cost covers calls with a known price. An invocation that was halted in the record "
+        "has no later calls, so whether these limits would have halted it is unknown. The halt "
+        "rate is a 95% interval, in which unknown invocations may be halted or not.",
     )
 
 
 def _figures(outcome: Outcome) -> tuple[Any, ...]:
     low, _ = interval(outcome.halted / (outcome.invocations or 1), outcome.invocations)
-    # What is not known may all have been halted: the interval has to hold in the worst case.
+    # All unknown ones may have been halted: the interval covers the worst case.
     most = (outcome.halted + outcome.unknown) / (outcome.invocations or 1)
     return (
         outcome.invocations,
@@ -320,7 +319,7 @@ def _figures(outcome: Outcome) -> tuple[Any, ...]:
 
 
 def cuts_table(outcomes: dict[str, Outcome]) -> Table:
-    """The invocations that would have saved most."""
+    """Build a table of the invocations with the largest savings."""
     cuts = _largest([each for outcome in outcomes.values() for each in outcome.cuts])
     return Table(
         name="cuts",
@@ -346,7 +345,7 @@ def cuts_table(outcomes: dict[str, Outcome]) -> Table:
 
 BACKTEST: Final = Question(
     name="backtest",
-    help="What other limits would have halted, and what that would have saved.",
+    help="Replay recorded invocations against other limits.",
     answer=backtest,
     tables={"backtest": OUTCOMES, "cuts": CUTS},
     options=[
@@ -354,8 +353,8 @@ BACKTEST: Final = Question(
             f"--{name.replace('_', '-')}",
             limit.metavar,
             limit.read,
-            f"try {name}={limit.metavar}",
-            group="limits to try",
+            f"test {name}={limit.metavar}",
+            group="limits to test",
         )
         for name, limit in LIMITS.items()
     ],

@@ -1,7 +1,7 @@
-"""What model calls cost that got the results of a tool, and what the tool's own calls were.
+"""Costs of model calls by the tools whose results they received, and the tools' own calls.
 
-A request that brings the results of several tools is shared among them, by how often each was
-called in the turn before. Whole tokens and picodollars are shared, so that all add up.
+A request with the results of several tools is split among them, by how often each was called in the
+turn before. Whole tokens and picodollars are split, so the parts add up.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ TOOL_FIGURES: Final = (
     Column("tool_seconds", "Tool time", "seconds"),
 )
 NOTE: Final = (
-    "Beside a tool stands what model calls cost that got its results; one that got those of "
-    f"several tools is shared among them by how often each was called. {NO_TOOL} is the first "
-    f"call of an invocation, and each that the agent's loop did not make; {NOT_RECORDED} is what "
-    "was imported."
+    "Each tool has the cost of the model calls that received its results. A call with results of "
+    f"several tools is split by how often each was called. {NO_TOOL} is the first call of an "
+    f"invocation and side calls; {NOT_RECORDED} is imported calls."
 )
 
 
 @dataclass(slots=True)
 class ToolUse:
-    """Calls of a tool, added up."""
+    """Sums over calls of a tool."""
 
     calls: int = 0
     errors: int = 0
@@ -50,7 +49,7 @@ class ToolUse:
         return self.calls, self.errors, self.micros / MICROSECONDS
 
     def add(self, calls: int, errors: int, micros: int) -> None:
-        """Add calls that were summed elsewhere."""
+        """Add sums over further calls."""
         self.calls += calls
         self.errors += errors
         self.micros += micros
@@ -60,10 +59,10 @@ UseByGroup = Mapping[tuple[Any, ...], ToolUse]
 
 
 def shared(rows: SummedCalls) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]:
-    """Share sums of model calls among the tools whose results they got."""
+    """Split sums of model calls among the tools whose results they received."""
     for keys, sums in rows:
         text = keys[AFTER_TOOLS]
-        # With how often each was called, which is what the sums are shared by.
+        # Weighted by how often each was called.
         tools = tools_in(text or "")
         if not tools:
             # Empty means none; null means unknown, as in imported calls.
@@ -75,11 +74,11 @@ def shared(rows: SummedCalls) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]
 
 
 def shares(amount: int | None, weights: Sequence[int]) -> Sequence[int | None]:
-    """Share a whole amount by weights; the parts are whole and add up to it."""
+    """Split an amount by weights into whole parts that add up to it."""
     if amount is None:
         return [None] * len(weights)
     whole, parts, sofar, done = sum(weights), [], 0, 0
-    # Up to and including each weight, less what was given before: what rounding leaves moves on.
+    # Cumulative sums, so that rounding remainders carry over.
     for weight in weights:
         sofar += weight
         upto = int(amount) * sofar // whole
@@ -89,11 +88,11 @@ def shares(amount: int | None, weights: Sequence[int]) -> Sequence[int | None]:
 
 
 def uses_of(inquiry: Inquiry, by: Sequence[str]) -> UseByGroup | None:
-    """What the calls of the tools were; `None` where `by` or the selection is of model calls."""
+    """Add up calls of tools; `None` if grouped or selected by a property of model calls."""
     from otel_limits.ledger import tooling
 
     found = tooling.tool_uses(inquiry.connection, by, inquiry.selection)
-    # A selection by model says nothing of tools, and no number is better than a wrong one.
+    # A selection by model does not apply to tools, and no number is better than a wrong one.
     if found is None:
         return None
     uses: dict[tuple[Any, ...], ToolUse] = {}

@@ -1,4 +1,4 @@
-"""How spend changed against another period, the biggest movers first."""
+"""Change in spend compared with another period, the largest first."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from otel_limits.ledger.selection import Selection
 
 DAY_MICROSECONDS: Final = 24 * 3600 * MICROSECONDS
-TOO_EARLY: Final = "--compare needs two periods after 1970: no ledger has anything before."
+TOO_EARLY: Final = "--compare needs two periods after 1970, as ledgers have no earlier rows."
 
 CHANGES: Final = (
     Column("cost_before_usd", "Cost before", "money"),
     Column("cost_usd", "Cost", "money", is_key=True),
     Column("cost_change_usd", "Change", "money", is_key=True),
-    Column("cost_change_share", "Change in %", "share"),
+    Column("cost_change_share", "Change, %", "share"),
     Column("tokens_before", "Tokens before", "count"),
     Column("tokens", "Tokens", "count", is_key=True),
-    Column("tokens_change", "Change of tokens", "count"),
+    Column("tokens_change", "Change, tokens", "count"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TwoPeriods:
-    """The same part of a ledger at two times, which are compared."""
+    """The same selection in two periods."""
 
     before: Selection
     now: Selection
 
     @property
     def about(self) -> str:
-        """Both, in words."""
+        """Describe both periods."""
         parts = [f"{_when(each)} ({_length(each)})" for each in (self.now, self.before)]
         return " against ".join(parts)
 
@@ -54,28 +54,28 @@ def _when(selection: Selection) -> str:
 
 def _length(selection: Selection) -> str:
     days = ((selection.until_us or 0) - (selection.since_us or 0)) / DAY_MICROSECONDS
-    # In days an hour would be 0.0, as if nothing had been compared.
+    # An hour would be 0.0 days.
     if days >= 1:
         return f"{days:,.1f} days"
     return f"{days * 24:,.1f} hours" if days * 24 >= 1 else f"{days * 24 * 60:,.1f} minutes"
 
 
 def periods_of(selection: Selection, against: Against, by: Sequence[str]) -> TwoPeriods:
-    """Read which two periods are meant.
+    """Determine the two periods.
 
     Raises:
-        LedgerError: Nobody could tell.
+        LedgerError: They are ambiguous, empty or in the future.
     """
     dates = [name for name in by if name in DATES]
     if dates:
         raise LedgerError(
-            f"--compare sets two periods against each other, which have no {dates[0]} in common. "
-            f"Leave {dates[0]} out of --by."
+            f"--compare compares two periods, which have no {dates[0]} in common. "
+            f"Remove {dates[0]} from --by."
         )
     named = [each for each in selection.where if each[0] in PERIODS]
     if len(named) > 1:
-        raise LedgerError(f"--compare is about one period, got {len(named)} in --where.")
-    # Asked once, so that both periods end at the same point of time.
+        raise LedgerError(f"--compare takes one period, got {len(named)} in --where.")
+    # Read once, so that both periods end at the same time.
     now_us = round(time.time() * MICROSECONDS)
     kept = tuple(each for each in selection.where if each[0] not in PERIODS)
     part = replace(selection, where=kept)
@@ -97,22 +97,22 @@ def _paired(
     if since is None:
         since = _present(against, until, zone)
     if until <= since:
-        raise LedgerError("The period that --compare is about has not begun, or is empty.")
+        raise LedgerError("The period to compare has not started, or is empty.")
     if against.period:
         begin, end = span(against.period, against.text, zone)
-        # Of a period that is not over, what has passed of it: the rest would count as days of 0.
+        # Only the elapsed part of a period: the rest would count as days of 0.
         end = min(end, now_us)
         if end <= begin:
-            raise LedgerError(f"--compare {against.text} names a period that has not begun.")
+            raise LedgerError(f"--compare {against.text} is a period that has not started.")
     else:
-        # As long as the present one, up to the same point of it: half a month is not set against a
+        # As long as the current one, up to the same point: half a month is not compared with a
         # whole one.
         begin = since - (against.microseconds or until - since)
         end = begin + until - since
         if against.text == PREVIOUS and named:
             begin, end = _previous(since, until, *named[0], zone)
     if begin < 0:
-        # Times before 1970 are below 0 in a ledger, where no row is.
+        # Earlier times are negative in a ledger, which has no such rows.
         raise LedgerError(TOO_EARLY)
     return TwoPeriods(
         before=replace(part, since_us=begin, until_us=end),
@@ -121,10 +121,10 @@ def _paired(
 
 
 def _present(against: Against, until: int, zone: tzinfo) -> int:
-    """When the present period began, where none is named: one of the same kind."""
+    """Return the start of the current period if none is named: one of the same kind."""
     if against.text == PREVIOUS:
         raise LedgerError(
-            "--compare previous needs a period, such as --since 7d or --where month=2026-11."
+            "--compare previous needs a period, e.g. --since 7d or --where month=2026-11."
         )
     if against.period:
         local = datetime.fromtimestamp(until / MICROSECONDS, zone)
@@ -133,11 +133,11 @@ def _present(against: Against, until: int, zone: tzinfo) -> int:
 
 
 def _previous(since: int, until: int, name: str, value: str, zone: tzinfo) -> tuple[int, int]:
-    """The period of the calendar before one, or as much of it as is asked of that one."""
+    """Return the previous calendar period, or the same part of it."""
     begin, end = span(name, value, zone)
     if begin <= 0:
         raise LedgerError(TOO_EARLY)
-    # By way of the calendar, as months, and days when clocks change, are not of one length.
+    # By calendar, as months, and days of clock changes, differ in length.
     day_before = datetime.fromtimestamp(begin / MICROSECONDS - 1, zone)
     first, last = span(name, label(name, day_before), zone)
     return first + since - begin, last if until == end else min(last, first + until - begin)
@@ -146,8 +146,8 @@ def _previous(since: int, until: int, name: str, value: str, zone: tzinfo) -> tu
 def changes_table(
     before: Groups, now: Groups, keys: Sequence[Column], top: int | None, about: str
 ) -> Table:
-    """One row per group, the biggest change first; with `top` so many, and one with all others."""
-    # A group that is in one period alone is the change that matters most.
+    """Build a table with one row per group, the largest change first, and `top` rows at most."""
+    # Groups in only one of the periods matter most.
     pairs = {key: (before.get(key, Sums()), now.get(key, Sums())) for key in {*before, *now}}
     ranked = sorted(pairs.items(), key=lambda item: (*_rank(*item[1]), *map(str, item[0])))
     rows = [(*key, *_figures(*pair)) for key, pair in ranked]
@@ -158,11 +158,11 @@ def changes_table(
     total = _added([pair for _, pair in ranked])
     return Table(
         name="changes",
-        title=f"Change of spend by {', '.join(each.title for each in keys)}",
+        title=f"Change in spend by {', '.join(each.title for each in keys)}",
         columns=(*keys, *CHANGES),
         rows=rows,
         total=("total", *blank, *_figures(*total)),
-        note=f"{about}. Cost is that of the calls with a known price.",
+        note=f"{about}. Cost covers calls with a known price.",
     )
 
 
@@ -179,7 +179,7 @@ def _rank(before: Sums, now: Sums) -> tuple[int, int]:
 
 
 def _figures(before: Sums, now: Sums) -> tuple[Any, ...]:
-    """The values of `CHANGES`; nothing spent before is $0, and no known price is not."""
+    """The values of `CHANGES`: no spend before is $0, an unknown price is not."""
     change = now.pico - before.pico
     is_known = before.has_price or now.has_price
     return (

@@ -1,4 +1,4 @@
-"""The one line under every answer: that its numbers are complete, and why, or what is missing."""
+"""The line under every answer on whether its numbers are complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def of_everything(inquiry: Inquiry, total: Sums) -> str:
-    """Say how complete the ledger is, where `total` may be all of its calls; otherwise nothing."""
+    """Describe completeness if `total` covers all calls of the ledger; otherwise return nothing."""
     from otel_limits.ledger.proof import balance
 
     selection = inquiry.selection
@@ -23,22 +23,22 @@ def of_everything(inquiry: Inquiry, total: Sums) -> str:
         return ""
     calls = (total.calls, total.input, total.output, total.pico, total.unpriced_tokens)
     found = balance(inquiry.connection, calls)
-    # Halves of a sum are asked on two connections: between the two a call may have been recorded.
+    # Halves of a sum come from two connections: a call may have been recorded in between.
     return completeness(inquiry, found) if found.is_even else ""
 
 
 def completeness(inquiry: Inquiry, found: Balance | None = None, unlike: int | None = None) -> str:
-    """Say how complete the ledger is that an answer comes from, in one line.
+    """Describe in one line how complete the ledger is.
 
     Args:
-        inquiry: Which ledger.
-        found: Its calls added up, where somebody did so already.
-        unlike: How many rows are not as they should be, where somebody has looked at each.
+        inquiry: The query.
+        found: Sums of its calls, if already known.
+        unlike: How many rows failed verification, if each was verified.
     """
     from otel_limits.ledger.proof import balance
     from otel_limits.ledger.spill import orphans
 
-    # Added up once for all: `verify` has the sums already, and they take seconds in a large ledger.
+    # Added up once: `verify` has the sums already, and they take seconds in a large ledger.
     found = found or balance(inquiry.connection)
     parts = [_verdict(found, unlike)]
     waiting = inquiry.waiting
@@ -46,12 +46,12 @@ def completeness(inquiry: Inquiry, found: Balance | None = None, unlike: int | N
         rows = pluralize(waiting.rows, "row waits", "rows wait")
         files = pluralize(len(waiting.files), "spill file")
         are = "is" if waiting.rows == 1 else "are"
-        seen = f"{are} not in it ({waiting.unseen})" if waiting.unseen else f"{are} counted"
+        seen = f"{are} not included ({waiting.unseen})" if waiting.unseen else f"{are} included"
         parts.append(f"{rows} in {files} and {seen}")
     left = orphans(inquiry.address)
     if left:
-        files = pluralize(len(left), "spill file belongs", "spill files belong")
-        parts.append(f"{files} to no ledger that is there")
+        files = pluralize(len(left), "spill file has no ledger", "spill files have no ledger")
+        parts.append(files)
     if found.open_invocations:
         parts.append(
             pluralize(found.open_invocations, "invocation has no end", "invocations have no end")
@@ -62,23 +62,23 @@ def completeness(inquiry: Inquiry, found: Balance | None = None, unlike: int | N
 
 def _verdict(found: Balance, unlike: int | None) -> str:
     if unlike:
-        are = pluralize(unlike, "row is not as it", "rows are not as they")
-        return f"NOT complete: {are} should be"
+        are = pluralize(unlike, "row fails", "rows fail")
+        return f"NOT complete: {are} verification"
     if not found.is_even:
         return (
-            f"NOT complete: calls and the totals of invocations differ by {_amounts(found)}; "
-            f"otel-limits audit verify names the rows"
+            f"NOT complete: calls and invocation totals differ by {_amounts(found)}; "
+            f"otel-limits audit verify lists the rows"
         )
-    add = pluralize(found.calls.calls, "call of the ledger adds", "calls of the ledger add")
-    sums = f"the {add} up to the totals of its {pluralize(found.invocations, 'invocation')}"
+    add = pluralize(found.calls.calls, "call adds", "calls add")
+    sums = f"{add} up to the totals of {pluralize(found.invocations, 'invocation')}"
     if unlike is not None:
-        return f"Complete: {sums}, one by one"
-    # No more than is known: what one has too much, another may have too little.
-    return f"Complete in sum: {sums}, all together; otel-limits audit verify compares each"
+        return f"Complete: {sums}, each verified"
+    # Only in sum: an excess in one may hide a shortfall in another.
+    return f"Complete in sum: {sums}; otel-limits audit verify checks each"
 
 
 def _amounts(found: Balance) -> str:
-    """By how much calls and totals differ."""
+    """Describe by how much calls and totals differ."""
     missing = found.missing
     amounts = (
         (missing.calls, pluralize(abs(missing.calls), "call")),
@@ -93,8 +93,8 @@ def _unknown(found: Balance) -> list[str]:
     parts = []
     if found.unmeasured_calls:
         share = written(found.unmeasured_calls / found.calls.calls, "share")
-        parts.append(f"{share} of the calls are unmeasured")
+        parts.append(f"{share} of calls are unmeasured")
     if found.unpriced_tokens:
         share = written(found.unpriced_tokens / found.calls.tokens, "share")
-        parts.append(f"{share} of the tokens are unpriced")
+        parts.append(f"{share} of tokens are unpriced")
     return parts

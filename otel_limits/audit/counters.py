@@ -1,8 +1,8 @@
-"""What counters of Prometheus grew by in a window: what its samples prove, and what they permit.
+"""Growth of Prometheus counters in a window: the minimum and maximum that its samples allow.
 
-`increase()` would extrapolate to the edges of the window. Here the growth from each sample to the
-next is added up instead, with the time between the two, of which it is not known when in it
-something was counted.
+`increase()` would extrapolate to the edges of the window. Here the growth between consecutive
+samples is added up instead, with the time between them, as the exact time of an increment is
+unknown.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from otel_limits.dashboards.api import Prometheus, PrometheusError
 from otel_limits.observers.instruments import METRICS
 
 STEP_SECONDS: Final = 6 * 60 * 60
-"""How much of the window is fetched at once: every sample of every counter comes over."""
+"""Length of the portions in which the window is fetched, with every sample of every counter."""
 STALE_SECONDS: Final = 5 * 60
-"""What Prometheus itself takes for a gap (`query.lookback-delta`): how far beyond both ends of the
-window the samples next to it are looked for."""
+"""Prometheus' own threshold for a gap (`query.lookback-delta`): how far beyond both ends of the
+window adjacent samples are searched."""
 LONG_AGO_SECONDS: Final = 7 * 24 * 60 * 60
-"""Where the last sample is looked for of what has none just before the window."""
+"""How far back the last sample is searched if there is none just before the window."""
 
 BEGINNINGS: Final = "process_start_time_seconds"
-"""When each process began, which every Prometheus client library tells on Linux."""
+"""Start time of each process, exported by every Prometheus client library on Linux."""
 SIGN_OF_LIFE: Final = "otel_limits_build_info"
-"""It is there from the first scrape of a process on, whatever that has counted."""
+"""Exported from the first scrape of a process."""
 
 SeriesLabels: TypeAlias = tuple[str, ...]
 Ask: TypeAlias = Callable[[str, float], list[dict[str, Any]]]
@@ -39,15 +39,15 @@ Ask: TypeAlias = Callable[[str, float], list[dict[str, Any]]]
 
 @dataclass(slots=True)
 class Growth:
-    """What was counted in a window."""
+    """Increase of a counter in a window."""
 
     least: float = 0.0
     most: float = 0.0
     restarts: int = 0
-    """Processes that began again: what one counted after its last scrape is nowhere."""
+    """Restarted processes: what they counted after their last scrape is lost."""
 
     def merge(self, other: Growth) -> None:
-        """Add what another series counted."""
+        """Add the growth of another series."""
         self.least += other.least
         self.most += other.most
         self.restarts += other.restarts
@@ -55,45 +55,45 @@ class Growth:
 
 @dataclass(slots=True)
 class ScrapeTarget:
-    """What is scraped together: one process, or the files that several share."""
+    """One process, or several that share metrics files."""
 
     starts: list[float] = field(default_factory=list)
-    """When its processes began, as far as that is known."""
+    """Start times of its processes, if known."""
     scrapes: array[float] = field(default_factory=lambda: array("d"))
 
     def start_within(self, after: float, until: float) -> float | None:
-        """When a process last began in a time, if one did."""
+        """Return when a process last started in an interval, if one did."""
         place = bisect.bisect_right(self.starts, until)
         found = self.starts[place - 1] if place else -math.inf
         return found if found > after else None
 
     def absent_at(self, before: float) -> float:
-        """When a series was not there yet that has its first sample at `before`."""
+        """Return when a series did not exist yet that has its first sample at `before`."""
         place = bisect.bisect_left(self.scrapes, before)
         scraped = self.scrapes[place - 1] if place else -math.inf
         return max(scraped, self.start_within(-math.inf, before) or -math.inf)
 
     def last_scrape(self, until: float) -> float | None:
-        """When it was last scraped, if it is still alive and will be scraped after `until`."""
+        """Return its last scrape if it is still alive and will be scraped after `until`."""
         if not self.scrapes or self.scrapes[-1] >= until:
             return None
         last = self.scrapes[-1]
-        # A process that missed two scrapes is taken for dead: it will not be asked again.
+        # A process that missed two scrapes is considered dead.
         interval = last - self.scrapes[-2] if len(self.scrapes) > 1 else STALE_SECONDS
         return last if until - last <= min(2 * interval, STALE_SECONDS) else None
 
 
 class Counters:
-    """Reads counters of a Prometheus between two times.
+    """Reads counters of a Prometheus server between two times.
 
     Args:
         ask: Evaluates an expression at a time, and returns its series.
-        since: Begin of the window, in seconds since the epoch.
+        since: Start of the window, in seconds since the epoch.
         until: Its end.
     """
 
     def __init__(self, ask: Ask, since: float, until: float) -> None:
-        """Learn what there is about the processes that were scraped."""
+        """Read the scrapes and start times of all processes."""
         self._ask = ask
         self.since = since
         self.until = until
@@ -104,19 +104,19 @@ class Counters:
         for labels, samples in self._samples(_of_jobs(BEGINNINGS, jobs)):
             target = self._targets.get(_place(labels))
             if target is not None:
-                # Several processes behind one address, such as workers, have one start each.
+                # Several processes behind one address, e.g. workers, have one start each.
                 target.starts = sorted({*target.starts, *(value for _, value in samples)})
 
     @property
     def last_scrape(self) -> float:
-        """Until when all is known that live processes counted: the end, if it is long past."""
+        """Return until when counts of live processes are complete: the end, if long past."""
         seen = (target.last_scrape(self.until) for target in self._targets.values())
         return min((at for at in seen if at is not None), default=self.until)
 
     def growth(self, metric: str, *names: str) -> dict[SeriesLabels, Growth]:
-        """What a counter grew by, by some of its labels.
+        """Return the growth of a counter, by some of its labels.
 
-        A counter that falls has started again, and one that appears began at 0.
+        A counter that falls was restarted, and a new one started at 0.
         """
         last: dict[str, tuple[float, float]] = {}
         every: dict[str, tuple[Mapping[str, str], Growth]] = {}
@@ -129,9 +129,9 @@ class Counters:
                 if before is not None:
                     self._add(grown, self._target(labels), before, sample)
                 elif sample[1]:
-                    missing[key] = sample  # it began at 0, or was there long ago
+                    missing[key] = sample  # it is new, or was last seen long ago
                 last[key] = sample
-        # One more question only where it is needed: it reads a week of samples.
+        # Only if needed, as it reads a week of samples.
         known = self._long_ago(metric) if missing else {}
         for key, sample in missing.items():
             labels, grown = every[key]
@@ -151,28 +151,28 @@ class Counters:
         before: tuple[float, float],
         after: tuple[float, float],
     ) -> None:
-        """Add the growth from one sample to the next."""
+        """Add the growth between consecutive samples."""
         (earlier, low), (later, high) = before, after
         if later <= self.since or earlier >= self.until:
             return
         started = target.start_within(earlier, later)
         least = most = high - low
         if high < low or started is not None:
-            # Counted from 0 again, and since the process began.
+            # Restarted from 0, when the process started.
             least = most = high
             earlier = earlier if started is None else started
             grown.restarts += low > 0
         elif later - earlier > STALE_SECONDS and not target.starts:
-            most = high  # for all that is known it began again behind the gap
+            most = high  # it may have restarted during the gap
         if earlier >= self.since and later <= self.until:
             grown.least += least
         grown.most += most
 
     def _long_ago(self, metric: str) -> dict[str, tuple[float, float]]:
-        """Time and value of the last samples before the window, of all series."""
-        # Two questions, as no function of PromQL has both a value and its time.
+        """Return time and value of each series' last sample before the window."""
+        # Two queries, as no function of PromQL returns both a value and its time.
         at, window = self.since - STALE_SECONDS, f"{LONG_AGO_SECONDS}s"
-        # A step below what Prometheus takes for a gap meets every last sample.
+        # Steps shorter than Prometheus' gap meet every last sample.
         times = self._ask(f"max_over_time(timestamp({metric})[{window}:{STALE_SECONDS}s])", at)
         values = self._ask(f"last_over_time({metric}[{window}])", at)
         found = {_identity(each["metric"]): float(each["value"][1]) for each in times}
@@ -185,7 +185,7 @@ class Counters:
     def _samples(
         self, selector: str
     ) -> Iterator[tuple[Mapping[str, str], list[tuple[float, float]]]]:
-        """Samples of each series in and around the window, portion by portion, each once."""
+        """Iterate over each series' samples in and around the window, in portions."""
         seen: dict[str, float] = {}
         begin, end = self.since - STALE_SECONDS, self.until + STALE_SECONDS
         while begin < end:
@@ -193,7 +193,7 @@ class Counters:
             span = f"[{round((upto - begin) * 1000)}ms]"
             for series in self._ask(f"{selector}{span}", upto):
                 labels, key = series["metric"], _identity(series["metric"])
-                # Both ends of a portion belonged to it before Prometheus 3.
+                # Before Prometheus 3, portions included both of their ends.
                 samples = [
                     (float(at), float(value))
                     for at, value in series["values"]
@@ -209,16 +209,16 @@ class Counters:
 
 
 def counters_of(url: str, authorization: str | None) -> Ask:
-    """Ask a Prometheus, whose refusals are sentences about the question.
+    """Create a function that queries a Prometheus server.
 
     Raises:
-        LedgerError: It does not answer, or not as it should.
+        LedgerError: From the function, if the server fails.
     """
     prometheus = Prometheus(url, authorization)
 
     def ask(expression: str, at: float) -> list[dict[str, Any]]:
         try:
-            # In milliseconds, which is how exactly Prometheus keeps times.
+            # In milliseconds, the resolution of Prometheus.
             return prometheus.series("query", query=expression, time=f"{at:.3f}")
         except PrometheusError as error:
             raise LedgerError(str(error)) from None
@@ -229,7 +229,7 @@ def counters_of(url: str, authorization: str | None) -> Ask:
 OWN_LABELS: Final = frozenset(
     {"__name__", "version", *(name for metric in METRICS for name in metric.labels)}
 )
-"""Labels that a metric has of its own; the others say which process it is of."""
+"""Labels of the metrics themselves; the others identify the process."""
 
 
 def _place(labels: Mapping[str, str]) -> str:
@@ -243,6 +243,6 @@ def _identity(labels: Mapping[str, str]) -> str:
 
 
 def _of_jobs(metric: str, jobs: Iterable[str]) -> str:
-    """Select a metric of some jobs: others have thousands of processes."""
+    """Select a metric of some jobs, as others may have thousands of processes."""
     pattern = "|".join(map(re.escape, sorted(set(jobs))))
     return f"{metric}{{job=~{json.dumps(pattern)}}}"

@@ -1,9 +1,9 @@
-"""What is going to be spent by the end of the day, the week and the month, with its range.
+"""Forecast of spend by the end of the day, the week and the month, with an interval.
 
-The days of the last four weeks tell: what they had spent from this time of the day on, and what
-they spent in all; by days of the week where there are three of each. The range is the prediction
-interval of Student's t for the sum of what is left, days taken as independent of each other. With
-fewer than seven whole days there is no forecast.
+It is based on the last four weeks: what each day spent in total, and after the current time of day;
+by day of the week if there are three of each. The interval is the prediction interval of Student's
+t for the sum of the remaining days, which are assumed independent. With fewer than seven whole days
+there is no forecast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answers import Forecast, Outlook
+from otel_limits.audit.answers import Forecast, Projection
 from otel_limits.audit.asking import to_microseconds
 from otel_limits.audit.formatting import written
 from otel_limits.audit.survival import Z
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 HISTORY_DAYS: Final = 28
 ENOUGH_DAYS: Final = 7
 BY_WEEKDAY: Final = 21
-"""Days from which on each day of the week has a mean of its own."""
+"""Days from which each day of the week has its own mean."""
 PERIODS_AHEAD: Final = ("day", "week", "month")
 
 
 def forecast(inquiry: Inquiry) -> Forecast | None:
-    """Say what is going to be spent; nothing where a part of the past is asked for."""
+    """Forecast spend; `None` for a selection of the past."""
     from otel_limits.ledger import spending
 
     selection = inquiry.selection
-    # A part of a day is not a past from which its rest could be told.
+    # A part of a day does not predict its rest.
     if selection.until_us is not None or any(name in PERIODS for name, _ in selection.where):
         return None
     now = datetime.fromtimestamp(time.time(), selection.zone)
@@ -52,47 +52,47 @@ def forecast(inquiry: Inquiry) -> Forecast | None:
         for quarter, pico, tokens, _ in groups
     }
     has_unpriced = is_money and any(unpriced for *_, unpriced in groups)
-    return foretold(spent, now, is_money=is_money, has_unpriced=has_unpriced)
+    return build_forecast(spent, now, is_money=is_money, has_unpriced=has_unpriced)
 
 
-def foretold(
+def build_forecast(
     spent: Mapping[int, int], now: datetime, *, is_money: bool, has_unpriced: bool = False
 ) -> Forecast:
-    """Make a forecast of what was spent in each quarter of an hour since the epoch."""
+    """Build a forecast from the spend of each quarter hour since the epoch."""
     days = PastDays(spent, now)
-    # Seven, as fewer do not even have each day of the week once.
+    # Fewer would not include each day of the week.
     if len(days.wholes) < ENOUGH_DAYS:
         seen = pluralize(len(days.wholes), "whole day")
-        return Forecast(f"No forecast: {seen} of spend in the last four weeks, and 7 are needed.")
-    ahead = [_outlook(name, days, spent, is_money=is_money) for name in PERIODS_AHEAD]
+        return Forecast(f"No forecast: {seen} of spend in the last four weeks, at least 7 needed.")
+    ahead = [_projection(name, days, spent, is_money=is_money) for name in PERIODS_AHEAD]
     kind: Any = "money" if is_money else "count"
     parts = [
         f"{written(each.expected, kind)}{'' if is_money else ' tokens'} by the end of the "
         f"{each.period} ({written(each.low, kind)} to {written(each.high, kind)})"
         for each in ahead
     ]
-    more = " Calls without a known price are not in it." if has_unpriced else ""
+    more = " Excludes calls without a known price." if has_unpriced else ""
     sentence = (
-        f"Forecast: {', '.join(parts)}; 95 % intervals, from {len(days.wholes)} whole days.{more}"
+        f"Forecast: {', '.join(parts)}; 95% intervals, from {len(days.wholes)} whole days.{more}"
     )
     return Forecast(sentence, "usd" if is_money else "tokens", len(days.wholes), ahead)
 
 
 def midnight(now: datetime, days: int = 0) -> int:
-    """When a day begins, in microseconds since the epoch."""
+    """Return the start of a day, in microseconds since the epoch."""
     return span("day", f"{now + timedelta(days=days):%Y-%m-%d}", now.tzinfo or timezone.utc)[0]
 
 
 def bounds(period: str, now: datetime) -> tuple[int, int]:
-    """The first microsecond of the present period, and of the one that follows."""
+    """Return the first microsecond of the current period, and of the next one."""
     return span(period, label(period, now), now.tzinfo or timezone.utc)
 
 
 class PastDays:
-    """What the days before this one spent, in all and from this time of the day on."""
+    """Spend of past days, in total and after the current time of day."""
 
     def __init__(self, spent: Mapping[int, int], now: datetime) -> None:
-        """Add up quarters of an hour."""
+        """Add up quarter hours."""
         self.now, zone = now, now.tzinfo or timezone.utc
         today, first = now.date(), now.date() - timedelta(days=HISTORY_DAYS)
         wholes: dict[date, float] = {}
@@ -103,27 +103,29 @@ class PastDays:
                 wholes[begin.date()] = wholes.get(begin.date(), 0.0) + amount
                 rest = amount * _part_after(begin, now)
                 rests[begin.date()] = rests.get(begin.date(), 0.0) + rest
-        # The first day may have begun before recording did. Those after it count, spent or not.
+        # The first day may precede the start of recording. Later days count even without spend.
         begun = min(wholes, default=today)
         counted = [begun + timedelta(days=n) for n in range(1, (today - begun).days)]
         self.wholes = {day: wholes.get(day, 0.0) for day in counted}
         self.rests = {day: rests.get(day, 0.0) for day in counted}
 
     def ahead(self, until: datetime) -> Sequence[date]:
-        """The whole days that are left before `until`, which is a midnight."""
+        """List the whole days before `until`, which is a midnight."""
         left = (until.date() - self.now.date()).days
         return [self.now.date() + timedelta(days=n) for n in range(1, left)]
 
 
 def _part_after(begin: datetime, now: datetime) -> float:
-    """How much of a quarter of an hour is after the time of the day that it is now."""
-    # By the time of the day, so that a change of clocks moves the rest of a day with it.
+    """Return which fraction of a quarter hour is after the current time of day."""
+    # By time of day, so that clock changes shift the rest of a day with it.
     at = (now.hour * 60 + now.minute) * 60 + now.second
     start = (begin.hour * 60 + begin.minute) * 60
     return min(1.0, max(0.0, 1 - (at - start) / QUARTER_SECONDS))
 
 
-def _outlook(name: str, days: PastDays, spent: Mapping[int, int], *, is_money: bool) -> Outlook:
+def _projection(
+    name: str, days: PastDays, spent: Mapping[int, int], *, is_money: bool
+) -> Projection:
     begin, end = bounds(name, days.now)
     sofar = sum(
         amount
@@ -133,36 +135,36 @@ def _outlook(name: str, days: PastDays, spent: Mapping[int, int], *, is_money: b
     zone: tzinfo = days.now.tzinfo or timezone.utc
     until = datetime.fromtimestamp(end // MICROSECONDS, zone)
     today, others = days.now.date(), days.ahead(until)
-    # Today is predicted from the rest of other days alone, as its own part is known by now.
+    # Today is predicted from the rests of other days, as its own first part is known.
     parts = [predicted(days.rests, [today]), *([predicted(days.wholes, others)] if others else [])]
     mean = sum(part.mean for part in parts)
     half = student(min(part.freedom for part in parts)) * math.sqrt(
         sum(part.variance for part in parts)
     )
-    # Money cannot be taken back: below what is spent already there is nothing.
+    # Spend never decreases below what is already spent.
     low, high = max(0.0, mean - half), mean + half
 
     def amount(more: float) -> Any:
         total = sofar + round(more)
         return dollars(total) if is_money else total
 
-    return Outlook(name, end, amount(0), amount(mean), amount(low), amount(high))
+    return Projection(name, end, amount(0), amount(mean), amount(low), amount(high))
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A sum of days to come."""
+    """A predicted sum over coming days."""
 
     mean: float
     variance: float
-    """Of the sum itself, and of what is not known of its mean."""
+    """Of the sum and of its estimated mean."""
     freedom: int
-    """Days that told the variance, beyond those that told the means."""
+    """Degrees of freedom: days minus estimated means."""
 
 
 def predicted(seen: Mapping[date, float], ahead: Sequence[date]) -> Prediction:
-    """Predict the sum of some days from those that were seen."""
-    # Each weekday takes a mean of its own, for which a few weeks have to have told something.
+    """Predict the sum of some days from past ones."""
+    # A mean per weekday needs a few weeks of data.
     by_weekday = len(seen) >= BY_WEEKDAY
 
     def group(day: date) -> int:
@@ -172,7 +174,7 @@ def predicted(seen: Mapping[date, float], ahead: Sequence[date]) -> Prediction:
     for day, amount in seen.items():
         groups.setdefault(group(day), []).append(amount)
     means = {each: math.fsum(amounts) / len(amounts) for each, amounts in groups.items()}
-    # One spread for all weekdays: seven from three or four days each would be guesses.
+    # One variance for all weekdays: seven from three or four days each would be guesses.
     freedom = len(seen) - len(groups)
     spread = math.fsum((amount - means[group(day)]) ** 2 for day, amount in seen.items()) / freedom
     counts: dict[int, int] = {}
@@ -186,7 +188,7 @@ def predicted(seen: Mapping[date, float], ahead: Sequence[date]) -> Prediction:
 
 
 def student(freedom: int) -> float:
-    """The 97.5th percentile of Student's t (Abramowitz and Stegun, 26.7.5); for 5 and more."""
+    """Return the 97.5th percentile of Student's t (Abramowitz and Stegun, 26.7.5) for 5 or more."""
     terms = (
         Z,
         (Z**3 + Z) / 4,

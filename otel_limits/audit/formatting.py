@@ -1,4 +1,4 @@
-"""Values as a reader wants them: grouped digits, dollars, percentages, UTC."""
+"""Values formatted for readers: digit groups, dollars, percentages, UTC."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from otel_limits.ledger.rows import time_of
 if TYPE_CHECKING:
     from otel_limits.audit.answers import CellKind
 
-UNKNOWN: Final = "–"  # noqa: RUF001  a dash, as tables have it
+UNKNOWN: Final = "–"  # noqa: RUF001  the dash used in tables
 CENTS: Final = Decimal("0.01")
 NUMBERS: Final = ("count", "money", "share", "seconds", "number")
-"""Kinds of values that stand under each other by their last digit."""
+"""Kinds that are aligned right."""
 UNFINISHED: Final = "(unfinished)"
-"""Stands for the reason of an invocation of which no end was recorded."""
+"""Shown as the stop reason of an invocation without a recorded end."""
 SMALL: Final = Decimal("0.000001")
 
 
 def written(value: Any, kind: CellKind) -> str:
-    """Write a value; a dash where it is not known."""
+    """Format a value; a dash if unknown."""
     if value is None:
         return UNKNOWN
     if kind == "money":
@@ -30,7 +30,7 @@ def written(value: Any, kind: CellKind) -> str:
     if kind == "share":
         return f"{value:.1%}"
     if kind == "time":
-        # Not by `strftime`, which leaves out the zeros of early years.
+        # Not by `strftime`, which drops the zeros of early years.
         return time_of(value).replace(tzinfo=None).isoformat(" ", "seconds")
     if kind in ("seconds", "number"):
         return f"{value:,.1f}" + (" s" if kind == "seconds" else "")
@@ -38,15 +38,15 @@ def written(value: Any, kind: CellKind) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Write numbers that rise, those without a gap as one range: `2-5, 9`."""
-    # Without a gap a number and its place rise together, so that their difference stays the same.
+    """Format ascending numbers, combining consecutive ones: `2-5, 9`."""
+    # For consecutive numbers, the difference to the index is constant.
     groups = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     spans = [[number for _, number in group] for _, group in groups]
     return ", ".join(f"{each[0]}-{each[-1]}" if len(each) > 1 else f"{each[0]}" for each in spans)
 
 
 def money(amount: Decimal) -> str:
-    """Write USD: cents, and down to a millionth below one dollar."""
+    """Format USD: cents, and down to a millionth below one dollar."""
     if amount < 0:
         return f"-{money(-amount)}"
     if amount == 0 or amount >= 1:
@@ -58,7 +58,7 @@ def money(amount: Decimal) -> str:
 
 
 def exact(value: Any, kind: CellKind) -> Any:
-    """A value for a program: money as exact text, times in ISO 8601, nothing rounded."""
+    """Format a value for programs: money as exact text, times in ISO 8601, nothing rounded."""
     if value is None:
         return None
     if kind == "money":

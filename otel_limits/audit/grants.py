@@ -1,4 +1,4 @@
-"""The question `grants`: who permitted whom how much more of a quota, and until when."""
+"""The question `grants`: changes to quotas by operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS: Final = (
 
 
 def grants(inquiry: Inquiry) -> Answer:
-    """Answer what people changed in quotas."""
+    """Answer which quotas were changed."""
     from otel_limits.ledger.queries import quota_changes
 
     rows = [
@@ -39,14 +39,14 @@ def grants(inquiry: Inquiry) -> Answer:
         )
         for row in quota_changes(inquiry.connection, inquiry.selection)
     ]
-    title = "Changes of quotas"
+    title = "Quota changes"
     table = Table(name="grants", title=title, columns=COLUMNS, rows=rows)
     return Answer(question="grants", title=title, about=inquiry.about, tables=[table])
 
 
 GRANTS: Final = Question(
     name="grants",
-    help="What people changed in quotas: who, when, how much, and until when.",
+    help="List quota grants, resets and blocks.",
     answer=grants,
     tables={"grants": COLUMNS},
     selection=WINDOW,

@@ -1,4 +1,4 @@
-"""What successful invocations cost, and what was spent on those that a limit halted."""
+"""Costs of successful invocations, and spend on halted ones."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 OUTCOMES: Final = (
     Column("invocations", "Invocations", "count"),
     Column("successful", "Successful", "count"),
-    Column("cost_per_success_usd", "Cost of a successful one", "money", is_key=True),
+    Column("cost_per_success_usd", "Cost per success", "money", is_key=True),
     Column("halted", "Halted", "count", is_key=True),
-    Column("wasted_usd", "Spent on halted ones", "money", is_key=True),
-    Column("wasted_share", "Of all cost", "share"),
+    Column("wasted_usd", "Halted cost", "money", is_key=True),
+    Column("wasted_share", "Share of cost", "share"),
 )
 
 
 @dataclass(slots=True)
 class Outcomes:
-    """Invocations added up by how they ended, with their picodollars."""
+    """Invocations grouped by outcome, with their picodollars."""
 
     invocations: int = 0
     successful: int = 0
@@ -41,7 +41,7 @@ class Outcomes:
     """Model calls without a known price."""
 
     def add(self, sums: Sequence[Any]) -> None:
-        """Add invocations that were summed elsewhere, in the order of the fields."""
+        """Add sums over further invocations, in the order of the fields."""
         for name, more in zip(self.__slots__, sums, strict=True):
             setattr(self, name, getattr(self, name) + int(more))
 
@@ -60,14 +60,15 @@ class Outcomes:
         )
 
     def _usd(self, pico: int | None) -> Decimal | None:
-        # Where nothing has a price, 0 would look as if it was free.
+        # If nothing has a price, 0 would look free.
         return None if self.unpriced and not self.pico else dollars(pico)
 
 
 def outcomes_table(inquiry: Inquiry, by: Sequence[str]) -> Table | None:
-    """One row per group, the largest waste first; `None` where invocations cannot be selected so.
+    """Build a table with one row per group, the highest halted cost first.
 
-    They are not grouped by what they do not have, such as a model.
+    Invocations are not grouped by what they lack, e.g. a model. Returns `None` if the selection is
+    by such a property.
     """
     from otel_limits.ledger import outcomes
 
@@ -90,7 +91,6 @@ def outcomes_table(inquiry: Inquiry, by: Sequence[str]) -> Table | None:
         columns=(*inquiry.key_columns(names, OUTCOMES), *OUTCOMES),
         rows=[(*key, *each.figures) for key, each in ranked],
         total=("total", *("" for _ in names[1:]), *total.figures) if names else None,
-        note="Invocations that began in the time that was asked for and have ended, with all "
-        "that they cost themselves. A successful one came to its natural end; a halted one was "
-        "ended by a limit.",
+        note="Finished invocations that started in the selected period, with their own cost. "
+        "Successful ones ended naturally; halted ones were ended by a limit.",
     )

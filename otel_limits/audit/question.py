@@ -1,4 +1,4 @@
-"""What a question of an audit is made of: its name, its options, and the function that answers."""
+"""The parts of an audit question: its name, its options, and the function that answers it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 LEVEL: Final = "level"
-"""What JSON calls the depth of a row in a tree."""
+"""JSON key of a row's depth in a tree."""
 
 KEY_KINDS: Final[Mapping[str, CellKind]] = {
     **dict.fromkeys(("trace", "invocation", "root"), "id"),
@@ -34,54 +34,54 @@ KEY_KINDS: Final[Mapping[str, CellKind]] = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One thing that can be said with a question."""
+    """A command-line option of a question."""
 
     flag: str
-    """Such as `--by`; without dashes it has to be said, and is known by its place."""
+    """E.g. `--by`; without dashes it is a required positional argument."""
     metavar: str
     read: Callable[[str], Any]
-    """Reads its text; raises `ArgumentTypeError` with a sentence."""
+    """Parses its text; raises `ArgumentTypeError` with a sentence."""
     help: str
     _: KW_ONLY
     default: Any = None
     is_required: bool = False
     is_repeated: bool = False
-    """It can be given several times, and each time read as several; its value is a list of all."""
+    """May be given several times, each with several values, which are combined in one list."""
     means: str = ""
-    """Name of the option for which it is another way to write."""
+    """Name of the option that this is another notation for."""
     group: str = ""
-    """Title under which the help lists it."""
+    """Heading under which the help lists it."""
 
     @property
     def name(self) -> str:
-        """The parameter of the answering function that gets its value."""
+        """The parameter of the answering function that receives its value."""
         return self.means or self.flag.lstrip("-").replace("-", "_")
 
 
 SINCE: Final = Option("--since", "TIME", asking.instant, "7d, 2026-11-01 or 2026-11-01T12:00")
-UNTIL: Final = Option("--until", "TIME", asking.instant, "the end, in the same forms; not included")
+UNTIL: Final = Option("--until", "TIME", asking.instant, "end (exclusive), in the same formats")
 WHERE: Final = Option(
     "--where",
     "NAME=VALUE",
     asking.conditions,
-    "only these, such as tenant.id=acme or agent='research-*'; can be repeated, also with commas: "
-    "agent=a,agent=b is either",
+    "filter, e.g. tenant.id=acme or agent='research-*'; repeat or use commas to match any, e.g. "
+    "agent=a,agent=b",
     is_repeated=True,
 )
 AGENT: Final = Option(
     "--agent",
     "GLOB",
     lambda text: (("agent", text),),
-    "the same as --where agent=GLOB",
+    "short for --where agent=GLOB",
     is_repeated=True,
     means="where",
 )
 SELECTED: Final = Option(
-    "--selected",
+    "--dashboard-vars",
     "VARIABLES",
     asking.selected,
-    "only what is selected in a dashboard, as its address has it: var-agent=a&var-agent=b; of "
-    "agents, models and reasons",
+    "filter by dashboard variables, pasted from its URL, e.g. var-agent=a&var-agent=b (agents, "
+    "models and reasons only)",
     is_repeated=True,
     means="where",
 )
@@ -91,55 +91,55 @@ SELECTION: Final = (*WINDOW, WHERE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One question: everything that is known of it stands in its record."""
+    """The complete definition of an audit question."""
 
     name: str
     help: str
     answer: Callable[..., Answer]
-    """Gets the `Inquiry`, and the value of each of `options` by its name."""
+    """Receives the `Inquiry`, and the value of each of `options` by its name."""
     options: Sequence[Option] = ()
     selection: Sequence[Option] = (*SELECTION, SELECTED)
-    """Options that choose which part of the ledger is asked."""
+    """Options that select a part of the ledger."""
     tables: Mapping[str, Sequence[Column]] = field(default_factory=dict)
-    """Columns of each table of the answer; those to group by come before them."""
+    """Columns of each table of the answer, after those to group by."""
     more: Mapping[str, Sequence[Column]] = field(default_factory=dict)
-    """Further columns of a table, that only some options bring."""
+    """Additional columns of a table, with some options only."""
     optional: frozenset[str] = frozenset()
-    """Tables that some options leave out, or bring."""
+    """Tables that are only present with some options."""
     has_forecast: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquiry:
-    """A ledger to ask, and which part of it."""
+    """A query of a part of a ledger."""
 
     connection: Connection
     ledger: str
     """Its address, without a password."""
     address: Address
     waiting: Waiting
-    """What is not in it yet, and is seen all the same."""
+    """Rows in spill files, which are included."""
     selection: Selection
     work: ProgressBar
     has_charts: bool
-    """False where the answer is shown without them, so that nobody asks for what they show."""
+    """False if the answer is shown without charts, so that their queries are skipped."""
 
     @property
     def about(self) -> str:
-        """Which part of which ledger was asked, in words."""
+        """Describe which part of which ledger is queried."""
         parts = [f"ledger {self.ledger}"]
         if self.selection.since_us is not None:
             parts.append(f"since {written(self.selection.since_us, 'time')} UTC")
         if self.selection.until_us is not None:
             parts.append(f"until {written(self.selection.until_us, 'time')} UTC")
         parts += [f"{name} = {value}" for name, value in self.selection.where]
-        # Times are written in UTC anyway, so that only another zone is worth a word.
+        # Times are written in UTC, so only other zones are mentioned.
         if str(self.selection.zone) != "UTC":
             parts.append(f"days of {self.selection.zone}")
         return ", ".join(parts)
 
     def key_columns(self, by: Iterable[str], others: Iterable[Column]) -> list[Column]:
-        """Columns to group by; an audit key that is called like another column has its prefix."""
+        """Build the columns to group by; an ambiguous audit key gets its prefix."""
         from otel_limits.audit.answers import Column
 
         taken = {LEVEL, *(column.name for column in others)}
@@ -147,24 +147,25 @@ class Inquiry:
         return [Column(name, name, KEY_KINDS.get(name, "text"), is_key=True) for name in names]
 
     def require_known(self, by: Iterable[str] = ()) -> None:
-        """Refuse to select or group by what no row has.
+        """Reject properties that no row has.
 
         Raises:
-            LedgerError: One of the names is neither ours nor an audit key of this ledger.
+            LedgerError: A name is neither a property nor an audit key of this ledger.
         """
         from otel_limits.ledger.selection import audit_keys
 
         keys = audit_keys(self.connection)
         known = (*OWN_NAMES, *keys)
         names = (*by, *(name for name, _ in self.selection.where))
-        # With the prefix, too: an audit key may be called like one of our own names.
+        # With the prefix, too: an audit key may have the name of a property.
         prefixed = {KEY_PREFIX + key for key in keys}
         unknown = [name for name in names if name not in known and name not in prefixed]
-        # Refused and not answered with nothing: a misspelt name would look like a quiet month.
+        # Rejected rather than answered with nothing: a misspelled name would look like a quiet
+        # month.
         if unknown:
             near = closest_match(unknown[0], known)
             hint = f"Did you mean {near}? " if near else ""
             raise LedgerError(
-                f"The ledger has no {unknown[0]}. {hint}It has {', '.join(known)}; more are "
-                f"recorded with OTEL_LIMITS_AUDIT_KEYS."
+                f"The ledger has no {unknown[0]}. {hint}Available: {', '.join(known)}; record more "
+                f"with OTEL_LIMITS_AUDIT_KEYS."
             )

@@ -1,7 +1,7 @@
-"""The questions that a ledger can be asked.
+"""The questions of `otel-limits audit`.
 
-Each stands in a file of its own that ends with its record: help, options, and what answers it.
-None of them imports the database before it is asked, since every command line builds its help
+Each has its own module, which ends with its definition: help, options, and the function that
+answers it. None imports the database until it is answered, since every command line builds its help
 from here.
 """
 

@@ -1,4 +1,4 @@
-"""The question `reconcile`: the ledger against Prometheus, the same window counted twice."""
+"""The question `reconcile`: the ledger against Prometheus, for the same window."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DAY_SECONDS: Final = 24 * 60 * 60
 FLOATS: Final = 1e-9
-"""How exactly sums of money are compared that Prometheus keeps as floats."""
+"""Tolerance for sums of money, which Prometheus stores as floats."""
 
 LabelPair = tuple[str, str]
 """Agent and model, or agent and reason."""
@@ -32,12 +32,12 @@ Counts = Mapping[LabelPair, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One thing that both have counted."""
+    """A figure that both have counted."""
 
     title: str
     metric: str
     of: str
-    """Which figure of the ledger."""
+    """Its name in the ledger."""
 
 
 MEASURES: Final = (
@@ -53,9 +53,9 @@ def _figures(kind: CellKind) -> tuple[Column, ...]:
     return (
         Column("ledger", "Ledger", kind),
         Column("prometheus", "Prometheus", kind),
-        Column("prometheus_most", "at most", kind),
+        Column("prometheus_most", "At most", kind),
         Column("difference", "Difference", kind, is_key=True),
-        Column("difference_share", "Of the ledger", "share"),
+        Column("difference_share", "Share of ledger", "share"),
         Column("restarts", "Restarts", "count"),
         Column("accepted", "Within tolerance", is_key=True),
     )
@@ -63,15 +63,15 @@ def _figures(kind: CellKind) -> tuple[Column, ...]:
 
 AGENT: Final = Column("agent", "Agent", is_key=True)
 MODEL: Final = Column("model", "Model", is_key=True)
-COMPARED: Final = (AGENT, MODEL, Column("measure", "Counted", is_key=True), *_figures("count"))
+COMPARED: Final = (AGENT, MODEL, Column("measure", "Figure", is_key=True), *_figures("count"))
 COSTS: Final = (AGENT, MODEL, *_figures("money"))
-ENDS: Final = (AGENT, Column("reason", "Reason", is_key=True), *_figures("count"))
+ENDS: Final = (AGENT, Column("reason", "Stop reason", is_key=True), *_figures("count"))
 
 NOTE: Final = (
-    "Prometheus knows the time of a scrape, not of a call. What its samples prove to be of the "
-    "window is the smaller figure; what may be of it, at both ends and behind a gap, is in the "
-    "larger one. A difference is what the ledger has beyond both. What a process counted after "
-    "its last scrape is missing in Prometheus, at each restart."
+    "Prometheus has the time of scrapes, not of calls. The lower figure is what its samples "
+    "prove to be within the window; the upper one includes what may be, at both ends and during "
+    "gaps. A difference is what the ledger has outside of both. Counts after the "
+    "last scrape of a process are missing in Prometheus."
 )
 
 
@@ -81,10 +81,10 @@ def reconcile(
     tolerance: float,
     authorization_file: Secret | None = None,
 ) -> Answer:
-    """Compare calls, tokens and money per agent and model, and stops per agent and reason.
+    """Compare calls, tokens and cost per agent and model, and stops per agent and reason.
 
     Raises:
-        LedgerError: Prometheus cannot be asked.
+        LedgerError: Prometheus cannot be queried.
     """
     window = window_of(inquiry.selection)
     # One note for all three tables: they are counted by the same rule.
@@ -98,21 +98,21 @@ def reconcile(
         question="reconcile",
         title="Ledger and Prometheus",
         about=f"{replace(inquiry, selection=window).about}, against {redact_url(prometheus)}, "
-        f"within {tolerance:.2%} of the ledger",
+        f"tolerance {tolerance:.2%} of the ledger",
         tables=tables,
         status=int(any(row[-1] == "no" for table in tables for row in table.rows)),
     )
 
 
 def window_of(selection: Selection) -> Selection:
-    """The window that is meant: the last day where nothing is said.
+    """Return the window to compare, by default the last day.
 
     Raises:
         LedgerError: It is empty.
     """
     until_us, since_us = selection.until_us, selection.since_us
     if until_us is None:
-        # Our own clock and not that of Prometheus: the rows of the ledger go by it, too.
+        # The local clock rather than that of Prometheus, as the rows of the ledger use it too.
         until_us = round(time.time() * MICROSECONDS)
     if since_us is None:
         since_us = until_us - DAY_SECONDS * MICROSECONDS
@@ -128,22 +128,21 @@ def compared(
     tolerance: float,
     authorization: Secret | None,
 ) -> Iterator[tuple[str, str, Sequence[Column], list[Sequence[Any]]]]:
-    """Name, title, columns and rows of each table, the largest difference first in each.
+    """Yield name, title, columns and rows of each table, the largest difference first in each.
 
     Raises:
-        LedgerError: Prometheus cannot be asked.
+        LedgerError: Prometheus cannot be queried.
     """
     from otel_limits.ledger import reconciling
 
     since_us, until_us = window.since_us or 0, window.until_us or 0
     ask = counters_of(prometheus, _credentials(authorization))
     counters = Counters(ask, since_us / MICROSECONDS, until_us / MICROSECONDS)
-    # What live processes counted after their last scrape, nobody can have asked them yet.
+    # What live processes counted after their last scrape is not in Prometheus yet.
     scraped_us = round(counters.last_scrape * MICROSECONDS)
 
     def both(read: Any) -> tuple[Counts, Counts]:
         spans = ((since_us, until_us), (max(since_us, scraped_us), until_us))
-        # What was counted after the last scrape Prometheus cannot know yet.
         whole, late = (_summed(read(inquiry.connection, *span)) for span in spans)
         return whole, late
 
@@ -181,13 +180,13 @@ def _summed(rows: Iterable[tuple[LabelPair, Mapping[str, int]]]) -> Counts:
 
 
 def _in_order(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-    """The largest share of the ledger first, then by names."""
-    # In every table the share stands third from the end, whatever the names before the figures.
+    """Sort by share of the ledger, the largest first, then by names."""
+    # The share is third from the end in every table.
     return sorted(rows, key=lambda row: (-row[-3], *map(str, row[:3])))
 
 
 def _money(figures: Sequence[Any]) -> tuple[Any, ...]:
-    """The first four are picodollars."""
+    """Convert the first four figures from picodollars."""
     return (*(dollars(round(figure)) for figure in figures[:4]), *figures[4:])
 
 
@@ -198,30 +197,30 @@ def comparison(
     counted: Mapping[tuple[str, ...], Growth],
     tolerance: float,
 ) -> Iterator[tuple[Any, ...]]:
-    """A pair, what the ledger says, what Prometheus says at least and at most, and how they differ.
+    """Yield a pair, its figures in ledger and Prometheus (at least, at most), and differences.
 
     Args:
-        measure: What is compared.
-        ledger: What the ledger counted, by what it calls both.
-        late: The part of that which was not scraped yet.
-        counted: What Prometheus counted, by labels.
-        tolerance: Difference that is accepted, as a share of the ledger.
+        measure: The figure to compare.
+        ledger: The figures of the ledger.
+        late: The part of them that was not scraped yet.
+        counted: The growth in Prometheus, by labels.
+        tolerance: Accepted difference, as a share of the ledger.
     """
-    # Growth has its labels as a tuple of any length; here there are always two.
+    # Growth has tuples of any length as labels; here they are always pairs.
     series = {(pair[0], pair[1]): grown for pair, grown in counted.items()}
     ours = as_labels(ledger, measure.of, series)
     unseen = as_labels(late, measure.of, series)
     scale = PICODOLLARS if measure is COST else 1
     for pair in {**ours, **series}:
         grown, have = series.get(pair, Growth()), ours.get(pair, 0)
-        # By way of decimals: a float times a million millions has lost its last digits.
+        # By decimals: a float times 10¹² would lose its last digits.
         least = round(Decimal(grown.least) * scale)
         most = round(Decimal(grown.most) * scale) + unseen.get(pair, 0)
         if not have and not most:
-            continue  # a series that is there at 0, so that its first event is an increase
+            continue  # a series initialized to 0, so that its first event is an increase
         difference = min(0, most - have) or max(0, least - have)
         share = abs(difference) / have if have else float(bool(difference))
-        # Money is a float in Prometheus, and its sums differ in the last digits by the order alone.
+        # Prometheus adds money as floats, so the last digits depend on the order.
         is_near = share <= tolerance + (FLOATS if measure is COST else 0)
         yield pair, have, least, most, difference, share, grown.restarts, "yes" if is_near else "no"
 
@@ -229,13 +228,13 @@ def comparison(
 def as_labels(
     ledger: Counts, figure: str, series: Mapping[LabelPair, Growth]
 ) -> dict[LabelPair, int]:
-    """Sum the ledger under the labels that the metrics use: cleaned, and `_other` beyond a cap."""
+    """Sum the ledger under the labels of the metrics: cleaned, and `_other` beyond a limit."""
     folded: dict[LabelPair, int] = {}
     for recorded, figures in ledger.items():
         first, second = map(clean, recorded)
         pair = (first, second)
-        # Which names were folded is known to the process that folded them, and to nobody else: the
-        # series that there are tell.
+        # Only the process that replaced a name by `_other` has a record of it, so it is inferred
+        # from the existing series.
         if pair not in series:
             others = ((first, OTHER), (OTHER, second), (OTHER, OTHER))
             pair = next((each for each in others if each in series), pair)
@@ -247,28 +246,27 @@ AUTHORIZATION_FILE: Final = Option(
     "--authorization-file",
     "FILE",
     asking.authorization_file,
-    "file with what follows Authorization: in requests to Prometheus, such as Bearer TOKEN "
+    "file with the Authorization header value for Prometheus, e.g. Bearer TOKEN "
     "(default: OTEL_LIMITS_PROMETHEUS_AUTHORIZATION)",
 )
 RECONCILE: Final = Question(
     name="reconcile",
-    help="Compare the ledger with a Prometheus; exit status 1 above the tolerance.",
+    help="Compare the ledger with Prometheus (exit status 1 above the tolerance).",
     answer=reconcile,
     tables={"reconcile": COMPARED, "cost": COSTS, "stops": ENDS},
     options=(
-        Option("--prometheus", "URL", str, "such as http://localhost:9090", is_required=True),
+        Option("--prometheus", "URL", str, "e.g. http://localhost:9090", is_required=True),
         AUTHORIZATION_FILE,
         Option(
             "--tolerance",
             "SHARE",
             asking.share,
-            "difference that is still accepted, as a share of the ledger: 0.01 or 1%; the answer "
-            "says what it was taken for (default: 1%)",
+            "maximum allowed difference, e.g. 0.01 or 1% (default: 1%)",
             default=0.01,
         ),
     ),
     selection=(
         replace(SINCE, help="start of the window (default: 1d)"),
-        replace(UNTIL, help="its end (default: now)"),
+        replace(UNTIL, help="end of the window (default: now)"),
     ),
 )

@@ -1,4 +1,4 @@
-"""Tool calls of an invocation that are equal to an earlier one: same arguments, same result."""
+"""Repeated tool calls of an invocation: same arguments, same result."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from otel_limits.ledger.rows import MICROSECONDS
 
 
 @dataclass(slots=True)
-class Alike:
-    """Calls of one invocation that are equal to each other, or one that is not told apart."""
+class RepeatGroup:
+    """Identical tool calls of one invocation, or all calls of a tool without hashes."""
 
     tool: str
     fingerprint: str | None
@@ -20,25 +20,25 @@ class Alike:
     errors: int = 0
     micros: int = 0
     repeated_micros: int = 0
-    """Those of all calls but the first."""
+    """Duration of all calls but the first."""
     turns: list[int | None] = field(default_factory=list)
-    """In which each was called."""
+    """Turn of each call."""
 
     @property
     def repeats(self) -> int:
-        """Calls that a call before them made needless."""
-        # Without a hash nobody knows whether two calls were equal.
+        """Calls that repeated an earlier one."""
+        # Without a hash it is unknown whether two calls were identical.
         return self.calls - 1 if self.fingerprint is not None else 0
 
     @property
     def seconds(self) -> float:
-        """How long all of them took."""
+        """Total duration in seconds."""
         return self.micros / MICROSECONDS
 
     def add(self, row: Any) -> None:
         """Add a call."""
         micros = int(row.duration_us or 0)
-        # Of all but the first: that one was of use.
+        # The first call was useful.
         self.repeated_micros += micros if self.calls else 0
         self.calls += 1
         self.errors += row.status == "error"
@@ -47,23 +47,22 @@ class Alike:
 
     @property
     def in_turns(self) -> str | None:
-        """The turns, such as `2-5, 9`; `None` where they were not recorded."""
+        """The turns, e.g. `2-5, 9`; `None` if they were not recorded."""
         known = sorted({turn for turn in self.turns if turn is not None})
         return ranges(known) or None
 
 
-def alike(rows: Iterable[Any]) -> list[Alike]:
-    """Gather calls of one invocation that are equal; those without a hash by their tool."""
-    found: dict[tuple[str, str | None], Alike] = {}
+def group_repeats(rows: Iterable[Any]) -> list[RepeatGroup]:
+    """Group identical calls of one invocation; those without a hash by tool."""
+    found: dict[tuple[str, str | None], RepeatGroup] = {}
     for row in rows:
         key = (row.tool, row.fingerprint)
-        found.setdefault(key, Alike(*key)).add(row)
-    # What repeats itself most comes first, as that is what is looked for.
+        found.setdefault(key, RepeatGroup(*key)).add(row)
     return sorted(found.values(), key=lambda each: (-each.repeats, -each.calls, each.tool))
 
 
-def calls_by_turn(groups: Iterable[Alike]) -> Mapping[int, int]:
-    """How many tool calls each turn made."""
+def calls_by_turn(groups: Iterable[RepeatGroup]) -> Mapping[int, int]:
+    """Count the tool calls of each turn."""
     counts: dict[int, int] = {}
     for group in groups:
         for turn in group.turns:
@@ -73,25 +72,25 @@ def calls_by_turn(groups: Iterable[Alike]) -> Mapping[int, int]:
 
 
 def cost_after(
-    group: Alike, counts: Mapping[int, int], turns: Mapping[int, Any]
+    group: RepeatGroup, counts: Mapping[int, int], turns: Mapping[int, Any]
 ) -> tuple[int, int, bool]:
-    """What model calls used that got the results of repeated calls.
+    """Return the usage of the model calls that received the results of repeated calls.
 
-    A request with the results of several tool calls is shared among them.
+    A request with the results of several tool calls is split among them.
 
     Args:
-        group: Calls that are equal.
+        group: Identical calls.
         counts: Tool calls of each turn of the invocation.
-        turns: What the model calls of each turn used.
+        turns: Usage of the model calls of each turn.
 
     Returns:
         Tokens, picodollars, and whether any price is known.
     """
     tokens = pico = 0
     is_known = False
-    # The first call was of use, and what followed it is not the price of repeating.
+    # The first call was useful, so the turn after it is not a cost of the loop.
     for turn in group.turns[1:] if group.repeats else ():
-        # The next turn is the one that was sent the results.
+        # The next turn received the results.
         following = turns.get(turn + 1) if turn is not None else None
         if turn is not None and following is not None:
             tokens += int(following.tokens) // counts[turn]

@@ -1,4 +1,4 @@
-"""The question `show`: one budget tree, what each branch spent, and where it was halted."""
+"""The question `show`: one budget tree with its usage and halt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from otel_limits.audit import asking
 from otel_limits.audit.answers import Answer, Column, Table
 from otel_limits.audit.formatting import UNFINISHED, written
 from otel_limits.audit.question import Inquiry, Option, Question
-from otel_limits.audit.repeats import Alike, alike
+from otel_limits.audit.repeats import RepeatGroup, group_repeats
 from otel_limits.audit.sums import Sums
 from otel_limits.audit.turns import (
     TOOLS,
@@ -30,20 +30,20 @@ from otel_limits.ledger.rows import MICROSECONDS
 HALTS: Final[Mapping[str, str]] = {
     "halted": "halted",
     "raised": "halted and raised",
-    "wrapped_up": "halted after a last answer",
-    "observed": "would have been halted",
+    "wrapped_up": "halted after a final answer",
+    "observed": "would-be halt",
 }
 
 COLUMNS: Final = (
     Column("agent", "Agent", is_key=True),
-    Column("reason", "Ended"),
+    Column("reason", "Stop reason"),
     Column("halt", "Halt", "sentence"),
     Column("turns", "Turns", "count"),
     Column("calls", "Calls", "count"),
     Column("side_calls", "Side calls", "count"),
     Column("tokens", "Tokens", "count"),
-    Column("branch_tokens", "Tokens of the branch", "count"),
-    Column("branch_cost_usd", "Cost of the branch", "money"),
+    Column("branch_tokens", "Branch tokens", "count"),
+    Column("branch_cost_usd", "Branch cost", "money"),
     Column("unpriced_tokens", "Unpriced tokens", "count"),
     Column("tools", "Tools"),
     Column("seconds", "Duration", "seconds"),
@@ -55,7 +55,7 @@ COLUMNS: Final = (
 
 @dataclass(slots=True)
 class Branch:
-    """An invocation with everything below it."""
+    """An invocation and its descendants."""
 
     row: Any
     own: Sums = field(default_factory=Sums)
@@ -66,16 +66,16 @@ class Branch:
 
 
 def show(inquiry: Inquiry, identity: str) -> Answer:
-    """Answer what a budget tree spent.
+    """Answer what a budget tree used.
 
     Raises:
-        LedgerError: The ledger does not have it.
+        LedgerError: It is not in the ledger.
     """
     from otel_limits.ledger import queries
 
     invocations = queries.tree(inquiry.connection, identity)
     if not invocations:
-        raise LedgerError(f"The {inquiry.about} has no invocation with the trace or id {identity}.")
+        raise LedgerError(f"The {inquiry.about} has no trace or invocation {identity}.")
     ids = [row.id for row in invocations]
     tools = tool_calls(inquiry, ids)
     tops = grow(
@@ -101,7 +101,7 @@ def grow(
     tools: Tools,
     side_calls: Iterable[Any],
 ) -> list[Branch]:
-    """Build the trees; an invocation whose parent is not recorded stands at the top."""
+    """Build the trees; an invocation without a recorded parent is a root."""
     branches = {row.id: Branch(row) for row in invocations}
     for invocation_id, _model, *sums in calls:
         branches[invocation_id].own.add(sums)
@@ -111,8 +111,7 @@ def grow(
         branches[row.invocation_id].side_calls = row.calls
     tops: list[Branch] = []
     for branch in branches.values():
-        # A parent may be in another process whose rows are not there yet, or of before the
-        # retention.
+        # The parent may be in another process whose rows are pending, or already pruned.
         parent = branches.get(branch.row.parent_id)
         (tops if parent is None else parent.children).append(branch)
     for top in tops:
@@ -128,7 +127,7 @@ def _sum_up(branch: Branch) -> None:
 
 
 def tree_table(tops: Sequence[Branch]) -> Table:
-    """One row per invocation, below the one that started it."""
+    """Build a table with one row per invocation, below its parent."""
     rows = [(level, _row(branch)) for top in tops for level, branch in walk(top)]
     return Table(
         name="tree",
@@ -136,53 +135,51 @@ def tree_table(tops: Sequence[Branch]) -> Table:
         columns=COLUMNS,
         rows=[row for _, row in rows],
         levels=[level for level, _ in rows],
-        note="A branch is an invocation with everything that it started. Side calls are those of "
-        "its calls that the agent's loop did not make, such as summaries.",
+        note="A branch is an invocation with its descendants. Side calls are model calls outside "
+        "the agent loop, e.g. summaries.",
     )
 
 
 def walk(branch: Branch, level: int = 0) -> Iterator[tuple[int, Branch]]:
-    """Every branch from here on, with its depth."""
+    """Iterate over a branch and its descendants, with their depth."""
     yield level, branch
     for child in branch.children:
         yield from walk(child, level + 1)
 
 
 def halt_of(row: Any) -> str | None:
-    """Where and how an invocation was halted, in words."""
-    # It ended by itself, or by an action that only a later version knows.
-    taken = HALTS.get(row.action or "")
-    if taken is None:
-        return None
-    if row.breach_limit is None:
-        return taken
-    return f"{taken} at {row.breach_limit} ({row.breach_observed} of {row.breach_cap})"
+    """Describe where and how an invocation was halted."""
+    # It finished, or has an action of a later version.
+    outcome = HALTS.get(row.action or "")
+    if outcome is None or row.breach_limit is None:
+        return outcome
+    return f"{outcome} at {row.breach_limit} ({row.breach_observed} of {row.breach_cap})"
 
 
 def summary(branches: Sequence[Branch], tools: Tools) -> str:
-    """Say of the first halt of a tree what its message said, and what had been used by then."""
-    # The first in the order of the tree is the outermost: what it halted, its children did not do.
+    """Describe the first halt of a tree by its message, and the usage until then."""
+    # The first in tree order is the outermost, which halted its descendants.
     halted = [branch for branch in branches if branch.row.action in HALTS]
     if not halted:
         return _unhalted(branches[0])
     first = halted[0]
-    said = first.row.halt or _sentence(first.row)
+    text = first.row.halt or _sentence(first.row)
     if first.row.breach_limit in LOOP_LIMITS:
-        said += _repeated(alike(tools.get(first.row.id, ())))
-    # Of the whole branch, as what it spent is: turns of a parent alone would seem dear.
+        text += _repeated(group_repeats(tools.get(first.row.id, ())))
+    # Turns of the whole branch, as its usage is too.
     turns = sum(branch.row.turns or 0 for _, branch in walk(first))
-    who = "It and what it started" if first.children else "It"
-    said += f" {who} had used {_spent(first)} in {pluralize(turns, 'turn')}"
+    subject = "It and its sub-agents" if first.children else "It"
+    text += f" {subject} had used {_spent(first)} in {pluralize(turns, 'turn')}"
     others = len(halted) - 1
-    more = pluralize(others, "more of the tree was", "more of the tree were")
-    return said + (f"; {more} halted." if others else ".")
+    more = pluralize(others, "more invocation of the tree was", "more invocations of the tree were")
+    return text + (f"; {more} halted." if others else ".")
 
 
 def _sentence(row: Any) -> str:
     """Compose the sentence that an imported row lacks."""
     breach = None
     if row.breach_limit is not None:
-        # An imported limit may be one that this version does not know.
+        # The limit of an imported row may be unknown to this version.
         kind = LIMITS.get(row.breach_limit.removeprefix(TREE_PREFIX))
         unit = "" if kind is None else kind.unit
         reason = row.reason if kind is None else kind.reason
@@ -192,12 +189,12 @@ def _sentence(row: Any) -> str:
 
 def _unhalted(branch: Branch) -> str:
     row = branch.row
-    # A process that was killed never told how its invocations ended.
+    # A killed process records no end of its invocations.
     if row.ended_us is None:
-        return f"{row.agent} has no recorded end; it has used {_spent(branch)} so far."
+        return f"{row.agent} has no recorded end; current usage: {_spent(branch)}."
     turns = pluralize(row.turns or 0, "turn")
     ended = f"{row.agent} ended with {row.reason} after {turns}"
-    return f"{ended}, and no limit halted anything. It used {_spent(branch)}."
+    return f"{ended} without a halt. It used {_spent(branch)}."
 
 
 def _spent(branch: Branch) -> str:
@@ -206,12 +203,12 @@ def _spent(branch: Branch) -> str:
     return tokens if cost is None else f"{tokens} and {written(cost, 'money')}"
 
 
-def _repeated(groups: Sequence[Alike]) -> str:
-    """What it repeated, where that was recorded."""
+def _repeated(groups: Sequence[RepeatGroup]) -> str:
+    """Describe the most repeated call, if any."""
     if not groups or not groups[0].repeats:
         return ""
     most = groups[0]
-    return f" It called {most.tool} {most.calls:,} times with equal arguments and results."
+    return f" It called {most.tool} {most.calls:,} times with identical arguments and results."
 
 
 def _row(branch: Branch) -> tuple[Any, ...]:
@@ -229,7 +226,7 @@ def _row(branch: Branch) -> tuple[Any, ...]:
         branch.whole.cost,
         branch.whole.unpriced_tokens,
         branch.tools,
-        # Without an end there is no duration, and not one of 0 seconds.
+        # Null without an end, not 0 seconds.
         (row.ended_us - row.started_us) / MICROSECONDS if ended else None,
         row.started_us,
         row.id,
@@ -239,7 +236,7 @@ def _row(branch: Branch) -> tuple[Any, ...]:
 
 SHOW: Final = Question(
     name="show",
-    help="One budget tree, with tokens and money per branch, and where it was halted.",
+    help="Show one budget tree with its usage and halt.",
     answer=show,
     tables={"tree": COLUMNS, "turns": TURNS, "tools": TOOLS},
     options=(
@@ -247,7 +244,7 @@ SHOW: Final = Question(
             "identity",
             "TRACE_ID",
             asking.identity,
-            "a trace id, an invocation id, or the first 8 or more digits of one",
+            "trace ID or invocation ID, or at least its first 8 digits",
         ),
     ),
     selection=(),

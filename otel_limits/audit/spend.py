@@ -1,4 +1,4 @@
-"""The question `spend`: model calls, tokens and money, by any property of them."""
+"""The question `spend`: model calls, tokens and cost, by any property."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from otel_limits.ledger.words import AFTER_TOOLS
 if TYPE_CHECKING:
     from otel_limits.audit.by_tool import UseByGroup
 
-PRESENT, FORMER = asking.PRICES
+CURRENT, RECORDED = asking.PRICES
 
 FIGURES: Final = (
     Column("calls", "Calls", "count"),
@@ -36,10 +36,10 @@ FIGURES: Final = (
     Column("unmeasured_calls", "Unmeasured calls", "count"),
 )
 ALL_NOTE: Final = (
-    "Input includes cached tokens. Cost is that of the calls with a known price; tokens of the "
-    "others are unpriced. What caching saved is what the calls would have cost more without it, "
-    "as far as that was recorded; below 0 more was written to caches than was read from them. "
-    "Calls whose provider reported no usage are unmeasured, and count with their estimate."
+    "Input includes cached tokens. Cost covers calls with a known price; tokens of other calls are "
+    "unpriced. Saved by cache is how much more the calls would have cost without caching; it is "
+    "negative if more was written to caches than read. Calls without reported usage are "
+    "unmeasured, and counted by estimate."
 )
 
 
@@ -53,19 +53,19 @@ def spend(
     """Answer what was spent.
 
     Raises:
-        LedgerError: The ledger does not have what is asked by, or there is nothing to compare.
+        LedgerError: The ledger lacks a property, or there is nothing to compare.
     """
     inquiry.require_known(by)
-    # Former prices have no forecast and no outcomes: both are about money that is really spent.
-    is_former = prices == FORMER
-    title = "Token spend at former prices" if is_former else "Token spend"
+    # Recorded prices have no forecast and no outcomes, which cover actual spend.
+    is_recorded = prices == RECORDED
+    title = "Token spend at recorded prices" if is_recorded else "Token spend"
     if compare is not None:
-        return _changes(inquiry, by, compare, top, title, is_former=is_former)
-    rows = rows_of(inquiry, by, is_former=is_former)
+        return _changes(inquiry, by, compare, top, title, is_recorded=is_recorded)
+    rows = rows_of(inquiry, by, is_recorded=is_recorded)
     total = fold(rows, ()).get((), Sums())
     uses = uses_of(inquiry, by) if TOOL in by else None
-    outcomes = None if is_former else outcomes_table(inquiry, by)
-    # Without groups there is no row of totals: the only row is that.
+    outcomes = None if is_recorded else outcomes_table(inquiry, by)
+    # Without groups there is no row of totals, but only one row.
     ended = outcomes.total or outcomes.rows[0] if outcomes is not None else ()
     return Answer(
         question="spend",
@@ -75,26 +75,26 @@ def spend(
             spend_table(inquiry, rows, by, total, top=top, uses=uses),
             *([outcomes] if outcomes is not None else []),
         ],
-        charts=[] if is_former else overview(inquiry),
+        charts=[] if is_recorded else overview(inquiry),
         totals=_totals(total, ended),
-        forecast=None if is_former else forecast(inquiry),
-        complete="" if is_former else of_everything(inquiry, total),
+        forecast=None if is_recorded else forecast(inquiry),
+        complete="" if is_recorded else of_everything(inquiry, total),
     )
 
 
-def rows_of(inquiry: Inquiry, by: Sequence[str], *, is_former: bool = False) -> SummedCalls:
-    """Sums of model calls that are at least as fine as `by`."""
+def rows_of(inquiry: Inquiry, by: Sequence[str], *, is_recorded: bool = False) -> SummedCalls:
+    """Add up model calls at least as finely as `by`."""
     from otel_limits.ledger import spending
 
-    # Calls know the tools whose results they got, and are shared among those afterwards.
+    # Calls have the tools whose results they received, and are split among them afterwards.
     names = [AFTER_TOOLS if name == TOOL else name for name in by]
-    sums = spending.spend(inquiry.connection, names, inquiry.selection, former=is_former)
+    sums = spending.spend(inquiry.connection, names, inquiry.selection, recorded=is_recorded)
     rows = inquiry.work.through(sums)
     return list(shared(rows) if TOOL in by else rows)
 
 
 def _totals(total: Sums, ended: Sequence[Any]) -> list[Any]:
-    # From the end: the names of the group stand before them, and there may be none at all.
+    # From the end, after any number of grouping columns.
     figures = zip(OUTCOMES, ended[-len(OUTCOMES) :], strict=False)
     return [
         ("Model calls", "count", total.calls),
@@ -115,14 +115,14 @@ def _changes(
     top: int | None,
     title: str,
     *,
-    is_former: bool,
+    is_recorded: bool,
 ) -> Answer:
-    """Answer how spend changed against another period."""
+    """Answer how spend changed compared with another period."""
     zone = inquiry.selection.zone
     periods = periods_of(inquiry.selection, against, by)
-    # Both are folded in the same zone, so that the groups of one are those of the other.
+    # Both in the same zone, so that their groups match.
     before, now = (
-        fold(rows_of(replace(inquiry, selection=each), by, is_former=is_former), by, zone)
+        fold(rows_of(replace(inquiry, selection=each), by, is_recorded=is_recorded), by, zone)
         for each in (periods.before, periods.now)
     )
     keys = inquiry.key_columns(by, CHANGES)
@@ -140,20 +140,20 @@ def spend_table(
     top: int | None = None,
     uses: UseByGroup | None = None,
 ) -> Table:
-    """One row per group, dates in their order, the most expensive first among the others.
+    """Build a table with one row per group, ordered by date, then by cost.
 
-    With `top` it has that many groups, the most expensive, and one row with all others.
+    With `top` it has only the costliest groups, and one row for the rest.
     """
     groups = fold(rows, by, inquiry.selection.zone)
-    # A tool that was called while no model call followed it has a row of its own as well.
+    # A tool without subsequent model calls has a row as well.
     for key in uses or ():
         groups.setdefault(key, Sums())
     figures = (*FIGURES, *(TOOL_FIGURES if uses is not None else ()))
     blank = tuple("" for _ in by[1:])
     others: list[tuple[Any, ...]] = []
     if top is not None and top < len(groups) and by:
-        # By what they cost alone: with the order of dates, the first days would be kept and not the
-        # most expensive ones.
+        # By cost alone: ordered by date, the first days would be kept instead of the costliest
+        # groups.
         rest = dict(sorted(groups.items(), key=lambda item: _rank(item[0], item[1], ()))[top:])
         groups = {key: sums for key, sums in groups.items() if key not in rest}
         others = [(f"({len(rest):,} others)", *blank, *_figures(rest, uses))]
@@ -162,7 +162,7 @@ def spend_table(
     return Table(
         name="spend",
         title="Spend by " + ", ".join(by) if by else "Spend",
-        # By all figures, also those that are not shown: a name must not depend on what is asked.
+        # Considers all figures, including hidden ones: names must not depend on options.
         columns=(*inquiry.key_columns(by, (*FIGURES, *TOOL_FIGURES)), *figures),
         rows=[*((*key, *_figures({key: sums}, uses)) for key, sums in in_order), *others],
         total=(*(("total", *blank) if by else ()), *_figures(everything, uses)),
@@ -171,7 +171,7 @@ def spend_table(
 
 
 def _figures(groups: Groups, uses: Mapping[tuple[Any, ...], ToolUse] | None) -> tuple[Any, ...]:
-    """The values of `FIGURES` of some groups together, and of `TOOL_FIGURES` where there are."""
+    """The values of `FIGURES`, and of `TOOL_FIGURES` if present, over some groups."""
     sums, use = Sums(), ToolUse()
     for key, each in groups.items():
         sums.merge(each)
@@ -201,7 +201,7 @@ def _rank(key: tuple[Any, ...], sums: Sums, by: Sequence[str]) -> tuple[Any, ...
 
 SPEND: Final = Question(
     name="spend",
-    help="Calls, tokens and money, by any property.",
+    help="Break down calls, tokens and cost.",
     answer=spend,
     tables={"spend": FIGURES, "outcomes": OUTCOMES, "changes": CHANGES},
     more={"spend": TOOL_FIGURES},
@@ -212,31 +212,30 @@ SPEND: Final = Question(
             "--by",
             "NAMES",
             asking.properties,
-            "agent, model, provider, tool, state, side, session, reason, hour, day, week, month, "
-            "or any audit key, separated by commas; key:NAME is an audit key that has one of "
-            "these names (default: agent,model)",
+            "properties to group by, separated by commas: agent, model, provider, tool, state, "
+            "side, session, reason, hour, day, week, month, or an audit key; key:NAME is an "
+            "audit key with the name of a property (default: agent,model)",
             default=("agent", "model"),
         ),
         Option(
             "--top",
             "N",
             asking.cap,
-            "only the N groups that cost most, and a row with all others (default: every group)",
+            "list the N costliest groups, and combine the rest (default: all groups)",
         ),
         Option(
             "--compare",
             "PERIOD",
             asking.against,
-            "change against another period, the biggest first: previous, the same time 7d earlier, "
-            "or one such as 2026-10",
+            "show changes compared with a period: previous, 7d for the same time 7 days earlier, "
+            "or e.g. 2026-10",
         ),
         Option(
             "--prices",
             "WHICH",
             asking.prices,
-            "present, or former: those with which calls were recorded, before `otel-limits ledger "
-            "reprice` (default: present)",
-            default=PRESENT,
+            "current, or recorded: before `otel-limits ledger reprice` (default: current)",
+            default=CURRENT,
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""The question `stops`: how invocations ended, and the halted ones that had cost most."""
+"""The question `stops`: stop reasons, and the costliest halts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from otel_limits.ledger.rows import known_cost
 
 @dataclass(slots=True)
 class Ended:
-    """Invocations that ended alike."""
+    """Invocations grouped by outcome."""
 
     invocations: int = 0
     tokens: int = 0
@@ -29,10 +29,10 @@ class Ended:
 
 
 COLUMNS: Final = (
-    Column("reason", "Reason", is_key=True),
+    Column("reason", "Stop reason", is_key=True),
     Column("agent", "Agent", is_key=True),
     Column("action", "Action", is_key=True),
-    Column("would_be", "Would be", is_key=True),
+    Column("would_be", "Would-be halt", is_key=True),
     Column("invocations", "Invocations", "count", is_key=True),
     Column("synthetic_halts", "Synthetic halts", "count"),
     Column("zero_token_calls", "Zero-token calls", "count"),
@@ -43,13 +43,13 @@ COLUMNS: Final = (
 )
 
 KEYS: Final = sum(column.kind == "text" for column in COLUMNS)
-"""Columns that say of which invocations a row is."""
+"""Number of the columns that identify a row."""
 
 COSTLIEST: Final = (
     Column("trace_id", "Trace", "id", is_key=True),
     Column("agent", "Agent", is_key=True),
     Column("started", "Started", "time"),
-    Column("reason", "Reason", is_key=True),
+    Column("reason", "Stop reason", is_key=True),
     Column("limit", "Limit"),
     Column("cap", "Cap"),
     Column("observed", "Observed"),
@@ -61,7 +61,8 @@ COSTLIEST: Final = (
 
 def stops(inquiry: Inquiry, top: int) -> Answer:
     """Answer how invocations ended."""
-    # Not above, as the parser reads every question: SQLAlchemy is imported to ask one.
+    # Imported here, as the parser imports every question, and SQLAlchemy is only needed to answer
+    # one.
     from otel_limits.ledger import queries
 
     inquiry.require_known()
@@ -84,12 +85,12 @@ def stops(inquiry: Inquiry, top: int) -> Answer:
 
 
 def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
-    """One row per reason, agent, action and would-be halt, the most frequent first."""
+    """Build a table by reason, agent, action and would-be halt, the most frequent first."""
     groups: dict[tuple[str, str, str, str], Ended] = {}
     for row in stops:
         ended = groups.setdefault(_key(row), Ended())
         ended.invocations += row.invocations
-        # A sum is a Decimal in PostgreSQL, and nothing at all where there is no row.
+        # A sum is a Decimal in PostgreSQL, and null over no rows.
         ended.tokens += int(row.tokens or 0)
         ended.pico += int(row.price_pico or 0)
         ended.unpriced += int(row.unpriced_calls or 0)
@@ -100,13 +101,13 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
             ended.zero_calls += row.calls
         else:
             ended.unmeasured_calls += row.calls
-    # Names decide between equal counts, so that the same question has the same answer.
+    # By name for equal counts, so that the order is stable.
     in_order = sorted(groups.items(), key=lambda item: (-item[1].invocations, item[0]))
     rows = [(*key, *_figures(ended)) for key, ended in in_order]
-    # Of the rows and not by another query, so that the total is that of what is shown above it.
+    # From the rows rather than another query, so that the total matches them.
     figures = [sum(row[index] for row in rows) for index in range(KEYS, KEYS + 5)]
     unpriced = sum(ended.unpriced for ended in groups.values())
-    # Unknown where no call has a price: a sum of nothing is not $0.00.
+    # Unknown if no call has a price: a sum of nothing is not $0.00.
     cost = known_cost(sum(ended.pico for ended in groups.values()), unpriced)
     return Table(
         name="stops",
@@ -114,15 +115,15 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
         columns=COLUMNS,
         rows=rows,
         total=("total", "", "", "", *figures, cost, unpriced),
-        note="Would be is the reason of a halt that the action observe left out, under which "
-        "metrics count the invocation. A synthetic halt left a message that no model wrote. A "
-        "zero-token call is a real one for which the provider reported zero; an unmeasured call is "
-        "one for which it reported nothing. Cost is that of the calls with a known price.",
+        note="A would-be halt is one that the action observe left out; metrics count the "
+        "invocation under its reason. A synthetic halt added a message that no model wrote. For "
+        "a zero-token call the provider reported zero; for an unmeasured one it reported "
+        "nothing. Cost covers calls with a known price.",
     )
 
 
 def _key(row: Any) -> tuple[str, str, str, str]:
-    # What is still running is a group of its own, and not one without a reason.
+    # Unfinished invocations are a separate group.
     return (row.reason or UNFINISHED, row.agent, row.action or "", row.would_be)
 
 
@@ -139,14 +140,14 @@ def _figures(ended: Ended) -> tuple[Any, ...]:
 
 
 def costliest_table(rows: Iterable[Any]) -> Table:
-    """The halted invocations that had cost most, with what it takes to find them in a trace."""
+    """Build a table of the costliest halted invocations, with what identifies them in a trace."""
     return Table(
         name="costliest_halted",
         title="Most expensive halted invocations",
         columns=COSTLIEST,
         rows=[
             (
-                # Its own id where nothing traced it: `show` takes either.
+                # The invocation ID if untraced: `show` accepts both.
                 row.trace_id or row.id,
                 row.agent,
                 row.started_us,
@@ -160,13 +161,13 @@ def costliest_table(rows: Iterable[Any]) -> Table:
             )
             for row in rows
         ],
-        note="An invocation without a trace id stands with its own id; audit show takes both.",
+        note="An invocation without a trace has its own ID here; audit show accepts both.",
     )
 
 
 STOPS: Final = Question(
     name="stops",
-    help="How invocations ended, and which halted ones cost most.",
+    help="Show stop reasons and the costliest halts.",
     answer=stops,
     tables={"stops": COLUMNS, "costliest_halted": COSTLIEST},
     options=(

@@ -1,4 +1,4 @@
-"""What the invocations of a budget tree did: turn by turn, and tool by tool."""
+"""Invocations of a budget tree: turn by turn, and tool by tool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.answers import Column, Table
-from otel_limits.audit.repeats import Alike, alike
+from otel_limits.audit.repeats import RepeatGroup, group_repeats
 from otel_limits.ledger.rows import known_cost
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ TURNS: Final = (
     Column("model_calls", "Calls", "count"),
     Column("tokens", "Tokens", "count", is_key=True),
     Column("cost_usd", "Cost", "money"),
-    Column("tools", "Tools asked for", "sentence", is_key=True),
+    Column("tools", "Tools requested", "sentence", is_key=True),
     Column("at", "Answered", "time"),
     Column("invocation_id", "Invocation", "id"),
 )
@@ -29,7 +29,7 @@ TURNS: Final = (
 TOOLS: Final = (
     Column("agent", "Agent", is_key=True),
     Column("tool", "Tool", is_key=True),
-    Column("calls", "Calls alike", "count", is_key=True),
+    Column("calls", "Identical calls", "count", is_key=True),
     Column("errors", "Errors", "count"),
     Column("seconds", "Time", "seconds"),
     Column("turns", "In turns", "sentence"),
@@ -51,7 +51,7 @@ def tool_calls(inquiry: Inquiry, ids: Sequence[str]) -> Tools:
 
 
 def turns_table(inquiry: Inquiry, runs: Iterable[Any], tools: Tools) -> Table:
-    """One row per turn of every invocation, in the order of the tree."""
+    """Build a table with one row per turn of every invocation, in tree order."""
     from otel_limits.ledger import tooling
 
     runs = list(runs)
@@ -77,14 +77,14 @@ def turns_table(inquiry: Inquiry, runs: Iterable[Any], tools: Tools) -> Table:
             for run in runs
             for row in turns.get(run.id, ())
         ],
-        note="The model calls of a turn are its answer and what had to be tried again; side calls "
-        "are in the tree alone.",
+        note="The model calls of a turn are its answer and retries; side calls are only in the "
+        "tree.",
     )
 
 
 def in_words(rows: Iterable[Any]) -> str:
-    """Tool calls, such as `2 search, fetch error`."""
-    # In the order in which they were first asked for, which a dictionary keeps.
+    """Format tool calls, e.g. `2 search, fetch error`."""
+    # In the order of their first request.
     counts: dict[tuple[str, str], int] = {}
     for row in rows:
         key = (row.tool, "" if row.status == "success" else f" {row.status}")
@@ -96,21 +96,21 @@ def in_words(rows: Iterable[Any]) -> str:
 
 
 def tools_table(runs: Iterable[Any], tools: Tools) -> Table:
-    """One row per call that is not equal to another of its invocation, the most repeated first."""
-    rows = [(run, each) for run in runs for each in alike(tools.get(run.id, ()))]
-    # A sort is stable: equal ones stay in the order of the tree.
+    """Build a table with one row per distinct call of an invocation, the most repeated first."""
+    rows = [(run, each) for run in runs for each in group_repeats(tools.get(run.id, ()))]
+    # The sort is stable: ties stay in tree order.
     rows.sort(key=lambda pair: -pair[1].repeats)
     return Table(
         name="tools",
         title="Tools",
         columns=TOOLS,
         rows=[_row(run, each) for run, each in rows],
-        note="Calls are alike when arguments and result have the same fingerprint, a hash from "
-        "which neither can be read.",
+        note="Identical calls have the same fingerprint of arguments and result, a hash that "
+        "reveals neither.",
     )
 
 
-def _row(run: Any, each: Alike) -> tuple[Any, ...]:
+def _row(run: Any, each: RepeatGroup) -> tuple[Any, ...]:
     named = (run.agent, each.tool)
     return (
         *named,

@@ -1,4 +1,4 @@
-"""The question `verify`: is this ledger complete, and how is that known."""
+"""The question `verify`: whether the ledger is complete, with evidence."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ WAITING: Final = "waiting"
 FAILED: Final = "FAILED"
 
 FACES: Final = 20
-"""Rows that are named for each kind of trouble."""
+"""Examples per kind of problem."""
 
 Check = tuple[str, int, str, str]
-"""What was looked at, how many were found, what that means, and why."""
+"""Title of the check, number of findings, state, and an explanation."""
 Trouble = tuple[str, str, str]
-"""What is wrong, with which invocation or file, and how."""
+"""Kind of problem, the invocation or file, and details."""
 
 CHECKS: Final = (
     Column("check", "Check", "sentence", is_key=True),
     Column("found", "Found", "count", is_key=True),
     Column("state", "State", is_key=True),
-    Column("why", "Why", "sentence", is_key=True),
+    Column("why", "Details", "sentence", is_key=True),
 )
 
 TROUBLES: Final = (
-    Column("trouble", "Trouble", "sentence", is_key=True),
+    Column("trouble", "Problem", "sentence", is_key=True),
     Column("invocation_id", "Invocation", "id", is_key=True),
-    Column("rows", "How", "sentence", is_key=True),
+    Column("rows", "Details", "sentence", is_key=True),
 )
 
 
@@ -57,35 +57,35 @@ def verify(
     """Answer whether the ledger is complete.
 
     Raises:
-        LedgerError: Prometheus cannot be asked.
+        LedgerError: Prometheus cannot be queried.
     """
     from otel_limits.ledger import proof
 
     calls, suspects = proof.looked_through(inquiry.connection)
     balance = proof.balance(inquiry.connection, calls)
-    troubles = Troubles()
-    _look(inquiry, balance, suspects, troubles)
+    findings = Findings()
+    _look(inquiry, balance, suspects, findings)
     oldest = (time.time() - stale.total_seconds()) * MICROSECONDS
     checks = [
-        _totals(balance, troubles.found[DIFFERS]),
-        _found(GAP, troubles, "Every call of an ended invocation has its number"),
-        _found(TWICE, troubles, "No call is there twice, none was dropped"),
+        _totals(balance, findings.found[DIFFERS]),
+        _found(GAP, findings, "Every call of a finished invocation has its number"),
+        _found(TWICE, findings, "No call is counted twice or dropped"),
         *_waiting(inquiry, oldest),
         _open(balance, oldest),
         *_unknown(balance),
     ]
     if prometheus is not None:
-        # Last, as it asks a server: a ledger that is wrong by itself is told even where that is
-        # away.
-        about = _compare(reconcile(inquiry, prometheus, TOLERANCE, authorization_file), troubles)
-        checks.append(_found(METRICS, troubles, about))
+        # Last, as it queries a server: the ledger's own problems are reported even if that is
+        # unavailable.
+        about = _compare(reconcile(inquiry, prometheus, TOLERANCE, authorization_file), findings)
+        checks.append(_found(METRICS, findings, about))
     return Answer(
         question="verify",
-        title="Proof of the ledger",
+        title="Ledger verification",
         about=inquiry.about,
-        tables=[_checks_table(checks), _troubles_table(troubles)],
+        tables=[_checks_table(checks), _troubles_table(findings)],
         status=int(any(check[2] == FAILED for check in checks)),
-        complete=completeness(inquiry, balance, sum(troubles.found.values())),
+        complete=completeness(inquiry, balance, sum(findings.found.values())),
     )
 
 
@@ -97,69 +97,68 @@ METRICS: Final = "metrics differ"
 KINDS: Final = (DIFFERS, GAP, TWICE, METRICS)
 
 
-class Troubles:
-    """What is wrong: how much of each kind, and the first of each, which are named.
+class Findings:
+    """Problems by kind, with examples.
 
     Attributes:
-        found: How many there are, by kind.
+        found: Number of problems, by kind.
         named: The first of them, in full.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without problems."""
         self.found: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.named: dict[str, list[Trouble]] = {kind: [] for kind in KINDS}
 
     def add(self, kind: str, name: str, describe: Callable[..., str], *of: Any) -> None:
-        """Count one; only of the first it is found out in full what is wrong with it."""
+        """Count a problem; only the first ones are described in full."""
         self.found[kind] += 1
-        # To describe one asks the ledger again, which a damaged one would have to answer a million
-        # times.
+        # A description queries the ledger again, up to a million times for a damaged one.
         if len(self.named[kind]) < FACES:
             self.named[kind].append((kind, name, describe(*of)))
 
 
-def _look(inquiry: Inquiry, balance: Balance, suspects: int, troubles: Troubles) -> None:
-    """Look for what does not agree, row by row; `suspects` is how many invocations do not."""
+def _look(inquiry: Inquiry, balance: Balance, suspects: int, findings: Findings) -> None:
+    """Find inconsistent rows; `suspects` is the number of inconsistent invocations."""
     from otel_limits.ledger import proof
 
     connection = inquiry.connection
-    # Only where the sums say that there are some: to name them reads every call.
+    # Only if the sums indicate any: listing them reads every call.
     for row in proof.suspects(connection) if suspects else ():
-        _suspect(connection, row, troubles)
-    # Only then: to look for invocations without any call goes through all of them.
-    if troubles.found[DIFFERS] or not balance.is_even:
+        _suspect(connection, row, findings)
+    # Only then: finding invocations without calls reads all of them.
+    if findings.found[DIFFERS] or not balance.is_even:
         for row in proof.without_calls(connection):
-            troubles.add(DIFFERS, row.id, _none_there, row.model_calls)
+            findings.add(DIFFERS, row.id, _none_there, row.model_calls)
     for row in proof.counted_twice(connection):
-        told = "row {} was imported, row {} is the same".format
-        troubles.add(TWICE, row.invocation_id, told, row.id, row.live_id)
+        detail = "imported row {} is the same as row {}".format
+        findings.add(TWICE, row.invocation_id, detail, row.id, row.live_id)
 
 
-def _suspect(connection: Connection, row: Any, troubles: Troubles) -> None:
-    """Find out what is wrong with an invocation and its calls."""
+def _suspect(connection: Connection, row: Any, findings: Findings) -> None:
+    """Find the problems of an invocation and its calls."""
     name, is_live = str(row.invocation_id), row.source == "live"
     if row.id is None:
-        troubles.add(DIFFERS, name, _ownerless, row.calls)
+        findings.add(DIFFERS, name, _ownerless, row.calls)
         return
     if is_live and row.numbered != row.calls:
-        troubles.add(TWICE, name, _doubles, connection, name)
-    # An invocation under way has gaps and sums that do not agree yet.
+        findings.add(TWICE, name, _doubles, connection, name)
+    # An invocation in progress may have gaps and differing sums.
     if row.ended_us is None:
         return
     if is_live and row.last != row.numbered:
-        troubles.add(GAP, name, _gaps, connection, name)
+        findings.add(GAP, name, _gaps, connection, name)
     totals = (row.model_calls, row.input_tokens, row.output_tokens, row.price_pico)
-    says = [each or 0 for each in totals]
-    has = [row.calls, int(row.input), int(row.output), int(row.pico)]
+    expected = [each or 0 for each in totals]
+    actual = [row.calls, int(row.input), int(row.output), int(row.pico)]
     # The sum of rounded prices may differ from the rounded sum by one picodollar for each call.
-    if has[:3] != says[:3] or abs(has[3] - says[3]) > row.calls:
-        told = "its row says {}; its calls are {}".format
-        troubles.add(DIFFERS, name, told, _amounts(*says), _amounts(*has))
+    if actual[:3] != expected[:3] or abs(actual[3] - expected[3]) > row.calls:
+        detail = "recorded totals {}; sums of its calls {}".format
+        findings.add(DIFFERS, name, detail, _amounts(*expected), _amounts(*actual))
 
 
 def _none_there(calls: int) -> str:
-    return f"0 of {pluralize(calls, 'call')} are there"
+    return f"0 of {pluralize(calls, 'call')} found"
 
 
 def _ownerless(calls: int) -> str:
@@ -177,18 +176,18 @@ def _doubles(connection: Connection, name: str) -> str:
     found = unnumbered(connection, name)
     rows = ", ".join(map(str, found))
     have = "row {} has" if len(found) == 1 else "rows {} have"
-    return f"{have.format(rows)} a number that another call had"
+    return f"{have.format(rows)} the number of another call"
 
 
 def _gaps(connection: Connection, name: str) -> str:
     from otel_limits.ledger.proof import numbers
 
-    return f"there are {ranges(numbers(connection, name))}"
+    return f"existing: {ranges(numbers(connection, name))}"
 
 
-def _compare(compared: Answer, troubles: Troubles) -> str:
-    """Add what the metrics count otherwise; returns what was compared."""
-    told = "{}: the ledger has {}, Prometheus {} to {}".format
+def _compare(compared: Answer, findings: Findings) -> str:
+    """Add differences between ledger and metrics; returns what was compared."""
+    detail = "{}: {} in the ledger, {} to {} in Prometheus".format
     figures = 0
     for table in compared.tables:
         names = [column.name for column in table.columns]
@@ -198,8 +197,8 @@ def _compare(compared: Answer, troubles: Troubles) -> str:
             if row["accepted"] == "no":
                 of = f"{row['agent']}, {row.get('model', row.get('reason'))}"
                 both = (row["ledger"], row["prometheus"], row["prometheus_most"])
-                troubles.add(METRICS, of, told, row.get("measure", table.name), *both)
-    return f"Prometheus counted the same in the last day: {pluralize(figures, 'figure')}"
+                findings.add(METRICS, of, detail, row.get("measure", table.name), *both)
+    return f"Prometheus agrees for the last day: {pluralize(figures, 'figure')}"
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -208,17 +207,17 @@ def _compare(compared: Answer, troubles: Troubles) -> str:
 def _totals(balance: Balance, differing: int) -> Check:
     is_even = balance.is_even and not differing
     calls, tokens = pluralize(balance.calls.calls, "call"), pluralize(balance.calls.tokens, "token")
-    says = f"{calls}, {tokens} on both sides"
+    sums = f"{calls}, {tokens} on both sides"
     return (
-        "Totals of invocations against the sums of their calls",
+        "Invocation totals match the sums of their calls",
         differing or int(not is_even),
         OK if is_even else FAILED,
-        says if is_even else "they differ",
+        sums if is_even else "they differ",
     )
 
 
-def _found(kind: str, troubles: Troubles, title: str) -> Check:
-    found = troubles.found[kind]
+def _found(kind: str, findings: Findings, title: str) -> Check:
+    found = findings.found[kind]
     return (title, found, FAILED if found else OK, "")
 
 
@@ -226,15 +225,15 @@ def _waiting(inquiry: Inquiry, oldest: float) -> Iterator[Check]:
     from otel_limits.ledger.spill import orphans
 
     waiting = inquiry.waiting
-    # By the oldest row: new ones join a file all the time, and say nothing about it.
+    # By the oldest row: new ones are added to files all the time.
     is_stale = waiting.rows > 0 and (waiting.oldest_us or oldest) < oldest
     where = ", ".join(str(path) for path in waiting.files[:FACES])
-    why = f"{waiting.unseen or 'they are in every answer'}: {where}" if waiting.rows else ""
-    # Waiting is not a failure for an hour: a live process takes its rows back by itself.
+    why = f"{waiting.unseen or 'included in answers'}: {where}" if waiting.rows else ""
+    # Not a failure yet: a live process restores its rows automatically.
     state = FAILED if is_stale else WAITING if waiting.rows else OK
-    yield ("Rows that wait in spill files", waiting.rows, state, why)
+    yield ("Rows pending in spill files", waiting.rows, state, why)
     if waiting.damaged:
-        yield ("Lines of spill files that are not rows", waiting.damaged, FAILED, where)
+        yield ("Damaged lines in spill files", waiting.damaged, FAILED, where)
     left = orphans(inquiry.address)
     is_stale = any(each.written * MICROSECONDS < oldest for each in left)
     state = FAILED if is_stale else WAITING if left else OK
@@ -242,16 +241,15 @@ def _waiting(inquiry: Inquiry, oldest: float) -> Iterator[Check]:
         f"{each.path} of {each.owner}: otel-limits ledger adopt {each.path} --into LEDGER"
         for each in left[:FACES]
     )
-    yield ("Spill files whose ledger is not there", len(left), state, why)
+    yield ("Spill files without a ledger", len(left), state, why)
 
 
 def _open(balance: Balance, oldest: float) -> Check:
-    # By the oldest: an agent at work has no end yet, and one that was killed never will.
+    # By the oldest: running agents have no end yet, and killed ones never will.
     is_stale = balance.oldest_open_us is not None and balance.oldest_open_us < oldest
     state = FAILED if is_stale else WAITING if balance.open_invocations else OK
     why = (
-        "they began before the time that --stale permits, and hold "
-        f"{pluralize(balance.open.tokens, 'token')}"
+        f"started longer ago than --stale, with {pluralize(balance.open.tokens, 'token')}"
         if is_stale
         else ""
     )
@@ -261,7 +259,7 @@ def _open(balance: Balance, oldest: float) -> Check:
 def _unknown(balance: Balance) -> Iterator[Check]:
     calls, tokens = balance.calls.calls, balance.calls.tokens
     share = f"{balance.unmeasured_calls / calls:.1%} of all" if calls else ""
-    # Never a failure: the ledger has everything, and it is the provider who said nothing.
+    # Never a failure: the provider reported nothing.
     yield ("Unmeasured calls", balance.unmeasured_calls, OK, share)
     share = f"{balance.unpriced_tokens / tokens:.1%} of all" if tokens else ""
     yield ("Unpriced tokens", balance.unpriced_tokens, OK, share)
@@ -270,29 +268,29 @@ def _unknown(balance: Balance) -> Iterator[Check]:
 def _checks_table(checks: list[Check]) -> Table:
     return Table(
         name="verify",
-        title="Is it complete?",
+        title="Checks",
         columns=CHECKS,
         rows=checks,
-        note="What waits or is still open fails only when it is older than --stale.",
+        note="Pending rows and unfinished invocations only fail if older than --stale.",
     )
 
 
-def _troubles_table(troubles: Troubles) -> Table:
-    named = [each for kind in KINDS for each in troubles.named[kind]]
-    # Said in numbers: who mends the twenty that are named would take it for done.
-    left_out = sum(troubles.found.values()) - len(named)
+def _troubles_table(findings: Findings) -> Table:
+    named = [each for kind in KINDS for each in findings.named[kind]]
+    # Counted, so that fixing the listed ones does not look complete.
+    left_out = sum(findings.found.values()) - len(named)
     return Table(
         name="rows",
-        title="Rows that are not as they should be",
+        title="Inconsistent rows",
         columns=TROUBLES,
         rows=named,
-        note=f"{left_out:,} more are left out." if left_out else "",
+        note=f"{left_out:,} more not shown." if left_out else "",
     )
 
 
 VERIFY: Final = Question(
     name="verify",
-    help="Check that the ledger is complete, and say how; exit status 1 if it is not.",
+    help="Verify that the ledger is complete (exit status 1 if not).",
     answer=verify,
     tables={"verify": CHECKS, "rows": TROUBLES},
     options=(
@@ -300,10 +298,10 @@ VERIFY: Final = Question(
             "--stale",
             "AGE",
             asking.duration,
-            "age from which waiting rows and open invocations are errors (default: 1h)",
+            "age after which pending rows and open invocations count as errors (default: 1h)",
             default=timedelta(hours=1),
         ),
-        Option("--prometheus", "URL", str, "compare with its counters too, of the last day"),
+        Option("--prometheus", "URL", str, "also compare with its counters of the last day"),
         AUTHORIZATION_FILE,
     ),
     selection=(),

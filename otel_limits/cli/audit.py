@@ -1,4 +1,4 @@
-"""The command `audit`: asks the questions that `otel_limits.audit.questions` lists."""
+"""The command `audit`, with a subcommand for each of `otel_limits.audit.questions`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from otel_limits.audit.question import Inquiry, Question
 
 HELP: Final = """\
-Ask the spend ledger.
+Query the spend ledger.
 
-The ledger is the one that --ledger or OTEL_LIMITS_LEDGER names; otherwise the one that
-otel-limits run keeps in your data directory. Times are UTC; days, weeks and months are those of
---time-zone or OTEL_LIMITS_TIME_ZONE.
+The ledger is set by --ledger or OTEL_LIMITS_LEDGER, otherwise it is the one that otel-limits run
+keeps in your data directory. Times are UTC; days, weeks and months follow --time-zone or
+OTEL_LIMITS_TIME_ZONE.
 """
 
 WRITERS: Final = {"json": as_json, "csv": as_csv, "html": as_page}
@@ -38,7 +38,7 @@ FORMATS: Final = ("table", *WRITERS)
 
 
 def add(commands: Any) -> None:
-    """Add `audit`, with a command per question, to the subparsers of the command line."""
+    """Add `audit`, with a subcommand per question, to the command line."""
     group = add_group(commands, "audit", HELP)
     for question in QUESTIONS:
         call = functools.partial(ask, question)
@@ -47,18 +47,18 @@ def add(commands: Any) -> None:
             "--format",
             choices=FORMATS,
             default="table",
-            help="how the answer is shown (default: table)",
+            help="output format (default: table)",
         )
         parser.add_argument(
             "--wide",
             action="store_true",
-            help="whole values and every column in tables, however narrow the terminal is",
+            help="never truncate values or hide columns",
         )
         parser.add_argument(
             "--time-zone",
             metavar="ZONE",
-            help="whose days, weeks and months are meant, and times without an offset, such as "
-            "Europe/Berlin (default: OTEL_LIMITS_TIME_ZONE, otherwise UTC)",
+            help="time zone for dates and periods, e.g. Europe/Berlin (default: "
+            "OTEL_LIMITS_TIME_ZONE, otherwise UTC)",
         )
         groups: dict[str, Any] = {"": parser}
         for option in (*question.selection, *question.options):
@@ -71,29 +71,29 @@ def add(commands: Any) -> None:
 
 
 def print_schema(arguments: Namespace) -> int:
-    """Print what `--format json` gives for a question, as JSON Schema."""
+    """Print the JSON Schema of `--format json` for a question."""
     (question,) = (each for each in QUESTIONS if each.name == arguments.question)
     sys.stdout.write(json.dumps(schema_of(question), indent=2) + "\n")
     return 0
 
 
 def ask(question: Question, arguments: Namespace) -> int:
-    """Ask a question and show the answer.
+    """Answer a question and show the answer.
 
     Raises:
-        LedgerError: The ledger cannot answer it.
+        LedgerError: It cannot be answered.
     """
     with _uncollected():
         try:
             answer = _ask(question, arguments)
         except LedgerMovedError:
-            answer = _ask(question, arguments)  # by the way for a ledger that is in use
-    # On standard error: standard output is one table, or a policy file, for another program.
+            answer = _ask(question, arguments)  # now the ledger is in use, and read as such
+    # On standard error, as standard output is one table or policy file for another program.
     if arguments.format == "csv" or (answer.text and arguments.format == "table"):
         for line in beside(answer):
             sys.stderr.write(f"{line}\n")
     if arguments.format == "table":
-        # Only a table needs `rich`, which takes longer to import than all the rest.
+        # Only tables need `rich`, which takes longer to import than everything else.
         from otel_limits.cli.show.text import show
 
         show(answer, wide=arguments.wide)
@@ -104,7 +104,7 @@ def ask(question: Question, arguments: Namespace) -> int:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Leave garbage alone: rows have no cycles, and looking for some takes a sixth of the time."""
+    """Suspend garbage collection: rows have no cycles, and the search takes 1/6 of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -117,7 +117,7 @@ def _uncollected() -> Iterator[None]:
 def _ask(question: Question, arguments: Namespace) -> Answer:
     values = {option.name: getattr(arguments, option.name) for option in question.options}
     with inquiring(arguments) as inquiry:
-        # Within the ledger, as an answer may still read rows while it is put together.
+        # With the ledger open, as an answer may be read lazily.
         return exactly(inquiry, lambda: _answered(question, inquiry, values))
 
 

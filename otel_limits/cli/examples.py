@@ -1,4 +1,4 @@
-"""One line that can be typed for every command whose help does not begin with one."""
+"""Example command lines, shown in the help of commands without their own."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "otel-limits docs": "otel-limits docs limits",
     "otel-limits top": "otel-limits top --scrape http://localhost:9464/metrics",
 }
-"""By the name of the command. Those that are missing have one in the middle of their help."""
+"""By command name. Commands that are missing show an example within their help."""
 
 
 def example_of(command: str) -> str | None:
-    """Return what stands at the end of the help of a command, if anything does."""
+    """Return the example at the end of a command's help, if any."""
     line = EXAMPLES.get(command)
     return None if line is None else f"example:\n  {line}"

@@ -1,4 +1,4 @@
-"""What the commands about a ledger have in common: an option, the opening, refusals."""
+"""Shared parts of the commands on a ledger: options, opening, errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_ledger_command(
     call: Callable[[Namespace], int],
     option: str = "--ledger",
 ) -> ArgumentParser:
-    """Add a command about a ledger; what it cannot do because of the ledger it says on stderr."""
+    """Add a command on a ledger, which reports ledger errors on stderr."""
     parser = add_command(commands, name, text, refusing(call))
     about = "a path, sqlite:///PATH or postgresql://…"
     parser.add_argument(option, dest="ledger", metavar="ADDRESS", help=about)
@@ -38,7 +38,7 @@ def add_ledger_command(
 
 
 def refusing(call: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
-    """Make a command that says on stderr what it cannot do because of the ledger."""
+    """Wrap a command so that it reports ledger errors on stderr."""
 
     def call_or_refuse(arguments: Namespace) -> int:
         try:
@@ -65,10 +65,10 @@ def add_option(parser: Any, option: Option) -> None:
 
 
 def selected(arguments: Namespace) -> Selection:
-    """Return which part of the ledger the options ask for.
+    """Return the part of the ledger that the options select.
 
     Raises:
-        LedgerError: The time zone has no such name, or the calendar ends before a time.
+        LedgerError: The time zone is unknown, or a time is out of range.
     """
     from otel_limits.ledger.rows import time_of
     from otel_limits.ledger.selection import Selection
@@ -82,9 +82,9 @@ def selected(arguments: Namespace) -> Selection:
         since_us, until_us = (each and each.microseconds(zone) for each in (since, until))
     except OverflowError:
         raise LedgerError(
-            f"--since and --until of {zone} must lie in the years 1 to 9999 of UTC, too."
+            f"--since and --until of {zone} must be in the years 1 to 9999 UTC."
         ) from None
-    # Answered with nothing, it would look like a quiet week.
+    # An empty answer would look like a quiet week.
     if since_us is not None and until_us is not None and until_us <= since_us:
         begin, end = (time_of(each).isoformat(" ", "seconds") for each in (since_us, until_us))
         raise LedgerError(f"--until must be later than --since, which is {begin}, got {end}.")
@@ -98,7 +98,7 @@ def selected(arguments: Namespace) -> Selection:
 
 @contextlib.contextmanager
 def inquiring(arguments: Namespace) -> Iterator[Inquiry]:
-    """Open the ledger for questions about the part of it that is selected; nothing is written.
+    """Open the ledger read-only for a query of the selected part.
 
     Raises:
         LedgerError: There is none, or it cannot be read.
@@ -109,7 +109,7 @@ def inquiring(arguments: Namespace) -> Iterator[Inquiry]:
     with (
         named(arguments) as address,
         asking(address) as (connection, waiting),
-        working("Asking the ledger") as work,
+        working("Querying the ledger") as work,
     ):
         yield Inquiry(
             connection=connection,
@@ -124,7 +124,7 @@ def inquiring(arguments: Namespace) -> Iterator[Inquiry]:
 
 @contextlib.contextmanager
 def opened(arguments: Namespace, *, create: bool = False) -> Iterator[Database]:
-    """Open the ledger that is asked for to change it, and take back what waits in spill files.
+    """Open the ledger for changes, and restore its spill files.
 
     Raises:
         LedgerError: There is none, or it cannot be used.
@@ -136,7 +136,7 @@ def opened(arguments: Namespace, *, create: bool = False) -> Iterator[Database]:
     with named(arguments) as address:
         if not create:
             require_ledger(address)
-        # What waits in spill files belongs to the ledger: a change that passed it by would miss it.
+        # Spilled rows belong to the ledger: a change must not miss them.
         with contextlib.closing(Database(address)) as database:
             for _ in taking_back(database, SpillFiles(address)):
                 pass
@@ -145,7 +145,7 @@ def opened(arguments: Namespace, *, create: bool = False) -> Iterator[Database]:
 
 @contextlib.contextmanager
 def named(arguments: Namespace) -> Iterator[Address]:
-    """Find the ledger that is asked for, and say in a sentence what its database refuses with.
+    """Find the ledger, and turn database errors into sentences.
 
     Raises:
         LedgerError: It cannot be used.
@@ -159,14 +159,14 @@ def named(arguments: Namespace) -> Iterator[Address]:
         raise LedgerError(str(error)) from None
     try:
         yield address
-    except BrokenPipeError:  # of standard output: no database fails so
+    except BrokenPipeError:  # from standard output, not from a database
         raise
     except (DatabaseError, sqlite3.Error, OSError) as error:
         reason = reason_of(error)
         has_damage = "malformed" in reason or "not a database" in reason
         raise _unusable(address, reason, has_damage=has_damage) from None
     except (TypeError, ValueError, MemoryError):
-        # What stands in a damaged file may be of any kind: that is its fault, and not ours.
+        # A damaged file may contain values of any type.
         if not is_damaged(address):
             raise
         raise _unusable(address, "the file is damaged", has_damage=True) from None
@@ -178,15 +178,14 @@ def _unusable(address: Address, reason: str, *, has_damage: bool) -> LedgerError
 
 
 def exactly(inquiry: Inquiry, answer: Callable[[], T]) -> T:
-    """Answer, and again with exact sums where a sum of SQLite's leaves 64 bits."""
+    """Answer; and again with exact sums if a SQLite sum exceeds 64 bits."""
     from otel_limits.ledger.database import DatabaseError
     from otel_limits.ledger.reading import add_up_exactly
 
     try:
         return answer()
     except DatabaseError as error:
-        # Exact sums are slower, and almost no ledger needs them: they are made only after the quick
-        # ones have failed.
+        # Exact sums are slower, and almost never needed: only after the quick ones have failed.
         if "integer overflow" not in str(error):
             raise
     add_up_exactly(inquiry.connection)

@@ -1,4 +1,4 @@
-"""The command `ledger reprice`: prices calls of a ledger again, and says what changed."""
+"""The command `ledger reprice`: reprices calls of a ledger, and prints what changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from otel_limits.core.pricing import Prices
     from otel_limits.ledger.repricing import Repriced
 
-TEXT = "Price the calls that have no price, by the policy file and the list of prices of today."
+TEXT = "Price unpriced calls by the policy file and the current price list."
 
 
 def add(group: Any) -> None:
@@ -26,12 +26,12 @@ def add(group: Any) -> None:
     parser = add_ledger_command(group, "reprice", TEXT, reprice)
     for option in SELECTION:
         add_option(parser, option)
-    parser.add_argument("--all", action="store_true", help="also the calls that have a price")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would change")
+    parser.add_argument("--all", action="store_true", help="include calls that have a price")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would change")
 
 
 def reprice(arguments: Namespace) -> int:
-    """Price calls again, and say what changed."""
+    """Reprice calls, and print what changed."""
     from otel_limits.ledger.repricing import reprice as price_again
 
     prices = _present_prices()
@@ -45,10 +45,10 @@ def reprice(arguments: Namespace) -> int:
 
 
 def _present_prices() -> Prices:
-    """Read the prices of today.
+    """Read the current prices.
 
     Raises:
-        LedgerError: The policy file has a mistake, or there are no prices at all.
+        LedgerError: The policy file is invalid, or there are no prices.
     """
     from otel_limits.core.pricing import MISSING, Prices
 
@@ -62,12 +62,12 @@ def _present_prices() -> Prices:
 
 
 def _account_of(done: Repriced, *, is_dry: bool) -> str:
-    """Say what changed, by model."""
+    """Describe the changes by model."""
     from otel_limits.audit.formatting import money
 
     verbs = ("would be", "would be") if is_dry else ("was", "were")
     seen = pluralize(done.seen, f"model call {verbs[0]}", f"model calls {verbs[1]}")
-    lines = [f"{done.changed:,} of {seen} priced again."]
+    lines = [f"{done.changed:,} of {seen} repriced."]
     for model, change in sorted(done.by_model.items()):
         lines.append(
             f"{model}: {pluralize(change.calls, 'call')}, {change.was_unpriced:,} without a price; "

@@ -1,4 +1,4 @@
-"""Whether a ledger could be written to, found out without writing to it or upgrading it."""
+"""Checks whether a ledger is writable, without writing to it or upgrading it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RIGHTS: Final = sa.text(
     "THEN has_schema_privilege(current_schema(), 'CREATE') "
     "ELSE has_table_privilege(to_regclass(:name), 'INSERT, UPDATE') END"
 )
-"""Whether its tables can be made, or written where they are there."""
+"""Whether the tables can be created, or written if they exist."""
 
 
 def refusal_of(address: Address) -> str | None:
-    """Say why a ledger cannot be written to; `None` where it can."""
+    """Return why a ledger is not writable; `None` if it is."""
     if address.file is not None:
         return _refusal_of_file(address.file)
     engine = make_engine(address)
@@ -42,7 +42,7 @@ def refusal_of(address: Address) -> str | None:
 
 
 def _refusal_of_file(file: Path) -> str | None:
-    # The nearest directory that is there: what is below it can be made on the way.
+    # The nearest existing directory: those below it can be created.
     directory = next(parent for parent in file.parents if parent.exists())
     if not os.access(directory, os.W_OK | os.X_OK):
         return f"{directory} cannot be written"

@@ -1,4 +1,4 @@
-"""Where a ledger is: a file, or a PostgreSQL database, whose password is never shown."""
+"""The address of a ledger: a file or a PostgreSQL database. Its password is never shown."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from otel_limits.ledger.files import temporary_directory
 SQLITE: Final = "sqlite:///"
 POSTGRESQL: Final = ("postgresql", "postgres", "postgresql+psycopg")
 IN_MEMORY: Final = re.compile(r"^:memory:$|^file:(:memory:|.*[?&]mode=memory)")
-"""What SQLite takes for a database in memory, and not for the name of a file."""
+"""Names that SQLite treats as a database in memory, not as a file."""
 NAMING: Final = ("user=", "host=", "hostaddr=", "port=", "dbname=", "service=")
-"""Parameters of a PostgreSQL address that name the database; the others say how to talk to it."""
+"""Parameters of a PostgreSQL address that name the database; the others configure the
+connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -34,34 +35,34 @@ class Address:
     file: Path | None
     """The SQLite file, `None` for a server."""
     name: str
-    """The whole address without a password: what its spill files say they belong to."""
+    """The whole address without a password, as recorded in its spill files."""
     spills: tuple[Path, ...]
-    """Beginnings of the paths of its spill files, in the order in which they are tried."""
+    """Path prefixes of its spill files, in the order in which they are tried."""
     group: int | None = None
-    """Of those who may read its files besides their owner."""
+    """Group that may read its files."""
 
     def __str__(self) -> str:
-        """The address as a user may see it."""
+        """Return the address without a password."""
         shown = redact_url(self.url if self.file is None else str(self.file))
-        # The name of a file may have bytes that are not text, which no log could be written with.
+        # File names may contain bytes that are not text, which no log accepts.
         return shown.encode("utf-8", "backslashreplace").decode()
 
     def __repr__(self) -> str:
-        """The same, recognisable."""
+        """Return the same, recognisable."""
         return f"Address({self})"
 
 
 def parse(name: str, text: str, data_directory: Path | None) -> Address:
-    """Read an address.
+    """Parse an address.
 
     Args:
-        name: What it is called in errors.
+        name: Its name in errors.
         text: A path, `sqlite:///PATH` or `postgresql://…`.
-        data_directory: Where the rows of a server wait while it cannot be reached; `None` where
-            nobody knows, as a user may have no home directory.
+        data_directory: Where rows wait while a server is unavailable; `None` if there is none, as
+            for a user without a home directory.
 
     Raises:
-        ValueError: It is not such an address, or the driver of its server is not installed.
+        ValueError: It is not an address, or the driver of its server is not installed.
     """
     scheme, separator, _ = text.partition("://")
     if not separator or scheme == "sqlite":
@@ -88,7 +89,7 @@ def parse(name: str, text: str, data_directory: Path | None) -> Address:
 
 
 def _require_readable(name: str, url: str) -> None:
-    """Refuse what the client cannot read, whose own words would quote pieces of a password."""
+    """Reject what the client cannot parse, as its own message would quote parts of a password."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -98,8 +99,8 @@ def _require_readable(name: str, url: str) -> None:
         is_readable = False
     if not is_readable:
         raise ValueError(
-            f"{name} is not a URL that SQLAlchemy can read: {redact_url(url)!r}. The port must be a "
-            "number, and in a password write %2F for /, %3F for ?, %23 for # and %40 for @."
+            f"{name} is not a URL that SQLAlchemy can parse: {redact_url(url)!r}. The port must be "
+            "a number; in a password, write %2F for /, %3F for ?, %23 for # and %40 for @."
         )
 
 
@@ -107,27 +108,29 @@ def _file(name: str, text: str, data_directory: Path | None) -> Address:
     path = text.removeprefix(SQLITE)
     shown = redact_url(text)
     if not path or IN_MEMORY.search(path):
-        raise ValueError(f"{name} must name a file, got {shown!r}. A ledger in memory is lost.")
+        raise ValueError(
+            f"{name} must name a file, got {shown!r}. A ledger in memory would be lost."
+        )
     if path.startswith("sqlite:"):
         raise ValueError(
             f"{name} must be a path or sqlite:///PATH, with three slashes and the path, got "
             f"{shown!r}."
         )
-    # An address could have parameters there, which would change what this one does not know of.
+    # It would be read as parameters, which could have any effect.
     if text.startswith(SQLITE) and "?" in path:
         raise ValueError(
             f"{name} must be sqlite:///PATH without parameters, got {shown!r}. Leave out the ? and "
-            "what follows it, or, if it belongs to the name of the file, write the path alone."
+            "what follows it, or, if it is part of the file name, give the path alone."
         )
     try:
         file = Path(path).expanduser().absolute()
-    except (RuntimeError, OSError) as error:  # no such user, or a directory that is gone
+    except (RuntimeError, OSError) as error:  # no such user, or a deleted directory
         reason = str(error).rstrip(".")
         raise ValueError(f"{name} is {shown!r}: {reason}. Give the whole path.") from None
-    # Any other directory may be gone soon, and the rows wait for that: whoever asks is told.
+    # Checked for directories that may not exist yet, too.
     if not file.name:
         raise ValueError(
-            f"{name} must name a file, and {shown!r} is a directory. Name a file in it: "
+            f"{name} must name a file, and {shown!r} is a directory. Use a file in it: "
             f"{file / 'ledger.db'}"
         )
     full = os.path.realpath(file)
@@ -136,8 +139,8 @@ def _file(name: str, text: str, data_directory: Path | None) -> Address:
 
 
 def server_name(url: str) -> str:
-    """Name a database of a server by user, host, port and database: a password may change."""
-    # Not by `urlsplit` alone: a password may have any characters here.
+    """Name a database of a server by user, host, port and database; the password may change."""
+    # Not by `urlsplit` alone: a password may contain any character here.
     credentials, _, place = url.partition("://")[2].rpartition("@")
     user, parts = credentials.partition(":")[0], urlsplit(f"postgresql://{place}")
     query = "&".join(sorted(each for each in parts.query.split("&") if each.startswith(NAMING)))
@@ -145,16 +148,16 @@ def server_name(url: str) -> str:
 
 
 def database_of(name: str) -> str:
-    """What is left of a server's name without user and host: the database."""
+    """Return a server's name without user and host: the database."""
     return urlsplit(name).path
 
 
 def _places(full: str, data_directory: Path | None) -> tuple[Path, ...]:
-    """Where rows wait that cannot be kept beside the ledger: no two ledgers share a name there."""
+    """List where rows can wait apart from the ledger, under a name of their ledger."""
     directories = (data_directory, temporary_directory())
     return tuple(each / f"ledger-{_digest(full)}" for each in directories if each is not None)
 
 
 def _digest(text: str) -> str:
-    # As the file system has it: a path may hold bytes that are not text.
+    # As the file system has it: a path may contain bytes that are not text.
     return hashlib.blake2s(os.fsencode(text), digest_size=6).hexdigest()

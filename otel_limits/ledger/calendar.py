@@ -1,4 +1,4 @@
-"""Hours, days, weeks and months of a time zone: where each begins and ends, and its name."""
+"""Hours, days, weeks and months of a time zone: their bounds and names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from otel_limits.core.secrets import redact_url
 from otel_limits.ledger.rows import MICROSECONDS
 
 QUARTER: Final = "(quarter)"
-"""Quarters of an hour since the epoch, which no audit key can be called. The clocks of all zones
-differ from UTC by whole ones, so that days of any zone are made of them."""
+"""Quarters of an hour since the epoch; no audit key can have this name. All zones differ from UTC
+by whole quarters, so the days of any zone consist of them."""
 QUARTER_SECONDS: Final = 15 * 60
 
 PERIODS: Final[Mapping[str, str]] = {
@@ -23,7 +23,7 @@ PERIODS: Final[Mapping[str, str]] = {
     "week": "2026-W47",
     "month": "2026-11",
 }
-"""What can be named, with an example of each."""
+"""Periods, with an example of each."""
 
 
 def label(name: str, local: datetime) -> str:
@@ -31,14 +31,14 @@ def label(name: str, local: datetime) -> str:
     if name == "hour":
         return f"{local:%Y-%m-%d %H}:00"
     if name == "week":
-        # By the ISO year: the last days of December may belong to week 1 of the next.
+        # By the ISO year: the last days of December may belong to week 1 of the next year.
         year, week, _ = local.isocalendar()
         return f"{year}-W{week:02}"
     return f"{local:%Y-%m}" if name == "month" else f"{local:%Y-%m-%d}"
 
 
 def span(name: str, value: str, zone: tzinfo) -> tuple[int, int]:
-    """Return the first microsecond of a period, and of the one that follows.
+    """Return the first microsecond of a period, and of the next one.
 
     Raises:
         LedgerError: It is not the name of one.
@@ -46,32 +46,32 @@ def span(name: str, value: str, zone: tzinfo) -> tuple[int, int]:
     try:
         begin, end = BOUNDS[name](value)
         return _microseconds(begin, zone), _microseconds(end, zone)
-    # Attributes of None: a week that does not match its pattern has no groups.
+    # AttributeError: a week that does not match its pattern has no groups.
     except (ValueError, OverflowError, AttributeError):
         raise LedgerError(
-            f"{name} must be such as {PERIODS[name]}, got {redact_url(value)!r}."
+            f"{name} must be like {PERIODS[name]}, got {redact_url(value)!r}."
         ) from None
 
 
 def kind_of(text: str) -> str | None:
-    """Say what a text is the name of: an hour, day, week or month."""
+    """Return which kind of period a text names: hour, day, week or month."""
     for name, bounds in BOUNDS.items():
         with contextlib.suppress(ValueError, OverflowError, AttributeError):
-            # Written again, as `strptime` takes 2026-1 for 2026-01, and a question must mean one
-            # thing.
+            # Formatted back, as `strptime` accepts 2026-1 for 2026-01, and a query must be
+            # unambiguous.
             if label(name, bounds(text)[0]) == text:
                 return name
     return None
 
 
 def _microseconds(local: datetime, zone: tzinfo) -> int:
-    # By way of UTC: `zoneinfo` (PEP 495) takes a time that was skipped as one before the change.
+    # By way of UTC: `zoneinfo` (PEP 495) reads a skipped time as one before the change.
     utc = local.replace(tzinfo=zone).astimezone(timezone.utc)
     return round(utc.timestamp()) * MICROSECONDS
 
 
 def _hour(text: str) -> tuple[datetime, datetime]:
-    begin = datetime.strptime(text, "%Y-%m-%d %H:00")  # noqa: DTZ007  its zone is put in later
+    begin = datetime.strptime(text, "%Y-%m-%d %H:00")  # noqa: DTZ007  its zone is added later
     return begin, begin + timedelta(hours=1)
 
 
@@ -88,7 +88,7 @@ def _week(text: str) -> tuple[datetime, datetime]:
 
 def _month(text: str) -> tuple[datetime, datetime]:
     begin = datetime.strptime(text, "%Y-%m")  # noqa: DTZ007
-    # In months since the year 0, so that January of the next year follows December.
+    # In months since the year 0, so that January follows December.
     months = begin.year * 12 + begin.month
     return begin, begin.replace(year=months // 12, month=months % 12 + 1)
 

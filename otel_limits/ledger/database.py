@@ -32,39 +32,38 @@ if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
 
 BUSY_SECONDS: Final = 5.0
-"""How long a write waits for another process's write. Nobody but the writer's thread waits."""
+"""How long a write waits for another process's write. Only the writer thread waits."""
 
 SERVER_SECONDS: Final = 10
-"""After which a PostgreSQL server is given up: connecting, and each statement."""
+"""Timeout of a PostgreSQL server: for connecting, and for each statement."""
 
 WRITES: Final = "otel_limits_writes"
-"""Execution option of a connection that is going to write."""
+"""Execution option of a connection that will write."""
 
 NUMBERED: Final = (MODEL_CALL_TABLE, TOOL_CALL_TABLE)
-"""Tables whose rows an invocation counts."""
+"""Tables whose rows are numbered within their invocation."""
 
 DIALECTS: Final = "sqlalchemy.dialects"
-"""Each takes a twentieth of a second to import: only the one that a ledger needs is."""
+"""Each takes 50 ms to import, so only the required one is."""
 
 DatabaseError = sa.exc.SQLAlchemyError
-"""Whatever a database refuses with."""
+"""Base class of database errors."""
 
 ABANDONED: Final[list[sa.Engine]] = []
-"""Engines of a parent process. They are never closed: that could do harm to the parent's."""
+"""Engines of the parent process, never closed: that could damage the parent's connections."""
 
 
 class Database:
-    """A ledger's database. Only one thread at a time may use it.
+    """A ledger's database. Not thread-safe.
 
     Args:
         address: Where it is.
-        upgrades: What leads from one version of the tables to the next.
+        upgrades: The upgrades from each schema version to the next.
     """
 
     def __init__(self, address: Address, upgrades: Sequence[Upgrade] = UPGRADES) -> None:
-        """Open nothing yet; but import what opening needs, before any fork can fall into that."""
-        # A child that is forked while another thread imports waits for an import lock
-        # that nobody holds.
+        """Import what opening needs, so that no fork can happen during that; open nothing yet."""
+        # A child forked while another thread imports would wait forever for the import lock.
         importlib.import_module(f"{DIALECTS}.{'sqlite' if address.file else 'postgresql'}")
         if address.file is None:
             importlib.import_module("psycopg")
@@ -74,23 +73,23 @@ class Database:
         self._identity: tuple[int, ...] | None = None
 
     def write(self, rows: Rows) -> dict[str, int]:
-        """Write `rows` in one transaction; one that is there already changes nothing.
+        """Write `rows` in one transaction. Existing rows are unchanged.
 
         Returns:
-            How many rows changed each table.
+            Number of changed rows, by table.
 
         Raises:
-            sqlalchemy.exc.SQLAlchemyError: The database refused, and nothing was written.
-            OSError: Its file vanished or cannot be made.
-            NewerLedgerError: A newer program wrote it.
+            sqlalchemy.exc.SQLAlchemyError: The database failed, and nothing was written.
+            OSError: Its file vanished or cannot be created.
+            LedgerError: Its schema version is not this program's.
         """
         try:
             changed = self._write(rows)
-            # The file may have been replaced while they were written to the old one.
+            # The file may have been replaced during the write to the old one.
             if self._has_moved():
                 changed = self._write(rows)
         except BaseException:
-            # What is wrong may be the connection itself: the next attempt begins with a new one.
+            # The connection itself may be broken: the next attempt opens a new one.
             self.close()
             raise
         return changed
@@ -102,8 +101,8 @@ class Database:
         with self.changing() as connection:
             require_version(connection, self._upgrades)
             for table in TABLES:
-                # Table by table and not row by row: a statement for many rows takes a fraction
-                # of the time.
+                # Table by table rather than row by row: one statement for many rows is many times
+                # faster.
                 chosen = [row for name, row in rows if name == table.name]
                 if table is INVOCATION_TABLE:
                     chosen = latest(chosen)
@@ -114,18 +113,18 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """A connection to ask questions with."""
+        """Open a connection for queries."""
         with self.engine().connect() as connection:
             yield connection
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[sa.Connection]:
-        """A connection in a transaction of its own, committed at the end."""
+        """Open a transaction, committed at the end."""
         with writing(self.engine()) as connection:
             yield connection
 
     def engine(self) -> sa.Engine:
-        """The engine, opened and migrated on first use."""
+        """Return the engine, opened and migrated on first use."""
         if self._engine is None:
             engine = make_engine(self.address)
             try:
@@ -139,7 +138,7 @@ class Database:
         return self._engine
 
     def _share(self) -> None:
-        """Let the group read what SQLite keeps beside its file: it takes over only the mode."""
+        """Let the group read SQLite's auxiliary files, which only inherit the mode."""
         file, group = self.address.file, self.address.group
         if file is None or group is None:
             return
@@ -148,33 +147,33 @@ class Database:
                 files.share(file.with_name(file.name + suffix), group)
 
     def close(self) -> None:
-        """Close the connections; the next use opens new ones."""
+        """Close the connections. The next use opens new ones."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.dispose()
 
     def abandon(self) -> None:
-        """Forget, in a forked child, the connections that belong to the parent."""
+        """Forget the parent's connections in a forked child."""
         engine, self._engine = self._engine, None
         if engine is not None:
             ABANDONED.append(engine)
 
     def _has_moved(self) -> bool:
-        """Tell whether the open file is no longer the one at its path: rows in it would be lost."""
+        """Return whether the open file is no longer at its path: its rows would be lost."""
         return self._engine is not None and self._identity != self._file_identity()
 
     def _file_identity(self) -> tuple[int, ...] | None:
         if self.address.file is None:
             return None
-        # SQLite follows a link when it opens, and its log is beside what the link led to then.
+        # SQLite resolves links when it opens a file, and keeps its log next to the target.
         file = os.path.realpath(self.address.file)
-        # Its log as well: who deletes a directory may meet a file that was made anew meanwhile,
-        # and its log would be written to without a name.
+        # The log as well: if the directory was deleted and the file recreated, the open log has no
+        # name.
         return (*identity(file), *identity(f"{file}-wal"))
 
 
 def identity(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """What no other file has, not even one that took its name; zeros where there is none."""
+    """Return an identity that no other file has, not even a replacement; zeros if there is none."""
     try:
         status = os.stat(path)  # noqa: PTH116  on the path of every commit
     except OSError:
@@ -183,21 +182,21 @@ def identity(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 def latest(rows: list[Row]) -> list[Row]:
-    """Keep one row per invocation, that of its end: beginning and end often come together."""
+    """Keep one row per invocation, preferring the one with its end: both often come together."""
     kept: dict[str, Row] = {}
     for row in rows:
         before = kept.get(row["id"])
-        # PostgreSQL refuses a statement that would change one row twice.
+        # PostgreSQL rejects a statement that changes a row twice.
         if before is None or before["ended_us"] is None:
             kept[row["id"]] = row
     return list(kept.values())
 
 
 def insert(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
-    """Insert the rows that are not there yet; an invocation that has ended ends its row."""
+    """Insert new rows. The end of an invocation updates its row."""
     inserted = execute(connection, table, rows)
     if table in NUMBERED and inserted < len(rows):
-        # Only where some were not inserted, which is rare: it asks for each row by itself.
+        # Rarely: it queries each row separately.
         again = namesakes(connection, table, rows)
         if again:
             inserted += execute(connection, table, again)
@@ -205,21 +204,21 @@ def insert(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
 
 
 def execute(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
-    """Run the insertion of a table, and return how many rows it changed.
+    """Insert rows, and return how many rows changed.
 
-    The driver is called with the compiled statement: SQLAlchemy's own handling of parameters costs
-    ten times what SQLite takes to insert them.
+    The driver is called with the compiled statement: SQLAlchemy's parameter handling takes ten
+    times as long as SQLite's insertion.
     """
     compiled = insertion(table, connection.dialect)
     names = compiled.positiontup
-    # By place for SQLite and by name for PostgreSQL, as their drivers want them.
+    # Positional for SQLite, named for PostgreSQL, as their drivers require.
     values: Any = [tuple(map(row.__getitem__, names)) for row in rows] if names else rows
     return connection.exec_driver_sql(compiled.string, values).rowcount
 
 
 @functools.lru_cache
 def insertion(table: sa.Table, dialect: sa.Dialect) -> SQLCompiler:
-    """The insertion into a table: what is there already stays as it is."""
+    """Compile the insertion into a table, which leaves existing rows unchanged."""
     columns = insertable_columns(table)
     maker: Any = importlib.import_module(f"{DIALECTS}.{dialect.name}")
     values = maker.insert(table).values({column: sa.bindparam(column) for column in columns})
@@ -227,20 +226,20 @@ def insertion(table: sa.Table, dialect: sa.Dialect) -> SQLCompiler:
         statement = values.on_conflict_do_update(
             index_elements=["id"],
             set_={column: values.excluded[column] for column in ENDING},
-            # Only once: an end that is there already is the true one, whoever brings another.
+            # Only once: the first recorded end is the true one.
             where=values.excluded.ended_us.is_not(None) & table.c.ended_us.is_(None),
         )
     else:
-        # What a spill file brings a second time changes nothing, whoever brings it.
+        # A spill file that is restored twice changes nothing.
         statement = values.on_conflict_do_nothing()
     return cast("SQLCompiler", statement.compile(dialect=dialect))
 
 
 def namesakes(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> list[Row]:
-    """Find live rows that only look like replays, and free them of their number.
+    """Find live rows that only look like replays, and clear their number.
 
-    A replay is the same row again. One with the number of another and a time of its own is not: it
-    is kept, and an audit tells of it.
+    A replay is the same row again. A row with the same number at another time is not: it is kept,
+    and an audit reports it.
     """
     numbered = [row for row in rows if row["number"] is not None]
     query = sa.select(table.c.at_us).where(
@@ -263,11 +262,11 @@ def namesakes(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> li
 
 
 def complete(table_name: str, row: Row) -> Row | None:
-    """Give a row that was read from a file exactly the columns that this version has.
+    """Complete a row that was read from a file with exactly the columns of this version.
 
     Returns:
-        The row; `None` where something is missing that must be there, or is of another type. A
-        database would refuse such a row, and with it all that are written in one transaction.
+        The row; `None` if a required value is missing or has another type. A database would
+        reject such a row, and with it the whole transaction.
     """
     if table_name == RECOUNTS:
         return row if isinstance(row.get("id"), str) else None
@@ -278,7 +277,7 @@ def complete(table_name: str, row: Row) -> Row | None:
 
 
 def _fits(value: object, column: sa.Column[Any]) -> bool:
-    # Not left to the database: SQLite keeps any type in any column.
+    # Checked here, because SQLite stores any type in any column.
     if value is None:
         return bool(column.nullable)
     if isinstance(column.type, sa.Text):
@@ -287,7 +286,7 @@ def _fits(value: object, column: sa.Column[Any]) -> bool:
 
 
 def insertable_columns(table: sa.Table) -> list[str]:
-    """Columns that a row brings; the database fills in the others."""
+    """Columns that a row provides. The database fills in the others."""
     return [
         column.name
         for column in table.columns
@@ -296,7 +295,7 @@ def insertable_columns(table: sa.Table) -> list[str]:
 
 
 def reason_of(error: Exception) -> str:
-    """What the driver or the system says, in one line."""
+    """Return the message of the driver or the system, as one line."""
     said = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
     return str(said).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
@@ -305,20 +304,20 @@ def reason_of(error: Exception) -> str:
 
 
 def make_engine(address: Address) -> sa.Engine:
-    """Make the engine for an address; it keeps one connection open, enough for one thread."""
+    """Create the engine for an address. It keeps one connection open, for one thread."""
     if address.file is None:
         engine = sa.create_engine(
             address.url,
             hide_parameters=True,
             pool_size=1,
             max_overflow=0,
-            # A server that was restarted, or that ends idle sessions, has not lost anything.
+            # A connection closed by a restart or an idle timeout is replaced.
             pool_pre_ping=True,
             connect_args={
                 "connect_timeout": SERVER_SECONDS,
                 "application_name": "otel-limits",
-                # Whatever a role has set. A database in SQL_ASCII would give back bytes, as nobody
-                # knows what encoding its texts are in.
+                # Overrides the role's setting. From an SQL_ASCII database it would return bytes, as
+                # their encoding is unknown.
                 "client_encoding": "UTF8",
             },
         )
@@ -347,17 +346,17 @@ def make_engine(address: Address) -> sa.Engine:
 
 @contextlib.contextmanager
 def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction that takes its place in the queue of writers before it reads anything."""
+    """Begin a transaction that queues with the other writers before it reads anything."""
     with engine.connect().execution_options(**{WRITES: True}) as connection, connection.begin():
         if connection.dialect.name == "postgresql":
-            # In this transaction alone: a question may take as long as it needs.
+            # For this transaction only: a query may take any time.
             connection.execute(sa.text(f"SET LOCAL statement_timeout = {SERVER_SECONDS * 1000}"))
         yield connection
 
 
 def prepare(engine: sa.Engine, upgrades: Sequence[Upgrade]) -> None:
-    """Migrate the tables, unless they are current."""
-    # Nearly always they are: looking takes no lock, and nobody has to wait.
+    """Migrate the tables unless they are current."""
+    # They nearly always are, and reading takes no lock.
     with engine.connect() as connection:
         if version_of(connection) == len(upgrades) + 1:
             return
@@ -366,15 +365,15 @@ def prepare(engine: sa.Engine, upgrades: Sequence[Upgrade]) -> None:
 
 
 def _set_up_postgresql(connection: psycopg.Connection[Any], _: object) -> None:
-    """Write names in the encoding of the database, which may not have all of their characters."""
+    """Write names in the encoding of the database, which may lack some of their characters."""
     encoding = connection.info.parameter_status("server_encoding")
     if encoding in (None, "UTF8", "SQL_ASCII"):
         return
-    # In ours the server would refuse such a name, and every row beside it for ever.
+    # In UTF-8 the server would reject such a name, and every other row of its transaction, forever.
     from psycopg.types.string import StrDumper
 
     class Escaping(StrDumper):
-        """Writes the number of a character that the encoding does not have."""
+        """Escapes the characters that the encoding lacks."""
 
         def dump(self, text: str) -> bytes:
             return text.encode(connection.info.encoding, "backslashreplace")
@@ -386,25 +385,25 @@ def _set_up_postgresql(connection: psycopg.Connection[Any], _: object) -> None:
 
 def _begin_sqlite(connection: sa.Connection) -> None:
     writes = connection.get_execution_options().get(WRITES)
-    # A transaction that begins by reading and then writes is refused at once by SQLite when another
-    # one wrote in between; IMMEDIATE waits for its turn instead, for as long as `timeout` says.
+    # A transaction that reads first and then writes fails immediately in SQLite if another one
+    # wrote in between. IMMEDIATE queues instead, for up to `timeout`.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _set_up_sqlite(connection: Any, _: object) -> None:
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of use to a new file alone
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # affects new files only
     _use_write_ahead_log(connection)
-    # With a write-ahead log only FULL brings each commit to the disk. NORMAL, the default of some
-    # builds, keeps the file whole in a power failure, but forgets the last commits.
+    # With a write-ahead log, only FULL syncs each commit. NORMAL, the default of some builds, keeps
+    # the file consistent in a power failure, but loses the last commits.
     connection.execute("PRAGMA synchronous = FULL")
-    # 64 MiB: the log is cut back to it after one transaction that was bigger, such as an import.
+    # 64 MiB: the log is truncated to this after a larger transaction, such as an import.
     connection.execute("PRAGMA journal_size_limit = 67108864")
-    # As in PostgreSQL: a pattern means the same in either database.
+    # As in PostgreSQL, so patterns mean the same in both.
     connection.execute("PRAGMA case_sensitive_like = ON")
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Let readers and the writer work at once; another process may be doing the same just now."""
+    """Enable concurrent readers. Another process may be doing the same right now."""
     deadline = time.monotonic() + BUSY_SECONDS
     while not _has_write_ahead_log(connection):
         if time.monotonic() > deadline:
@@ -413,7 +412,7 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
 
 
 def _has_write_ahead_log(connection: sqlite3.Connection) -> bool:
-    """Switch it on; SQLite does not wait for its turn here. A file system may not have it."""
+    """Enable it. SQLite does not queue for this, and a file system may not support it."""
     try:
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
     except sqlite3.OperationalError as error:

@@ -1,4 +1,4 @@
-"""Writes a ledger to a file that other programs read: CSV, JSON lines or Parquet."""
+"""Writes a ledger to a file for other programs: CSV, JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ TABLES: Final = {
     "tools": TOOL_CALL_TABLE,
 }
 LEFT_OUT: Final = ("day",)
-"""Columns that follow from others."""
+"""Columns derived from others."""
 
-# An export of years must not be held in memory as a whole.
+# An export of years must not be held in memory.
 PORTION: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What is written, and where."""
+    """What to write, and where."""
 
     what: What
     form: Literal["parquet", "csv", "jsonl"]
     output: str | None
-    """A file, or standard output."""
+    """A file; `None` for standard output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ def write(
     """Write the rows of a selection, in the order in which they were recorded.
 
     Raises:
-        LedgerError: The file cannot be written, or the means are not installed.
+        LedgerError: The file cannot be written, or pyarrow is not installed.
     """
     table = TABLES[chosen.what]
     joins = Joins(table)
-    # Audit keys are columns as well, though the ledger keeps them in rows of their own.
+    # Audit keys are columns as well, though the ledger stores them in a separate table.
     fields = fields_of(joins, table, audit_keys(connection))
-    # Said, since PostgreSQL joins in whatever order is quickest.
+    # Explicit, since PostgreSQL joins in any order.
     order = [table.c.started_us, table.c.id] if table is INVOCATION_TABLE else [table.c.id]
     statement = joins.select(selection, *(each.column for each in fields)).order_by(*order)
     rows = connection.execute(statement, execution_options={"yield_per": PORTION})
@@ -79,16 +79,16 @@ def write(
     }
     try:
         writers[chosen.form](fields, work.through(rows), chosen.output)
-    # A full disk is met while rows are written, and is a sentence as at the beginning.
+    # A disk may also fill up while rows are written.
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # whoever reads has seen enough: not a fault
+        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe: not an error
             raise
         output = chosen.output or "Standard output"
         raise LedgerError(f"{output} cannot be written: {error.strerror}.") from None
 
 
 def fields_of(joins: Joins, table: sa.Table, keys: Iterable[str]) -> list[ExportedColumn]:
-    """The columns of a table, and one per audit key."""
+    """List the columns of a table, and one per audit key."""
     own = [
         field_of(column, joins)
         for column in table.columns
@@ -105,7 +105,7 @@ def fields_of(joins: Joins, table: sa.Table, keys: Iterable[str]) -> list[Export
 
 
 def field_of(column: Any, joins: Joins) -> ExportedColumn:
-    """How a column is written: times and money under a name without the unit they are stored in.
+    """Describe how a column is written: times and money under a name without their stored unit.
 
     What a call leaves to its invocation is written in full.
     """
@@ -122,21 +122,21 @@ def field_of(column: Any, joins: Joins) -> ExportedColumn:
 
 
 def value_of(field: ExportedColumn, value: Any) -> Any:
-    """A value as text files have it: ISO 8601 in UTC, and exact decimals."""
+    """Format a value for text files: ISO 8601 in UTC, and exact decimals."""
     if value is None:
         return None
     if field.kind == "time":
         return time_of(value).isoformat()
-    # Never in powers of ten, which spreadsheets take for text.
+    # Never in scientific notation, which spreadsheets read as text.
     return f"{dollars(value):f}" if field.kind == "money" else value
 
 
 def write_csv(
     fields: Sequence[ExportedColumn], rows: Iterable[Sequence[Any]], output: str | None
 ) -> None:
-    """Write comma-separated values; what is not known is empty."""
+    """Write comma-separated values; nulls are empty."""
     with _opened(output) as file:
-        # Not the `\r\n` of RFC 4180, which tools of Unix take for a part of the last column.
+        # Not the `\r\n` of RFC 4180, which Unix tools read as part of the last column.
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields])
         for row in rows:
@@ -144,7 +144,7 @@ def write_csv(
                 (field, value_of(field, each)) for field, each in zip(fields, row, strict=True)
             ]
             writer.writerow(
-                # Numbers alone are never formulas; names come from models and callers.
+                # Only names, which come from models and callers, can be formulas.
                 [escape_formula(each) if field.kind == "text" else each for field, each in values]
             )
 
@@ -153,7 +153,7 @@ def write_json_lines(
     fields: Sequence[ExportedColumn], rows: Iterable[Sequence[Any]], output: str | None
 ) -> None:
     """Write one JSON object per line."""
-    # Line by line: a file of years is read by programs that cannot hold it either.
+    # Line by line: readers may not be able to hold years of rows either.
     with _opened(output) as file:
         for row in rows:
             pairs = zip(fields, row, strict=True)
@@ -181,7 +181,7 @@ def write_parquet(
         "integer": pa.int64(),
         "boolean": pa.bool_(),
         "time": pa.timestamp("us", tz="UTC"),
-        # Twelve digits, as what is stored are picodollars; 38 is the most that 128 bits hold.
+        # Twelve digits for the stored picodollars; 38 is the most that 128 bits hold.
         "money": pa.decimal128(38, 12),
     }
     schema = pa.schema([(field.name, types[field.kind]) for field in fields])
@@ -199,7 +199,7 @@ def _typed(field: ExportedColumn, value: Any) -> Any:
         return None
     if field.kind == "money":
         return dollars(value)
-    # SQLite has 0 and 1, and Parquet's booleans take neither.
+    # SQLite returns 0 and 1, which Parquet's booleans reject.
     return bool(value) if field.kind == "boolean" else value
 
 
@@ -214,13 +214,13 @@ def _opened(output: str | None) -> Iterator[IO[str]]:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Write next to the file, and put it in its place once it is whole."""
-    # A pipe, a device such as /dev/stdout, or what a link leads to, is written to: a file in its
-    # place would take it away from everybody else.
+    """Write next to the file, and replace it once complete."""
+    # A pipe, a device such as /dev/stdout, or the target of a link is written to directly:
+    # replacing it would take it away from its other users.
     if path.exists() and (path.is_symlink() or not path.is_file()):
         yield path
         return
-    # A reader of the file never sees half of it, and an older one survives a failure.
+    # Readers never see half a file, and an older one survives a failure.
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         yield unfinished

@@ -1,4 +1,4 @@
-"""Files and directories of a ledger: made for their owner alone, or for a group of auditors too."""
+"""Files and directories of a ledger: for their owner alone, or for a group of auditors too."""
 
 from __future__ import annotations
 
@@ -14,54 +14,57 @@ from typing import IO, Any, Final
 from otel_limits.core.secrets import redact_url
 
 grp: Any = importlib.import_module("grp") if importlib.util.find_spec("grp") else None
-"""Missing on Windows, where files belong to their user's profile."""
+"""Missing on Windows, where files belong to the user's profile."""
 
 NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 def group_id(name: str, text: str) -> int:
-    """Read the name, or the number, of a group.
+    """Parse the name or number of a group.
 
     Raises:
         ValueError: There is no such group.
     """
     if grp is None:
         raise ValueError(
-            f"{name} is {redact_url(text)!r}, but this system has no groups of users. Unset it."
+            f"{name} is {redact_url(text)!r}, but this system has no user groups. Unset it."
         )
     try:
         return int(text) if text.isdigit() else int(grp.getgrnam(text).gr_gid)
     except KeyError:
         raise ValueError(
-            f"{name} must be a group of this system, got {redact_url(text)!r}. getent group lists them."
+            f"{name} must be a group of this system, got {redact_url(text)!r}. List them with: "
+            "getent group"
         ) from None
 
 
 def make_directory(path: Path, group: int | None = None) -> None:
-    """Make a directory and what it is in, 0700 each, or 0750 for a group; others stay as they are.
+    """Create a directory and its parents with mode 0700, or 0750 for a group.
+
+    Existing directories are unchanged.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
     if path.is_dir():
         return
     make_directory(path.parent, group)
-    # Two processes may make it at once; whoever comes second finds it.
+    # Another process may create it concurrently.
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
         if group is not None:
-            # The group first: in between it would be open to the group of the process.
+            # The group first: otherwise the group of this process could briefly read it.
             os.chown(path, -1, group)
             path.chmod(0o750)
 
 
 def create(path: Path, group: int | None = None) -> IO[bytes]:
-    """Create a file, 0600, or 0640 for a group, and open it unbuffered.
+    """Create a file with mode 0600, or 0640 for a group, and open it unbuffered.
 
     Raises:
-        OSError: It is there already, or cannot be made.
+        OSError: It exists, or cannot be created.
     """
-    # O_EXCL and no links: somebody else may have put a file of this name in a shared directory.
+    # O_EXCL and no links: another user may have created this name in a shared directory.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINKS, 0o600)
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:
@@ -74,17 +77,17 @@ def create(path: Path, group: int | None = None) -> IO[bytes]:
 
 
 def share(path: Path, group: int) -> None:
-    """Let a group read a file of ours.
+    """Let a group read one of our files.
 
     Raises:
-        OSError: We are not in that group, or the file is not ours.
+        OSError: This user is not in that group, or does not own the file.
     """
     os.chown(path, -1, group)
     path.chmod(0o640)
 
 
 def open_existing(path: Path) -> IO[bytes] | None:
-    """Open a regular file for reading, `None` where there is none: a link could lead anywhere."""
+    """Open a regular file for reading; `None` if there is none. Links are not followed."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | NO_LINKS), "rb")
     except OSError:
@@ -96,15 +99,15 @@ def open_existing(path: Path) -> IO[bytes] | None:
 
 
 def temporary_directory() -> Path | None:
-    """The directory of this user among everybody's temporary files; it need not exist."""
+    """Return this user's directory for temporary files, which need not exist."""
     user = getattr(os, "geteuid", None)
     return None if user is None else Path(tempfile.gettempdir()) / f"otel-limits-{user()}"
 
 
 def is_own_directory(path: Path) -> bool:
-    """Tell whether a directory is not a link, and only this user can enter it.
+    """Return whether a directory is not a link, and only this user can enter it.
 
-    Anybody can make one of any name among the temporary files.
+    Other users can create any name among the temporary files.
     """
     try:
         found = os.lstat(path)

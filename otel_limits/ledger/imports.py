@@ -1,8 +1,8 @@
-"""Spend from before the installation: exported spans become rows, by the same rules as live ones.
+"""Import of past spend: exported spans become rows, by the same rules as live ones.
 
-Model calls are counted where they were made, never again in the sums of the spans above them; a
-model call within another is that same call, seen by another instrumentation; and what the ledger
-recorded itself is left as it is.
+Model calls are counted once, not again in the sums of the spans above them. A model call within
+another is the same call, seen by another instrumentation. Calls that the ledger recorded live are
+unchanged.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ if TYPE_CHECKING:
 
 PORTION: Final = 2_000
 SHOWN: Final = 20
-"""Bad lines that are named; all are counted."""
+"""Bad lines that are quoted; all are counted."""
 SHOWN_CHARACTERS: Final = 200
 NO_AGENT: Final = "(no agent)"
 
 
 NO_CALL: Final = (
-    "{} read, none is a model call. A model call is known by gen_ai.operation.name, "
-    "openinference.span.kind, llm.request.type or langfuse.observation.type, or by two of these: "
-    "a model, usage, and a name like `chat`. Metrics and logs have none."
+    "No model calls found in {}. A span is a model call if it has gen_ai.operation.name, "
+    "openinference.span.kind, llm.request.type or langfuse.observation.type, or two of these: a "
+    "model, usage, and a name like `chat`. Metrics and logs contain none."
 )
 
 
 @dataclass(slots=True)
-class Imported:
-    """What came of an import."""
+class ImportResult:
+    """The result of an import."""
 
     calls: int = 0
     invocations: int = 0
@@ -85,47 +85,45 @@ class Imported:
     spans: int = 0
     """Spans of any kind that were read."""
     bad: list[str] = field(default_factory=list)
-    """Where a line could not be read, and why."""
+    """Lines that could not be read, and why."""
 
     @property
     def has_no_call(self) -> bool:
-        """True where nothing of what was read is a model call: it is not what was meant."""
+        """Whether the input contained no model call at all, so it was probably the wrong file."""
         return bool(self.spans or self.bad) and not (self.calls or self.known_calls)
 
     def __str__(self) -> str:
-        """In words."""
+        """Summarize it."""
         others = (
             f"{pluralize(self.invocations, 'invocation')} and {pluralize(self.tools, 'tool call')}."
         )
         parts = [f"Imported {pluralize(self.calls, 'model call')}, {others}"]
         if self.spans and self.has_no_call:
-            parts = [NO_CALL.format(pluralize(self.spans, "span was", "spans were"))]
+            parts = [NO_CALL.format(pluralize(self.spans, "span"))]
         if self.known_calls:
             known = pluralize(self.known_calls, "model call was", "model calls were")
-            parts.append(f"{known} in the ledger already.")
+            parts.append(f"{known} already in the ledger.")
         if not self.bad:
             return " ".join(parts)
-        bad = pluralize(
-            len(self.bad), "line is not OTLP JSON and was", "lines are not OTLP JSON and were"
-        )
-        parts.append(f"{bad} left out:")
+        bad = pluralize(len(self.bad), "line that is not OTLP JSON", "lines that are not OTLP JSON")
+        parts.append(f"Skipped {bad}:")
         more = [f"and {len(self.bad) - SHOWN:,} more"] if len(self.bad) > SHOWN else []
         return "\n  ".join([" ".join(parts), *self.bad[:SHOWN], *more])
 
 
 @dataclass(slots=True)
 class Traces:
-    """Spans of the files: those that become rows, and where every span hangs."""
+    """Spans of the files: those that become rows, and the parent of every span."""
 
     parents: dict[SpanKey, SpanKey | None] = field(default_factory=dict)
     spans: dict[SpanKey, Span] = field(default_factory=dict)
     boundaries: set[SpanKey] = field(default_factory=set)
-    """What asks models by itself, such as a tool, whoever shows it."""
+    """Spans that request model calls, such as a tool's, of any instrumentation."""
     bad: list[str] = field(default_factory=list)
-    """Where a line could not be read, and why."""
+    """Lines that could not be read, and why."""
 
     def times(self) -> dict[SpanKey, int]:
-        """When invocations began, and model calls ended: what a ledger has of both."""
+        """Return start times of invocations and end times of model calls, as in a ledger."""
         return {
             key: span.start_us if span.is_agent else span.end_us
             for key, span in self.spans.items()
@@ -133,21 +131,21 @@ class Traces:
         }
 
     def above(self, span: Span) -> Iterator[Span]:
-        """The spans above one that become rows, the nearest first."""
+        """Iterate over the spans above one that become rows, the nearest first."""
         return (self.spans[key] for key in self._keys_above(span) if key in self.spans)
 
     def _keys_above(self, span: Span) -> Iterable[SpanKey]:
         above: dict[SpanKey, None] = {}
         key = span.parent
-        # Files may be broken: a span that is its own ancestor must not be followed for ever.
+        # Files may be broken: a span that is its own ancestor must not loop forever.
         while key is not None and key not in above and key != span.key:
             above[key] = None
             key = self.parents.get(key)
-        # Of calls in a ring each would be within another, and none would count.
+        # In a ring each call would be within another, and none would count.
         return () if key == span.key else above
 
     def _calls_around(self, span: Span) -> Iterator[Span]:
-        """The spans around a model call that show the same one: up to a tool or an agent."""
+        """Iterate over the enclosing spans of the same model call: up to a tool or an agent."""
         for key in self._keys_above(span):
             if key in self.boundaries:
                 return
@@ -155,9 +153,9 @@ class Traces:
                 yield self.spans[key]
 
     def calls(self) -> Iterator[tuple[Span, list[Span]]]:
-        """Every model call that counts, with the invocations that it belongs to.
+        """Iterate over every model call that counts, with the invocations that contain it.
 
-        Of a call within a call the outer one counts, unless only the inner one knows its tokens.
+        Of nested calls the outer one counts, unless only the inner one has its tokens.
         """
         within: dict[SpanKey, list[Span]] = {}
         counted = []
@@ -166,45 +164,45 @@ class Traces:
                 around = list(self._calls_around(span))
                 for each in around:
                     within.setdefault(each.key, []).append(span)
-                # The outermost that knows its tokens: an instrumentation of the framework sees the
-                # whole call, one of the client a part of it.
+                # The outermost with tokens: a framework's instrumentation sees the whole call, a
+                # client's only a part of it.
                 if not any(map(_tokens, around)) and (_tokens(span) or not around):
                     counted.append(span)
-        counted.sort(key=_tokens, reverse=True)  # who knows them is to speak for the others
+        counted.sort(key=_tokens, reverse=True)  # spans with tokens take precedence
         shown: dict[str, SeenResponses] = {}
         for span in counted:
             inner = within.get(span.key, [])
-            is_told_within = not _tokens(span) and any(map(_tokens, inner))
+            has_inner_tokens = not _tokens(span) and any(map(_tokens, inner))
             responses = shown.setdefault(span.trace_id, SeenResponses())
-            if not is_told_within and _is_new([span, *inner], responses):
+            if not has_inner_tokens and _is_new([span, *inner], responses):
                 yield span, [each for each in self.above(span) if each.is_agent]
 
 
 def _is_new(spans: Sequence[Span], responses: SeenResponses) -> bool:
-    """Tell whether nobody else has shown the call of these spans, by the id of its response."""
-    told = [
+    """Return whether no other span has shown this call, by its response ID."""
+    shown = [
         (response, each.scope, _tokens(each))
         for each in spans
         if (response := each.first(RESPONSE_IDS)) is not None
     ]
-    # All are asked before any is added: the spans of one call may carry the same id.
-    is_known = any(responses.has(*each) for each in told)
-    for each in told:
+    # All are checked before any is added: the spans of one call may share an ID.
+    is_known = any(responses.has(*each) for each in shown)
+    for each in shown:
         responses.add(*each)
     return not is_known
 
 
 def import_files(
     database: Database, files: Sequence[str], keys: Sequence[str], prices: Prices, work: ProgressBar
-) -> Imported:
-    """Import the spans of some files; doing it again changes nothing.
+) -> ImportResult:
+    """Import the spans of files. Repeating it changes nothing.
 
     Args:
-        database: Where to.
-        files: OTLP JSON lines, gzipped if their name says so.
+        database: The ledger.
+        files: OTLP JSON lines, gzipped if their name ends in .gz.
         keys: Attributes chosen for audit.
         prices: What the calls cost at their time.
-        work: Told how far it has got.
+        work: Reports progress.
 
     Raises:
         LedgerError: A file cannot be read.
@@ -213,17 +211,17 @@ def import_files(
     for path in files:
         _read(Path(path), keys, traces, work)
     recorded = _recorded(database, traces.times())
-    done = Imported(bad=traces.bad, spans=len(traces.parents))
-    # In portions, each a transaction of its own: a live process that records waits for one at most.
+    done = ImportResult(bad=traces.bad, spans=len(traces.parents))
+    # In portions, each a transaction: live processes that record wait for one at most.
     for portion in portions(_rows(traces, recorded, keys, prices, done), PORTION):
         ids = {row["id" if table == INVOCATIONS else "invocation_id"] for table, row in portion}
-        # In the same transaction, so that whoever asks meanwhile, or after an import that was
-        # broken off, finds totals that agree with the calls.
+        # In the same transaction, so totals agree with the calls in concurrent queries and after an
+        # interrupted import.
         totals = [(RECOUNTS, {"id": each}) for each in sorted(ids)]
         changed = database.write([*portion, *totals])
         sent = sum(table == MODEL_CALLS for table, _ in portion)
         done.calls += changed.get(MODEL_CALLS, 0)
-        # What was sent and not changed was there already, of an earlier import of the same file.
+        # Rows that changed nothing came from an earlier import of the same file.
         done.known_calls += sent - changed.get(MODEL_CALLS, 0)
         done.invocations += changed.get(INVOCATIONS, 0)
         done.tools += changed.get(TOOL_CALLS, 0)
@@ -231,7 +229,7 @@ def import_files(
 
 
 def _read(path: Path, keys: Sequence[str], traces: Traces, work: ProgressBar) -> None:
-    """Read a file; what cannot be read of it costs nothing else."""
+    """Read a file; what cannot be read is skipped."""
     try:
         file = _opened(path)
     except OSError as error:
@@ -242,9 +240,9 @@ def _read(path: Path, keys: Sequence[str], traces: Traces, work: ProgressBar) ->
             for number, line in enumerate(work.through(file), start=1):
                 _take(line, keys, traces, f"{path}, line {number}")
         except (OSError, EOFError, zlib.error) as error:
-            # What was read by then stays: half of a file is better than none, and the rest is
-            # named.
-            traces.bad.append(f"{path}, from line {number + 1} on: {error}")
+            # The lines read before are kept: half a file is better than none, and the rest is
+            # reported.
+            traces.bad.append(f"{path}, after line {number}: {error}")
 
 
 def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
@@ -255,24 +253,24 @@ def _take(line: bytes, keys: Sequence[str], traces: Traces, place: str) -> None:
     if not line.strip():
         return
     try:
-        # Windows puts a mark in front of a file. All of a line, or nothing.
+        # Windows may add a byte order mark. A line counts completely or not at all.
         for span in list(spans_in(line.decode("utf-8-sig"), keys)):
-            # Of every span: what becomes a row may hang under others that do not.
+            # Of every span: rows may hang under spans that do not become rows.
             traces.parents[span.key] = span.parent
             if span.is_boundary:
                 traces.boundaries.add(span.key)
             if span.is_agent or span.is_model_call or span.is_tool:
                 traces.spans[span.key] = span
-    except ValueError as error:  # text that is not UTF-8 too
+    except ValueError as error:  # includes text that is not UTF-8
         traces.bad.append(f"{place}: {str(error)[:SHOWN_CHARACTERS]}")
 
 
 def _recorded(database: Database, wanted: Mapping[SpanKey, int]) -> set[SpanKey]:
-    """Which invocations and model calls the ledger has seen itself, of some with their times."""
+    """Return which invocations and model calls the ledger recorded live, given their times."""
     found: set[SpanKey] = set()
     traces = sorted({trace_id for trace_id, _ in wanted})
     with database.reading() as connection:
-        # SQLite permits 32,766 parameters in a statement, PostgreSQL 65,535.
+        # SQLite allows 32,766 parameters in a statement, PostgreSQL 65,535.
         for start in range(0, len(traces), PORTION):
             in_part = RUNS.trace_id.in_(traces[start : start + PORTION]) & (RUNS.source == "live")
             runs = sa.select(RUNS.trace_id, RUNS.span_id, RUNS.started_us).where(in_part)
@@ -290,7 +288,7 @@ def _recorded(database: Database, wanted: Mapping[SpanKey, int]) -> set[SpanKey]
 
 
 def _rows(
-    traces: Traces, recorded: set[SpanKey], keys: Sequence[str], prices: Prices, done: Imported
+    traces: Traces, recorded: set[SpanKey], keys: Sequence[str], prices: Prices, done: ImportResult
 ) -> Iterator[tuple[str, Row]]:
     for span in traces.spans.values():
         if span.is_agent and span.key not in recorded:
@@ -302,33 +300,34 @@ def _rows(
             around = [each for each in traces.above(span) if each.is_agent]
             if not around or around[0].key not in recorded:
                 yield TOOL_CALLS, _tool_row(span, around)
-    # Together, as each portion adds up the invocations that it has calls of.
+    # In order, as each portion adds up the invocations of its calls.
     for span, around in sorted(traces.calls(), key=_place):
-        # A live invocation has counted its calls itself, also those that its spans show otherwise.
+        # A live invocation has counted its calls, including those that its spans show differently.
         if span.key in recorded or (around and around[0].key in recorded):
             done.known_calls += 1
         else:
-            # Its trace stands in for an invocation: otherwise no sum over invocations had it.
+            # A trace takes the place of the invocation: otherwise sums over invocations would miss
+            # the call.
             if not around:
                 yield INVOCATIONS, _trace_row(span)
             yield MODEL_CALLS, _call_row(span, around, prices)
 
 
 def _place(call: tuple[Span, Sequence[Span]]) -> tuple[int, str, int]:
-    """Where a call stands among all: by the beginning of its invocation, and then by its end."""
+    """Sort key of a call: the start of its invocation, then its end."""
     span, around = call
     first = around[0] if around else span
     return first.start_us, _id(first), span.end_us
 
 
 def _id(span: Span) -> str:
-    """The id of an imported invocation: the same whenever it is imported."""
+    """Return the ID of an imported invocation, the same on every import."""
     return span.trace_id + span.span_id
 
 
 def _owner(span: Span, around: Sequence[Span]) -> Row:
-    """What ties a call to its invocation; one without an agent belongs to its trace."""
-    # Without a number, which only a live invocation gives: the ids of the span are what is unique.
+    """Return what links a call to its invocation; without an agent, to its trace."""
+    # Only live invocations number their calls: imported ones are identified by their span.
     return {
         "trace_id": span.trace_id,
         "span_id": span.span_id,
@@ -344,7 +343,7 @@ def _agent_name(span: Span) -> str:
     known = span.first(AGENT_NAMES)
     if known is not None:
         return name(known)
-    # The names of agent spans begin with what they do: `invoke_agent researcher`.
+    # Names of agent spans start with the operation: `invoke_agent researcher`.
     prefix = next((each for each in AGENT_SPANS if span.name.startswith(each)), "")
     return name(span.name.removeprefix(prefix).strip() or NO_AGENT)
 
@@ -378,7 +377,7 @@ def _invocation_row(span: Span, around: Sequence[Span]) -> Row:
 
 
 def _trace_row(span: Span) -> Row:
-    """The row that calls without an agent belong to: every question adds up invocations."""
+    """Return the invocation of calls without an agent, as queries add up invocations."""
     return {
         **dict.fromkeys(ENDING),
         **dict.fromkeys(("parent_id", "session_id", "span_id", "limits")),
@@ -405,7 +404,7 @@ def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
     tier = tier_of(span.attributes, record.tier)
     sale = billable_call(model, provider, usage, tier, DEFAULT_TERMS)
     when = datetime.fromtimestamp(span.end_us / MICROSECONDS, timezone.utc)
-    # Without tokens there is nothing to be priced, and no price that could be missing.
+    # Without tokens nothing is priced, and no price is missing.
     quote = prices.quote(sale, when) if usage.total else OF_NO_CALL
     return {
         **_owner(span, around),
@@ -432,8 +431,8 @@ def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
 
 
 def _state(span: Span) -> State:
-    """How much is known of a call, in the words of a live one."""
-    # A call that failed may have been billed, and says so by its tokens.
+    """Return how the tokens of a call are known, in the terms of a live one."""
+    # A failed call may have been billed, which its tokens show.
     if span.is_error and not span.record.usage.total:
         return "failed"
     if span.record.sure == "measured":
@@ -442,7 +441,7 @@ def _state(span: Span) -> State:
 
 
 def _tokens(span: Span) -> int:
-    """Tokens that a span knows of."""
+    """Return the tokens that a span reports."""
     return span.record.usage.total
 
 

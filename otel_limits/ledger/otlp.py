@@ -1,4 +1,4 @@
-"""Spans from OTLP JSON lines, reduced to what a ledger may know of them."""
+"""Spans from OTLP JSON lines, reduced to what a ledger may record."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from otel_limits.usage.span_texts import MAX_DEPTH, estimates_of_span
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8
-# Whole numbers are apart, as protobuf's JSON writes them as text.
+# Not `SCALARS`: protobuf's JSON writes integers as text.
 LAST_MICROSECOND: Final = 253_402_300_800_000_000
-"""The year 10000 begins."""
+"""Start of the year 10000."""
 SIGNALS: Final = ("resourceSpans", "resourceMetrics", "resourceLogs", "resourceProfiles")
-"""One of them is in every line of a file exporter."""
+"""Every line of a file exporter has one of them."""
 
 SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
-# OTLP JSON has numbers for enums; exporters built on protobuf's own JSON write their names.
+# OTLP JSON has numbers for enums; exporters built on protobuf's JSON write their names.
 ERROR_CODES: Final = (2, "STATUS_CODE_ERROR")
 
 SCOPES: Final = frozenset(framework.spans.scope for framework in FRAMEWORKS)
 AGENT_SPANS: Final = tuple(framework.spans.agent for framework in FRAMEWORKS)
-"""How the names of their spans of invocations begin."""
+"""Prefixes of the names of their invocation spans."""
 EXECUTE_TOOL: Final = "execute_tool"
-"""An operation as the conventions name it."""
+"""An operation of the conventions."""
 
 TOOL_NAME: Final = "gen_ai.tool.name"
 TOOL_STATUS: Final = "gen_ai.tool.status"
@@ -56,79 +56,78 @@ KEPT: Final = frozenset(
         semconv.LIMIT_CONSUMED,
     }
 )
-"""Attributes that are looked at, with those about usage. Prompts, arguments and results are in
-others."""
+"""Attributes that are read, in addition to usage. Prompts, arguments and results are in others."""
 
 SpanKey = tuple[str, str]
-"""Trace id and span id."""
+"""Trace ID and span ID."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What is kept of a span."""
+    """The parts of a span that are kept."""
 
     trace_id: str
     span_id: str
     parent_id: str | None
     name: str
     scope: str
-    """The instrumentation that made it."""
+    """The instrumentation that created it."""
     start_us: int
     end_us: int
     is_error: bool
     attributes: Mapping[str, Any]
     finish_reason: str | None
     record: UsageRecord = NOTHING_REPORTED
-    """What it says that a model call used."""
+    """Usage of a model call, as reported."""
     usage: Usage = NO_USAGE
-    """Tokens as they count, with estimates of what it does not say where it has the texts."""
+    """Tokens as counted, estimated from its texts if unreported."""
 
     @property
     def key(self) -> SpanKey:
-        """What identifies it."""
+        """Its identity."""
         return (self.trace_id, self.span_id)
 
     @property
     def parent(self) -> SpanKey | None:
-        """What identifies the span that it is under."""
+        """The identity of its parent."""
         return (self.trace_id, self.parent_id) if self.parent_id is not None else None
 
     @property
     def is_of_framework(self) -> bool:
-        """False for the spans of other instrumentations, which may show a tool call again."""
+        """Whether the framework created it: other instrumentations may show a tool call again."""
         return self.scope in SCOPES
 
     @property
     def is_agent(self) -> bool:
-        """Tell whether it is an invocation."""
+        """Whether it is an invocation."""
         is_named = self.name.startswith(AGENT_SPANS)
         return is_named or kind_of(self.attributes, self.name) == "agent"
 
     @property
     def is_boundary(self) -> bool:
-        """Tell whether it asks models by itself: what is around it is not the same call."""
+        """Whether it may request model calls, so that its enclosing spans are not the same call."""
         return self.is_agent or kind_of(self.attributes, self.name) in BOUNDARIES
 
     @property
     def is_model_call(self) -> bool:
-        """Tell whether it is a request to a provider, whoever saw it."""
+        """Whether it is a request to a provider, by any instrumentation."""
         return not self.is_agent and kind_of(self.attributes, self.name) == "model call"
 
     @property
     def is_tool(self) -> bool:
-        """Tell whether it is a tool call of an agent."""
+        """Whether it is a tool call of an agent."""
         return self.is_of_framework and self.attributes.get(OPERATION) == EXECUTE_TOOL
 
     def first(self, names: Sequence[str]) -> str | None:
-        """The first of some attributes that is text."""
+        """Return the first of some attributes that is text."""
         return first_text(self.attributes, names)
 
 
 def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
-    """Read the spans of one line; a line of another signal has none.
+    """Read the spans of one line. Lines of other signals have none.
 
     Args:
-        line: What an OTLP JSON file exporter writes at once.
+        line: One line of an OTLP JSON file exporter.
         keys: Attributes chosen for audit.
 
     Raises:
@@ -137,7 +136,7 @@ def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
     wanted = KEPT.union(keys)
     try:
         document = json.loads(line)
-        # Any other JSON, such as an export of the ledger, would be imported as nothing at all.
+        # Other JSON, such as an export of the ledger, would be imported as nothing.
         if document.keys().isdisjoint(SIGNALS):
             raise ValueError(f"It has none of {', '.join(SIGNALS)}.")
         for resource in document.get("resourceSpans", ()):
@@ -153,7 +152,7 @@ def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
 
 
 def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
-    # Some exporters write an empty text for a span without a parent.
+    # Some exporters write an empty string for a span without a parent.
     parent = span.get("parentSpanId") or None
     return Span(
         trace_id=_identity(span["traceId"], TRACE_BYTES),
@@ -170,17 +169,17 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
 
 
 def _with_usage(span: Span, document: Mapping[str, Any]) -> Span:
-    """Add what a model call used."""
+    """Add the usage of a model call."""
     record = record_of_span(span.attributes, span.scope)
     usage = record.usage
     if record.sure != "measured":
-        # Here, and only as numbers: nothing that anybody has said is kept any longer.
+        # Texts are read here only, and only as numbers; nothing of them is kept.
         sent, answer = estimates_of_span(
             _all_attributes(document),
             ((str(each.get("name")), _all_attributes(each)) for each in document.get("events", ())),
             kinds.model_of(span.attributes),
         )
-        # One that failed is billed where it has answered something.
+        # A failed call is billed if it has an answer.
         if answer or not span.is_error:
             usage = completed(record, sent, answer)
     return replace(span, record=record, usage=usage)
@@ -192,8 +191,8 @@ def _all_attributes(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(value: Mapping[str, Any], depth: int) -> Any:
-    """What an attribute holds, be it structured: the conventions allow that for messages."""
-    if depth == 0:  # before whoever nests for ever comes to an end of the stack
+    """Return an attribute's value, possibly structured: the conventions allow that for messages."""
+    if depth == 0:  # against unbounded recursion
         return None
     if "arrayValue" in value:
         return [_held(each, depth - 1) for each in value["arrayValue"].get("values", ())]
@@ -204,7 +203,7 @@ def _held(value: Mapping[str, Any], depth: int) -> Any:
 
 
 def _time(nanoseconds: Any) -> int:
-    """A time in microseconds: OTLP has none before 1970, and a ledger none after 9999."""
+    """Return a time in microseconds: OTLP has none before 1970, and a ledger none after 9999."""
     found = int(nanoseconds) // 1_000
     if not 0 <= found < LAST_MICROSECOND:
         raise ValueError(f"{nanoseconds!r} is not a time in nanoseconds since 1970.")
@@ -212,7 +211,7 @@ def _time(nanoseconds: Any) -> int:
 
 
 def _identity(text: str, size: int) -> str:
-    """An id in hexadecimal; some exporters write base64, as other OTLP fields have it."""
+    """Return an ID in hexadecimal; some exporters write base64, as in other OTLP fields."""
     if re.fullmatch(rf"[0-9a-fA-F]{{{2 * size}}}", text):
         return text.lower()
     raw = base64.b64decode(text, validate=True)
@@ -230,14 +229,14 @@ def _attributes(listed: Sequence[Mapping[str, Any]], wanted: frozenset[str]) -> 
 
 
 def _scalar(value: Mapping[str, Any]) -> Any:
-    # The JSON of protobuf has integers of 64 bits as text.
+    # Protobuf's JSON writes 64-bit integers as text.
     if "intValue" in value:
         return int(value["intValue"])
     return next((value[kind] for kind in SCALARS if kind in value), None)
 
 
 def _finish_reason(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """How the agent loop ended, as an event of the agent's span says."""
+    """Return how the agent loop ended, from an event of the agent's span."""
     for event in events:
         if event.get("name") == CHOICE_EVENT:
             found = _attributes(event.get("attributes", ()), frozenset({FINISH_REASON}))

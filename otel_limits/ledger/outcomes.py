@@ -1,4 +1,4 @@
-"""Invocations of a ledger added up by how they ended."""
+"""Sums of invocations by outcome."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NOT_HALTED: Final = ("none", "observed")
 def outcomes(
     connection: sa.Connection, by: Sequence[str], selection: Selection, successes: Collection[str]
 ) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
-    """Sums of invocations: all, successful and halted ones, their picodollars, unpriced calls.
+    """Add up invocations: all, successful and halted ones, their picodollars, unpriced calls.
 
     Args:
         connection: The ledger.
         by: Properties of invocations.
-        selection: Which of them.
+        selection: Which invocations.
         successes: Reasons that are natural ends.
     """
     names = columns_for(by, selection.zone)

@@ -1,4 +1,4 @@
-"""Rows that are not durable yet, and how many of all rows are."""
+"""A buffer of rows that are not durable yet, and how many of all rows are."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ if TYPE_CHECKING:
     from otel_limits.ledger.rows import Rows
 
 MAX_KEPT: Final = 100_000
-"""Rows in memory when even the spill file refuses them; beyond, the oldest are lost and counted."""
+"""Rows kept in memory when even the spill file fails. Beyond this, the oldest are lost and
+counted."""
 
 
 class PendingRows:
-    """Rows on their way from agents to the disk, in their order.
+    """Ordered buffer of rows not yet durable.
 
-    Rows become durable in the order in which they came, so that one number, how many are, tells
-    whether any of them is.
+    Rows become durable in order, so a single count shows whether a given row is.
 
     Attributes:
-        changed: Held by whoever changes anything here; notified of it.
-        waiting: Rows that nobody writes yet.
-        is_wanted: Somebody waits for rows to be durable.
-        is_stuck: Somebody has waited in vain; until rows land again nobody waits.
-        lost: Rows that had no room.
+        changed: Held during any change here; notified of it.
+        waiting: Rows that are not being written yet.
+        is_wanted: A caller waits for rows to be durable.
+        is_stuck: A caller has waited in vain; until a write succeeds, no other caller waits.
+        lost: Rows dropped for lack of space.
         spills: How often rows went to a spill file.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Create an empty buffer."""
         self.changed = threading.Condition()
         self.waiting: Rows = []
         self.is_wanted = False
@@ -36,24 +36,24 @@ class PendingRows:
         self.lost = 0
         self.spills = 0
         self._taken_back = 0
-        # Kept until they are durable: whoever spills while the database hangs writes these, too.
+        # Kept until durable: a caller that spills while the database hangs writes these, too.
         self._in_flight: Rows = []
         self._added = 0
         self._durable = 0
 
     def add(self, rows: Rows, enough: int) -> int:
-        """Add `rows`, and notify of the first and of `enough` of them; returns how many wait."""
+        """Add `rows`; notify at the first row and at `enough` rows. Returns how many wait."""
         with self.changed:
             was_empty = not self.waiting
             self.waiting.extend(rows)
             self._added += len(rows)
-            # Not for each row: waking the thread costs more than adding to the list.
+            # Not for each row: waking the thread costs more than appending to the list.
             if was_empty or len(self.waiting) >= enough:
                 self.changed.notify_all()
             return len(self.waiting)
 
     def take(self) -> tuple[Rows, int]:
-        """Take what waits to write it; it stays here as in flight until it is durable.
+        """Take the waiting rows to write them; they are kept here as in flight until durable.
 
         Returns:
             The rows, and their mark: how many rows are durable once these are.
@@ -63,15 +63,15 @@ class PendingRows:
             return self._in_flight, self._added
 
     def take_all(self) -> tuple[Rows, int]:
-        """Take what waits and what is in flight, to write it elsewhere; with its mark."""
+        """Take waiting and in-flight rows to write them elsewhere; with their mark."""
         with self.changed:
             rows = self._in_flight + self.waiting
             self._in_flight, self.waiting = [], []
             return rows, self._added
 
     def put_back(self, rows: Rows) -> None:
-        """Keep what nothing took, up to a bound."""
-        # In front: rows that came meanwhile are younger, and the oldest are the first to be lost.
+        """Put back rows that could not be written, up to a bound."""
+        # In front: newer rows may have come, and the oldest are dropped first.
         with self.changed:
             self.waiting[:0] = rows
             excess = len(self.waiting) - MAX_KEPT
@@ -80,21 +80,21 @@ class PendingRows:
                 self.lost += excess
 
     def written(self, mark: int) -> None:
-        """Note that the rows up to `mark` are durable."""
+        """Mark the rows up to `mark` as durable."""
         with self.changed:
             # A spill may have overtaken the write of older rows, whose mark is lower.
             self._durable = max(self._durable, mark)
             self.changed.notify_all()
 
     def landed(self, mark: int) -> None:
-        """Note that what was in flight has arrived."""
+        """Mark in-flight rows as written to the database."""
         with self.changed:
             self._in_flight = []
             self.is_stuck = False
             self.written(mark)
 
     def wait_until_durable(self, seconds: float) -> bool:
-        """Wait until everything added so far is durable; False when it takes longer."""
+        """Wait until all rows added before are durable; False on timeout."""
         with self.changed:
             added = self._added
             self.is_wanted = True
@@ -103,24 +103,24 @@ class PendingRows:
                 self.changed.wait_for(lambda: self._durable >= added, seconds)
             if self._durable >= added:
                 return True
-            # From here on nobody waits in vain again: one agent has paid for what all have learned.
+            # Until a write succeeds, no other caller waits in vain.
             self.is_stuck = True
             return False
 
     def taken_back(self, spills: int) -> None:
-        """Note that what spilled in the first so many times is in the database."""
+        """Mark the first `spills` spills as restored to the database."""
         with self.changed:
             self._taken_back = spills
             self.changed.notify_all()
 
     def wait_until_landed(self, seconds: float) -> None:
-        """Wait until what spilled is in the database; no longer than so."""
+        """Wait until spilled rows are in the database, at most `seconds`."""
         with self.changed:
             self.changed.notify_all()
             self.changed.wait_for(lambda: self._taken_back >= self.spills, seconds)
 
     def give_up(self) -> int:
-        """Drop what still waits, and return how many rows are lost in all."""
+        """Drop the waiting rows, and return how many rows were lost in total."""
         with self.changed:
             self.lost += len(self.waiting)
             self.waiting = []

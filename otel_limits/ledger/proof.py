@@ -1,4 +1,4 @@
-"""Whether a ledger is whole: totals against calls, numbers without gaps, nothing counted twice."""
+"""Ledger integrity checks: totals against calls, gaps in numbers, double counting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HAS_ENDED: Final = RUNS.ended_us.is_not(None)
 
 
 class Sum(NamedTuple):
-    """Model calls added up: how many, their tokens and their picodollars."""
+    """Sums of model calls: their number, tokens and picodollars."""
 
     calls: int
     input: int
@@ -34,18 +34,18 @@ class Sum(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Input and output together."""
+        """Input and output tokens."""
         return self.input + self.output
 
 
 class Balance(NamedTuple):
-    """The calls of a ledger, and the same by way of its invocations."""
+    """Sums of the calls of a ledger, and of its invocations."""
 
     calls: Sum
     ended: Sum
-    """What the rows of invocations that have ended say of their calls."""
+    """The totals recorded with finished invocations."""
     open: Sum
-    """Calls of invocations without an end."""
+    """Calls of unfinished invocations."""
     invocations: int
     open_invocations: int
     oldest_open_us: int | None
@@ -54,13 +54,13 @@ class Balance(NamedTuple):
 
     @property
     def missing(self) -> Sum:
-        """By how much the calls are more than what the invocations say, or below 0 less."""
+        """How much the calls exceed the totals of the invocations; negative if they fall short."""
         of_both = zip(self.calls, self.ended, self.open, strict=True)
         return Sum(*(calls - ended - still_open for calls, ended, still_open in of_both))
 
     @property
     def is_even(self) -> bool:
-        """Whether both agree; each price is rounded by itself, to a picodollar."""
+        """Whether both agree. Each price is rounded to a picodollar."""
         *counts, pico = self.missing
         return not any(counts) and abs(pico) <= self.calls.calls
 
@@ -70,16 +70,15 @@ def balance(connection: sa.Connection, calls: Sequence[int] | None = None) -> Ba
 
     Args:
         connection: The ledger.
-        calls: What all calls come to, where somebody has added them up already, which takes
-            longest: how many, their input and output tokens, their picodollars, and their tokens
-            without a price.
+        calls: The sums of all calls if already known, as they take longest: their number, input
+            and output tokens, picodollars, and tokens without a price.
     """
     calls = calls or _one(connection, sa.select(*SUMS, UNPRICED).select_from(MODEL_CALL_TABLE))
     ended = _one(connection, sa.select(*SUMS_OF_RUNS, sa.func.count()).where(HAS_ENDED))
-    # Split by this, since the row of an invocation has no sums before its end.
+    # Separate queries, since the row of an invocation has no totals before its end.
     is_open = RUNS.ended_us.is_(None)
     its_calls = INVOCATION_TABLE.join(MODEL_CALL_TABLE, CALLS.invocation_id == RUNS.id)
-    # By their calls, as the row of an invocation says what it used only at its end.
+    # Added up from calls, as the row gets its totals only at the end.
     of_open = _one(connection, sa.select(*SUMS).select_from(its_calls).where(is_open))
     oldest = sa.select(sa.func.count(), sa.func.min(RUNS.started_us)).where(is_open)
     waiting = _one(connection, oldest)
@@ -112,7 +111,7 @@ SUMS_OF_RUNS: Final = (
 
 
 def _one(connection: sa.Connection, statement: Any) -> list[int]:
-    # Sums come as Decimal from PostgreSQL, and as None of no rows.
+    # Sums are Decimal from PostgreSQL, and None over no rows.
     return [int(value or 0) for value in connection.execute(statement).one()]
 
 
@@ -120,7 +119,7 @@ def _one(connection: sa.Connection, statement: Any) -> list[int]:
 
 
 def _by_invocation() -> Subquery:
-    """The calls of each invocation: read in the order of an index that has all of it."""
+    """Add up the calls of each invocation, in the order of an index that covers it."""
     return (
         sa.select(
             CALLS.invocation_id,
@@ -138,8 +137,8 @@ def _by_invocation() -> Subquery:
 
 
 def _is_suspect(c: Any) -> sa.ColumnElement[bool]:
-    """Whether the row of an invocation and its calls differ, or those are not numbered through."""
-    # Only live calls have numbers: what was imported cannot have gaps.
+    """Whether the row of an invocation differs from its calls, or their numbers have gaps."""
+    # Only live calls have numbers, so imported ones have no gaps.
     is_live = RUNS.source == "live"
     differs = HAS_ENDED & (
         (c.calls != RUNS.model_calls)
@@ -153,10 +152,10 @@ def _is_suspect(c: Any) -> sa.ColumnElement[bool]:
 
 
 def looked_through(connection: sa.Connection) -> tuple[Sequence[int], int]:
-    """Add up all calls as `balance` wants them, and count what `suspects` has: in one pass."""
+    """Add up all calls as `balance` needs them, and count the `suspects`, in one pass."""
     if connection.dialect.name == "sqlite":
-        # 32 MiB: the invocations of a million calls stay in memory while each is looked up. Other
-        # questions go through a ledger in its order, for which 2 are enough.
+        # 32 MiB: the invocations of a million calls stay cached while each is looked up. Other
+        # queries read a ledger sequentially, for which 2 suffice.
         connection.exec_driver_sql("PRAGMA cache_size = -32768")
     calls = _by_invocation()
     c = calls.c
@@ -168,7 +167,7 @@ def looked_through(connection: sa.Connection) -> tuple[Sequence[int], int]:
 
 
 def suspects(connection: sa.Connection) -> Iterator[Any]:
-    """Invocations whose row and calls do not agree, or whose calls are not numbered through."""
+    """Iterate over invocations whose row and calls differ, or whose numbers have gaps."""
     calls = _by_invocation()
     c = calls.c
     columns = (
@@ -196,9 +195,9 @@ def suspects(connection: sa.Connection) -> Iterator[Any]:
 
 
 def without_calls(connection: sa.Connection) -> Iterator[Any]:
-    """Invocations that say that they made calls, of which none is there.
+    """Iterate over invocations that recorded calls of which none exists.
 
-    There is none where everything is even and nothing is suspect: its calls would be missing.
+    If totals are balanced and nothing is suspect, there is none: its calls would be missing.
     """
     has_calls = sa.exists().where(CALLS.invocation_id == RUNS.id)
     statement = sa.select(RUNS.id, RUNS.model_calls).where(
@@ -208,7 +207,7 @@ def without_calls(connection: sa.Connection) -> Iterator[Any]:
 
 
 def unnumbered(connection: sa.Connection, invocation_id: str) -> list[int]:
-    """Rows of calls whose number another call had: both were made, and both are kept."""
+    """List rows of calls that shared their number with another call; both were made."""
     statement = sa.select(CALLS.id).where(
         CALLS.invocation_id == invocation_id, CALLS.number.is_(None)
     )
@@ -216,7 +215,7 @@ def unnumbered(connection: sa.Connection, invocation_id: str) -> list[int]:
 
 
 def numbers(connection: sa.Connection, invocation_id: str) -> list[int]:
-    """The numbers of the calls of an invocation, in their order."""
+    """List the numbers of an invocation's calls, in order."""
     statement = (
         sa.select(CALLS.number)
         .where(CALLS.invocation_id == invocation_id, CALLS.number.is_not(None))
@@ -226,9 +225,9 @@ def numbers(connection: sa.Connection, invocation_id: str) -> list[int]:
 
 
 def counted_twice(connection: sa.Connection) -> Iterator[Any]:
-    """Imported calls that were recorded live as well, by the ids of their span and their time."""
-    # Asked first, as SQLite would begin with the live calls, which are many more.
-    # As a literal, since SQLite uses a partial index only for the very condition it has.
+    """Iterate over imported calls that were recorded live too, by span IDs and time."""
+    # Checked first, as SQLite would start with the live calls, which are many more.
+    # A literal, since SQLite uses a partial index only for exactly its condition.
     is_imported = CALLS.source == sa.literal_column("'import'")
     if not connection.execute(sa.select(sa.exists().where(is_imported))).scalar():
         return

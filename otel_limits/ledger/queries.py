@@ -1,4 +1,4 @@
-"""What a ledger is asked: statements whose rows the questions of an audit are answered from."""
+"""Statements that answer the queries of an audit."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
 
 PORTION: Final = 1_000
-"""Rows that are fetched at once: few enough that they are still in the processor's cache when they
-are looked at. One by one takes half as long again, and so do 20,000."""
+"""Rows fetched together: few enough to stay in the processor's cache until they are read. Fetching
+one by one takes 1.5 times as long, and so do 20,000."""
 
 
 def _of_runs(selection: Selection, *columns: Any) -> sa.Select[Any]:
@@ -45,7 +45,7 @@ def _of_runs(selection: Selection, *columns: Any) -> sa.Select[Any]:
 
 
 def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
-    """Invocations by agent, reason, action and would-be halt, with tokens and picodollars."""
+    """Add up invocations, tokens and picodollars by agent, reason, action and would-be halt."""
     keys = (RUNS.agent, RUNS.reason, RUNS.action, WOULD_BE)
     has_ended = RUNS.ended_us.is_not(None)
     statement = _of_runs(
@@ -57,7 +57,7 @@ def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
         sa.func.sum(RUNS.unpriced_calls).filter(has_ended).label("unpriced_calls"),
     ).group_by(*keys)
     yield from connection.execute(statement)
-    # A row says what its invocation used once that has ended; until then its calls do.
+    # The row of an unfinished invocation has no totals, so its calls are added up.
     unfinished = (
         _of_runs(
             selection,
@@ -67,7 +67,7 @@ def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
             sa.func.sum(CALLS.price_pico).label("price_pico"),
             sa.func.count().filter(IS_UNPRICED).label("unpriced_calls"),
         )
-        # An outer join begins with its left side: SQLite would begin with the calls, all of them.
+        # An outer join starts with its left side: SQLite would start with all calls.
         .outerjoin(MODEL_CALL_TABLE, CALLS.invocation_id == RUNS.id)
         .where(RUNS.ended_us.is_(None))
         .group_by(*keys)
@@ -76,9 +76,9 @@ def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
 
 
 def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
-    """Model calls without a measured size, by what `stops` has their invocations by."""
+    """Count model calls without a measured size, by the same keys as `stops`."""
     keys = (RUNS.agent, RUNS.reason, RUNS.action, WOULD_BE)
-    # Both parts are answered by an index; the state of every call would be read from the table.
+    # Indexes answer both parts; the state of every call would be read from the table.
     of_unknown_size = sa.select(CALLS.id).where(IS_OF_UNKNOWN_SIZE)
     without_tokens = sa.select(CALLS.id).where(CALLS.input_tokens == 0, CALLS.output_tokens == 0)
     candidates = sa.union_all(of_unknown_size, without_tokens)
@@ -93,7 +93,7 @@ def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
 
 
 def costliest_halted(connection: sa.Connection, selection: Selection, top: int) -> Iterator[Any]:
-    """The halted invocations that had cost most, by price and then by tokens, then by id."""
+    """Iterate over the costliest halted invocations: by price, then tokens, then ID."""
     statement = (
         _of_runs(selection, INVOCATION_TABLE, COST.label("cost_pico"))
         .where(RUNS.action.in_(HALTED))
@@ -108,12 +108,12 @@ def costliest_halted(connection: sa.Connection, selection: Selection, top: int) 
 
 
 def tree(connection: sa.Connection, identity: str) -> list[Any]:
-    """Every invocation of the budget trees that a trace, or an invocation, belongs to.
+    """List the invocations of the budget trees that contain a trace or an invocation.
 
-    `identity` is the beginning of a trace id or of an invocation id, both hexadecimal.
+    `identity` is the start of a trace ID or invocation ID, both hexadecimal.
     """
-    # The first letter beyond the hexadecimal ones: a range uses the index, and `LIKE` does not in a
-    # PostgreSQL database whose collation is that of a language.
+    # The first letter after the hexadecimal ones: a range uses the index; `LIKE` does not in a
+    # PostgreSQL database with the collation of a language.
     beyond = identity + "g"
     roots = sa.select(RUNS.root_id).where(
         sa.or_(RUNS.trace_id.between(identity, beyond), RUNS.id.between(identity, beyond))
@@ -127,7 +127,7 @@ def tree(connection: sa.Connection, identity: str) -> list[Any]:
 
 
 def calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
-    """Sums of the model calls of some invocations, by invocation and model."""
+    """Add up the model calls of some invocations, by invocation and model."""
     statement = (
         sa.select(CALLS.invocation_id, CALLS.model, *SUMS)
         .where(CALLS.invocation_id.in_(ids))
@@ -137,7 +137,7 @@ def calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
 
 
 def side_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
-    """How many side calls each of some invocations has; those that have none are left out."""
+    """Count the side calls of some invocations; those without any are left out."""
     statement = (
         sa.select(CALLS.invocation_id, sa.func.count().label("calls"))
         .where(CALLS.invocation_id.in_(ids), CALLS.side)
@@ -147,7 +147,7 @@ def side_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any
 
 
 def invocations_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
-    """Some invocations by their ids."""
+    """Iterate over invocations with some IDs."""
     yield from connection.execute(sa.select(INVOCATION_TABLE).where(RUNS.id.in_(ids)))
 
 
@@ -155,7 +155,7 @@ def invocations_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[An
 
 
 def totals_by_agent(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
-    """Invocations of every agent, their tokens, and how many were halted."""
+    """Count invocations and halts of every agent, and add up their tokens."""
     count, tokens = sa.func.count(), sa.func.coalesce(sa.func.sum(RUN_TOKENS), 0)
     halted = count.filter(RUNS.action.in_(HALTED))
     columns = (
@@ -164,14 +164,14 @@ def totals_by_agent(connection: sa.Connection, selection: Selection) -> Iterator
         tokens.label("tokens"),
         halted.label("halted"),
     )
-    # Added up in the database: no question has to read every invocation.
+    # Added up in the database, so no query reads every invocation.
     yield from connection.execute(_of_runs(selection, *columns).group_by(RUNS.agent))
 
 
 def invocations(
     connection: sa.Connection, selection: Selection, totals: Mapping[str, int] | None = None
 ) -> Iterator[Any]:
-    """Every invocation of a selection, or those that used `totals`: its end and what it used."""
+    """Iterate over the invocations of a selection, or only those that used `totals`."""
     statement = _of_runs(
         selection,
         RUNS.id,
@@ -195,19 +195,19 @@ def invocations(
 
 def used(totals: Mapping[str, int]) -> sa.ColumnElement[bool]:
     """Whether an invocation used at least one of `totals`, or has not ended."""
-    # An invocation without an end has no totals yet, so that its calls are looked at.
+    # An unfinished invocation has no totals yet, so its calls are needed.
     columns = {**RUNS, "tokens": RUN_TOKENS, "price_pico": COST}
     reached = [columns[name] >= least for name, least in totals.items()]
     return sa.or_(RUNS.ended_us.is_(None), *reached)
 
 
 def using(selection: Selection, totals: Mapping[str, int]) -> sa.Select[Any]:
-    """Select the ids of invocations that used at least one of `totals`, or have not ended."""
+    """Select the IDs of invocations that used at least one of `totals`, or have not ended."""
     return _of_runs(selection, RUNS.id).where(used(totals))
 
 
 def count_using(connection: sa.Connection, selection: Selection, totals: Mapping[str, int]) -> int:
-    """How many invocations used at least one of `totals`."""
+    """Count invocations that used at least one of `totals`."""
     chosen = using(selection, totals).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(chosen)).scalar_one())
 
@@ -215,15 +215,15 @@ def count_using(connection: sa.Connection, selection: Selection, totals: Mapping
 def calls_in_order(
     connection: sa.Connection, selection: Selection, totals: Mapping[str, int]
 ) -> Iterator[Sequence[Any]]:
-    """The model calls of invocations that used `totals`, each in its place, by invocation.
+    """Iterate over the model calls of invocations that used `totals`, in order, by invocation.
 
-    Imported ones have no number: their times tell the order.
+    Imported calls have no number and are ordered by time.
 
     Yields:
-        Invocation, turn, iteration, input tokens, output tokens and picodollars of a call. No
-        more, since the columns are what takes the time.
+        Invocation, turn, iteration, input tokens, output tokens and picodollars of a call. No other
+        columns, since reading them takes most of the time.
     """
-    # Two queries: an order by whichever of the two is there could not use the index on numbers.
+    # Two queries: ordering by a coalesced column could not use the index on numbers.
     for belongs, place in (
         (CALLS.number.is_not(None), CALLS.number),
         (CALLS.number.is_(None), CALLS.at_us),
@@ -245,7 +245,7 @@ def calls_in_order(
 
 def _portions(connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[Any]:
     found = connection.execute(statement, execution_options={"yield_per": PORTION})
-    # The driver's own rows, one list at a time: a million of them at once would not fit.
+    # The driver's own rows, in portions: a million would not fit in memory.
     for portion in found.partitions():
         yield from portion
 
@@ -256,13 +256,12 @@ def _portions(connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[
 def turns_by_day(
     connection: sa.Connection, by: Sequence[str], selection: Selection
 ) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
-    """Properties and day of invocations that have ended, how many they are, and their turns."""
-    # Days are cut by quarters of an hour, as a database knows no time zones of questions.
+    """Count finished invocations and their turns, by properties and day."""
+    # Days are made of quarter hours, as the database does not know the time zones of queries.
     names = columns_for((*by, "day"), selection.zone)
     sums = (sa.func.count(), sa.func.coalesce(sa.func.sum(RUNS.turns), 0))
     statement = grouped(INVOCATION_TABLE, names, selection, sums)
-    # Without those that have not ended: the turns of one that is under way are not all of its
-    # turns.
+    # Finished ones only: an invocation in progress has not made all of its turns.
     yield from keyed(connection.execute(statement.where(RUNS.ended_us.is_not(None))), names)
 
 
@@ -270,26 +269,26 @@ def turns_by_day(
 
 
 def charges_in(address: Address, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Return those of `operations` that a ledger has, with what quotas count of them.
+    """Return those of `operations` that are in a ledger, with their quota charges.
 
-    A ledger that cannot be read has none: it is asked again later.
+    An unreadable ledger returns none: it is queried again later.
     """
     statement = (
         sa.select(CALLS.quota_operation, CALLS.quota_charges)
         .where(CALLS.quota_operation.in_(operations))
-        .order_by(CALLS.number)  # of old rows that share one the last has the sum
+        .order_by(CALLS.number)
     )
     with (
         contextlib.suppress(LedgerError, DatabaseError, OSError),
         asking(address) as (connection, _),
     ):
-        # Read before the ledger is closed, which a generator would have left to whoever reads it.
+        # Read before the ledger is closed, which a generator would defer.
         return {each[0]: each[1] for each in connection.execute(statement)}.items()
     return ()
 
 
 def quota_changes(connection: sa.Connection, selection: Selection) -> Sequence[Any]:
-    """What people changed in quotas, the oldest first."""
+    """List changes to quotas by operators, the oldest first."""
     at = QUOTA_CHANGE_TABLE.c.at_us
     statement = sa.select(QUOTA_CHANGE_TABLE).order_by(at)
     if selection.since_us is not None:

@@ -1,4 +1,4 @@
-"""A ledger as it is asked: nothing is written to it, and rows that wait in spill files are seen."""
+"""A read-only view of a ledger, including rows that wait in spill files."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"SQLite format 3\x00"
 LOG_HEADER_BYTES: Final = 32
-MOVED: Final = "The ledger was written to by another program meanwhile. Ask again."
+MOVED: Final = "The ledger changed during the query. Try again."
 SET_UP: Final = ("PRAGMA case_sensitive_like = ON", "PRAGMA temp_store = MEMORY")
 OVERLAID: Final = "otel_limits_overlaid"
-"""Mark of a connection that sees more than is in the database: another one would not."""
+"""Marks a connection that sees more than the database contains; another one would not."""
 
 KEYS: Final = {
     "otel_limits_model_calls": ("invocation_id", "number", "at_us"),
@@ -39,16 +39,16 @@ KEYS: Final = {
     "otel_limits_attributes": ("invocation_id", "key"),
     "otel_limits_quota_changes": ("id",),
 }
-"""What tells that a waiting row is in its table already."""
+"""Columns that identify a pending row that is already in its table."""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """Rows that are not in the database yet."""
+    """Rows in spill files, not yet in the database."""
 
     files: list[Path] = field(default_factory=list)
     rows: int = 0
-    """Those that the database does not have."""
+    """Rows that the database does not have."""
     damaged: int = 0
     """Lines that are not rows."""
     oldest_us: int | None = None
@@ -58,18 +58,18 @@ class Waiting:
 
 @contextlib.contextmanager
 def asking(address: Address) -> Iterator[tuple[sa.Connection, Waiting]]:
-    """Open a ledger to ask it, in one view of it from the first question to the last.
+    """Open a ledger for queries, all of which see the same state.
 
     Raises:
-        LedgerError: There is none, or it is not one of this version.
+        LedgerError: There is none, or its schema version is not this program's.
     """
     with contextlib.ExitStack() as stack:
-        # First the files, then the database: what is moved into it meanwhile is in both then, and
-        # counts once. The other way round it would be in neither.
+        # Files before the database: a row moved in between is then in both, and counts once. In the
+        # other order it would be in neither.
         waiting, rows = waiting_rows(address)
         connection = _connection(address, waiting, stack)
         if version_of(connection) == 0 and waiting.files:
-            # They say that it is a ledger: its tables could not be made yet.
+            # The spill files prove that it is a ledger whose tables could not be created yet.
             connection = _connected(_empty_engine(), stack)
         require_current(connection, address)
         overlay(connection, waiting, rows)
@@ -80,13 +80,13 @@ def _connection(address: Address, waiting: Waiting, stack: contextlib.ExitStack)
     """Open a database that may be a ledger, without writing to it."""
     file = address.file
     if file is None:
-        # All statements see the same rows, as in SQLite: an invocation that ended between two of
-        # them would have calls in the one and no total in the other.
+        # All statements see the same rows, as in SQLite: otherwise an invocation that ends between
+        # two of them has calls in one and no total in the other.
         engine = make_engine(address).execution_options(isolation_level="REPEATABLE READ")
         return _connected(engine, stack)
-    # An empty file is what a full disk leaves of a new ledger.
+    # A full disk leaves an empty file of a new ledger.
     if (not file.exists() or not file.stat().st_size) and waiting.files:
-        return _connected(_empty_engine(), stack)  # as where the disk was full from the beginning
+        return _connected(_empty_engine(), stack)
     require_ledger_file(address)
     return _connected(_file_engine(file, stack), stack)
 
@@ -97,7 +97,7 @@ def _connected(engine: sa.Engine, stack: contextlib.ExitStack) -> sa.Connection:
 
 
 def _empty_engine() -> sa.Engine:
-    """A ledger without a row, in memory."""
+    """Create an in-memory ledger without rows."""
     engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
     with engine.begin() as connection:
         migrate(connection)
@@ -105,10 +105,10 @@ def _empty_engine() -> sa.Engine:
 
 
 def require_ledger_file(address: Address) -> None:
-    """Refuse a file that is not there, or not a database.
+    """Check that a file exists and is a database.
 
     Raises:
-        LedgerError: It is not.
+        LedgerError: There is none.
     """
     file = address.file
     if file is None:
@@ -119,20 +119,20 @@ def require_ledger_file(address: Address) -> None:
         )
     if file.is_dir():
         raise LedgerError(f"{address} is a directory. Name a file in it: {file / 'ledger.db'}")
-    # A pipe would be waited for, as somebody may write to it some day.
+    # Reading a pipe would wait for its writer.
     if not file.is_file():
         raise LedgerError(f"{address} is not a file that can hold a ledger.")
     with file.open("rb") as opened:
-        # Before SQLite opens it, which makes a new database of an empty file.
+        # Before SQLite opens it, which would turn an empty file into a database.
         if opened.read(len(MAGIC)) != MAGIC:
             raise LedgerError(
-                f"{address} is not a ledger, or its beginning was overwritten. If it was one: "
+                f"{address} is not a ledger, or its header was overwritten. To recover one, run: "
                 f"otel-limits ledger salvage {address} --output NEW.db"
             )
 
 
 def is_damaged(address: Address) -> bool:
-    """Look through a file for what SQLite would not have written."""
+    """Return whether a file fails SQLite's integrity check."""
     if address.file is None or not address.file.exists():
         return False
     try:
@@ -140,44 +140,45 @@ def is_damaged(address: Address) -> bool:
             sqlite3.connect(f"{address.file.as_uri()}?mode=ro", uri=True)
         ) as file:
             return bool(file.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok")
-    except (sqlite3.Error, UnicodeDecodeError):  # it cannot even say in text what is wrong
+    except (sqlite3.Error, UnicodeDecodeError):  # even the error message is damaged
         return True
 
 
 def require_ledger(address: Address) -> None:
-    """Refuse to change what is not a ledger, of whatever version.
+    """Check that there is a ledger, before anything changes it.
 
     Raises:
-        LedgerError: It is not.
+        LedgerError: There is none.
     """
     require_ledger_file(address)
     with contextlib.ExitStack() as stack:
         engine = make_engine(address) if address.file is None else _file_engine(address.file, stack)
         stack.callback(engine.dispose)
         if version_of(stack.enter_context(engine.connect())) == 0:
-            raise LedgerError(f"{address} is a database, but there is no ledger in it.")
+            raise LedgerError(f"The database {address} contains no ledger.")
 
 
 def require_current(connection: sa.Connection, address: Address) -> None:
-    """Refuse what is not a ledger of this version.
+    """Check that there is a ledger of this schema version.
 
     Raises:
-        LedgerError: It is not.
+        LedgerError: There is none.
     """
     found = version_of(connection)
     if found == 0:
-        # An empty database may be somebody's, and must not become a ledger by a question.
-        raise LedgerError(f"{address} is a database, but there is no ledger in it.")
+        # An empty database may belong to another application, and a query must not create tables in
+        # it.
+        raise LedgerError(f"The database {address} contains no ledger.")
     if found > CURRENT:
         raise NewerLedgerError(found, CURRENT)
     if found < CURRENT:
         raise LedgerError(
-            f"The ledger {address} has schema version {found}, and this otel-limits asks version "
+            f"The ledger {address} has schema version {found}, and this otel-limits reads version "
             f"{CURRENT}. Run: otel-limits ledger upgrade --ledger {address}"
         )
 
 
-# --- SQLite, without writing ----------------------------------------------------------------------
+# --- read-only SQLite ----------------------------------------------------------------------------
 
 
 def _file_engine(file: Path, stack: contextlib.ExitStack) -> sa.Engine:
@@ -188,7 +189,7 @@ def _file_engine(file: Path, stack: contextlib.ExitStack) -> sa.Engine:
 
 
 def _way_in(file: Path, stack: contextlib.ExitStack) -> Any:
-    """Find a way to read a file: SQLite needs to write beside one that has a write-ahead log."""
+    """Choose how to open a file: with a write-ahead log, SQLite needs auxiliary files."""
 
     def opened(path: Path, mode: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -209,8 +210,8 @@ def _way_in(file: Path, stack: contextlib.ExitStack) -> Any:
 
     log = file.with_name(file.name + "-wal")
     if not log.exists():
-        # All of it is in the file, and nobody has it open. Only then does SQLite leave nothing
-        # behind, and work where nothing can be written.
+        # The file is complete and not open elsewhere. Only in this mode does SQLite create no
+        # files, and work in read-only directories.
         stack.callback(_require_unmoved, file, log, file.stat().st_mtime_ns)
         return lambda: opened(file, "immutable=1")
     try:
@@ -220,16 +221,16 @@ def _way_in(file: Path, stack: contextlib.ExitStack) -> Any:
             raise
     else:
         return lambda: opened(file, "mode=ro")
-    # A copy, as the directory cannot be written: SQLite makes files beside a log that it reads.
+    # A copy, as the directory is read-only: SQLite creates files next to a log that it reads.
     copy = _copied(file, log, stack)
     return lambda: opened(copy, "mode=rw")
 
 
 def _copied(file: Path, log: Path, stack: contextlib.ExitStack) -> Path:
-    """Copy a database with its write-ahead log, as they were at one moment.
+    """Copy a database with its write-ahead log, consistently.
 
     Raises:
-        LedgerMovedError: They were not the same all the while.
+        LedgerMovedError: They changed during the copy.
     """
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="otel-limits-")))
     copy, copied_log = directory / "ledger.db", directory / "ledger.db-wal"
@@ -237,40 +238,39 @@ def _copied(file: Path, log: Path, stack: contextlib.ExitStack) -> Path:
         before = _generation(log)
         shutil.copyfile(file, copy)
         shutil.copyfile(log, copied_log)
-    except FileNotFoundError:  # the last program that had it open has closed it
+    except FileNotFoundError:  # its last user closed it
         raise LedgerMovedError(MOVED) from None
-    # What a log has had goes into the database before the log begins anew: such a copy would be
-    # without it.
+    # The log is moved into the database before it restarts: such a copy would miss its content.
     if _generation(copied_log) != before:
         raise LedgerMovedError(MOVED)
     return copy
 
 
 def _generation(log: Path) -> bytes:
-    """Return the header of a write-ahead log, which changes whenever the log begins anew.
+    """Return the header of a write-ahead log, which changes whenever the log restarts.
 
-    Its last 16 bytes are salts, new each time, and a checksum: https://www.sqlite.org/walformat.html.
+    Its last 16 bytes are new salts and a checksum: https://www.sqlite.org/walformat.html.
     """
     with log.open("rb") as opened:
         return opened.read(LOG_HEADER_BYTES)
 
 
 def _require_unmoved(file: Path, log: Path, modified: int) -> None:
-    """Refuse an answer during which somebody opened the ledger to write to it."""
+    """Raise if the ledger was opened for writing during the query."""
     if log.exists() or file.stat().st_mtime_ns != modified:
         raise LedgerMovedError(MOVED)
 
 
-# --- rows that wait -------------------------------------------------------------------------------
+# --- pending rows --------------------------------------------------------------------------------
 
 
 def overlay(connection: sa.Connection, waiting: Waiting, rows: Rows) -> None:
-    """Have every question of a connection see the rows that wait, as if they were in the tables.
+    """Show pending rows to every query of a connection, as if they were in the tables.
 
-    They are put into temporary tables, and temporary views with the names of the tables show both:
-    SQLite and PostgreSQL look for a name among what is temporary first.
+    They go into temporary tables. Temporary views with the names of the tables show both, as SQLite
+    and PostgreSQL resolve temporary names first.
     """
-    # Most questions meet no waiting rows, and should not pay for temporary tables.
+    # Most queries meet no pending rows, and should not pay for temporary tables.
     if not rows:
         return
     try:
@@ -280,8 +280,8 @@ def overlay(connection: sa.Connection, waiting: Waiting, rows: Rows) -> None:
                 waiting.rows += _show(connection, table, chosen)
         _recount(connection, [row["id"] for name, row in rows if name == RECOUNTS])
     except sa.exc.SQLAlchemyError as error:
-        # The transaction of PostgreSQL is broken by it; the answer goes on without what waits, and
-        # says so.
+        # The error aborts PostgreSQL's transaction; the answer continues without the pending rows,
+        # and reports that.
         connection.rollback()
         waiting.unseen = str(getattr(error, "orig", error)).strip().partition("\n")[0]
         waiting.rows = sum(name != RECOUNTS for name, _ in rows)
@@ -289,7 +289,7 @@ def overlay(connection: sa.Connection, waiting: Waiting, rows: Rows) -> None:
 
 
 def waiting_rows(address: Address) -> tuple[Waiting, Rows]:
-    """Read what waits in the spill files of a ledger."""
+    """Read the spill files of a ledger."""
     waiting, rows = Waiting(files=SpillFiles(address).files()), []
     for path in waiting.files:
         file = files.open_existing(path)
@@ -305,7 +305,7 @@ def waiting_rows(address: Address) -> tuple[Waiting, Rows]:
 
 
 def _show(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
-    """Show the rows of a table together with `rows`; returns how many of them it does not have."""
+    """Show `rows` together with those of a table; returns how many of them the table lacks."""
     is_file = connection.dialect.name == "sqlite"
     full, kept = f"{_home(connection)}.{table.name}", f"{table.name}_waiting"
     if table is INVOCATION_TABLE:
@@ -324,19 +324,19 @@ def _show(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
 
 
 def _home(connection: sa.Connection) -> str:
-    """The schema in which the tables themselves are, in front of which temporary ones are found."""
+    """Return the schema that contains the real tables, which temporary ones hide."""
     if connection.dialect.name == "sqlite":
         return "main"
     return str(connection.execute(sa.select(sa.func.current_schema())).scalar())
 
 
 def _recount(connection: sa.Connection, ids: list[str]) -> None:
-    """Show totals that have calls in them which wait, and ended after their invocation."""
+    """Show totals that include pending calls which ended after their invocation."""
     if not ids:
         return
     names = [column.name for column in INVOCATION_TABLE.columns]
     there = sa.table(INVOCATION_TABLE.name, *map(sa.column, names), schema=_home(connection))
-    # Each has a row of its own among what waits, so that the table for them has been made.
+    # Each has a pending row, so its temporary table exists.
     shown = sa.table(f"{INVOCATION_TABLE.name}_waiting", *map(sa.column, names))
     is_new = there.c.id.in_(ids) & there.c.id.not_in(sa.select(shown.c.id))
     connection.execute(shown.insert().from_select(names, there.select().where(is_new)))
@@ -344,7 +344,7 @@ def _recount(connection: sa.Connection, ids: list[str]) -> None:
 
 
 def _fill_in(table: sa.Table, rows: list[Row]) -> None:
-    """Give rows what the database would: an id that no other row has, and the day."""
+    """Fill in what the database would: a unique ID, and the day."""
     for number, row in enumerate(rows, start=1):
         if table.autoincrement_column is not None:
             row[table.autoincrement_column.name] = -number
@@ -353,7 +353,7 @@ def _fill_in(table: sa.Table, rows: list[Row]) -> None:
 
 
 def _doubled(table: sa.Table, full: str, kept: str, *, is_file: bool) -> tuple[str, str]:
-    """What tells a waiting row that is there already, and which rows waiting ones stand for."""
+    """Return the conditions for duplicate pending rows, and for database rows that they hide."""
     if table is INVOCATION_TABLE:
         known = f"t.id = {kept}.id AND (t.ended_us IS NOT NULL OR {kept}.ended_us IS NULL)"
         condition = f"EXISTS (SELECT 1 FROM {full} t WHERE {known})"  # noqa: S608
@@ -371,26 +371,26 @@ def _doubled(table: sa.Table, full: str, kept: str, *, is_file: bool) -> tuple[s
 
 
 class ExactSum:
-    """`sum()` without a bound, in the place of SQLite's own: many times slower, and never wrong."""
+    """An unbounded `sum()` that replaces SQLite's: many times slower, and exact."""
 
     def __init__(self) -> None:
-        """Begin with nothing, of which the sum is not known."""
+        """Start with no values, whose sum is null."""
         self._sum: int | None = None
 
     def step(self, value: int | None) -> None:
-        """Add one value; the sum of no values is not known."""
+        """Add one value; nulls are ignored."""
         if value is not None:
             self._sum = (self._sum or 0) + int(value)
 
     def finalize(self) -> int | str | None:
-        """The sum, as text where a column could not hold it."""
+        """Return the sum, as text if it exceeds a column."""
         if self._sum is None or -(2**63) <= self._sum < 2**63:
             return self._sum
         return str(self._sum)
 
 
 def add_up_exactly(connection: sa.Connection) -> None:
-    """Have a connection to SQLite add up without a bound from now on."""
+    """Make a SQLite connection add up without a bound."""
     driver: Any = connection.connection.driver_connection
     driver.create_aggregate("sum", 1, ExactSum)
-    connection.info[OVERLAID] = True  # another connection would add up with a bound
+    connection.info[OVERLAID] = True  # another connection would not

@@ -1,4 +1,4 @@
-"""What metrics count as well: live model calls by agent and model, and ends by agent and reason."""
+"""Counts that metrics have too: live model calls by agent and model, ends by agent and reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from otel_limits.ledger.repricing import FORMER_PICO
+from otel_limits.ledger.repricing import RECORDED_PICO
 from otel_limits.ledger.schema import (
     CALLS,
     DAY_MICROSECONDS,
@@ -18,18 +18,18 @@ from otel_limits.ledger.schema import (
 from otel_limits.ledger.selection import REASON_COUNTED
 
 LIVE: Final = "live"
-"""What was imported was counted elsewhere, if at all."""
+"""Imported calls were counted elsewhere, if at all."""
 
 
 def calls(
     connection: sa.Connection, since_us: int, until_us: int
 ) -> Iterator[tuple[tuple[str, str], dict[str, int]]]:
-    """Agents and models, with their calls, tokens and picodollars: at the prices of the time."""
+    """Add up calls, tokens and picodollars by agent and model, at the recorded prices."""
     sums = (
         sa.func.count(),
         sa.func.sum(CALLS.input_tokens),
         sa.func.sum(CALLS.output_tokens),
-        sa.func.sum(FORMER_PICO),
+        sa.func.sum(RECORDED_PICO),
     )
     keys = (CALLS.agent, CALLS.model)
     statement = (
@@ -54,7 +54,7 @@ def calls(
 def stops(
     connection: sa.Connection, since_us: int, until_us: int
 ) -> Iterator[tuple[tuple[str, str], dict[str, int]]]:
-    """Agents and reasons, with the invocations that ended so."""
+    """Count ended invocations by agent and reason."""
     keys = (RUNS.agent, REASON_COUNTED.label("counted"))
     statement = (
         sa.select(*keys, sa.func.count().label("stops"))

@@ -1,6 +1,6 @@
-"""Prices calls of a ledger again: by the policy file of today, then by the list that is installed.
+"""Reprices calls of a ledger: by the current policy file, then by the installed price list.
 
-The price that a call had when it was recorded stays beside the new one, with its source.
+The price with which a call was recorded is kept next to the new one, with its source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PORTION: Final = 2_000
 
 UNPRICED: Final = "none"
-"""Former source of a call that had no price."""
+"""Recorded source of a call without a price."""
 
 NEEDED: Final = (
     CALLS.id, CALLS.at_us, CALLS.invocation_id, CALLS.model, CALLS.provider,
@@ -39,29 +39,29 @@ NEEDED: Final = (
 
 @dataclass(slots=True)
 class Change:
-    """What became of the calls of one model."""
+    """Price changes of one model."""
 
     calls: int = 0
     was_unpriced: int = 0
     former: Decimal = NO_COST
-    """USD that those with a price had cost."""
+    """Previous cost in USD of calls that had a price."""
     now: Decimal = NO_COST
-    """USD that all of them cost now."""
+    """Current cost in USD of all of them."""
 
 
 @dataclass(slots=True)
 class Repriced:
-    """What came of pricing calls again."""
+    """The result of repricing."""
 
     seen: int = 0
-    """Calls that were looked at."""
+    """Calls that were checked."""
     still_unpriced: int = 0
     by_model: dict[str, Change] = field(default_factory=dict)
-    """What changed, by model."""
+    """Changes by model."""
 
     @property
     def changed(self) -> int:
-        """Calls that have another price now."""
+        """Calls whose price changed."""
         return sum(change.calls for change in self.by_model.values())
 
 
@@ -74,20 +74,20 @@ def reprice(
     every: bool = False,
     writes: bool = True,
 ) -> Repriced:
-    """Price calls again; doing it twice changes nothing the second time.
+    """Reprice calls. Idempotent.
 
-    A call is priced for its own time. One that has a price keeps it where nobody knows one now.
+    A call is priced for its own time. An existing price is kept if there is no new one.
 
     Args:
         database: The ledger.
         prices: What calls cost.
         selection: Which calls.
-        work: Told how far it has got.
-        every: Also calls that have a price.
-        writes: False to find out only what would change.
+        work: Reports progress.
+        every: Include calls that have a price.
+        writes: False for a dry run.
     """
     done = Repriced()
-    # In portions, each a transaction of its own: a live process that records waits for one at most.
+    # In portions, each a transaction: live processes that record wait for one at most.
     for portion in work.through(_portions(database, selection, every=every)):
         changes = [change for row in portion if (change := _change(row, prices, done)) is not None]
         if changes and writes:
@@ -96,11 +96,11 @@ def reprice(
 
 
 def _portions(database: Database, selection: Selection, *, every: bool) -> Iterator[Sequence[Any]]:
-    """Yield calls that have tokens, in the order of their ids."""
+    """Yield calls with tokens, ordered by ID."""
     wanted = CALL_TOKENS > 0
     if not every:
         wanted &= CALLS.price_pico.is_(None)
-    # From id to id: an OFFSET would read again each time what it leaves out.
+    # From ID to ID: an OFFSET would reread the skipped rows each time.
     last = -1
     while True:
         statement = Joins(MODEL_CALL_TABLE).select(selection, *NEEDED)
@@ -114,7 +114,7 @@ def _portions(database: Database, selection: Selection, *, every: bool) -> Itera
 
 
 def _change(row: Any, prices: Prices, done: Repriced) -> Row | None:
-    """Return what has to be written of a call, with the names of `UPDATE`."""
+    """Return the parameters of `UPDATE` for a call; `None` if its price is unchanged."""
     done.seen += 1
     quote = prices.quote(_sale(row), time_of(row.at_us))
     pico = picodollars(quote.price)
@@ -152,7 +152,7 @@ def _sale(row: Any) -> BillableCall:
     return billable_call_in_ledger(row.model, row.provider, usage, row.tier, row.price_basis)
 
 
-# The first price is kept, not the one before: it is what the limits of that time went by.
+# The first recorded price is kept: it is what the limits applied at the time.
 IS_FIRST: Final = CALLS.former_price_source.is_(None)
 UPDATE: Final = (
     MODEL_CALL_TABLE.update()
@@ -178,14 +178,14 @@ UPDATE: Final = (
 
 
 def _write(database: Database, changes: list[Row]) -> None:
-    """Write the prices of some calls, and the totals of their invocations, at once."""
+    """Write the prices of some calls, with the totals of their invocations, in one transaction."""
     invocations = sorted({change.pop("invocation") for change in changes})
     with database.changing() as connection:
         connection.execute(UPDATE, changes)
         add_prices(connection, invocations)
 
 
-FORMER_PICO: Final[sa.ColumnElement[Any]] = sa.case(
+RECORDED_PICO: Final[sa.ColumnElement[Any]] = sa.case(
     (CALLS.former_price_source.is_(None), CALLS.price_pico), else_=CALLS.former_price_pico
 )
 """The price with which a call was recorded."""

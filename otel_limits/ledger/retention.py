@@ -1,4 +1,4 @@
-"""Forgets what ended long ago: whole budget trees, with everything that belongs to them."""
+"""Deletes old budget trees, with everything that belongs to them."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from otel_limits.ledger.database import Database
 
 PORTION: Final = 500
-"""Invocations per transaction: whoever records meanwhile waits for no more than that."""
+"""Invocations per transaction: processes that record wait for no more than that."""
 
 SMALL_PORTION: Final = 50
-"""The same while an application records: its own rows wait for a few milliseconds."""
+"""The same within a recording process: its own rows wait a few milliseconds."""
 
 FREE_PAGES: Final = 2_000
-"""Pages of an SQLite file that are given back at once."""
+"""Pages of an SQLite file that are freed together."""
 
 
 def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterator[int]:
-    """Delete budget trees of which nothing is younger than `before_us`, `portion` by `portion`.
+    """Delete budget trees that ended before `before_us`, `portion` by `portion`.
 
     Yields:
-        Invocations deleted, portion by portion.
+        Deleted invocations, portion by portion.
     """
-    # Calls go with their invocations. Those of an invocation that was never recorded come after.
+    # Calls are deleted with their invocations, then those whose invocation was never recorded.
     while True:
         with database.changing() as connection:
             ids = _oldest(connection, before_us, portion)
@@ -56,17 +56,17 @@ def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterato
 
 
 def give_back(database: Database, *, is_full: bool) -> list[str]:
-    """Give back the space of what was deleted; who records meanwhile waits in spill files.
+    """Reclaim the space of deleted rows. Concurrent rows wait in spill files.
 
-    A file shrinks by itself, unless it was restored from a dump: then it is made anew by a copy.
-    PostgreSQL keeps the space for new rows, and only copies its tables if that is asked for.
+    A file shrinks automatically, unless it was restored from a dump: then it is copied. PostgreSQL
+    keeps the space for new rows, and copies its tables only with `is_full`.
 
     Args:
         database: The ledger.
-        is_full: Copy everything, whether it is needed or not.
+        is_full: Copy everything, even if not needed.
 
     Returns:
-        What PostgreSQL refused, in its words.
+        Warnings of PostgreSQL about what it refused.
     """
     if database.address.file is None:
         return _vacuum_tables(database, is_full=is_full)
@@ -76,21 +76,21 @@ def give_back(database: Database, *, is_full: bool) -> list[str]:
         can_shrink = driver.execute("PRAGMA auto_vacuum").fetchone()[0]
         has_free_pages = driver.execute("PRAGMA freelist_count").fetchone()[0]
         if is_full or (has_free_pages and not can_shrink):
-            connection.rollback()  # it cannot be done within a transaction
+            connection.rollback()  # VACUUM fails within a transaction
             driver.execute("PRAGMA auto_vacuum = INCREMENTAL")
             driver.execute("VACUUM")
-            # With a write-ahead log the file itself shrinks only when the log is moved into it.
+            # With a write-ahead log the file shrinks only when the log is moved into it.
             driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return []
 
 
 def _vacuum_tables(database: Database, *, is_full: bool) -> list[str]:
-    """Vacuum the tables of PostgreSQL: without FULL nobody waits, and only new rows profit."""
+    """Vacuum PostgreSQL's tables. Without FULL no query waits, and new rows reuse the space."""
     refused: list[str] = []
     engine = database.engine().execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
-        # Whoever may not do it is told so by a warning, and not by an error.
+        # Missing privileges are reported as a warning, not as an error.
         driver.add_notice_handler(lambda notice: refused.append(notice.message_primary))
         for table in TABLES:
             option = "(FULL, ANALYZE)" if is_full else "(ANALYZE)"
@@ -100,7 +100,7 @@ def _vacuum_tables(database: Database, *, is_full: bool) -> list[str]:
 
 def _oldest(connection: sa.Connection, before_us: int, portion: int) -> list[str]:
     younger = INVOCATION_TABLE.alias()
-    # By their end: a tree that began before the border may still be at work behind it.
+    # By their end: a tree that started before the cutoff may still be active after it.
     last_seen = sa.func.coalesce(younger.c.ended_us, younger.c.started_us)
     has_younger = sa.exists().where(younger.c.root_id == RUNS.root_id, last_seen >= before_us)
     statement = sa.select(RUNS.id).where(RUNS.started_us < before_us, ~has_younger).limit(portion)
@@ -120,31 +120,29 @@ def _delete_orphans(database: Database, before_us: int, portion: int) -> int:
         for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE):
             has_owner = sa.exists().where(RUNS.id == table.c.invocation_id)
             is_old = table.c.at_us < before_us
-            if "day" in table.c:  # which an index begins with
+            if "day" in table.c:  # the first column of an index
                 is_old &= table.c.day <= before_us // DAY_MICROSECONDS
             old = sa.select(table.c.id).where(is_old, ~has_owner).limit(portion)
-            # By a subquery, as `DELETE … LIMIT` is not there in PostgreSQL, nor in most
-            # builds of SQLite.
+            # By a subquery, as PostgreSQL and most builds of SQLite lack `DELETE … LIMIT`.
             result = connection.execute(table.delete().where(table.c.id.in_(old)))
             gone += result.rowcount
     return gone
 
 
 def _shrink(database: Database) -> Iterator[int]:
-    """Give free pages back to the file system, a few per transaction."""
+    """Return free pages to the file system, a few per transaction."""
     left = _vacuum(database)
     while left:
         yield 0
         before, left = left, _vacuum(database)
         if left >= before:
-            return  # a file that was made without the means to shrink
+            return  # the file was created without auto_vacuum
 
 
 def _vacuum(database: Database) -> int:
-    """Give back a portion; returns the free pages that are left."""
+    """Free a portion of pages; returns how many free pages remain."""
     with database.changing() as connection:
         driver: Any = connection.connection.driver_connection
-        # Past SQLAlchemy and read to its end: the pragma gives back a page for each row
-        # that is fetched.
+        # Directly in the driver, fetching all rows: the pragma frees one page per fetched row.
         driver.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
         return int(driver.execute("PRAGMA freelist_count").fetchone()[0])

@@ -1,7 +1,7 @@
-"""Facts as rows of the ledger: pure, and the only place that decides what is recorded.
+"""Events as rows of the ledger: pure functions, and the only place that decides what is recorded.
 
-No prompt, argument, result or exception text is in any event, so that none can get here. Names come
-from outside: they are cleaned and cut, so that no database refuses them.
+Events contain no prompt, argument, result or exception text, so neither do rows. Names come from
+outside: they are cleaned and cut, so that no database rejects them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from otel_limits.core.usage import EXACT, Usage
 Item = TypeVar("Item")
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = list[tuple[str, Row]]
-"""Pairs of a table's name and a row of it."""
+"""Pairs of a table name and a row."""
 
-# Prefixed, as the tables may stand in a database that the application uses itself.
+# Prefixed, as the application may use the same database.
 INVOCATIONS: Final = "otel_limits_invocations"
 MODEL_CALLS: Final = "otel_limits_model_calls"
 TOOL_CALLS: Final = "otel_limits_tool_calls"
 ATTRIBUTES: Final = "otel_limits_attributes"
 QUOTA_CHANGES: Final = "otel_limits_quota_changes"
 RECOUNTS: Final = "recount"
-"""Not a table: rows of it name invocations whose totals are to be those of their calls."""
+"""Not a table: its rows name invocations whose totals must be recounted."""
 
 State = Literal["measured", "zero", "unmeasured", "estimated", "failed"]
 
@@ -39,24 +39,24 @@ UNKNOWN_SIZE: Final = ("unmeasured", "estimated")
 """States of a call whose provider reported no usage."""
 
 SAME_CALL_MICROSECONDS: Final = 60_000_000
-"""An imported span with the ids of a recorded call that is further away in time than this is
-another one: an application that seeds `random` makes the same ids in every run."""
+"""An imported span with the IDs of a recorded call is another call if their times differ by more:
+an application that seeds `random` creates the same IDs in every run."""
 
 MAX_NAME: Final = 256
 MAX_SENTENCE: Final = 1024
 FINGERPRINT: Final = 16
-"""Hexadecimal digits that are kept of a hash."""
+"""Hexadecimal digits of a hash that are kept."""
 MOST_TOOLS: Final = 32
-"""Different tools that a turn is remembered with: a model can make up any number of names."""
+"""Distinct tools recorded per turn: a model can invent any number of names."""
 MICROSECONDS: Final = 1_000_000
 PICODOLLARS: Final = 10**12
-"""Prices are stored in whole millionths of a millionth of a dollar, which databases add exactly."""
+"""Prices are stored as integers of 10⁻¹² USD, which databases add exactly."""
 MAX_INTEGER: Final = 2**63 - 1
-"""What a column can hold. No provider can mean more tokens than that."""
+"""The largest integer of a column. No provider can report more tokens."""
 
 
 def started_rows(event: Started) -> Rows:
-    """Rows of an invocation that began: itself, and what was chosen for audit."""
+    """Rows of an invocation that started: itself, and its audited attributes."""
     rows: Rows = [(INVOCATIONS, invocation_row(event, None))]
     rows.extend((ATTRIBUTES, row) for row in attribute_rows(event.invocation.id, event.attributes))
     return rows
@@ -71,7 +71,7 @@ def attribute_rows(invocation_id: str, attributes: Mapping[str, str]) -> list[Ro
 
 
 def invocation_row(started: Started, stop: Stop | None) -> Row:
-    """The one row of an invocation, complete once `stop` is known."""
+    """The one row of an invocation, complete once `stop` is given."""
     invocation = started.invocation
     return {
         "id": invocation.id,
@@ -90,7 +90,7 @@ def invocation_row(started: Started, stop: Stop | None) -> Row:
 
 
 def called_row(event: ModelCall) -> Row:
-    """The row of an invocation of which nothing but a call was seen."""
+    """The row of an invocation that is only known from a call."""
     started = Started(
         invocation=event.invocation, limits=Limits(), action="none", unsampled=False, at=event.at
     )
@@ -98,12 +98,12 @@ def called_row(event: ModelCall) -> Row:
 
 
 def recount(event: ModelCall) -> tuple[str, Row]:
-    """Have the totals of an invocation that has ended brought up to date with its calls."""
+    """Recount the totals of a finished invocation from its calls."""
     return (RECOUNTS, {"id": event.invocation.id})
 
 
 def stopped_row(stop: Stop) -> Row:
-    """The row of an invocation whose beginning was not seen, because recording began later."""
+    """The row of an invocation that started before recording did."""
     invocation = stop.invocation or Invocation(
         agent=stop.agent,
         id=stop.invocation_id,
@@ -146,11 +146,11 @@ def _breach(breach: Breach | None) -> Row:
 
 
 def _halt(stop: Stop) -> str | None:
-    """The sentence that message and log say of a halt; `None` where nothing was halted."""
+    """Compose the halt message as in the conversation and the log; `None` without a halt."""
     if stop.action == "none":
         return None
-    said = halt_sentence(stop.agent, stop.reason, stop.action, stop.breach)
-    return clean(said, MAX_SENTENCE)
+    sentence = halt_sentence(stop.agent, stop.reason, stop.action, stop.breach)
+    return clean(sentence, MAX_SENTENCE)
 
 
 ENDING: Final = (
@@ -159,7 +159,7 @@ ENDING: Final = (
     "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
     "price_pico", "unpriced_calls",
 )  # fmt: skip
-"""Columns that are known when an invocation has ended."""
+"""Columns that are set when an invocation ends."""
 
 
 def model_call_row(event: ModelCall) -> Row:
@@ -200,16 +200,16 @@ def model_call_row(event: ModelCall) -> Row:
 
 
 FORMER_PRICE: Final = ("former_price_pico", "former_price_source", "former_price_version")
-"""What a call cost before it was priced again."""
+"""The recorded price of a call that was repriced."""
 
 
 def _other_root(invocation: Invocation) -> str | None:
-    """The root of the tree, unless it is the invocation itself: half of all ids are that."""
+    """The root of the tree, null if it is the invocation itself, which is common."""
     return None if invocation.root_id == invocation.id else invocation.root_id
 
 
 def tool_call_row(event: ToolCall) -> Row:
-    """The row of one tool call; its arguments and its result are in none of the columns."""
+    """The row of one tool call, without its arguments and result."""
     return {
         "at_us": microseconds(event.at),
         "duration_us": _duration(event.seconds),
@@ -221,7 +221,7 @@ def tool_call_row(event: ToolCall) -> Row:
         "agent": name(event.invocation.agent),
         "tool": name(event.tool),
         "status": event.status,
-        # Half of it: 64 bits tell the calls of an invocation apart.
+        # 64 bits are enough to distinguish the calls of an invocation.
         "fingerprint": event.fingerprint and event.fingerprint[:FINGERPRINT],
         "turn": event.turn,
         "source": "live",
@@ -229,23 +229,23 @@ def tool_call_row(event: ToolCall) -> Row:
 
 
 def after_tools_text(tools: Mapping[str, int]) -> str:
-    """Tools with how often each was called, such as `fetch,search*9`; empty for none."""
+    """Format tools and how often each was called, e.g. `fetch,search*9`; empty for none."""
     counts: dict[str, int] = {}
     for tool, count in sorted(tools.items())[:MOST_TOOLS]:
-        # A model can make up a name; those that tools can have are without these.
+        # Only invented names contain these characters.
         known = name(tool).replace(",", "_").replace("*", "_")
         counts[known] = counts.get(known, 0) + count
     return ",".join(f"{tool}*{n}" if n > 1 else tool for tool, n in counts.items())
 
 
 def tools_in(text: str) -> dict[str, int]:
-    """The tools that `after_tools_text` wrote."""
+    """Parse the text of `after_tools_text`."""
     parts = (each.partition("*") for each in text.split(",") if each)
     return {tool: int(count or 1) for tool, _, count in parts}
 
 
 def quota_change_row(event: QuotaGrant) -> Row:
-    """The row of what a person changed in a quota."""
+    """The row of a change to a quota."""
     return {
         "id": event.id,
         "at_us": microseconds(event.at),
@@ -261,7 +261,7 @@ def quota_change_row(event: QuotaGrant) -> Row:
 
 
 def tokens(usage: Usage | None, prefix: str = "") -> Row:
-    """The columns of a usage; all unknown where there is none."""
+    """The token columns of a usage; null without one."""
     return {
         f"{prefix}{part}_tokens": _bounded(getattr(usage, part)) if usage else None
         for part in ("input", "output", "cache_read", "cache_write")
@@ -269,44 +269,44 @@ def tokens(usage: Usage | None, prefix: str = "") -> Row:
 
 
 def _bounded(count: int | None) -> int | None:
-    # SQLite's driver raises OverflowError beyond 64 bits and PostgreSQL refuses the row, and one
+    # SQLite's driver raises OverflowError beyond 64 bits, and PostgreSQL rejects the row: one
     # absurd number must not cost the whole batch.
     return None if count is None else min(count, MAX_INTEGER)
 
 
 def is_estimate(event: ModelCall) -> bool:
-    """Tell whether tokens were estimated, and not left out."""
+    """Return whether tokens were estimated."""
     return event.estimated and event.usage.total > 0
 
 
 def state_of(event: ModelCall) -> State:
-    """How much is known of a call; a failed one can be estimated too, which its column says."""
+    """Return how the tokens of a call are known. See `estimated` for a failed call."""
     if event.kind == "unmeasured":
         return "estimated" if is_estimate(event) else "unmeasured"
     return "zero" if event.kind == "zero_token" else event.kind
 
 
 def portions(rows: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Cut rows, of whatever kind, into lists of `size`."""
+    """Split rows of any kind into lists of `size`."""
     left = iter(rows)
     while portion := list(islice(left, size)):
         yield portion
 
 
 def name(value: str) -> str:
-    """A name from outside, as it is stored."""
+    """Clean a name from outside for storage."""
     return clean(value, MAX_NAME)
 
 
 def microseconds(seconds: float) -> int:
-    """Whole microseconds since the epoch: what times are stored in."""
-    # A float of today's seconds still resolves a quarter of a microsecond.
+    """Convert to whole microseconds since the epoch, the stored unit of times."""
+    # Today's seconds as a float have a resolution of a quarter microsecond.
     return round(seconds * MICROSECONDS)
 
 
 def time_of(microseconds: int) -> datetime:
-    """The time in UTC that is stored as whole microseconds, exactly."""
-    # A float of seconds would lose the last digits of it.
+    """Convert stored microseconds to a UTC time, exactly."""
+    # Seconds as a float would lose the last digits.
     seconds, rest = divmod(int(microseconds), MICROSECONDS)
     return datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest)
 
@@ -316,8 +316,8 @@ def _duration(seconds: float | None) -> int | None:
 
 
 def picodollars(price: Decimal | None) -> int | None:
-    """Whole picodollars, or `None` for a price that is unknown or none at all."""
-    # A price list may be wrong, or an application's own: what is not an amount of money is unknown.
+    """Convert to whole picodollars; `None` for an unknown or invalid price."""
+    # A price list may be wrong, or the application's own: anything but an amount is unknown.
     if price is None or not price.is_finite() or price < 0:
         return None
     whole = int(EXACT.multiply(price, PICODOLLARS).to_integral_value(ROUND_HALF_EVEN, EXACT))
@@ -325,7 +325,7 @@ def picodollars(price: Decimal | None) -> int | None:
 
 
 def signed_picodollars(amount: Decimal | None) -> int | None:
-    """Whole picodollars of an amount that may be below 0."""
+    """Convert an amount that may be negative to whole picodollars."""
     if amount is None or not amount.is_signed():
         return picodollars(amount)
     below = picodollars(-amount)
@@ -333,22 +333,22 @@ def signed_picodollars(amount: Decimal | None) -> int | None:
 
 
 def dollars(pico: int | None) -> Decimal | None:
-    """Turn whole picodollars into USD, exactly."""
+    """Convert picodollars to USD, exactly."""
     return None if pico is None else Decimal(int(pico)).scaleb(-12, EXACT)
 
 
 def known_cost(pico: int | None, unpriced: int | None) -> Decimal | None:
-    """USD of the calls with a known price, or `None` when there are calls and none has one."""
+    """Return the USD of calls with a known price; `None` if there are calls and none has one."""
     return None if unpriced and not pico else dollars(pico)
 
 
 def limits_json(limits: Limits) -> str | None:
-    """The caps that were in force, as JSON; `None` when there was none."""
+    """Serialize the configured caps as JSON; `None` without any."""
     caps = dict(limits.items())
     return json.dumps(caps, default=str) if caps else None
 
 
 def caps_in(text: str | None) -> dict[str, Any]:
-    """The caps that `limits_json` wrote."""
+    """Parse the caps of `limits_json`."""
     caps: dict[str, Any] = json.loads(text) if text else {}
     return caps

@@ -1,7 +1,7 @@
-"""Reads what can be read of a damaged SQLite ledger, and writes it into a new one.
+"""Recovers the readable rows of a damaged SQLite ledger into a new one.
 
-A damaged page hides its rows, not those of other pages: each table is read by ranges of its row
-numbers, and a range that cannot be read is halved until only the unreadable rows are left out.
+A damaged page hides its own rows only: each table is read by ranges of row numbers, and an
+unreadable range is halved until only the unreadable rows are left out.
 """
 
 from __future__ import annotations
@@ -23,45 +23,41 @@ if TYPE_CHECKING:
     from otel_limits.ledger.rows import Rows
 
 PORTION: Final = 2_000
-"""Rows that are tried at once."""
+"""Rows that are read together."""
 
 MAX_ROW: Final = 2**40
-"""No ledger has more; where the last row cannot be found, the search begins here."""
+"""An upper bound, where the search starts if the last row cannot be found."""
 
 UNREADABLE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""What reading fails with: an error whose own text is damaged cannot be decoded."""
+"""Errors of reading: a damaged error message cannot be decoded."""
 
 
 @dataclass(slots=True)
 class Salvaged:
-    """What came of it."""
+    """The result of a recovery."""
 
     rows: int = 0
     rows_lost: int = 0
-    """Numbers of rows that cannot be read; under some of them there never was a row any more, as
-    what was pruned leaves its numbers behind."""
+    """Row numbers that cannot be read. Some may not be rows: pruned rows leave their numbers."""
     ends_lost: int = 0
-    """Tables of which nobody knows how many rows they had."""
+    """Tables whose number of rows is unknown."""
     tables_lost: int = 0
 
     def __str__(self) -> str:
-        """In words."""
-        ends = pluralize(self.ends_lost, "table has an end", "tables have an end")
-        told = [
-            pluralize(self.rows, "row was read", "rows were read"),
-            f"up to {pluralize(self.rows_lost, 'row')} could not be read" if self.rows_lost else "",
-            f"{ends} that cannot be read, and nobody knows how many rows were in it"
-            if self.ends_lost
-            else "",
-            pluralize(self.tables_lost, "table is gone", "tables are gone")
-            if self.tables_lost
-            else "",
-        ]
-        return "; ".join(filter(None, told)) + "."
+        """Summarize it."""
+        parts = [pluralize(self.rows, "row was recovered", "rows were recovered")]
+        if self.rows_lost:
+            parts.append(f"up to {pluralize(self.rows_lost, 'row')} could not be read")
+        if self.ends_lost:
+            tables = pluralize(self.ends_lost, "table has", "tables have")
+            parts.append(f"{tables} an unreadable end with an unknown number of rows")
+        if self.tables_lost:
+            parts.append(pluralize(self.tables_lost, "table is missing", "tables are missing"))
+        return "; ".join(parts) + "."
 
     @property
     def is_whole(self) -> bool:
-        """True when nothing is missing."""
+        """Whether nothing is missing."""
         return not (self.rows_lost or self.ends_lost or self.tables_lost)
 
 
@@ -69,16 +65,16 @@ def salvage(damaged: Path, database: Database) -> Salvaged:
     """Copy every readable row of a damaged file into a ledger.
 
     Raises:
-        LedgerError: It is not an SQLite database at all.
+        LedgerError: The file is not an SQLite database.
     """
     done = Salvaged()
-    # The write-ahead log beside it, if there is one, is read as well; it is not written to.
+    # SQLite reads its write-ahead log, too, if there is one, and writes to neither.
     connection = sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=ro", uri=True)
     connection.row_factory = sqlite3.Row
-    # A damaged text gets replacement characters: one name must not end the search.
+    # Damaged text gets replacement characters: one name must not end the recovery.
     connection.text_factory = lambda raw: raw.decode(errors="replace")
-    # It writes nothing. With it the first statement fails on a damaged schema, and those after it
-    # see whatever can be read of that: otherwise one damaged name would hide every table.
+    # This writes nothing. It makes the first statement fail on a damaged schema, and later ones see
+    # the readable part of it: otherwise one damaged name would hide every table.
     connection.execute("PRAGMA writable_schema = ON")
     with contextlib.suppress(*UNREADABLE):
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -109,17 +105,17 @@ def _readable(connection: sqlite3.Connection, table: str, done: Salvaged) -> Ite
     first = 1
     while first <= last:
         yield from _range(connection, table, first, min(last, first + PORTION - 1), done)
-        first = _next_row(connection, table, first + PORTION)  # over what prune has left empty
+        first = _next_row(connection, table, first + PORTION)  # skips what prune has deleted
     if not is_known:
         done.ends_lost += 1
-        # A page further on may be whole. What cannot be read here need not have been a row.
+        # A later page may be readable. Unreadable numbers here need not have been rows.
         yield from _range(connection, table, last + 1, last + PORTION, Salvaged())
 
 
 def _range(
     connection: sqlite3.Connection, table: str, first: int, last: int, done: Salvaged
 ) -> Iterator[Rows]:
-    """Read a range of rows, in halves where it cannot be read as one."""
+    """Read a range of rows, halving it while it is unreadable."""
     query = f"SELECT * FROM {table} WHERE rowid BETWEEN ? AND ?"  # noqa: S608
     try:
         found = [complete(table, dict(row)) for row in connection.execute(query, (first, last))]
@@ -147,7 +143,7 @@ def _last_row(connection: sqlite3.Connection, table: str) -> int | None:
 
 
 def _last_in_indexes(connection: sqlite3.Connection, table: str) -> Iterator[int]:
-    """Each index knows the rows of its table too; partial ones not all of them."""
+    """Find the last row in each index; partial indexes do not contain all rows."""
     names = connection.execute(f"PRAGMA index_list({table})").fetchall()
     for _, name, _, _, is_partial in names:
         query = f"SELECT max(rowid) FROM {table} INDEXED BY {name}"  # noqa: S608
@@ -159,7 +155,7 @@ def _last_in_indexes(connection: sqlite3.Connection, table: str) -> Iterator[int
 
 
 def _search(connection: sqlite3.Connection, table: str) -> int:
-    """Find the last row whose place can be looked up, where the end of the table is unreadable."""
+    """Find the last readable row, if the end of the table is not."""
     readable, beyond = 0, MAX_ROW
     while beyond - readable > 1:
         middle = (readable + beyond) // 2
@@ -171,7 +167,7 @@ def _search(connection: sqlite3.Connection, table: str) -> int:
 
 
 def _has(connection: sqlite3.Connection, table: str, row: int) -> bool:
-    """Tell whether there is a row from here on that can be read."""
+    """Return whether there is a readable row at or after this one."""
     query = f"SELECT 1 FROM {table} WHERE rowid >= ? LIMIT 1"  # noqa: S608
     try:
         return connection.execute(query, (row,)).fetchone() is not None
@@ -180,7 +176,7 @@ def _has(connection: sqlite3.Connection, table: str, row: int) -> bool:
 
 
 def _next_row(connection: sqlite3.Connection, table: str, row: int) -> int:
-    """The first row from here on; the same where it cannot be read."""
+    """Return the next row at or after this one; the same if unreadable."""
     query = f"SELECT rowid FROM {table} WHERE rowid >= ? ORDER BY rowid LIMIT 1"  # noqa: S608
     try:
         found = connection.execute(query, (row,)).fetchone()

@@ -1,4 +1,4 @@
-"""The tables of a ledger, as this version has them."""
+"""The tables of a ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METADATA: Final = sa.MetaData()
 
 BIG: Final = sa.BigInteger()
 KEY: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite only counts by itself in a column of exactly this type."""
+"""The only column type that SQLite numbers automatically."""
 TEXT: Final = sa.Text()
 
 DAY_MICROSECONDS: Final = 24 * 60 * 60 * 1_000_000
@@ -32,8 +32,7 @@ VERSIONS: Final = sa.Table(
     sa.Column("written_by", TEXT, nullable=False),
 )
 
-# Without foreign keys: rows of several processes arrive in any order, and retention takes the old
-# ones away portion by portion.
+# No foreign keys: rows of several processes arrive in any order, and retention deletes in portions.
 INVOCATION_TABLE: Final = sa.Table(
     INVOCATIONS,
     METADATA,
@@ -73,7 +72,7 @@ MODEL_CALL_TABLE: Final = sa.Table(
     METADATA,
     sa.Column("id", KEY, primary_key=True),
     sa.Column("at_us", BIG, nullable=False),
-    # Stored and not calculated by each question, so that an index has it.
+    # Stored rather than calculated, so that an index can contain it.
     sa.Column("day", BIG, sa.Computed(f"at_us / {DAY_MICROSECONDS}", persisted=True)),
     sa.Column("duration_us", BIG),
     sa.Column("trace_id", TEXT),
@@ -131,7 +130,7 @@ SPEND_INDEX: Final = sa.Index(
     MODEL_CALL_TABLE.c.price_pico,
     MODEL_CALL_TABLE.c.cache_saved_pico,
 )
-"""What is spent by day, agent and model is answered from this alone, without a sort."""
+"""Answers spend by day, agent and model without touching the table, and without a sort."""
 
 PROOF_INDEX: Final = sa.Index(
     "ix_otel_limits_model_calls_proof",
@@ -141,12 +140,12 @@ PROOF_INDEX: Final = sa.Index(
     MODEL_CALL_TABLE.c.output_tokens,
     MODEL_CALL_TABLE.c.price_pico,
 )
-"""The calls of each invocation add up to its totals: read from this alone, in its order."""
+"""Answers the totals of each invocation without touching the table, in the index's order."""
 
 IS_OF_UNKNOWN_SIZE: Final = MODEL_CALL_TABLE.c.state.in_(
     [sa.literal_column(f"'{state}'") for state in UNKNOWN_SIZE]
 )
-"""Written with literals: a database uses a partial index only for the very condition it has."""
+"""Literals: a database uses a partial index only for exactly its condition."""
 
 PARTIAL_INDEXES: Final = (
     """
@@ -175,11 +174,10 @@ PARTIAL_INDEXES: Final = (
     WHERE ended_us IS NULL
     """,
 )
-"""The few calls without a measured size, so that nobody looks at the state of all others; those
-whose workers could be killed before they had settled them; what was imported, which only the ids of
-its spans tell apart; and invocations without an end.
+"""For the few calls without a measured size; for calls that a killed worker did not settle; for
+imported rows, which only their span IDs identify; and for invocations without an end.
 
-They are text since SQLAlchemy imports every dialect that its own partial indexes name.
+Text, since SQLAlchemy's own partial indexes import every dialect that they name.
 """
 
 TOOL_CALL_TABLE: Final = sa.Table(
@@ -244,4 +242,4 @@ TOOLS: Final = TOOL_CALL_TABLE.c
 CALL_TOKENS: Final = CALLS.input_tokens + CALLS.output_tokens
 RUN_TOKENS: Final = RUNS.input_tokens + RUNS.output_tokens
 IS_UNPRICED: Final = CALLS.price_pico.is_(None) & (CALL_TOKENS > 0)
-"""A call without tokens has no price that could be missing."""
+"""A call without tokens cannot lack a price."""

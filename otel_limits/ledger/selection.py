@@ -1,4 +1,4 @@
-"""Which part of a ledger is asked: times, names and values, as conditions of statements."""
+"""Selection of a part of a ledger: times, names and values, as conditions of statements."""
 
 from __future__ import annotations
 
@@ -25,27 +25,26 @@ from otel_limits.ledger.words import AFTER_TOOLS, KEY_PREFIX, OWN_NAMES
 
 HOUR_MICROSECONDS: Final = DAY_MICROSECONDS // 24
 DAYS: Final = ("day", "week", "month")
-"""Ways to group that follow from the day of a call."""
+"""Grouping keys derived from the day of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which part of a ledger a question is about."""
+    """The part of a ledger that a query covers."""
 
     since_us: int | None = None
     until_us: int | None = None
     where: tuple[tuple[str, str], ...] = ()
-    """Names and values; one name can stand there several times, for any of its values. In a value,
-    `*` stands for any characters."""
+    """Names and values; any of several values of a name matches. `*` matches any characters."""
     zone: tzinfo = timezone.utc
-    """Whose hours, days, weeks and months are meant."""
+    """Time zone of hours, days, weeks and months."""
 
 
 class Joins:
-    """The tables that a statement needs, joined one by one as columns are asked for."""
+    """The tables of a statement, joined as columns are requested."""
 
     def __init__(self, base: sa.Table) -> None:
-        """Begin with the table that is counted: model calls, tool calls, or invocations."""
+        """Start with the table that is counted: model calls, tool calls, or invocations."""
         self.tables: sa.FromClause = base
         self._base = base
         self._owner = base.c.id if base is INVOCATION_TABLE else base.c.invocation_id
@@ -54,7 +53,7 @@ class Joins:
         self._attributes: dict[str, sa.ColumnElement[Any]] = {}
 
     def column(self, name: str) -> sa.ColumnElement[Any]:
-        """The column that an auditor calls `name`: one of ours, or an audit key."""
+        """Return the column of a property or audit key."""
         if name in (QUARTER, AFTER_TOOLS):
             quarter = self._time // (QUARTER_SECONDS * MICROSECONDS)
             return quarter if name == QUARTER else CALLS.after_tools
@@ -76,29 +75,29 @@ class Joins:
             return sa.func.coalesce(self._base.c.root_id, self._owner)
         if self._base is INVOCATION_TABLE:
             return RUNS.trace_id
-        self._join_invocations()  # calls that were recorded live leave it to their invocation
+        self._join_invocations()  # live calls do not repeat the trace of their invocation
         return sa.func.coalesce(self._base.c.trace_id, RUNS.trace_id)
 
     def _own(self, name: str) -> sa.ColumnElement[Any]:
         column = self._base.c.get(name)
         if column is None:
-            raise LedgerError(f"What this question counts has no {name}.")
+            raise LedgerError(f"This query has no {name}.")
         return IS_SIDE if column is CALLS.side else column
 
     def conditions(self, selection: Selection) -> list[sa.ColumnElement[bool]]:
-        """What restricts the rows to a selection; it may join further tables."""
+        """Build the conditions of a selection; may join further tables."""
         wanted: dict[str, list[sa.ColumnElement[bool]]] = {}
         for name, value in selection.where:
             if name in PERIODS:
                 condition = sa.and_(*self._within(*span(name, value, selection.zone)))
             elif name in TOLD_BY_CALLS and self._base is not MODEL_CALL_TABLE:
-                # Of an invocation, or a tool call of it: one of its model calls has it.
+                # An invocation matches if one of its model calls does.
                 call = MODEL_CALL_TABLE.alias().c
                 condition = sa.exists().where(
                     call.invocation_id == self._owner, matches(call[name], value)
                 )
             elif name == "reason":
-                # In metrics an observed limit is the reason: whoever asks for it gets both.
+                # For metrics an observed limit is the reason: match both.
                 condition = matches(self.column(name), value) | matches(REASON_COUNTED, value)
             else:
                 condition = matches(self.column(name), value)
@@ -109,8 +108,8 @@ class Joins:
     def _within(
         self, since_us: int | None, until_us: int | None
     ) -> Iterator[sa.ColumnElement[bool]]:
-        # The index on spending begins with the day: with the time alone it would be read in whole.
-        # Where a border is one of days, the time has nothing to add, and is not looked at.
+        # The index on spend starts with the day: by time alone it would be scanned. At day
+        # boundaries the time is redundant.
         on_calls = self._base is MODEL_CALL_TABLE
         if since_us is not None:
             day, rest = divmod(since_us, DAY_MICROSECONDS)
@@ -126,7 +125,7 @@ class Joins:
                 yield self._time < until_us
 
     def select(self, selection: Selection, *columns: Any) -> sa.Select[Any]:
-        """Select columns of the rows of a selection; those of `column` have to be asked first."""
+        """Select columns of the rows of a selection, after `column` has provided them."""
         conditions = self.conditions(selection)
         return sa.select(*columns).select_from(self.tables).where(*conditions)
 
@@ -136,7 +135,7 @@ class Joins:
             self.tables = self.tables.outerjoin(INVOCATION_TABLE, RUNS.id == self._owner)
 
     def _attribute(self, key: str) -> sa.ColumnElement[Any]:
-        """An audited attribute: the invocation's own, otherwise that of the root of its tree."""
+        """An audited attribute of the invocation, or else of the root of its tree."""
         if key not in self._attributes:
             values = []
             for identity in (self._owner, self._base.c.root_id):
@@ -150,7 +149,7 @@ class Joins:
 
 
 TOLD_BY_CALLS: Final = ("model", "provider")
-"""What is selected of invocations and tool calls by the model calls of the invocation."""
+"""Properties by which model calls select their invocation and its tool calls."""
 
 IDENTITIES: Final = ("invocation", "root", "trace")
 
@@ -163,8 +162,7 @@ NAMED_RUNS: Final[dict[str, sa.ColumnElement[Any]]] = {
 
 
 def _inlined(text: str) -> sa.ColumnElement[str]:
-    # A parameter is another one each time, so that PostgreSQL would not know the expression to
-    # group by as the one that is selected.
+    # PostgreSQL would not recognize the grouping expression with another parameter.
     return sa.literal(text, literal_execute=True)
 
 
@@ -177,13 +175,13 @@ REASON_COUNTED: Final[sa.ColumnElement[Any]] = sa.case(
         for prefix in ("", TREE_PREFIX)
     },
     value=RUNS.breach_limit,
-    # A quota has a name of its own.
+    # Quotas have their own names.
     else_=sa.case((IS_OBSERVED, _inlined(QUOTA_EXCEEDED_STOP_REASON)), else_=RUNS.reason),
 )
-"""The reason under which metrics count an end: that of the limit, also where it only observed."""
+"""The reason under which metrics count an end: the limit's, even if only observed."""
 
 WOULD_BE: Final = sa.case((IS_OBSERVED, REASON_COUNTED), else_=_inlined("")).label("would_be")
-"""The reason of the halt that would have been; empty where there would have been none."""
+"""The reason of a would-be halt; empty if there is none."""
 
 
 IS_SIDE: Final[sa.ColumnElement[Any]] = sa.case((CALLS.side, "yes"), (~CALLS.side, "no"))
@@ -191,16 +189,16 @@ IS_SIDE: Final[sa.ColumnElement[Any]] = sa.case((CALLS.side, "yes"), (~CALLS.sid
 
 
 def matches(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[bool]:
-    """Compare with a value in which `*` stands for any characters."""
+    """Compare with a value in which `*` matches any characters."""
     if "*" not in value:
         return column == value
-    # Only the star is a wildcard here: those of SQL are meant as they stand.
+    # Only the star is a wildcard: those of SQL are escaped.
     pattern = value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return column.like(pattern.replace("*", "%"), escape="\\")
 
 
 def audit_keys(connection: sa.Connection) -> list[str]:
-    """Every audit key that the ledger has a value of."""
+    """List the audit keys that occur in the ledger."""
     return list(
         connection.scalars(
             sa.select(ATTRIBUTE_TABLE.c.key).distinct().order_by(ATTRIBUTE_TABLE.c.key)

@@ -1,7 +1,7 @@
-"""Sums of the model calls of a ledger, by any property: what takes longest of all questions.
+"""Sums of model calls by any property: the slowest part of all queries.
 
-Two indexes hold all that is summed by day, agent and model, so that such sums never touch the
-table: one has every call, the other the few whose size is not known.
+Two indexes contain everything that is summed by day, agent and model, so such sums never read the
+table: one has every call, the other the few of unknown size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from otel_limits.ledger.calendar import PERIODS, QUARTER
 from otel_limits.ledger.reading import OVERLAID
-from otel_limits.ledger.repricing import FORMER_PICO
+from otel_limits.ledger.repricing import RECORDED_PICO
 from otel_limits.ledger.rows import UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
     CALL_TOKENS,
@@ -28,15 +28,15 @@ from otel_limits.ledger.schema import (
 from otel_limits.ledger.selection import DAYS, Joins, Selection
 
 FROM_INDEX: Final = frozenset({"agent", "model", *DAYS})
-"""Ways to group that the indexes on spending answer without touching the table."""
+"""Grouping keys that the indexes on spend cover."""
 BY_INDEX: Final = ["day", "agent", "model"]
-"""What those indexes begin with."""
+"""Their first columns."""
 
 
 def _sums(
     pico: sa.ColumnElement[Any], saved: sa.ColumnElement[Any]
 ) -> tuple[sa.ColumnElement[Any], ...]:
-    """What is summed of calls; `pico` is their price, `saved` what a cache made of it."""
+    """Sums over calls; `pico` is their price, `saved` what caching saved."""
     return (
         sa.func.count(),
         sa.func.sum(CALLS.input_tokens),
@@ -45,7 +45,7 @@ def _sums(
         sa.func.sum(CALLS.cache_write_tokens),
         sa.func.sum(pico),
         saved,
-        # Filters, since SQLite takes a fifth longer to sum cases.
+        # Filters, since SQLite takes 20% longer to sum cases.
         sa.func.coalesce(sa.func.sum(CALL_TOKENS).filter(pico.is_(None)), 0),
     )
 
@@ -53,49 +53,49 @@ def _sums(
 UNMEASURED: Final = sa.func.count().filter(CALLS.state.in_(UNKNOWN_SIZE))
 SUMS_OF_ALL: Final = _sums(CALLS.price_pico, sa.func.sum(CALLS.cache_saved_pico))
 SUMS: Final = (*SUMS_OF_ALL, UNMEASURED)
-FORMER_SUMS: Final = (*_sums(FORMER_PICO, sa.null()), UNMEASURED)
-"""The same by the prices with which calls were recorded; nobody has kept what a cache saved."""
+RECORDED_SUMS: Final = (*_sums(RECORDED_PICO, sa.null()), UNMEASURED)
+"""The same at recorded prices; what caching saved was not recorded."""
 
 NOTHING: Final[sa.ColumnElement[int]] = sa.literal_column("0")
 SUMS_OF_NONE: Final = (*(NOTHING,) * 5, sa.null(), sa.null(), NOTHING)
 
 
 FIRST_AND_LAST_DAY: Final = sa.select(
-    # Each in a statement of its own: only then does SQLite look at one end of an index.
+    # Separate statements: only then does SQLite read one end of an index.
     sa.select(sa.func.min(CALLS.day)).scalar_subquery(),
     sa.select(sa.func.max(CALLS.day)).scalar_subquery(),
 )
 
 
 def spend(
-    connection: sa.Connection, by: Sequence[str], selection: Selection, *, former: bool = False
+    connection: sa.Connection, by: Sequence[str], selection: Selection, *, recorded: bool = False
 ) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
-    """Sums of model calls, finer than `by` where that is quicker.
+    """Add up model calls, finer than `by` where that is faster.
 
-    With `former` they cost what they did when they were recorded.
+    With `recorded` at the prices that were recorded, before any repricing.
 
     Yields:
         The properties of a group, `day` as days and `hour` as hours since the epoch, or `QUARTER`
-        instead where days are not those of UTC; and its calls,
-        input, output, cached and written tokens, picodollars, those that caching saved, unpriced
-        tokens and unmeasured calls. A group can come in several parts.
+        instead if days are not those of UTC; and its calls, input, output, cached and written
+        tokens, picodollars, those that caching saved, unpriced tokens and unmeasured calls. A
+        group may come in several parts.
     """
     named = {*by, *(name for name, _ in selection.where)}
     rows: Iterable[Sequence[Any]]
-    if named <= FROM_INDEX and not former:
+    if named <= FROM_INDEX and not recorded:
         names = ["agent", "model", *columns_for(by, selection.zone)]
         names = list(dict.fromkeys(names)) if QUARTER in names else BY_INDEX
         rows = _from_indexes(connection, names, selection)
     else:
         names = columns_for(by, selection.zone)
         rows = connection.execute(
-            grouped(MODEL_CALL_TABLE, names, selection, FORMER_SUMS if former else SUMS)
+            grouped(MODEL_CALL_TABLE, names, selection, RECORDED_SUMS if recorded else SUMS)
         )
     yield from keyed(rows, names)
 
 
 def by_quarter(connection: sa.Connection, selection: Selection) -> Iterator[Sequence[Any]]:
-    """Each quarter of an hour since the epoch, its picodollars, tokens and unpriced tokens."""
+    """Add up picodollars, tokens and unpriced tokens by quarter hour since the epoch."""
     joins = Joins(MODEL_CALL_TABLE)
     quarter = joins.column(QUARTER)
     tokens = sa.func.sum(CALL_TOKENS)
@@ -107,7 +107,7 @@ def by_quarter(connection: sa.Connection, selection: Selection) -> Iterator[Sequ
 def _from_indexes(
     connection: sa.Connection, names: Sequence[str], selection: Selection
 ) -> Iterator[Sequence[Any]]:
-    """Ask for the earlier and the later days at once: SQLite uses one core for a question."""
+    """Query earlier and later days concurrently: SQLite uses one core per query."""
     earlier, later = _halves(connection, selection)
     if later is None:
         yield from connection.execute(from_indexes(names, earlier))
@@ -119,14 +119,14 @@ def _from_indexes(
 
 
 def _apart(engine: sa.Engine, statement: sa.Executable) -> Sequence[Sequence[Any]]:
-    """Ask on a connection of its own."""
+    """Run a statement on its own connection."""
     with engine.connect() as connection:
         return connection.execute(statement).all()
 
 
 def _halves(connection: sa.Connection, selection: Selection) -> tuple[Selection, Selection | None]:
-    """Split a selection in the middle of its days; what cannot be split has no second half."""
-    # What waits in spill files is seen by the connection that is asked, and by no other.
+    """Split a selection in the middle of its days; `None` as second half if impossible."""
+    # Only this connection sees rows from spill files.
     if connection.dialect.name != "sqlite" or OVERLAID in connection.info:
         return selection, None
     first, last = connection.execute(FIRST_AND_LAST_DAY).one()
@@ -141,7 +141,7 @@ def _halves(connection: sa.Connection, selection: Selection) -> tuple[Selection,
 
 
 def from_indexes(names: Sequence[str], selection: Selection) -> sa.CompoundSelect[Any]:
-    """Sum all calls, and count those without a measured size, each from an index of its own.
+    """Sum all calls, and count those without a measured size, each from its own index.
 
     One statement, so that both see the same calls.
     """
@@ -153,14 +153,14 @@ def from_indexes(names: Sequence[str], selection: Selection) -> sa.CompoundSelec
 def grouped(
     table: sa.Table, names: Sequence[str], selection: Selection, sums: Sequence[Any]
 ) -> sa.Select[Any]:
-    """Add up the rows of a table by properties that `columns_for` has named.
+    """Add up the rows of a table by the properties of `columns_for`.
 
     Raises:
-        LedgerError: Its rows do not have one of them.
+        LedgerError: Its rows lack one of them.
     """
     joins = Joins(table)
     columns = [joins.column(name) for name in names]
-    # Under names of our own, as an audit key may be called like any column.
+    # Generated labels, as an audit key may have the name of any column.
     labelled = (column.label(f"k{n}") for n, column in enumerate((*columns, *sums)))
     return joins.select(selection, *labelled).group_by(*columns)
 
@@ -174,7 +174,7 @@ def keyed(
 
 
 def columns_for(by: Sequence[str], zone: tzinfo) -> list[str]:
-    """The columns to group by for `by`: weeks and months are made of days, or of quarters."""
+    """List the columns to group by: weeks and months consist of days, or of quarter hours."""
     if zone is not timezone.utc:
         return list(dict.fromkeys(QUARTER if name in PERIODS else name for name in by))
     return list(dict.fromkeys("day" if name in DAYS else name for name in by))

@@ -1,8 +1,8 @@
-"""Append-only files that hold rows while the database of a ledger cannot take them.
+"""Append-only files that hold rows while the database of a ledger is unavailable.
 
-A row is durable as soon as it stands in one of them. Each process has a file of its own, so that
-appending needs no agreement with others, and nobody deletes a file that may still grow. Its first
-line names the ledger, and no other one takes its rows.
+A row in one of them is durable. Each process has its own file, so appending needs no coordination
+and no process deletes a file that may still grow. Its first line names its ledger; no other ledger
+restores its rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from otel_limits.ledger.rows import Row, Rows
 
 fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
-"""Missing on Windows, which never deletes a file that somebody has open: as good as a lock."""
+"""Missing on Windows, which never deletes an open file: as good as a lock."""
 
 logger = logging.getLogger("otel_limits")
 
@@ -40,36 +40,36 @@ SUFFIX: Final = ".jsonl"
 MARK: Final = ".spill-"
 ATTEMPTS: Final = 5
 OWNER: Final = "otel_limits_ledger"
-"""What the first line of a spill file calls the ledger that it belongs to."""
+"""Key of the ledger's address in the first line of a spill file."""
 
 
 class SpillFiles:
-    """The file of this process beside a ledger, and those that other processes left there.
+    """The spill file of this process, and those that other processes left behind.
 
-    A file belongs to whoever holds its lock, and the lock ends with its process. So a file that
-    can be locked has nobody left who appends to it.
+    A file belongs to the process that holds its lock, and the lock ends with the process. So no
+    process appends to a file that can be locked.
 
     Attributes:
-        place: Beginning of the path of the file that rows went to last.
+        place: Path prefix of the file that was written last.
     """
 
     def __init__(self, address: Address) -> None:
-        """Write nothing yet."""
+        """Create no file yet."""
         self.address = address
         self.place = address.spills[0]
         self._lock = threading.RLock()
         self._open: dict[Path, SpillFile] = {}
-        """One file per place that took rows: the others were full, or had vanished."""
+        """One file per place that worked; earlier places were full, or had vanished."""
 
     def append(self, rows: Rows, *, to_disk: bool) -> None:
-        """Append `rows` at the first place that takes them; they survive the process from here on.
+        """Append `rows` at the first place that works. They survive the process from then on.
 
         Args:
-            rows: What is appended.
-            to_disk: They are to survive the machine too, which takes longer.
+            rows: The rows.
+            to_disk: Sync them, so that they survive the machine too.
 
         Raises:
-            OSError: No place takes them. None of them counts as written.
+            OSError: Every place failed. None of the rows counts as written.
         """
         lines = b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows)
         with self._lock:
@@ -80,19 +80,19 @@ class SpillFiles:
             return self._append_at(last, lines, to_disk=to_disk)
 
     def seal(self) -> None:
-        """End the files of this process: what comes later goes to new ones."""
+        """Close the files of this process; later rows go to new ones."""
         with self._lock:
             opened, self._open = self._open, {}
             for file in opened.values():
                 file.close()
 
     def taking_own(self, database: Database) -> Iterator[int]:
-        """Move what this process has appended into the database, and go on with its files if not.
+        """Move this process's own spilled rows into the database; keep its files open on failure.
 
         Yields:
-            Rows moved, after each portion of them.
+            Rows moved, after each portion.
         """
-        with self._lock:  # what is appended meanwhile goes to new files
+        with self._lock:  # concurrent appends go to new files
             mine, self._open = self._open, {}
         try:
             for place in list(mine):
@@ -105,12 +105,12 @@ class SpillFiles:
                         file.close()
 
     def files(self) -> list[Path]:
-        """Every spill file of this ledger, whoever wrote it."""
+        """List every spill file of this ledger, of all processes."""
         return [path for path in candidates(self.address) if belongs(path, self.address)]
 
     def abandon(self) -> None:
-        """Leave, in a forked child, the parent's files to the parent."""
-        # A thread of the parent may have held the old lock: here nobody would ever release it.
+        """Leave the parent's files to the parent, in a forked child."""
+        # A thread of the parent may have held the old lock, which would never be released here.
         # Closing a file unlocks nothing, since the parent still has it open.
         self._lock = threading.RLock()
         self.seal()
@@ -128,32 +128,32 @@ class SpillFiles:
                 raise
             if file.is_there():
                 break
-            # Deleted or moved, as with its directory: nobody would find what is written to it now.
+            # Deleted or moved, e.g. with its directory: rows written to it would be lost.
             self._open.pop(place).close()
         self.place = place
 
     def _create(self, place: Path) -> SpillFile:
-        """Create a file at a place, locked and still there, whose first line names the ledger."""
+        """Create a locked file whose first line names the ledger."""
         if place.parent == files.temporary_directory():
             files.make_directory(place.parent)
             if not files.is_own_directory(place.parent):
-                raise PermissionError(f"{place.parent} is not a directory of this user alone.")
+                raise PermissionError(f"{place.parent} is not private to this user.")
         files.make_directory(place.parent, self.address.group)
         for _ in range(ATTEMPTS):
             name = f"{place.name}{MARK}{os.getpid()}-{uuid.uuid4().hex[:12]}{SUFFIX}"
             path = place.with_name(name)
             file = files.create(path, self.address.group)
-            # Between the creation and the lock another process may take it for one left behind.
+            # Between creation and lock, another process may restore and delete it.
             with contextlib.suppress(BlockingIOError):
                 _lock(path, file)
                 if path.exists():
                     return SpillFile(path, file, {OWNER: self.address.name})
             file.close()
-        raise BlockingIOError(f"No spill file could be kept beside {place}.")
+        raise BlockingIOError(f"No spill file could be locked next to {place}.")
 
 
 def _lock(path: Path, file: IO[bytes]) -> None:
-    """Lock a new file; where its file system has no locks, as some over a network, none is left."""
+    """Lock a new file; delete it if its file system has no locks, as some network ones."""
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,10 +166,10 @@ def _lock(path: Path, file: IO[bytes]) -> None:
 
 
 class SpillFile:
-    """One file of this process, which holds whole lines and never an empty promise."""
+    """A spill file of this process, which holds only whole lines."""
 
     def __init__(self, path: Path, file: IO[bytes], first: dict[str, str]) -> None:
-        """Take a new file that is locked, and what stands before its rows."""
+        """Take a new locked file, and the content of its first line."""
         self._path = path
         self._file = file
         self._begin = json.dumps(first).encode() + b"\n"
@@ -177,7 +177,7 @@ class SpillFile:
         self._is_whole = True
 
     def append(self, lines: bytes, *, to_disk: bool) -> None:
-        """Append all of `lines`, or leave half a line at most, at the very end of the file.
+        """Append all of `lines`, or at most half a line at the very end of the file.
 
         Raises:
             OSError: They could not be written, and none of them counts.
@@ -189,7 +189,7 @@ class SpillFile:
             if to_disk:
                 os.fsync(self._file.fileno())
         except OSError:
-            # Readers take half a line for the last words of a process: nothing may follow it.
+            # Readers treat half a line as the end of a killed process: nothing may follow it.
             try:
                 self._file.truncate(self._end)
                 self._file.seek(self._end)
@@ -199,12 +199,12 @@ class SpillFile:
         self._end += len(lines)
 
     def is_there(self) -> bool:
-        """Tell whether it can still be found by its name, which an open file outlives."""
+        """Return whether it still exists under its name, which an open file outlives."""
         found = os.fstat(self._file.fileno())
         return identity(self._path) == (found.st_dev, found.st_ino)
 
     def can_go_on(self) -> bool:
-        """Tell whether there may be more lines; closes it if not, and deletes it if it has none."""
+        """Return whether it takes further lines; if not, close it, and delete it if empty."""
         if self._is_whole and self._end:
             return True
         if not self._end:
@@ -213,14 +213,14 @@ class SpillFile:
         return False
 
     def moving(self, database: Database) -> Iterator[int]:
-        """Move its rows into a database, and delete it; the number of rows after each portion."""
+        """Move its rows into a database and delete it; yields the size of each portion."""
         file = files.open_existing(self._path)
-        if file is not None:  # whoever deleted it deleted the rows
+        if file is not None:
             with file:
                 yield from _moving(database, self._path, file)
 
     def close(self) -> None:
-        """End it; its lock ends too."""
+        """Close it, which releases its lock."""
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -230,11 +230,11 @@ class SpillFile:
             written += self._file.write(lines[written:]) or 0
 
 
-# --- whose a file is ------------------------------------------------------------------------------
+# --- ownership -----------------------------------------------------------------------------------
 
 
 def candidates(address: Address) -> list[Path]:
-    """Files that have the name of a spill file of this ledger, at every place for them."""
+    """List files named like a spill file of this ledger, at every place."""
     return sorted(
         path
         for place in address.spills
@@ -244,7 +244,7 @@ def candidates(address: Address) -> list[Path]:
 
 
 def is_trusted(directory: Path) -> bool:
-    """Tell whether files in a directory were written by those who may write the ledger."""
+    """Return whether only users who may write the ledger can have written to a directory."""
     return directory != files.temporary_directory() or files.is_own_directory(directory)
 
 
@@ -255,7 +255,7 @@ def belongs(path: Path, address: Address) -> bool:
 
 
 def is_spill_file(path: Path) -> bool:
-    """Tell whether a file holds waiting rows, by its name and its first line."""
+    """Return whether a file contains spilled rows, by its name and its first line."""
     file = files.open_existing(path) if MARK in path.name else None
     if file is None:
         return False
@@ -265,7 +265,7 @@ def is_spill_file(path: Path) -> bool:
 
 
 def owner_of(path: Path) -> str | None:
-    """The address that stands in the first line of a spill file."""
+    """Return the ledger address in the first line of a spill file."""
     file = files.open_existing(path)
     if file is None:
         return None
@@ -279,19 +279,19 @@ def owner_of(path: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A spill file of which nobody takes the rows back by itself."""
+    """A spill file that no process restores automatically."""
 
     path: Path
     owner: str
     """The address of its ledger."""
     written: float
-    """When it was last written to, in seconds since the epoch."""
+    """Time of its last write, in seconds since the epoch."""
 
 
 def orphans(address: Address) -> list[Orphan]:
-    """Spill files whose ledger no longer exists, or is this one under another user or host.
+    """Find spill files whose ledger no longer exists, or is this one under another user or host.
 
-    Whose rows they are a person has to say: `otel-limits ledger adopt`.
+    A person has to decide where their rows belong: `otel-limits ledger adopt`.
     """
     places = dict.fromkeys(place.parent for place in address.spills)
     found = []
@@ -312,24 +312,24 @@ def _is_orphan(owner: str, address: Address) -> bool:
     return not Path(owner).exists()
 
 
-# --- taking rows back -----------------------------------------------------------------------------
+# --- restoring rows ------------------------------------------------------------------------------
 
 
 def taking_back(database: Database, spill: SpillFiles) -> Iterator[int]:
-    """Move the rows of every spill file that nobody appends to into the database.
+    """Import all inactive spill files into the database.
 
     Yields:
-        Rows moved, after each portion of them.
+        Rows moved, after each portion.
     """
     for path in spill.files():
         yield from taking(database, path)
 
 
 def taking(database: Database, path: Path) -> Iterator[int]:
-    """Move the rows of one spill file into a database; one that is in use is left alone.
+    """Import one spill file into a database, unless it is in use.
 
     Yields:
-        Rows moved, after each portion of them.
+        Rows moved, after each portion.
     """
     with claimed(path) as file:
         if file is not None:
@@ -338,8 +338,8 @@ def taking(database: Database, path: Path) -> Iterator[int]:
 
 def _moving(database: Database, path: Path, file: IO[bytes]) -> Iterator[int]:
     damaged: list[bytes] = []
-    # A row that is in the database already changes nothing there, so that whoever dies between the
-    # last portion and the deletion has done no harm.
+    # Rows that are already in the database are unchanged, so a crash between the last portion and
+    # the deletion does no harm.
     for rows in rows_in(file, damaged):
         database.write(rows)
         yield len(rows)
@@ -351,17 +351,17 @@ def _moving(database: Database, path: Path, file: IO[bytes]) -> Iterator[int]:
     kept = path.with_suffix(".damaged")
     path.replace(kept)
     logger.error(
-        "otel-limits: %d lines of the spill file %s are not rows. The others are in the ledger; "
-        "the file is kept as %s.",
-        len(damaged),
+        "otel-limits: spill file %s contains %d damaged lines; the others were restored, and the "
+        "file is kept as %s.",
         path,
+        len(damaged),
         kept.name,
     )
 
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[IO[bytes] | None]:
-    """Open `path` and keep everybody else from it; `None` when a live process has it."""
+    """Open and lock `path`; `None` if a running process has it."""
     file = _locked(path)
     try:
         yield file
@@ -379,7 +379,7 @@ def _locked(path: Path) -> IO[bytes] | None:
     except OSError:
         file.close()
         return None
-    # The lock is on the file, not on its path: whoever had it may have deleted the path meanwhile.
+    # The lock is on the file, not on its path: its previous owner may have deleted the path.
     if not path.exists():
         file.close()
         return None
@@ -389,8 +389,8 @@ def _locked(path: Path) -> IO[bytes] | None:
 def rows_in(file: IO[bytes], damaged: list[bytes], size: int = 2_000) -> Iterator[Rows]:
     """Read a spill file in portions of `size` rows.
 
-    A last line without its end was never acknowledged, because its process died while it wrote.
-    Any other line that is not a whole row is appended to `damaged`.
+    A last line without its newline was never acknowledged, as its process was killed during the
+    write. Any other line that is not a row is appended to `damaged`.
     """
     portion: Rows = []
     for line in file:
@@ -407,7 +407,7 @@ def rows_in(file: IO[bytes], damaged: list[bytes], size: int = 2_000) -> Iterato
 
 
 def _row_in(line: bytes) -> tuple[str, Row] | None:
-    """Read a line: the table and its row; `None` where it is not a row that can be written."""
+    """Parse a line into its table and row; `None` if it is not a valid row."""
     try:
         table, found = json.loads(line)
         is_known = table in METADATA.tables or table == RECOUNTS

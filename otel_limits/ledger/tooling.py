@@ -1,4 +1,4 @@
-"""Tool calls of a ledger, added up or one by one."""
+"""Queries of tool calls."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from otel_limits.ledger.spending import columns_for, grouped, keyed
 def tool_uses(
     connection: sa.Connection, by: Sequence[str], selection: Selection
 ) -> Iterator[tuple[dict[str, Any], Sequence[Any]]] | None:
-    """Sums of tool calls: how many, how many failed, and their microseconds.
+    """Add up tool calls: their number, failures, and microseconds.
 
-    `None` where `by` or the selection has a property that tool calls do not have, such as a model.
+    Returns `None` if `by` or the selection has a property that tool calls lack, such as a model.
     """
     names = columns_for(by, selection.zone)
     sums = (
@@ -41,7 +41,7 @@ def tool_uses(
 
 
 def repeating(connection: sa.Connection, selection: Selection) -> Sequence[str]:
-    """Invocations in which some tool call is equal to an earlier one, in their order."""
+    """List invocations in which a tool call repeats an earlier one, in order."""
     joins = Joins(TOOL_CALL_TABLE)
     hashed, different = (
         sa.func.count(TOOLS.fingerprint),
@@ -52,7 +52,7 @@ def repeating(connection: sa.Connection, selection: Selection) -> Sequence[str]:
 
 
 def tool_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
-    """Tool calls of some invocations, in the order of the requests."""
+    """Iterate over the tool calls of some invocations, in the order of the requests."""
     statement = (
         sa.select(
             TOOLS.invocation_id, TOOLS.agent, TOOLS.turn, TOOLS.tool, TOOLS.status,
@@ -65,7 +65,7 @@ def tool_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any
 
 
 def turns_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
-    """Turns of some invocations, with what their model calls used; side calls have no turn."""
+    """Iterate over the turns of some invocations, with their usage; side calls have no turn."""
     is_of_loop = sa.not_(sa.func.coalesce(CALLS.side, sa.false()))
     keys = (CALLS.invocation_id, CALLS.turn)
     statement = (

@@ -1,4 +1,4 @@
-"""Totals of invocations, made of their calls."""
+"""Totals of invocations, computed from their calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COST: Final[sa.ColumnElement[Any]] = sa.func.coalesce(
     .correlate(INVOCATION_TABLE)
     .scalar_subquery(),
 )
-"""Picodollars of an invocation; by its calls where its row has none, as beyond 64 bits."""
+"""Picodollars of an invocation; from its calls if its row has none, as beyond 64 bits."""
 
 
 def _sum(each: Any) -> sa.ColumnElement[Any]:
@@ -25,7 +25,7 @@ def _sum(each: Any) -> sa.ColumnElement[Any]:
 
 
 def _exact(pico: Any) -> sa.ColumnElement[Any]:
-    """Add up in two halves: nothing where the sum leaves 64 bits, which would be an error."""
+    """Add up in two halves: null if the sum exceeds 64 bits, which would be an error."""
     half = 2**32
     high, low = _sum(pico // half), _sum(pico % half)
     return sa.case((high + low / half < half // 2, high * half + low))
@@ -34,8 +34,8 @@ def _exact(pico: Any) -> sa.ColumnElement[Any]:
 MADE: Final = sa.case(
     (sa.func.max(CALLS.number) > sa.func.count(), sa.func.max(CALLS.number)), else_=sa.func.count()
 )
-"""How many calls an invocation has made. Their numbers count those that are missing, too: totals
-that say no more than what is there would be even after a loss."""
+"""How many calls an invocation made. Numbers count missing calls too: totals of the existing ones
+would be balanced even after a loss."""
 
 SUMMED: Final[dict[str, Any]] = {
     "model_calls": MADE,
@@ -43,7 +43,7 @@ SUMMED: Final[dict[str, Any]] = {
     "price_pico": _exact(CALLS.price_pico),
     "unpriced_calls": _sum(sa.case((IS_UNPRICED, 1), else_=0)),
 }
-"""Columns of an invocation, and how its calls make them."""
+"""How calls determine the columns of their invocation."""
 
 
 ANSWERED: Final = _sum(sa.case((CALLS.state != "failed", 1), else_=0))
@@ -52,26 +52,26 @@ ANSWERED: Final = _sum(sa.case((CALLS.state != "failed", 1), else_=0))
 def recount(
     connection: sa.Connection, ids: Sequence[str], runs: sa.TableClause = INVOCATION_TABLE
 ) -> None:
-    """Bring the totals of invocations that have ended up to date with their calls.
+    """Recount the totals of finished invocations from their calls.
 
-    Of live ones a call may end after its invocation; imported ones have nothing but their calls.
+    A live call may end after its invocation; imported invocations have no other totals.
     """
     if not ids:
         return
     columns = runs.c
     tools = sa.select(sa.func.count()).where(TOOLS.invocation_id == columns.id).scalar_subquery()
     counted = {**_sums({"turns": ANSWERED, "cycles": ANSWERED}, columns), "tool_calls": tools}
-    # A live one has counted these itself: not every answer became a turn.
+    # Live invocations count these themselves: not every answer became a turn.
     of_import = {
-        name: sa.case((columns.source == "import", told), else_=columns[name])
-        for name, told in counted.items()
+        name: sa.case((columns.source == "import", total), else_=columns[name])
+        for name, total in counted.items()
     }
     ended = columns.id.in_(ids) & columns.ended_us.is_not(None)
     connection.execute(runs.update().where(ended).values({**_sums(SUMMED, columns), **of_import}))
 
 
 def add_prices(connection: sa.Connection, ids: Sequence[str]) -> None:
-    """Bring what invocations cost up to date with their calls."""
+    """Recount the cost of invocations from their calls."""
     values = _sums({column: SUMMED[column] for column in ("price_pico", "unpriced_calls")})
     ended = RUNS.id.in_(ids) & RUNS.ended_us.is_not(None)
     connection.execute(INVOCATION_TABLE.update().where(ended).values(values))

@@ -1,4 +1,4 @@
-"""What a user says about a ledger: when its rows are durable, and what can be named in it."""
+"""Option values: when rows become durable, and which properties a query can name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ OWN_NAMES: Final = (
     "hour", "day", "week", "month",
     "trace", "invocation", "root", "reason", "action", "limit", "tool", "side",
 )  # fmt: skip
-"""What an auditor can name without choosing it as an audit key."""
+"""Properties that need not be chosen as audit keys."""
 
 OF_CALLS: Final = frozenset({"model", "provider", "state", "side", "tool"})
-"""What an invocation can have several of, so that it belongs to no group that is made by them."""
+"""Properties of which an invocation can have several, so it belongs to no single group of them."""
 
 AFTER_TOOLS: Final = "(after tools)"
-"""The tools whose results a model call got, which no audit key can be called."""
+"""Tools whose results a model call received; no audit key can have this name."""
 
 KEY_PREFIX: Final = "key:"
-"""Before the name of an audit key that is called like something else, as in `key:tokens`."""
+"""Prefix of an audit key with the name of another property, e.g. `key:tokens`."""

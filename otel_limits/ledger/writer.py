@@ -1,8 +1,8 @@
-"""The one background thread that writes a ledger, and what is promised about its rows.
+"""The background thread that writes a ledger, and the durability of its rows.
 
-A row is queued by the agent, written in a batch by the thread, and durable when the transaction is
-committed or when the row stands in the spill file. Whoever needs durability waits for it, but not
-for long: after `PATIENCE_SECONDS` it appends what is not written yet to the spill file itself.
+A row is queued by the agent, written in a batch by the thread, and durable once the transaction is
+committed or the row is in the spill file. A caller that needs durability waits for it, but not for
+long: after `PATIENCE_SECONDS` it appends the unwritten rows to the spill file itself.
 """
 
 from __future__ import annotations
@@ -32,38 +32,35 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("otel_limits")
 
-# What is left of 20 ms is for the spill file, which is written where the database was not in time.
+# The rest of 20 ms is for the spill file, which is written if the database is not in time.
 PATIENCE_SECONDS: Final = 0.015
 """How long an agent waits for the database when an invocation ends."""
 
 GATHER_SECONDS: Final = 1.0
-"""How long rows that nobody waits for are gathered: what a crash can lose of them."""
+"""How long rows are collected into a batch: what a crash can lose of them."""
 
 MANY: Final = 200
-"""Rows that are not gathered any longer."""
+"""Rows at which a batch is written immediately."""
 
 RETRY_SECONDS: Final = 1.0
-"""How long a database that failed is left alone."""
+"""Pause after a database failure."""
 
 TAKE_BACK_SECONDS: Final = 10.0
-"""How long spill files that cannot be taken back are left alone."""
+"""Pause after spill files could not be restored."""
 
 PRUNE_SECONDS: Final = 60 * 60.0
-"""How often what is too old is looked for."""
+"""How often old rows are pruned."""
 
 CLOSE_SECONDS: Final = 5.0
 """How long the end of the process waits for the last rows."""
 
 MAX_QUEUED: Final = 1_000
-"""Rows in memory; beyond, they go to the spill file whether the thread has time or not."""
+"""Rows in memory; beyond this, callers write them to the spill file themselves."""
 
 SPILL: Final = "ledger_spill"
-"""What fails when no spill file takes rows: a component of its own, with a log of its own."""
+"""Component of internal errors in spill files, which has its own log line."""
 
-LOST: Final = (
-    "otel-limits: %d rows of the ledger %s are lost: neither the database nor a spill file took "
-    "them."
-)
+LOST: Final = "otel-limits: %d rows lost from ledger %s: database and spill file both failed."
 
 
 class Writer:
@@ -71,8 +68,8 @@ class Writer:
 
     Args:
         database: Where rows go.
-        spill: Where they go while the database does not take them.
-        retention: Age at which what has ended is deleted; `None` for never.
+        spill: Where they go while the database is unavailable.
+        retention: Age at which finished budget trees are deleted; `None` for never.
     """
 
     def __init__(
@@ -83,12 +80,12 @@ class Writer:
         self._max_age = retention
         self._spill = spill
         self._begin()
-        # The thread is a daemon, which Python cuts off at the end, with whatever is still queued.
+        # Python kills daemon threads at exit, with whatever is still queued.
         atexit.register(self.close)
 
     def _begin(self) -> None:
-        """Begin with nothing queued, in a new process."""
-        # Locks and conditions are new as well: a thread of the parent may have held the old ones.
+        """Start with an empty queue, in a new process."""
+        # New locks and conditions as well: a thread of the parent may have held the old ones.
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self._pending = PendingRows()
@@ -99,51 +96,51 @@ class Writer:
         self._prune_at = math.inf if self._max_age is None else 0.0
 
     def after_fork(self) -> None:
-        """Start afresh in a forked child: what the parent queued, the parent writes."""
+        """Reset in a forked child: the parent writes what the parent queued."""
         self._database.abandon()
         self._spill.abandon()
         self._begin()
 
     @property
     def lost(self) -> int:
-        """Rows that neither the database nor a spill file took."""
+        """Rows that neither the database nor a spill file accepted."""
         return self._pending.lost
 
-    # --- the agent's side -------------------------------------------------------------------------
+    # --- called by agents ------------------------------------------------------------------------
 
     def put(self, rows: Rows) -> None:
         """Queue `rows`."""
-        # Some servers fork behind Python's back, so that `after_fork` is not called.
+        # Some servers fork without Python's fork hooks, so `after_fork` was not called.
         if self._pid != os.getpid():
             self.after_fork()
         waiting = self._pending.add(rows, MANY)
-        if self._is_closing:  # a thread was about to tell us when another one switched us off
+        if self._is_closing:  # a concurrent event, while another thread switches otel-limits off
             self._end(to_disk=False)
             return
         if self._thread is None:
             self._start()
-        # The agent's own thread does it: nobody else is left who could keep memory bounded.
+        # On the agent's own thread: otherwise memory would not be bounded.
         if waiting > MAX_QUEUED:
             self._spill_everything(to_disk=False)
 
     def wait_until_durable(self, seconds: float = PATIENCE_SECONDS) -> None:
-        """Return when all that is queued is durable: after so long and an append at the latest."""
+        """Wait until all queued rows are durable: at most `seconds`, and then one append."""
         if self._pid != os.getpid():
             return
         if not self._pending.wait_until_durable(seconds):
-            # The operating system has them then, and outlives the process. A sync to the disk would
-            # keep the agent waiting for as long as the database did.
+            # The operating system then has them, and outlives the process. A sync to disk would
+            # delay the agent by as much as the database did.
             self._spill_everything(to_disk=False)
 
     def wait_until_landed(self, seconds: float) -> None:
-        """Return when all is in the database; after so long, when it is in a file at least."""
+        """Wait until all rows are in the database; after `seconds`, in a file at least."""
         deadline = time.monotonic() + seconds
         self.wait_until_durable(seconds)
         if self._thread is not None and self._pid == os.getpid():
             self._pending.wait_until_landed(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Write what is left and end the thread; a dead database costs `CLOSE_SECONDS`."""
+        """Write the remaining rows and end the thread; a dead database costs `CLOSE_SECONDS`."""
         atexit.unregister(self.close)
         if self._pid != os.getpid():
             return
@@ -163,8 +160,8 @@ class Writer:
             if self._thread is not None:
                 return
             thread = threading.Thread(target=self._run, name="otel-limits-ledger", daemon=True)
-            # Under the lock: whoever closes us now would join a thread that has not begun.
-            with contextlib.suppress(RuntimeError):  # the interpreter ends and permits no new one
+            # Under the lock: a concurrent `close` would join a thread that has not started.
+            with contextlib.suppress(RuntimeError):  # no new threads during interpreter shutdown
                 thread.start()
                 self._thread = thread
         if self._thread is None:
@@ -173,7 +170,7 @@ class Writer:
             _close_with_child(self.close)
 
     def _end(self, *, to_disk: bool) -> None:
-        """Put what nobody writes any more into a file that others take back, and count the rest."""
+        """Spill the remaining rows for other processes to restore, and count what is lost."""
         self._spill_everything(to_disk=to_disk)
         self._spill.seal()
         lost = self._pending.give_up()
@@ -184,13 +181,13 @@ class Writer:
     # --- the spill file ---------------------------------------------------------------------------
 
     def _spill_everything(self, *, to_disk: bool) -> bool:
-        """Append what is queued and what is being written.
+        """Append queued and in-flight rows to the spill file.
 
         Returns:
-            False when no file took it, so that it stays in memory.
+            False if no file accepted them, so that they stay in memory.
         """
-        # What is being written is appended too, since nobody knows whether the database will take
-        # it. If it does, the row is there twice, and the second one changes nothing.
+        # In-flight rows too, since the database may not commit them. If it does, the second copy
+        # changes nothing.
         with self._spilling:
             rows, mark = self._pending.take_all()
             if not self._append(rows, to_disk=to_disk):
@@ -208,16 +205,16 @@ class Writer:
             INTERNAL_ERRORS.report(
                 SPILL,
                 error,
-                f"no spill file of the ledger {self._database.address} takes rows "
-                f"({reason_of(error)}); they are kept in memory, {MAX_KEPT} at most, and lost when "
-                f"the process ends first",
+                f"no spill file accepts rows of the ledger {self._database.address} "
+                f"({reason_of(error)}); up to {MAX_KEPT} rows are kept in memory and are lost if "
+                "the process ends",
             )
             return False
         self._pending.spills += 1
         self._take_back_at = 0.0
         return True
 
-    # --- the thread's side ------------------------------------------------------------------------
+    # --- run by the thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._is_closing:
@@ -226,25 +223,24 @@ class Writer:
             self._take_back()
             self._prune()
         self._flush()
-        if self._pending.waiting:  # no spill file took it either: the database may be back
+        if self._pending.waiting:  # spilling failed too; the database may have recovered
             self._retry_at = 0.0
             self._flush()
-        # What a slow moment left in a file of this process nobody else would take for a while.
+        # Restore this process's own spill files now; no other process would for a while.
         self._take_back(only_own=True)
 
     def _await_work(self) -> None:
-        """Wait for rows, then gather more of them unless somebody waits; or for spill files."""
+        """Wait for rows and collect a batch of them, or until spill files or pruning are due."""
         pending = self._pending
         with pending.changed:
-            # With nothing to take back either it sleeps until it is told: nothing is polled.
+            # Without anything to restore it sleeps until notified: nothing is polled.
             while not (pending.waiting or self._is_closing):
                 due = min(self._take_back_at, self._prune_at)
                 seconds = max(due, self._retry_at) - time.monotonic()
                 if seconds <= 0:
                     return
                 pending.changed.wait(None if seconds == math.inf else seconds)
-            # One transaction for many rows: what a commit costs is bringing it to the disk,
-            # whatever is in it.
+            # One transaction for many rows: a commit costs a sync to disk, whatever its size.
             pending.changed.wait_for(self._has_gathered_enough, GATHER_SECONDS)
             pending.is_wanted = False
 
@@ -252,24 +248,24 @@ class Writer:
         return self._pending.is_wanted or self._is_closing or len(self._pending.waiting) >= MANY
 
     def _flush(self) -> None:
-        """Write what is queued: to the database, otherwise to the spill file."""
-        # Not while somebody spills: the mark of later rows would count theirs as durable too.
+        """Write queued rows: to the database, or to the spill file."""
+        # Not during a spill: the mark of later rows would cover its rows too.
         with self._spilling:
             rows, mark = self._pending.take()
         if not rows:
             return
-        # Straight to the file: each attempt at a dead database costs a timeout, during which
-        # rows pile up.
+        # Straight to the file: each attempt at a dead database costs a timeout, during which rows
+        # pile up.
         if time.monotonic() < self._retry_at:
             self._spill_everything(to_disk=True)
         elif self._write(rows):
             self._pending.landed(mark)
 
     def _write(self, rows: Rows) -> bool:
-        """Write to the database, otherwise to a spill file; a failure is left alone for a while."""
+        """Write to the database, or to a spill file; pause after a failure."""
         try:
             self._database.write(rows)
-        except Exception as error:  # noqa: BLE001  whatever it is, no row may be lost by it
+        except Exception as error:  # noqa: BLE001  no error may lose a row
             self._retry_at = time.monotonic() + RETRY_SECONDS
             self._pending.is_stuck = False
             self._tell_outage(error, spilled=self._spill_everything(to_disk=True))
@@ -277,14 +273,14 @@ class Writer:
         return True
 
     def _tell_outage(self, error: Exception, *, spilled: bool) -> None:
-        """Say what is wrong with the database, and where the rows are."""
+        """Report what is wrong with the database, and where the rows are."""
         place = (
-            f"go to {self._spill.place}{MARK}* and are taken back later"
+            f"rows spilled to {self._spill.place}{MARK}* and restored later"
             if spilled
-            else f"stay in memory, {MAX_KEPT} at most"
+            else f"up to {MAX_KEPT} rows kept in memory"
         )
-        ledger = f"the ledger {self._database.address} cannot be written ({reason_of(error)})"
-        INTERNAL_ERRORS.report("ledger", error, f"{ledger}; its rows {place}")
+        ledger = f"the ledger {self._database.address} unavailable ({reason_of(error)})"
+        INTERNAL_ERRORS.report("ledger", error, f"{ledger}; {place}")
 
     def _take_back(self, *, only_own: bool = False) -> None:
         """Move rows from spill files to the database, new rows first."""
@@ -303,7 +299,7 @@ class Writer:
             self._tell_outage(error, spilled=True)
 
     def _prune(self) -> None:
-        """Delete what is too old, in steps so small that nobody waits for one."""
+        """Delete what is too old, in steps so small that rows hardly wait."""
         if self._max_age is None or time.monotonic() < max(self._prune_at, self._retry_at):
             return
         self._prune_at = time.monotonic() + PRUNE_SECONDS
@@ -313,25 +309,25 @@ class Writer:
                 self._flush()
                 if self._is_closing:
                     return
-        except Exception as error:  # noqa: BLE001  it is tried again, and nothing else stops
+        except Exception as error:  # noqa: BLE001  it is retried, and nothing else stops
             ledger = f"the ledger {self._database.address} cannot be pruned ({reason_of(error)})"
             INTERNAL_ERRORS.report(
-                "ledger_retention", error, f"{ledger}; what is too old stays for now"
+                "ledger_retention", error, f"{ledger}; old rows are kept for now"
             )
 
 
 def is_child_of_multiprocessing() -> bool:
-    """Tell whether this process was started by `multiprocessing`, or is a worker of a pool.
+    """Return whether this process was started by `multiprocessing`, or is a pool worker.
 
-    Such a process ends without `atexit`, and a pool ends its workers with a signal: what it has
-    done has to be durable when its task is.
+    Such a process ends without `atexit`, and a pool kills its workers: the rows of a task must be
+    durable when the task ends.
     """
     process: Any = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
 
 
 def _close_with_child(close: Callable[[], None]) -> None:
-    """Have a writer closed where `multiprocessing` ends the process."""
+    """Close a writer when `multiprocessing` ends the process."""
     if is_child_of_multiprocessing():
         from multiprocessing.util import Finalize
 

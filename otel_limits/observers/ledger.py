@@ -1,4 +1,4 @@
-"""Records every invocation, model call, tool call and change of a quota in the spend ledger."""
+"""Records invocations, model calls, tool calls and quota changes in the spend ledger."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from otel_limits.ledger.words import LedgerSync
 
 FLUSH_SECONDS: Final = 1.0
-"""How long the database has before the spill file takes the rows, where nobody else waits."""
+"""How long a flush waits for the database before rows are spilled."""
 
 
 class LedgerObserver(BaseObserver):
-    """Turns facts into rows and has them written in the background.
+    """Converts events to rows, and writes them in the background.
 
     Args:
-        address: Where the ledger is.
-        sync: When rows are durable: at the end of the `invocation`, of each model `call`, or a
-            moment later in the `background`.
-        retention: Age at which budget trees that have ended are deleted; `None` for never.
+        address: Where the ledger is. sync: When rows are durable: at the end of the `invocation`,
+        of each model `call`, or shortly
+            afterwards in the `background`.
+        retention: Age at which finished budget trees are deleted; `None` for never.
     """
 
     component = "ledger"
@@ -53,29 +53,29 @@ class LedgerObserver(BaseObserver):
         }
 
     def after_fork(self) -> None:
-        """Start afresh: the parent's invocations go on in the parent."""
+        """Reset: the parent's invocations continue in the parent."""
         self._live.clear()
         self.writer.after_fork()
 
     def flush(self) -> None:
-        """Have every row in the database, or in the spill file where that takes too long."""
+        """Wait until all rows are in the database, or spilled on timeout."""
         self.writer.wait_until_landed(FLUSH_SECONDS)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining rows."""
         self.writer.close()
 
     def _started(self, event: Started) -> None:
-        # Kept until its end, which does not say again what it began with.
+        # Kept until the end, whose event does not repeat it.
         self._live[event.invocation.id] = event
         self.writer.put(rows.started_rows(event))
 
     def _model_call(self, event: ModelCall) -> None:
-        told = [(rows.MODEL_CALLS, rows.model_call_row(event))]
+        recorded = [(rows.MODEL_CALLS, rows.model_call_row(event))]
         if event.invocation.id not in self._live:
-            # It is over, or began before recording did: its row is made, or counts this call too.
-            told = [(rows.INVOCATIONS, rows.called_row(event)), *told, rows.recount(event)]
-        self.writer.put(told)
+            # It has ended, or started before recording did: create its row, or recount it.
+            recorded = [(rows.INVOCATIONS, rows.called_row(event)), *recorded, rows.recount(event)]
+        self.writer.put(recorded)
         if self.sync == "call":
             self.writer.wait_until_durable()
 
@@ -90,6 +90,6 @@ class LedgerObserver(BaseObserver):
             self.writer.wait_until_durable()
 
     def _quota_changed(self, event: QuotaGrant) -> None:
-        # Waited for always: it is what an operator did, and nobody does it again if it is lost.
+        # Always awaited: a lost change by an operator would not be repeated.
         self.writer.put([(rows.QUOTA_CHANGES, rows.quota_change_row(event))])
         self.writer.wait_until_durable()

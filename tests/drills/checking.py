@@ -34,7 +34,7 @@ class Said:
     @property
     def waiting(self) -> int:
         """Rows in spill files."""
-        return self.states["Rows that wait in spill files"][0]
+        return self.states["Rows pending in spill files"][0]
 
     @property
     def open(self) -> int:

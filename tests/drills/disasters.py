@@ -193,7 +193,7 @@ def vanished(directory: Path, size: int) -> str:
     calls = spent["totals"]["spend"]["calls"]
     assert calls >= later * CALLS, (calls, later)
     # What went with it is missing, and verification says so.
-    differ = verify(place).states["Totals of invocations against the sums of their calls"]
+    differ = verify(place).states["Invocation totals match the sums of their calls"]
     return f"{later} invocations after it, {calls} calls; {differ[0]} invocations cut in two"
 
 

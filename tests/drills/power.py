@@ -79,7 +79,7 @@ def prove_spilled(place: Place, cut: int, rows: int, *, is_whole: bool, text: by
     assert status == 0, (cut, answer)
     assert found["Invocations without an end"] == (not is_whole), (cut, answer)
     # an invocation that began and ended has two rows there, and one in the ledger
-    assert found["Rows that wait in spill files"] <= rows, (cut, answer)
+    assert found["Rows pending in spill files"] <= rows, (cut, answer)
     _, spent = ask(place, "spend")
     assert spent["totals"]["spend"]["calls"] == text.count(b"otel_limits_model_calls"), cut
 

@@ -51,10 +51,10 @@ def test_a_cheap_day_is_one_too(ledger: LedgerFile, capsys: Output) -> None:
 
 
 def test_little_data_is_silence(ledger: LedgerFile, capsys: Output) -> None:
-    """Nine days have no usual range; with `--enough 9` they have."""
+    """Nine days have no usual range; with `--min-days 9` they have."""
     write(ledger.address, *days(*USUAL[:8], "50.0"))
     assert answer(capsys)["cost"] == []
-    assert len(answer(capsys, "--enough", "9")["cost"]) == 1
+    assert len(answer(capsys, "--min-days", "9")["cost"]) == 1
 
 
 def test_without_prices_tokens_are_compared(ledger: LedgerFile, capsys: Output) -> None:
@@ -102,4 +102,4 @@ def test_days_have_no_days(ledger: LedgerFile, capsys: Output, name: str) -> Non
     """What has no days of its own, or cannot be asked so, is a sentence."""
     write(ledger.address, Entry())
     assert main(["audit", "anomalies", "--by", name]) == 2
-    assert f"cannot be made of {name}" in capsys.readouterr().err
+    assert f"cannot group by {name}" in capsys.readouterr().err

@@ -444,7 +444,7 @@ def test_suggested_limits_are_a_policy_file(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """The 99th percentile of successful invocations plus head-room, and `check` accepts it."""
+    """The 99th percentile of successful invocations plus headroom, and `check` accepts it."""
     odd_name = 'a "quoted": [agent]*'
     runs = [Entry(agent=odd_name, calls=[Call(input=100, output=0)] * n) for n in range(1, 101)]
     failed = [Entry(agent=odd_name, calls=[Call()] * 300, reason="error")]
@@ -454,7 +454,7 @@ def test_suggested_limits_are_a_policy_file(
     text, beside = capsys.readouterr()
     assert beside.startswith("Complete in sum: ")
     assert "limits: {max_turns: 119, max_token_budget: 12000}" in text
-    assert '# "few": 3 successful invocations are too few' in text
+    assert '# "few": only 3 successful invocations, at least 20 needed.' in text
     policy = tmp_path / "policy.yaml"
     policy.write_text(text, encoding="utf-8")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
@@ -470,12 +470,12 @@ def test_suggested_limits_are_a_policy_file(
     [
         (["spend", "--by", "bananas"], "The ledger has no bananas. It has agent, model,"),
         (["spend", "--where", "bananas=2"], "The ledger has no bananas."),
-        (["show", "99999999"], "has no invocation with the trace or id 99999999"),
+        (["show", "99999999"], "has no trace or invocation 99999999"),
         (
             ["spend", "--since", "2025-11-20", "--until", "2025-11-20"],
             "--until must be later than --since, which is 2025-11-20 00:00:00+00:00, got 2025",
         ),
-        (["backtest"], "There is no limit to try. Give one, such as --max-turns 20."),
+        (["backtest"], "No limit given. Pass at least one, e.g. --max-turns 20."),
         (["spend", "--ledger", "mysql://x/y"], "must be a path, sqlite:///PATH or postgresql://"),
     ],
 )

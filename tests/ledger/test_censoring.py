@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.audit.suggest import Needs, policy_file
+from otel_limits.audit.suggest import UsageSamples, policy_file
 from otel_limits.audit.survival import curve, interval, percentile
 from otel_limits.cli import main
 from otel_limits.core.limits import Breach
@@ -46,7 +46,7 @@ def suggested(capsys: Output) -> tuple[str, dict[str, Any]]:
 
 
 def test_a_cap_that_was_too_low_suggests_nothing(ledger: LedgerFile, capsys: Output) -> None:
-    """Of 40 invocations 18 were halted at 5 turns: what 99 % need is not 5 and some head-room."""
+    """Of 40 invocations 18 were halted at 5 turns: what 99 % need is not 5 and some headroom."""
     write(ledger.address, *entries([1, 2, 3, 4, 5] * 4 + [3, 4], halted=18))
     text, agents = suggested(capsys)
     assert agents == {}
@@ -60,8 +60,8 @@ def test_half_of_a_thousand_halted_at_fifteen_turns() -> None:
     known = percentile(ended, [15] * 459, 0.99)
     assert (known.value, known.low, known.high) == (None, None, None)
     text = policy_file(
-        {"a": Needs(ended, ended, [15] * 459, [15] * 459)},
-        share=0.99, head_room=0.2, enough=20, about="x",
+        {"a": UsageSamples(ended, ended, [15] * 459, [15] * 459)},
+        share=0.99, headroom=0.2, min_invocations=20, about="x",
     )  # fmt: skip
     assert yaml.safe_load(text)["agents"] == {}
     assert "459 of 1,000 invocations were halted" in text
@@ -90,7 +90,7 @@ def test_a_small_sample_has_a_wide_interval(ledger: LedgerFile, capsys: Output) 
     """20 invocations cannot tell what 1 in 100 needs."""
     write(ledger.address, *entries([1, 2, 3, 4] * 5, halted=0))
     text, _ = suggested(capsys)
-    assert "4 (95 % interval: 4 to more than was seen) turns" in text
+    assert "4 (95% interval: 4 to above every observation) turns" in text
 
 
 def test_a_backtest_says_what_it_cannot_know(ledger: LedgerFile, capsys: Output) -> None:

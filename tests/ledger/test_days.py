@@ -114,7 +114,7 @@ def test_what_is_not_a_day_is_refused(night: LedgerFile, capsys: Output, conditi
     """With a sentence that has the name and an example, never with 0 rows."""
     assert main(["audit", "spend", "--where", condition]) == 2
     name, _, value = condition.partition("=")
-    assert f"{name} must be such as {PERIODS[name]}, got '{value}'." in capsys.readouterr().err
+    assert f"{name} must be like {PERIODS[name]}, got '{value}'." in capsys.readouterr().err
 
 
 def test_an_unknown_zone_is_refused(night: LedgerFile, capsys: Output) -> None:

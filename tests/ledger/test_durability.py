@@ -440,7 +440,7 @@ def test_an_outage_loses_nothing(  # noqa: PLR0913, PLR0917  fixtures
     assert (len(ledger.invocations()), whole(ledger)) == (count + 2, count + 2)
     told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     minutes = int((time.monotonic() - began) / LOG_INTERVAL_SECONDS)  # none but on a slow machine
-    assert 1 <= len([text for text in told if "its rows go to" in text]) <= 1 + minutes
+    assert 1 <= len([text for text in told if "rows spilled to" in text]) <= 1 + minutes
 
 
 def test_spill_files_are_left_alone_for_ten_seconds_after_a_failure(
@@ -601,7 +601,7 @@ def test_a_read_only_file(ledger: LedgerFile, tmp_path: Path, program: Start) ->
     open_the_way(tmp_path)
     child = program(AGENT + READ_ONLY)
     _, errors = child.communicate()
-    assert (child.returncode, "rows go to" in errors) == (0, True), errors
+    assert (child.returncode, "rows spilled to" in errors) == (0, True), errors
     assert ledger.spills()
     take_back(ledger)
     assert whole(ledger) == 2
@@ -627,7 +627,7 @@ def test_a_full_disk(program: Start, ledger: LedgerFile) -> None:
     child = program(AGENT + NO_ROOM + "for _ in range(400): run()\nprint('done')\n")
     output, errors = child.communicate(timeout=100)
     assert output == "done\n", errors
-    assert "its rows go to" in errors
+    assert "rows spilled to" in errors
     take_back(ledger)
     assert whole(ledger) > 50
 
@@ -675,7 +675,7 @@ def test_what_only_memory_took_is_written_at_the_end_if_the_database_is_back(
     worker("go")
     repair = locked(ledger, monkeypatch)
     worker("go")
-    eventually(lambda: "stay in memory" in caplog.text)
+    eventually(lambda: "rows kept in memory" in caplog.text)
     repair()
     disable()
     assert whole(ledger) == 2
@@ -716,12 +716,12 @@ def test_rows_that_nothing_takes_are_counted_at_the_end(
     faults = metric("otel_limits_internal_errors_total", component="ledger_spill")
     enable()
     make_agent(ScriptedModel([says("x")]))("go")
-    eventually(lambda: "stay in memory" in caplog.text)
+    eventually(lambda: "rows kept in memory" in caplog.text)
     assert metric("otel_limits_internal_errors_total", component="ledger_spill") > faults
     disable()
-    assert "ledger.db takes rows (Not a directory); they are kept in memory" in caplog.text
-    assert re.search(r": [1-9]\d* rows of the ledger \S.*ledger.db are lost", caplog.text)
-    assert "its rows go to" not in caplog.text
+    assert "ledger.db (Not a directory); up to " in caplog.text
+    assert re.search(r": [1-9]\d* rows lost from ledger \S.*ledger.db:", caplog.text)
+    assert "rows spilled to" not in caplog.text
 
 
 def test_the_log_names_the_place_where_rows_wait(
@@ -741,7 +741,7 @@ def test_the_log_names_the_place_where_rows_wait(
     eventually(lambda: "its rows" in caplog.text)
     home = tmp_path / "home" / "otel-limits"
     (place,) = home.glob("ledger-*.spill-*")
-    assert f"its rows go to {str(place).partition('.spill-')[0]}.spill-*" in caplog.text
+    assert f"rows spilled to {str(place).partition('.spill-')[0]}.spill-*" in caplog.text
 
 
 def open_nothing() -> Any:

@@ -74,7 +74,7 @@ def test_the_same_spans_again_are_the_same_calls(
     for _ in range(2):
         assert main(["ledger", "import", *files]) == 0
     number = sum(len(calls) for _, calls in FILES.values())
-    assert f"{number} model calls were in the ledger already" in capsys.readouterr().out
+    assert f"{number} model calls were already in the ledger" in capsys.readouterr().out
     assert len(ledger.calls()) == number
 
 
@@ -149,7 +149,7 @@ def test_a_file_without_a_model_call_says_so(
     file = tmp_path / "spans.jsonl"
     file.write_text(spans({"http.request.method": "GET"}))
     assert main(["ledger", "import", str(file)]) == 1
-    assert capsys.readouterr().err.startswith("1 span was read, none is a model call.")
+    assert capsys.readouterr().err.startswith("No model calls found in 1 span.")
 
 
 @pytest.mark.parametrize("unset", [{}, {"value": None}, {"value": {}}])

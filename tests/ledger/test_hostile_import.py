@@ -124,5 +124,5 @@ def test_bad_lines_are_shown_beside_spans_without_a_call(
     path.write_text(f"{line(1, attributes=[], name='GET')}\nnonsense\n", encoding="utf-8")
     assert main(["ledger", "import", str(path)]) == 1
     said = capsys.readouterr().err
-    assert "1 span was read, none is a model call." in said
+    assert "No model calls found in 1 span." in said
     assert f"{path}, line 2: " in said

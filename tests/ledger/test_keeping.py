@@ -112,7 +112,7 @@ def test_importing_again_changes_nothing(
     assert main(["ledger", "import", str(exported), str(exported)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Imported 0 model calls,")
-    assert "4 model calls were in the ledger already." in out
+    assert "4 model calls were already in the ledger." in out
     assert (ledger.calls(), ledger.invocations(), ledger.tools()) == before
 
 
@@ -254,7 +254,7 @@ def test_lines_that_are_no_spans(exported: Path, ledger: LedgerFile, capsys: Out
             '\n{"resourceMetrics": []}\nnonsense\n[]\n{"resourceSpans": [{"scopeSpans": 1}]}\n'
         )
     assert main(["ledger", "import", str(exported)]) == 0
-    assert "3 lines are not OTLP JSON and were left out:" in capsys.readouterr().out
+    assert "Skipped 3 lines that are not OTLP JSON:" in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_there(ledger: LedgerFile, tmp_path: Path, capsys: Output) -> None:
@@ -319,7 +319,7 @@ def test_parquet(kept: LedgerFile, tmp_path: Path, what: str, count: int) -> Non
 def test_parquet_needs_a_file(kept: LedgerFile, capsys: Output) -> None:
     """It is no text for a terminal."""
     assert main(["ledger", "export", "--format", "parquet"]) == 2
-    assert "parquet needs a file. Name one with --output." in capsys.readouterr().err
+    assert "Parquet needs a file. Set one with --output." in capsys.readouterr().err
 
 
 def test_a_key_that_is_called_like_a_column_is_exported(

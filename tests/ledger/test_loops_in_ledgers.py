@@ -12,7 +12,7 @@ import pytest
 
 from otel_limits import Limits, enable
 from otel_limits.audit.loops import LOOPS_QUESTION
-from otel_limits.audit.repeats import Alike
+from otel_limits.audit.repeats import RepeatGroup
 from otel_limits.audit.show import SHOW
 from otel_limits.cli import main
 from otel_limits.cli.show.schema import schema_of
@@ -141,7 +141,7 @@ def test_show_opens_with_what_halted_it(
     capsys.readouterr()
     assert main(["audit", "show", identity]) == 0
     assert capsys.readouterr().out.splitlines()[0] == (
-        f"{said} It called search 3 times with equal arguments and results. "
+        f"{said} It called search 3 times with identical arguments and results. "
         "It had used 45 tokens in 3 turns."
     )
     answer = asked(capsys, "show", identity)
@@ -160,7 +160,7 @@ OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (Entry(), "worker ended with end_turn after 1 turn, and no limit halted anything. It used"),
+        (Entry(), "worker ended with end_turn after 1 turn without a halt. It used"),
         (
             Entry(reason="killed", action="raised"),
             f"{OPERATOR} Call the agent again when it may go on. It had used",
@@ -195,7 +195,9 @@ def test_a_tree_names_its_first_halt_and_counts_the_others(
     )  # fmt: skip
     said = asked(capsys, "show", "00000001")["summary"]
     assert said.startswith("Agent 'low' was halted by max_identical_tool_calls: 3 of 3 calls.")
-    assert said.endswith("It had used 120 tokens in 1 turn; 1 more of the tree was halted.")
+    assert said.endswith(
+        "It had used 120 tokens in 1 turn; 1 more invocation of the tree was halted."
+    )
 
 
 def test_tokens_and_turns_are_those_of_the_same_branch(ledger: LedgerFile, capsys: Output) -> None:
@@ -203,7 +205,7 @@ def test_tokens_and_turns_are_those_of_the_same_branch(ledger: LedgerFile, capsy
     parent, *_ = write(ledger.address, Entry(agent="top", **LOOPED))
     write(ledger.address, Entry(agent="low", calls=[Call()] * 3, parent=parent), first=10)
     said = asked(capsys, "show", "00000001")["summary"]
-    assert said.endswith("It and what it started had used 480 tokens in 4 turns.")
+    assert said.endswith("It and its sub-agents had used 480 tokens in 4 turns.")
 
 
 def test_the_turns_and_tools_of_a_tree(ledger: LedgerFile, capsys: Output) -> None:
@@ -229,7 +231,7 @@ def test_an_open_tree_has_a_sentence_too(
         connection.execute("UPDATE otel_limits_invocations SET ended_us = NULL, reason = NULL")
     connection.close()
     said = asked(capsys, "show", "00000001")["summary"]
-    assert said == "worker has no recorded end; it has used 120 tokens so far."
+    assert said == "worker has no recorded end; current usage: 120 tokens."
 
 
 @pytest.mark.parametrize(
@@ -238,4 +240,4 @@ def test_an_open_tree_has_a_sentence_too(
 )
 def test_turns_in_words(turns: list[int | None], written: str | None) -> None:
     """Ranges, each turn once."""
-    assert Alike("t", "f", turns=turns).in_turns == written
+    assert RepeatGroup("t", "f", turns=turns).in_turns == written

@@ -147,9 +147,9 @@ def test_bars_say_their_numbers(page: Any) -> None:
         "2025-10-09 · research: $1.50",
         "2025-10-10 · research: $0.50",
         "big · spend: $2.00",
-        "max_turns · halted by a limit: 1",
+        "max_turns · halted: 1",
         "end_turn · ended by itself: 2",
-        "3 · halted by a limit: 1",
+        "3 · halted: 1",
     ):
         assert expected in hints
     assert len(texts(page, "figure")) == 5
@@ -190,7 +190,7 @@ def test_it_fetches_nothing(page: Any) -> None:
         ("stops",),
         ("show", "00000001"),
         ("backtest", "--max-turns", "2"),
-        ("suggest", "--enough", "1"),
+        ("suggest", "--min-invocations", "1"),
     ],
     ids=lambda question: str(question[0]),
 )

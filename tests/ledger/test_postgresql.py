@@ -260,14 +260,14 @@ QUESTIONS = (
     ),
     ("audit", "spend", "--by", "day,agent", "--time-zone", "Asia/Kathmandu", "--format", "json"),
     ("audit", "stops", "--where", "month=2025-10", "--format", "json"),
-    ("audit", "anomalies", "--by", "agent", "--enough", "5", "--format", "json"),
+    ("audit", "anomalies", "--by", "agent", "--min-days", "5", "--format", "json"),
     ("audit", "spend", "--by", "agent,tool", "--top", "4", "--format", "json"),
     ("audit", "spend", "--where", "week=2025-W42", "--compare", "previous", "--format", "json"),
     ("audit", "loops", "--format", "json"),
     ("audit", "stops", "--format", "json"),
     ("audit", "show", f"{2:032x}", "--format", "json"),
     ("audit", "backtest", "--max-turns", "2", "--max-token-budget", "90", "--format", "json"),
-    ("audit", "suggest", "--enough", "5", "--format", "json"),
+    ("audit", "suggest", "--min-invocations", "5", "--format", "json"),
     ("ledger", "export", "--format", "jsonl"),
     ("ledger", "export", "--format", "csv", "--what", "tools", "--where", "agent=agent-1"),
 )
@@ -341,7 +341,7 @@ def test_prune_gives_the_space_back_when_it_is_asked_to(
     assert server.ask(database, size)[0][0] < before * 11 / 10
     said = capsys.readouterr().out
     assert "20 invocations deleted from " in said
-    assert "New rows use their space; --full gives it back to the disk." in said
+    assert "New rows reuse the space; --full returns it to the disk." in said
     assert main(["ledger", "prune", "--older-than", "1d", "--full"]) == 0
     assert server.ask(database, size)[0][0] < before / 5
     assert "--full" not in capsys.readouterr().out
@@ -362,7 +362,7 @@ def test_who_does_not_own_the_tables_can_prune_them(
         assert "1 invocation deleted" in capsys.readouterr().out
         assert main([*prune, "--full"]) == 2
         said = capsys.readouterr().err
-        assert "PostgreSQL did not give their space back to the disk: " in said
+        assert "PostgreSQL did not free disk space: " in said
         assert "Prune as the role that owns the tables." in said
     finally:
         server.ask(database, "DROP OWNED BY keeper; DROP ROLE keeper")
@@ -434,7 +434,7 @@ def test_what_waits_is_in_every_answer(
     for question, wanted in (("spend", 5 * 120), ("stops", 5 * 120)):
         said = json.loads(answer(capsys, url, "audit", question, "--format", "json"))
         assert said["totals"][question]["tokens"] == wanted
-        assert said["complete"].startswith("Complete in sum: the 5 calls of the ledger add up to")
+        assert said["complete"].startswith("Complete in sum: 5 calls add up to")
     spend = ("audit", "spend", "--by", "agent,tool,tenant", "--format", "json")
     waited = answer(capsys, url, *spend)
     assert server.ask(database, count) == before == [(2, 1)]
@@ -587,4 +587,4 @@ def test_who_may_only_read_can_ask(
     for question in ("spend", "stops", "verify"):
         assert main(["audit", question, "--ledger", url, "--format", "json"]) == 0
         answer = json.loads(capsys.readouterr().out)
-        assert "the 2 calls of the ledger add up" in answer["complete"]
+        assert "2 calls add up" in answer["complete"]

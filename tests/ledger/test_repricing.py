@@ -86,7 +86,7 @@ def test_the_first_price_stays(
     assert main(["ledger", "reprice", "--all"]) == 0
     assert {call["price_pico"] for call in recorded.calls()} == {50_000_000}
     assert {call["former_price_source"] for call in recorded.calls()} == {"none"}
-    now, former = spent(recorded, capsys), spent(recorded, capsys, "--prices", "former")
+    now, former = spent(recorded, capsys), spent(recorded, capsys, "--prices", "recorded")
     assert (now["cost_usd"], now["unpriced_tokens"]) == ("0.000100000000", 0)
     assert (former["cost_usd"], former["unpriced_tokens"]) == (None, 20)
 

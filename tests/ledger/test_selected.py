@@ -132,14 +132,14 @@ def asked(capsys: Output, command: Sequence[str]) -> Any:
 def test_all_is_not_a_condition(ledger: LedgerFile, capsys: Output, address: str) -> None:
     """As addresses of Grafana say it, up to version 10 and since."""
     write(ledger.address, *ENTRIES)
-    answer = asked(capsys, ["audit", "stops", "--selected", address])
+    answer = asked(capsys, ["audit", "stops", "--dashboard-vars", address])
     assert sum(row["invocations"] for row in answer["stops"]) == len(ENTRIES)
 
 
 def test_a_name_that_metrics_cut_is_found(ledger: LedgerFile, capsys: Output) -> None:
     """A ledger has more of it, and a dashboard shows what metrics have."""
     write(ledger.address, *ENTRIES, Entry(agent="a" * (MAX_LENGTH + 1), **ENDED))
-    answer = asked(capsys, ["audit", "stops", "--selected", f"var-agent={'a' * MAX_LENGTH}"])
+    answer = asked(capsys, ["audit", "stops", "--dashboard-vars", f"var-agent={'a' * MAX_LENGTH}"])
     assert [row["invocations"] for row in answer["stops"]] == [1]
 
 
@@ -150,5 +150,5 @@ def test_what_a_ledger_does_not_know_is_refused(
     """An answer about every job would look like one about the job that is selected."""
     write(ledger.address, *ENTRIES)
     with pytest.raises(SystemExit):
-        main(["audit", "stops", "--selected", text])
+        main(["audit", "stops", "--dashboard-vars", text])
     assert "must be variables of a dashboard" in " ".join(capsys.readouterr().err.split())

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_limits.audit.by_tool import shares
-from otel_limits.audit.forecast import ENOUGH_DAYS, foretold, predicted, student
+from otel_limits.audit.forecast import ENOUGH_DAYS, build_forecast, predicted, student
 from otel_limits.audit.spend import SPEND
 from otel_limits.cli import main
 from otel_limits.cli.show.schema import schema_of
@@ -230,7 +230,7 @@ def test_without_a_way_to_select_invocations_there_are_no_outcomes(
     """Nobody can say what an invocation wasted on one of its models."""
     write(ledger.address, Entry())
     assert "outcomes" not in asked(capsys, "--where", "model=m")
-    assert "outcomes" not in asked(capsys, "--prices", "former")
+    assert "outcomes" not in asked(capsys, "--prices", "recorded")
 
 
 # --- changes --------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def test_few_movers_and_all_others(movers: None, capsys: Output) -> None:
         (("--compare", "previous", "--since", "0001-01-01"), "two periods after 1970"),
         (("--compare", "previous", "--where", "day=0001-01-01"), "two periods after 1970"),
         (("--compare", "previous", "--where", "month=1970-01"), "two periods after 1970"),
-        (("--compare", "7d", "--since", "2030-01-01"), "has not begun"),
+        (("--compare", "7d", "--since", "2030-01-01"), "has not started"),
         (("--compare", "2030-01"), "--compare 2030-01 names a period that has not begun"),
         (("--compare", "7d", "--where", "day=2026-11-11", "--where", "day=2026-11-12"), "got 2"),
     ],
@@ -349,7 +349,7 @@ def test_what_is_not_a_period_is_refused(capsys: Output, text: str) -> None:
     """With examples of what is one."""
     with pytest.raises(SystemExit):
         main(["audit", "spend", f"--compare={text}"])
-    assert "previous, a duration such as 7d, or a period such as 2026-10" in capsys.readouterr().err
+    assert "previous, a duration, e.g. 7d, or a period, e.g. 2026-10" in capsys.readouterr().err
 
 
 def test_tokens_move_where_nothing_has_a_price(ledger: LedgerFile, capsys: Output) -> None:
@@ -403,7 +403,11 @@ def test_an_empty_ledger_foretells_nothing(ledger: LedgerFile, capsys: Output) -
 def test_the_past_has_no_forecast(ledger: LedgerFile, capsys: Output) -> None:
     """Nor has a question about some day."""
     write(ledger.address, Entry())
-    for past in (("--until", "2026-01-01"), ("--where", "day=2025-10-09"), ("--prices", "former")):
+    for past in (
+        ("--until", "2026-01-01"),
+        ("--where", "day=2025-10-09"),
+        ("--prices", "recorded"),
+    ):
         assert "forecast" not in asked(capsys, *past)
 
 
@@ -420,7 +424,7 @@ def test_a_forecast_is_of_what_is_selected(
     assert free["unit"] == "tokens"
     assert free["periods"][1]["expected"] == 2_000 + 1_000 + 4_000
     both = asked(capsys)["forecast"]
-    assert "Calls without a known price are not in it." in both["sentence"]
+    assert "Excludes calls without a known price." in both["sentence"]
 
 
 def test_a_day_of_the_zone_ends_when_it_ends_there(
@@ -481,7 +485,7 @@ def test_the_range_holds_what_came(shape: str) -> None:
             for hour, amount in hours.items()
         }
         past = {q: amount for q, amount in spent.items() if q * 900 < now.timestamp()}
-        month = foretold(past, now, is_money=False).periods[-1]
+        month = build_forecast(past, now, is_money=False).periods[-1]
         begin = datetime(2026, 11, 1, tzinfo=timezone.utc).timestamp()
         truth = sum(a for q, a in spent.items() if begin <= q * 900 < month.until_us / 1e6)
         held += month.low <= truth <= month.high

@@ -214,4 +214,4 @@ def test_columns_of_zeros_make_room_first() -> None:
 def test_a_table_without_rows_says_so(wide_ledger: LedgerFile) -> None:
     """Headings over nothing look as if something were missing."""
     lines = on_terminal(wide_ledger, 80, "grants")
-    assert lines[lines.index("Changes of quotas") + 1] == "None."
+    assert lines[lines.index("Quota changes") + 1] == "None."

@@ -1,1 +1,1 @@
-"""Ways to show an answer: on a terminal, as JSON or CSV, as a page."""
+"""Output formats of an answer: terminal, JSON, CSV, HTML."""

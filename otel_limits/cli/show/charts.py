@@ -1,4 +1,4 @@
-"""Charts as SVG that takes its colours from the page around it."""
+"""SVG charts in the colors of the page around them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ HEIGHT: Final = 260
 CENT: Final = 0.01
 LEFT: Final = 64
 NAMES: Final = 190
-"""Room for names on the left of horizontal bars."""
+"""Width of the names left of horizontal bars."""
 RIGHT: Final = 20
 TOP: Final = 24
 BOTTOM: Final = 40
 ROW: Final = 30
 BAR: Final = 0.72
-"""Part of its slot that a bar fills."""
+"""Fraction of its slot that a bar fills."""
 WIDEST_BAR: Final = 56.0
 LABEL_ROOM: Final = 84.0
 NAME_LENGTH: Final = 27
@@ -40,19 +40,19 @@ HATCHES: Final = {
     "c5": "M4 0v8",
     "halted": "M0 0L8 8M0 8L8 0",
 }
-"""What is drawn over the colours of a series, in a tile of 8 by 8, so that none is in colour alone;
-the first series is plain."""
+"""Patterns over the colors of series, as 8 by 8 tiles, so that no series is identified by color
+alone; the first is plain."""
 
 SUFFIXES: Final = ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "k"))
 
 
 def draw(chart: Chart) -> str:
-    """Draw a chart; one without anything in it says so."""
+    """Draw a chart; an empty one is a sentence."""
     if not chart.labels:
-        return '<p class="empty">Nothing was recorded.</p>'
+        return '<p class="empty">No data.</p>'
     parts = _bars(chart) if chart.horizontal else _columns(chart)
     height = TOP + ROW * len(chart.labels) + BOTTOM - 24 if chart.horizontal else HEIGHT
-    # For who hears a page instead of seeing it; the tables below have every number.
+    # For screen readers; the tables have every number.
     described = escape(f"{chart.title}: {', '.join(each.name for each in chart.series)}")
     return (
         f'<svg viewBox="0 0 {_width(chart)} {height:g}" role="img" aria-label="{described}">'
@@ -61,34 +61,34 @@ def draw(chart: Chart) -> str:
 
 
 def hatches() -> str:
-    """Draw the tiles with which the style sheet fills each series but the first, once a page."""
+    """Draw the pattern tiles of the style sheet, once per page."""
     tiles = "".join(
         f'<pattern id="hatch-{name}" width="8" height="8" patternUnits="userSpaceOnUse">'
         f'<path d="M0 0h8v8h-8z" fill="var(--{name})"/><path class="hatch" d="{path}"/></pattern>'
         for name, path in HATCHES.items()
     )
-    # Not `display: none`, with which some browsers fill nothing.
+    # Not `display: none`, which disables the fill in some browsers.
     return f'<svg class="hatches" aria-hidden="true"><defs>{tiles}</defs></svg>'
 
 
 def nice_top(highest: float, *, whole: bool) -> float:
-    """A round number that is not below `highest`, and that `TICKS` steps divide well."""
+    """Return a round number not below `highest`, which `TICKS` steps divide well."""
     if highest <= 0:
         return TICKS if whole else 1.0
     step = highest / TICKS
-    # A power of ten of the step, which is then rounded to what people count in.
+    # The step's power of ten, rounded up to a common interval below.
     unit = 10.0 ** math.floor(math.log10(step))
     if whole:
         unit = max(1.0, unit)
     rounded = next(unit * each for each in (1, 2, 2.5, 5, 10) if unit * each >= step)
     if whole:
-        # A quarter of an invocation is not a tick.
+        # Ticks at fractions of an invocation make no sense.
         rounded = math.ceil(rounded)
     return rounded * TICKS
 
 
 def short(value: float, kind: CellKind) -> str:
-    """A value for an axis, in as few characters as it takes."""
+    """Format a value for an axis, as short as possible."""
     sign = "$" if kind == "money" else ""
     for size, suffix in SUFFIXES:
         if abs(value) >= size:
@@ -99,7 +99,7 @@ def short(value: float, kind: CellKind) -> str:
 
 
 def colour(number: int, series: ChartSeries) -> str:
-    """The class of a series, which the page colours."""
+    """Return the CSS class of a series."""
     return series.tone or f"c{number % COLOURS}"
 
 
@@ -108,7 +108,7 @@ def _width(chart: Chart) -> int:
 
 
 def _columns(chart: Chart) -> Iterator[str]:
-    """Upright bars, stacked."""
+    """Draw stacked vertical bars."""
     count = len(chart.labels)
     top = nice_top(max(_stacked(chart)), whole=chart.kind == "count")
     right = _width(chart) - RIGHT
@@ -119,7 +119,7 @@ def _columns(chart: Chart) -> Iterator[str]:
         y = TOP + height * (1 - tick / TICKS)
         yield _line(LEFT, y, right, y, "grid")
         yield _text(LEFT - 8, y + 4, short(top * tick / TICKS, chart.kind), "end")
-    # As many labels as do not touch each other.
+    # As many labels as fit without touching.
     every = max(1, math.ceil(count / (width / LABEL_ROOM)))
     for index, label in enumerate(chart.labels):
         x = LEFT + slot * index + (slot - bar) / 2
@@ -128,7 +128,7 @@ def _columns(chart: Chart) -> Iterator[str]:
             value = series.values[index]
             tall = height * value / top
             base -= tall
-            # What a colour or a pattern stands for is said by every bar, when it is pointed at.
+            # A tooltip identifies the series of each bar.
             hint = f"{label} · {series.name}: {_hint(value, chart.kind)}"
             yield _rect(x, base, bar, tall, colour(number, series), hint)
         if index % every == 0:
@@ -139,11 +139,11 @@ def _columns(chart: Chart) -> Iterator[str]:
 
 
 def _mark(mark: Mark, labels: Sequence[str], slot: float) -> Iterator[str]:
-    """Draw a line where a number falls among labels that are numbers or ranges of them."""
-    # At the right edge of the slot that holds the number.
+    """Draw a line at a number, among labels that are numbers or ranges."""
+    # At the right edge of the slot that contains the number.
     lows = [float(label.split("-")[0]) for label in labels]
     x = LEFT + slot * sum(low <= mark.at for low in lows)
-    # The text goes to the other side, or it would leave the picture.
+    # On the left if it would leave the picture.
     is_far_right = x > WIDTH * 0.75
     yield _line(x, TOP - 8, x, HEIGHT - BOTTOM, "mark")
     yield _text(x + (-6 if is_far_right else 6), TOP - 10, mark.text,
@@ -151,10 +151,10 @@ def _mark(mark: Mark, labels: Sequence[str], slot: float) -> Iterator[str]:
 
 
 def _bars(chart: Chart) -> Iterator[str]:
-    """Lying bars, stacked, with the value at the end of each."""
+    """Draw stacked horizontal bars, with the value at the end of each."""
     sums = _stacked(chart)
     room = WIDTH - NAMES - RIGHT - LABEL_ROOM
-    # Nothing at all is drawn as nothing, and not divided by.
+    # The maximum may be zero.
     scale = room / (max(sums) or 1)
     for index, label in enumerate(chart.labels):
         y = TOP + ROW * index
@@ -185,7 +185,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
 
 
 def _rect(x: float, y: float, width: float, height: float, style: str, hint: str) -> str:
-    # A rectangle without any size still has its stroke.
+    # An empty rectangle would still have its stroke.
     if not width or not height:
         return ""
     return (

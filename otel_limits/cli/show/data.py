@@ -1,4 +1,4 @@
-"""An answer for a program: JSON with every table, or CSV with the first one."""
+"""Answers for programs: JSON with every table, or CSV with the first one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def as_json(answer: Answer) -> str:
-    """Every table, with money as exact text and times in ISO 8601."""
+    """Format every table, with money as exact text and times in ISO 8601."""
     document = {
         "schema": schema_name(answer.question),
         "question": answer.question,
@@ -29,7 +29,7 @@ def as_json(answer: Answer) -> str:
             if table.total is not None
         },
     }
-    # Left out where there is none: an empty text would look like an answer.
+    # Omitted if empty: an empty text would look like an answer.
     if answer.summary:
         document["summary"] = answer.summary
     if answer.forecast is not None:
@@ -61,7 +61,7 @@ def _forecast(forecast: Forecast) -> dict[str, Any]:
 
 def _rows(table: Table) -> list[dict[str, Any]]:
     rows = [_named(table, row) for row in table.rows]
-    # Only trees have levels; the rows of others are shorter for it.
+    # Only trees have levels.
     for row, level in zip(rows, table.levels, strict=False):
         row["level"] = level
     return rows
@@ -75,14 +75,14 @@ def _named(table: Table, row: Sequence[Any]) -> dict[str, Any]:
 
 
 def beside(answer: Answer) -> list[str]:
-    """What completes an answer, and is not a row of its tables."""
+    """List the lines that complete an answer, in addition to its tables."""
     forecast = answer.forecast.sentence if answer.forecast is not None else ""
     return [line for line in (answer.summary, forecast, answer.complete) if line]
 
 
 def as_csv(answer: Answer) -> str:
-    """The first table, without its total: a reader would add it in."""
-    # What is text by itself, such as a policy file, has no table.
+    """Format the first table, without its total, which a reader would add in."""
+    # Text answers, such as a policy file, have no table.
     if not answer.tables:
         return answer.text
     table = answer.tables[0]
@@ -90,7 +90,7 @@ def as_csv(answer: Answer) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([column.name for column in table.columns])
     for row in table.rows:
-        # A number below 0 begins with what a formula can begin with, and is none.
+        # Negative numbers start like a formula, but are none.
         writer.writerow(
             [
                 value if column.kind in NUMBERS else escape_formula(value)

@@ -1,9 +1,8 @@
-"""How a table fits a terminal: nothing is cut without a mark, and no key column vanishes.
+"""Fits a table to a terminal: nothing is cut without a mark, and no key column is hidden.
 
-A number is never cut. Where there is too little room, headings are folded, sentences are wrapped,
-names are shortened in their middle, and then columns are left out: first those of zeros alone, then
-the widest, never keys. What does not even have room for its keys is written with one value per
-line.
+Numbers are never cut. If there is too little room, headings are folded, sentences wrapped, names
+shortened in the middle, and then columns hidden: first empty ones, then the widest, never keys. If
+even the keys do not fit, each value has its own line.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
     from otel_limits.audit.answers import CellKind, Column, Table
 
 COMPACT: Final = 100
-"""Columns of a terminal below which one space is between columns, not two."""
+"""Terminal width below which columns are separated by one space instead of two."""
 ELLIPSIS: Final = "…"
 LEAST: Final[Mapping[CellKind, int]] = {"text": 12, "id": 9, "sentence": 24}
-"""Characters that stay of a value at least. An id keeps its beginning: `show` finds it by eight."""
+"""Minimum characters kept of a value. An ID keeps its first ones: `show` accepts eight."""
 RULE: Final = "─"
 NOTHING: Final = (None, "", 0)
 
@@ -36,17 +35,17 @@ class Layout:
     body: Sequence[str]
     total: Sequence[str]
     left_out: Sequence[str] = ()
-    """Titles of the columns for which there was no room."""
+    """Titles of hidden columns."""
 
 
 @dataclass(slots=True)
-class Lane:
-    """A column on its way to a width."""
+class ColumnWidth:
+    """A column and its width, while it is determined."""
 
     column: Column
     cells: list[str]
     is_empty: bool = False
-    """True when it has nothing but zeros and values that are not known."""
+    """Whether it contains only zeros and unknown values."""
     natural: int = 0
     least: int = 0
     width: int = 0
@@ -60,11 +59,13 @@ class Lane:
 
 
 def fit(table: Table, width: int | None) -> Layout:
-    """Lay out a table for so many columns; without a width it takes what it needs."""
+    """Lay out a table for a width, or as wide as it needs."""
     rows = [*table.rows, *([] if table.total is None else [table.total])]
     texts = [[_text(*cell) for cell in zip(row, _kinds(table), strict=True)] for row in rows]
     lanes = [
-        Lane(column, [row[index] for row in texts], all(row[index] in NOTHING for row in rows))
+        ColumnWidth(
+            column, [row[index] for row in texts], all(row[index] in NOTHING for row in rows)
+        )
         for index, column in enumerate(table.columns)
     ]
     gap = 1 if width is not None and width < COMPACT else 2
@@ -95,18 +96,20 @@ def _text(value: Any, kind: CellKind) -> str:
 
 
 def printable(text: str) -> str:
-    """Leave out what would move the cursor."""
+    """Remove characters that would move the cursor."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else " " if each.isspace() else "" for each in text)
 
 
-def _needed(lanes: Sequence[Lane], gap: int, *, natural: bool = False) -> int:
+def _needed(lanes: Sequence[ColumnWidth], gap: int, *, natural: bool = False) -> int:
     return sum(lane.natural if natural else lane.width for lane in lanes) + gap * (len(lanes) - 1)
 
 
-def _narrowed(lanes: list[Lane], gap: int, width: int) -> tuple[list[Lane], list[str]]:
-    """Leave out columns until the others have room, and share what is over."""
+def _narrowed(
+    lanes: list[ColumnWidth], gap: int, width: int
+) -> tuple[list[ColumnWidth], list[str]]:
+    """Hide columns until the others fit, and distribute the remaining space."""
     for lane in lanes:
         lane.width = lane.least
     left_out = []
@@ -114,26 +117,26 @@ def _narrowed(lanes: list[Lane], gap: int, width: int) -> tuple[list[Lane], list
         others = [lane for lane in lanes if lane.is_empty or not lane.column.is_key]
         if not others:
             break
-        # A column of zeros says least; after those, the widest makes most room.
+        # Empty columns first, then the widest.
         least = max(others, key=lambda lane: (lane.is_empty, lane.width))
         left_out.append(least)
         lanes = [lane for lane in lanes if lane is not least]
     spare = width - _needed(lanes, gap)
     while spare > 0 and (growing := [lane for lane in lanes if lane.width < lane.natural]):
-        # The narrowest first, so that all end as wide as each other, or as wide as they need.
+        # The narrowest first, so that all end equally wide, or as wide as they need.
         narrowest = min(growing, key=lambda lane: (lane.column.kind in NUMBERS, lane.width))
         narrowest.width += 1
         spare -= 1
     return lanes, [lane.column.title for lane in left_out]
 
 
-def _rows(lanes: Sequence[Lane], gap: int) -> Iterator[list[str]]:
+def _rows(lanes: Sequence[ColumnWidth], gap: int) -> Iterator[list[str]]:
     for cells in zip(*(lane.cells for lane in lanes), strict=True):
         parts = [_part(text, lane) for text, lane in zip(cells, lanes, strict=True)]
         yield list(_row(parts, lanes, gap))
 
 
-def _part(text: str, lane: Lane) -> list[str]:
+def _part(text: str, lane: ColumnWidth) -> list[str]:
     if cell_len(text) <= lane.width:
         return [text]
     if lane.column.kind == "sentence":
@@ -141,12 +144,12 @@ def _part(text: str, lane: Lane) -> list[str]:
     return [shortened(text, lane.width, keep_beginning=lane.column.kind == "id")]
 
 
-def _folded(lane: Lane) -> list[str]:
+def _folded(lane: ColumnWidth) -> list[str]:
     return wrapped(lane.column.title, lane.width)
 
 
-def _row(parts: Sequence[Sequence[str]], lanes: Sequence[Lane], gap: int) -> Iterator[str]:
-    """The lines of one row: as many as its highest cell has."""
+def _row(parts: Sequence[Sequence[str]], lanes: Sequence[ColumnWidth], gap: int) -> Iterator[str]:
+    """Yield the lines of one row: as many as its tallest cell."""
     for number in range(max(map(len, parts), default=0)):
         cells = []
         for part, lane in zip(parts, lanes, strict=True):
@@ -157,7 +160,7 @@ def _row(parts: Sequence[Sequence[str]], lanes: Sequence[Lane], gap: int) -> Ite
 
 
 def _one_by_one(table: Table, texts: Iterable[Sequence[str]], width: int) -> Layout:
-    """One value per line, the title before it: nothing is left out."""
+    """Put each value on its own line after its title, without hiding any."""
     titles = [column.title for column in table.columns]
     body: list[str] = []
     for row in texts:
@@ -169,7 +172,7 @@ def _one_by_one(table: Table, texts: Iterable[Sequence[str]], width: int) -> Lay
 
 
 def shortened(text: str, width: int, *, keep_beginning: bool = False) -> str:
-    """Shorten a name in its middle, or at its end, with a mark where it was cut."""
+    """Shorten a name in the middle, or at the end, marking the cut."""
     if cell_len(text) <= width:
         return text
     behind = 0 if keep_beginning else (width - 1) // 2
@@ -189,7 +192,7 @@ def _beginning(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Break a text between words, and a word that is longer than a line where the line ends."""
+    """Break a text between words, and words longer than a line at its end."""
     lines = [""]
     for word in text.split(" "):
         separate = f"{lines[-1]} {word}" if lines[-1] else word

@@ -1,4 +1,4 @@
-"""An answer as one page that needs nothing but itself: no network, no other file."""
+"""Answers as self-contained HTML pages, without network access or other files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 POLICY: Final = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 )
-"""The browser is told to fetch nothing at all."""
+"""The browser must not fetch anything."""
 
 MOST_ROWS: Final = 5_000
-"""Rows of a table on a page; more of them belong in a file."""
+"""Rows of a table on a page; longer ones are better exported."""
 
 
 def as_page(answer: Answer) -> str:
-    """The whole page."""
+    """Format an answer as a page."""
     style, script = _asset("page.css"), _asset("page.js")
     body = "".join(
         (
@@ -83,7 +83,7 @@ def _chart(chart: Chart) -> str:
 
 def _table(table: Table) -> str:
     heads = "".join(_head(column) for column in table.columns)
-    # A table with levels for its first rows alone is one with a total below a tree.
+    # A total below a tree has no level.
     levels = [*table.levels, *(0 for _ in range(len(table.rows) - len(table.levels)))]
     rows = "".join(
         _row(table.columns, row, level)
@@ -102,8 +102,8 @@ def _note(table: Table) -> str:
     left_out = len(table.rows) - MOST_ROWS
     notes = [table.note] if table.note else []
     if left_out > 0:
-        rows = pluralize(left_out, "more row is", "more rows are")
-        notes.append(f"{rows} left out here; --format csv has them all.")
+        rows = pluralize(left_out, "more row", "more rows")
+        notes.append(f"{rows} not shown; --format csv has all of them.")
     return f'<p class="note">{escape(" ".join(notes))}</p>' if notes else ""
 
 
@@ -126,7 +126,7 @@ def _cell(column: Column, value: Any, level: int) -> str:
         style = f' style="padding-left: {0.75 + 1.5 * level}rem"' if level else ""
         is_code = ' class="id"' if column.kind == "id" else ""
         return f"<td{is_code}{style}>{text}</td>"
-    # The exact value beside the text, which is rounded: columns are sorted by it.
+    # The exact value next to the rounded text, for sorting.
     return f'<td class="number" data-value="{_value(value, column.kind)}">{text}</td>'
 
 

@@ -1,4 +1,4 @@
-"""The JSON Schema of an answer, made from the columns of its tables."""
+"""JSON Schemas of answers, built from the columns of their tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 VERSION: Final = 1
-"""Of what every answer has; it rises when a field is taken away or means something else."""
+"""Of all answers; it increases when a field is removed or changes its meaning."""
 
 STRING: Final[Mapping[str, Any]] = {"type": ["string", "null"]}
 NUMBER: Final[Mapping[str, Any]] = {"type": ["number", "null"]}
@@ -23,7 +23,7 @@ VALUES: Final[Mapping[CellKind, Mapping[str, Any]]] = {
     "count": {"type": ["integer", "null"]},
     # As text, since a float would round it.
     "money": {**STRING, "pattern": r"^-?[0-9]+(\.[0-9]+)?$", "description": "USD"},
-    "share": {**NUMBER, "description": "a part of 1"},
+    "share": {**NUMBER, "description": "a fraction of 1"},
     "time": {"type": ["string", "null"], "format": "date-time"},
     "seconds": NUMBER,
     "number": NUMBER,
@@ -31,17 +31,17 @@ VALUES: Final[Mapping[CellKind, Mapping[str, Any]]] = {
 
 
 AMOUNT: Final[Mapping[str, Any]] = {
-    # USD as text, as in every row; tokens as a whole number.
+    # USD as text, as in every row; tokens as an integer.
     "anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"}]
 }
 AMOUNTS: Final = ("so_far", "expected", "low", "high")
 FORECAST: Final[Mapping[str, Any]] = {
     "type": "object",
-    "description": "what is going to be spent, with its 95 % interval, or why nobody can say",
+    "description": "projected spend with its 95% interval, or why there is none",
     "properties": {
         "sentence": {"type": "string"},
         "unit": {"enum": ["usd", "tokens", None]},
-        "days": {"type": "integer", "description": "whole days that it is made from"},
+        "days": {"type": "integer", "description": "whole days that it is based on"},
         "periods": {
             "type": "array",
             "items": {
@@ -60,17 +60,17 @@ FORECAST: Final[Mapping[str, Any]] = {
 
 
 def schema_name(question: str) -> str:
-    """What the JSON of an answer calls its schema."""
+    """Return the name of an answer's schema."""
     return f"otel-limits/audit.{question}/{VERSION}"
 
 
 def schema_of(question: Question) -> dict[str, Any]:
-    """What `--format json` gives for a question; readers have to permit fields that are new."""
+    """Build the schema of `--format json` for a question. Readers must accept new fields."""
     rows = {
         name: _row(columns, question.more.get(name, ()))
         for name, columns in question.tables.items()
     }
-    # The others depend on options, and a reader must not count on them.
+    # Optional tables cannot be required.
     always = [name for name in rows if name not in question.optional]
     text = {"type": "string"}
     forecast = {"forecast": FORECAST} if question.has_forecast else {}
@@ -82,12 +82,12 @@ def schema_of(question: Question) -> dict[str, Any]:
         "properties": {
             "schema": {"const": schema_name(question.name)},
             "question": {"const": question.name},
-            "about": {**text, "description": "which part of which ledger was asked"},
+            "about": {**text, "description": "part of the ledger that was queried"},
             **{name: {"type": "array", "items": row} for name, row in rows.items()},
             "totals": {"type": "object", "properties": rows},
             **forecast,
-            "summary": {**text, "description": "what it comes to"},
-            "complete": {**text, "description": "whether the ledger has all that is counted"},
+            "summary": {**text, "description": "the result in one sentence"},
+            "complete": {**text, "description": "whether the ledger is complete"},
             "text": text,
         },
         "required": ["schema", "question", "about", *always, "totals", "complete"],
@@ -95,10 +95,10 @@ def schema_of(question: Question) -> dict[str, Any]:
 
 
 def _row(columns: Sequence[Column], more: Sequence[Column] = ()) -> dict[str, Any]:
-    """A row; the properties to group by stand in it beside the columns that it always has."""
+    """Build the schema of a row, which has its grouping properties in addition to its columns."""
     values = {each.name: {"title": each.title, **VALUES[each.kind]} for each in (*columns, *more)}
-    # In every row: whether a table is a tree does not follow from its name.
-    level = {"type": "integer", "description": "how deep a row of a tree is"}
+    # In every row, as names do not identify trees.
+    level = {"type": "integer", "description": "depth of the row in a tree"}
     return {
         "type": "object",
         "properties": {**values, "level": level},

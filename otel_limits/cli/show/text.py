@@ -1,4 +1,4 @@
-"""An answer on a terminal."""
+"""Answers on a terminal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from otel_limits.audit.answers import Answer, Table
 
 FILE_WIDTH: Final = 500
-"""Columns where there is no terminal, so that nothing is folded in a file."""
+"""Width without a terminal, so that nothing is folded in a file."""
 GUIDE: Final = 4
-"""Columns by which each level of a tree is indented."""
+"""Indentation per level of a tree."""
 HARD_SPACE: Final = "\N{NO-BREAK SPACE}"
 
 
 def show(answer: Answer, *, wide: bool = False) -> None:
-    """Print an answer; `wide` prints tables as wide as they are, and the terminal wraps them."""
+    """Print an answer; `wide` prints tables at full width, which the terminal wraps."""
     screen = console()
     is_whole = wide or not screen.is_terminal
     if not screen.is_terminal:
@@ -54,28 +54,28 @@ def show(answer: Answer, *, wide: bool = False) -> None:
 
 
 def _print_table(screen: Console, table: Table, width: int | None) -> None:
-    # On a terminal, where headings over nothing look as if something were missing.
+    # On a terminal, headings without rows would look broken.
     if not table.rows and screen.is_terminal:
         screen.print("None.")
         return
     layout = fit(table, width)
     for part, style in ((layout.head, "bold"), (layout.body, ""), (layout.total, "bold")):
         for line in part:
-            # `rich` takes milliseconds for each line; styles are for the few.
+            # `rich` takes milliseconds per line, so only few lines use styles.
             if style and screen.is_terminal:
                 screen.print(Text(line, style=style), soft_wrap=True)
             else:
                 screen.file.write(f"{line}\n")
     if layout.left_out:
         columns = ", ".join(layout.left_out)
-        screen.print(Text(f"No room for: {columns}. --wide shows them.", style="dim italic"))
+        screen.print(Text(f"Hidden: {columns}. Show them with --wide.", style="dim italic"))
 
 
 def _tree(table: Table, width: int) -> Tree:
-    """Draw rows with levels: a line per row, its first value in bold, the others after it."""
+    """Draw rows with levels: a line per row, with its first value in bold."""
     root = Tree("", hide_root=True)
     path: list[Tree] = [root]
-    # Guides take half of the width at most; from there on a number says how deep a row is.
+    # Guides take at most half of the width; deeper rows show their level as a number.
     deepest = width // 2 // GUIDE
     for level, row in zip(table.levels, table.rows, strict=True):
         place = min(level, deepest)
@@ -91,11 +91,11 @@ def _line(table: Table, row: Sequence[Any], level: int | None) -> Text:
         if value in (None, ""):
             continue
         style = "red" if column.name == "halt" else ""
-        # A sentence says by itself what it is about.
+        # Sentences need no title.
         title = "" if column.kind == "sentence" else f"{column.title.lower()} "
         line.append(f"  {title}", style="dim not bold")
         text = printable(written(value, column.kind))
-        # A line ends between values, never within a number or a time.
+        # Lines break between values, never within a number or a time.
         text = text if column.kind in ("text", "sentence") else text.replace(" ", HARD_SPACE)
         line.append(text, style=style or "not bold")
     return line
