@@ -83,8 +83,8 @@ def write(
     except OSError as error:
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe: not an error
             raise
-        output = chosen.output or "Standard output"
-        raise LedgerError(f"{output} cannot be written: {error.strerror}.") from None
+        output = chosen.output or "output"
+        raise LedgerError(f"Cannot write {output}: {error.strerror}.") from None
 
 
 def fields_of(joins: Joins, table: sa.Table, keys: Iterable[str]) -> list[ExportedColumn]:

@@ -364,8 +364,8 @@ def test_a_tree_on_a_terminal(family: LedgerFile, capsys: pytest.CaptureFixture[
     summary, _, title, *tree = capsys.readouterr().out.splitlines()
     assert summary.startswith("Agent 'bad' was halted by max_turns: 3 of 3 turns used.")
     assert title == "Budget tree"
-    assert [line[:9] for line in tree[:4]] == ["boss  end", "├── good ", "└── bad  ", "    └── d"]
-    assert "  ended max_turns  halted at max_turns (3 of 3)  turns 3" in tree[2]
+    assert [line[:9] for line in tree[:4]] == ["boss  sto", "├── good ", "└── bad  ", "    └── d"]
+    assert "  stop reason max_turns  halted at max_turns (3 of 3)  turns 3" in tree[2]
 
 
 # --- backtest -------------------------------------------------------------------------------------
@@ -468,7 +468,7 @@ def test_suggested_limits_are_a_policy_file(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["spend", "--by", "bananas"], "The ledger has no bananas. It has agent, model,"),
+        (["spend", "--by", "bananas"], "The ledger has no bananas. Available: agent, model,"),
         (["spend", "--where", "bananas=2"], "The ledger has no bananas."),
         (["show", "99999999"], "has no trace or invocation 99999999"),
         (
@@ -598,7 +598,7 @@ def test_a_question_that_takes_long_shows_a_bar(week: LedgerFile, form: str) -> 
     )
     os.close(terminal)
     shown = b""
-    while b"Asking the ledger" not in shown:
+    while b"Querying the ledger" not in shown:
         assert select.select([main_end], [], [], 60)[0], shown
         shown += os.read(main_end, 65_536)
     answer, _ = process.communicate("now it may end\n")

@@ -422,6 +422,6 @@ def test_verify_compares_the_metrics_too(
     assert {
         "trouble": "metrics differ",
         "invocation_id": "steady, end_turn",
-        "rows": "stops: the ledger has 60, Prometheus 1189 to 1189",
+        "rows": "stops: 60 in the ledger, 1189 to 1189 in Prometheus",
     } in answer["rows"]
     assert main(["audit", "verify"]) == 0

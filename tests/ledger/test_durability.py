@@ -738,7 +738,7 @@ def test_the_log_names_the_place_where_rows_wait(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     enable()
     make_agent(ScriptedModel([says("x")]))("go")
-    eventually(lambda: "its rows" in caplog.text)
+    eventually(lambda: "rows spilled" in caplog.text)
     home = tmp_path / "home" / "otel-limits"
     (place,) = home.glob("ledger-*.spill-*")
     assert f"rows spilled to {str(place).partition('.spill-')[0]}.spill-*" in caplog.text

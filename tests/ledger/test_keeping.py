@@ -344,7 +344,7 @@ def test_an_export_that_cannot_be_written(kept: LedgerFile, tmp_path: Path, caps
     """The sentence names the file."""
     path = tmp_path / "missing" / "out.csv"
     assert main(["ledger", "export", "--format", "csv", "--output", str(path)]) == 2
-    assert f"{path} cannot be written: No such file or directory." in capsys.readouterr().err
+    assert f"Cannot write {path}: No such file or directory." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_standard_output_that_cannot_be_written_is_told(
             found.append((main(command.split()), capsys.readouterr().err))
     assert found[0] == (141, "")
     status, said = found[1]
-    assert (status, said.count("cannot be written: No space left on device.")) == (2, 1)
+    assert (status, said.count("Cannot write output: No space left on device.")) == (2, 1)
     assert "ledger.db" not in said
 
 

@@ -148,7 +148,7 @@ def test_bars_say_their_numbers(page: Any) -> None:
         "2025-10-10 · research: $0.50",
         "big · spend: $2.00",
         "max_turns · halted: 1",
-        "end_turn · ended by itself: 2",
+        "end_turn · finished: 2",
         "3 · halted: 1",
     ):
         assert expected in hints

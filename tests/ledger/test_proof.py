@@ -48,7 +48,7 @@ def ask(capsys: pytest.CaptureFixture[str], *question: str) -> tuple[int, Any]:
     return status, json.loads(said.out) if said.out else said.err
 
 
-def facts_of(entry: Entry, ledger: LedgerFile) -> list[Any]:
+def events_of(entry: Entry, ledger: LedgerFile) -> list[Any]:
     """Return what is told of an invocation, and have nobody write it."""
     told: list[Any] = []
     book = Book(ledger.address)
@@ -110,8 +110,8 @@ def test_a_ledger_has_any_name_that_a_file_can_have(
     (waiting,) = spill(ledger, entry()).files()
     for address in (f"--ledger={name}", f"--ledger={tmp_path / name}"):
         answer = ask(capsys, "spend", address)[1]
-        assert "4 calls of the ledger" in answer["complete"], address
-        assert "are counted" in answer["complete"]
+        assert "4 calls add up" in answer["complete"], address
+        assert "are included" in answer["complete"]
     assert main(["ledger", "adopt", str(waiting), f"--into={name}"]) == 0
     assert "which now has its rows." in capsys.readouterr().out
     assert not waiting.exists()
@@ -131,8 +131,8 @@ def test_input_that_stands_as_output_is_found(
     status, answer = ask(capsys, "verify")
     assert status == 1
     (row,) = answer["rows"]
-    assert "its row says 2 calls, 240 tokens (201 of input)" in row["rows"]
-    assert "its calls are 2 calls, 240 tokens (200 of input)" in row["rows"]
+    assert "recorded totals 2 calls, 240 tokens (201 of input)" in row["rows"]
+    assert "sums of its calls 2 calls, 240 tokens (200 of input)" in row["rows"]
     assert answer["complete"].startswith("NOT complete: 1 row fails verification")
     assert "differ by 1 input token, 1 output token;" in ask(capsys, "spend")[1]["complete"]
 
@@ -158,7 +158,7 @@ def test_a_loss_is_not_forgotten_when_totals_are_brought_up_to_date(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A call after the end has a number, which tells how many were made before it."""
-    told = facts_of(entry(), ledger)
+    told = events_of(entry(), ledger)
     record(ledger, *told)
     change(ledger, "DELETE FROM otel_limits_model_calls WHERE number = 2")
     record(ledger, replace(told[1], number=3, at=NOW + 9))
@@ -184,7 +184,7 @@ def test_a_ledger_can_have_a_name_that_is_not_text(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     ledger = LedgerFile(tmp_path / os.fsdecode(b"\xff.db"))
     write(ledger.address, entry())
-    assert "2 calls of the ledger" in ask(capsys, "spend", f"--ledger={ledger.path}")[1]["complete"]
+    assert "2 calls add up" in ask(capsys, "spend", f"--ledger={ledger.path}")[1]["complete"]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_ledger_can_have_a_name_that_is_not_text(
         (":memory:", "must name a file, got ':memory:'. A ledger in memory would be lost."),
         ("file:x?mode=memory&cache=shared", "A ledger in memory would be lost."),
         ("~nobody-9/x.db", "Give the whole path."),
-        ("/", "'/' is a directory. Name a file in it: /ledger.db"),
+        ("/", "'/' is a directory. Use a file in it: /ledger.db"),
     ],
 )
 def test_what_does_not_name_a_file_is_refused_with_what_to_write(
@@ -263,8 +263,8 @@ def test_a_whole_ledger_is_said_to_be_complete(
     for question in (("spend",), ("stops",), ("show", "00000001"), ("grants",)):
         _, other = ask(capsys, *question)
         assert other["complete"].startswith(
-            "Complete in sum: 4 calls add up to the totals of its 2 invocations, "
-            "all together; otel-limits audit verify compares each"
+            "Complete in sum: 4 calls add up to the totals of 2 invocations; "
+            "otel-limits audit verify checks each"
         )
     assert answer["complete"].startswith(
         "Complete: 4 calls add up to the totals of 2 invocations, each verified"
@@ -275,7 +275,7 @@ def test_a_whole_ledger_is_said_to_be_complete(
     ("statement", "trouble", "how"),
     [
         ("DELETE FROM otel_limits_model_calls WHERE id = 2", "totals differ", "240 tokens"),
-        ("DELETE FROM otel_limits_model_calls WHERE id = 1", "gap in the numbers", "there are 2"),
+        ("DELETE FROM otel_limits_model_calls WHERE id = 1", "gap in the numbers", "existing: 2"),
         ("DELETE FROM otel_limits_model_calls", "totals differ", "0 of 2 calls"),
         (
             "UPDATE otel_limits_model_calls SET output_tokens = 7",
@@ -311,7 +311,7 @@ def test_what_is_open_fails_only_when_it_is_old(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A killed run is said; its calls are in every question, and fail a verification later."""
-    record(ledger, *(each for each in facts_of(entry(), ledger) if not isinstance(each, Stop)))
+    record(ledger, *(each for each in events_of(entry(), ledger) if not isinstance(each, Stop)))
     status, answer = ask(capsys, "verify")
     assert (status, states(answer)["Invocations without an end"]) == (0, (1, "waiting"))
     assert ask(capsys, "verify", "--stale", "10s")[0] == 1
@@ -323,7 +323,7 @@ def test_a_call_after_the_end_counts_in_every_question(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The totals of its invocation are brought up to date with it."""
-    told = facts_of(entry(), ledger)
+    told = events_of(entry(), ledger)
     record(ledger, *told, replace(told[1], number=3, at=NOW + 9))
     assert ask(capsys, "verify")[0] == 0
     assert ask(capsys, "stops")[1]["totals"]["stops"]["tokens"] == 360
@@ -362,7 +362,7 @@ def test_waiting_rows_are_in_the_answer_and_stay_where_they_are(
     assert states(answer)["Rows pending in spill files"] == (6, "waiting")
     _, spend = ask(capsys, "spend", "--by", "agent")
     assert spend["totals"]["spend"]["tokens"] == 720
-    assert "6 rows wait in 1 spill file and are counted" in spend["complete"]
+    assert "6 rows wait in 1 spill file and are included" in spend["complete"]
     _, stops = ask(capsys, "stops")
     assert stops["totals"]["stops"]["invocations"] == 3
     after = {path: path.read_bytes() for path in ledger.path.parent.iterdir() if path.is_file()}
@@ -403,7 +403,7 @@ def test_a_late_call_that_waits_is_in_the_totals_of_its_invocation(
     faulty: None, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It ended after its invocation, whose row in the database does not know of it yet."""
-    told = facts_of(entry(), ledger)
+    told = events_of(entry(), ledger)
     observer = LedgerObserver(ledger.address)
     for event in told:
         observer(event)
@@ -618,7 +618,7 @@ def test_calls_after_the_end_may_leave_64_bits(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The totals of their invocation are brought up to date, and nothing is refused."""
-    told = facts_of(Entry(calls=[Call(price="9000000")], at=NOW), ledger)
+    told = events_of(Entry(calls=[Call(price="9000000")], at=NOW), ledger)
     record(ledger, *told, replace(told[1], number=2, at=NOW + 9))
     assert not ledger.spills()
     assert [row["model_calls"] for row in ledger.invocations()] == [2]
@@ -707,7 +707,7 @@ def test_rows_that_never_were_are_not_missing(
     known = [int(found[1].replace(",", "")) if found else 0 for found in (read, lost)]
     # As many as there were at most: 200 invocations with two calls each.
     assert sum(known) <= 600 > known[0] > 0, said
-    assert "an end that cannot be read, and nobody knows" in said
+    assert "an unreadable end with an unknown number of rows" in said
 
 
 def test_a_damaged_schema_hides_no_table(
@@ -757,5 +757,5 @@ def test_salvage_overwrites_nothing(ledger: LedgerFile, capsys: pytest.CaptureFi
     write(ledger.address, entry())
     before = ledger.path.read_bytes()
     assert main(["ledger", "salvage", str(ledger.path), "--output", str(ledger.path)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists" in capsys.readouterr().err
     assert ledger.path.read_bytes() == before

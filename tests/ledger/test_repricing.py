@@ -56,7 +56,7 @@ def test_what_was_unpriced_is_priced(
     policy.write_text(PRICE.format(3))
     assert main(["ledger", "reprice", "--dry-run"]) == 0
     assert capsys.readouterr().out == (
-        "2 of 2 model calls would be priced again.\n"
+        "2 of 2 model calls would be repriced.\n"
         "scripted: 2 calls, 2 without a price; $0.00 before, $0.00006 now.\n"
     )
     assert [call["price_pico"] for call in recorded.calls()] == [None, None]
@@ -70,7 +70,7 @@ def test_what_was_unpriced_is_priced(
     rows = recorded.calls()
     capsys.readouterr()
     assert main(["ledger", "reprice", "--all"]) == 0
-    assert capsys.readouterr().out == "0 of 2 model calls were priced again.\n"
+    assert capsys.readouterr().out == "0 of 2 model calls were repriced.\n"
     assert recorded.calls() == rows
 
 
@@ -100,7 +100,7 @@ def test_a_price_that_nobody_knows_any_more_stays(
     policy.write_text("models: {other: {price: {input: 1, output: 1}}}\n")
     capsys.readouterr()
     assert main(["ledger", "reprice", "--all"]) == 0
-    assert capsys.readouterr().out == "0 of 2 model calls were priced again.\n"
+    assert capsys.readouterr().out == "0 of 2 model calls were repriced.\n"
     assert {call["price_pico"] for call in recorded.calls()} == {30_000_000}
 
 
@@ -110,7 +110,7 @@ def test_calls_of_a_time_can_be_chosen(
     """Others are not looked at."""
     policy.write_text(PRICE.format(3))
     assert main(["ledger", "reprice", "--until", "2020-01-01"]) == 0
-    assert capsys.readouterr().out == "0 of 0 model calls were priced again.\n"
+    assert capsys.readouterr().out == "0 of 0 model calls were repriced.\n"
     assert {call["price_pico"] for call in recorded.calls()} == {None}
 
 
@@ -127,7 +127,7 @@ def test_what_nobody_can_know_stays_unpriced(
     connection.close()
     assert main(["ledger", "reprice"]) == 0
     assert capsys.readouterr().out == (
-        "0 of 2 model calls were priced again.\n2 model calls still have no price.\n"
+        "0 of 2 model calls were repriced.\n2 model calls still have no price.\n"
     )
 
 

@@ -151,4 +151,4 @@ def test_what_a_ledger_does_not_know_is_refused(
     write(ledger.address, *ENTRIES)
     with pytest.raises(SystemExit):
         main(["audit", "stops", "--dashboard-vars", text])
-    assert "must be variables of a dashboard" in " ".join(capsys.readouterr().err.split())
+    assert "must be dashboard variables" in " ".join(capsys.readouterr().err.split())

@@ -333,7 +333,7 @@ def test_few_movers_and_all_others(movers: None, capsys: Output) -> None:
         (("--compare", "previous", "--where", "day=0001-01-01"), "two periods after 1970"),
         (("--compare", "previous", "--where", "month=1970-01"), "two periods after 1970"),
         (("--compare", "7d", "--since", "2030-01-01"), "has not started"),
-        (("--compare", "2030-01"), "--compare 2030-01 names a period that has not begun"),
+        (("--compare", "2030-01"), "--compare 2030-01 is a period that has not started"),
         (("--compare", "7d", "--where", "day=2026-11-11", "--where", "day=2026-11-12"), "got 2"),
     ],
 )
@@ -447,7 +447,7 @@ def test_beside_csv_the_forecast_is_on_standard_error(
     assert captured.err.startswith("Forecast: $")
     assert "Forecast" not in captured.out
     assert main(["audit", "spend"]) == 0
-    assert "95 % intervals, from 10 whole days" in capsys.readouterr().out
+    assert "95% intervals, from 10 whole days" in capsys.readouterr().out
 
 
 def test_days_of_the_week_differ() -> None:

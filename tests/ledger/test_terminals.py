@@ -134,11 +134,11 @@ def test_numbers_and_keys_are_there_at_every_width(width: int, wide_ledger: Ledg
 def test_a_terminal_of_80_names_what_has_no_room(wide_ledger: LedgerFile) -> None:
     """The widest columns that are no keys, and how to see them."""
     told = "\n".join(on_terminal(wide_ledger, 80, "spend"))
-    said = told.partition("No room for: ")[2].partition("them.")[0]
+    said = told.partition("Hidden: ")[2].partition("wide.")[0]
     assert "Input" in said
-    assert said.split()[-2:] == ["--wide", "shows"]
+    assert said.split()[-2:] == ["with", "--"]
     whole = on_terminal(wide_ledger, 80, "wide")
-    assert not any("No room" in line for line in whole)
+    assert not any("Hidden" in line for line in whole)
     assert AGENT in " ".join(whole)
 
 

@@ -224,7 +224,7 @@ def test_unreleased_ledger_is_refused_and_left_unchanged(
 def test_rows_recorded_beside_an_unreleased_ledger_reach_the_new_one(
     faulty: None, unreleased: LedgerFile
 ) -> None:
-    """Following the message loses nothing: new rows wait in a spill file, salvage copies others."""
+    """Following the message loses nothing: new rows are spilled, and salvage copies the others."""
     write(unreleased.address, Entry(), first=100)
     assert unreleased.spills()
     assert version(unreleased) in range(1, 6)
