@@ -278,10 +278,9 @@ def test_the_stop_reasons_are_constants() -> None:
 
 def test_enable_takes_caps_as_keywords() -> None:
     """They override those of `limits` one by one, as keywords of `dict()` do."""
-    enable(Limits(max_turns=30, max_model_calls=9), max_turns=3, max_cost_usd=Decimal("0.5"))
-    assert RUNTIME.policy("any").limits == Limits(
-        max_turns=3, max_model_calls=9, max_cost_usd=Decimal("0.5")
-    )
+    enable(Limits(max_turns=30, max_model_calls=9), max_turns=3, max_tool_calls=5)
+    limits = RUNTIME.policy("any").limits
+    assert limits == Limits(max_turns=3, max_model_calls=9, max_tool_calls=5)
 
 
 def test_enable_with_an_invalid_keyword_changes_nothing() -> None:
