@@ -13,7 +13,7 @@ RED_FROM_ONE: Final = ((None, "green"), (1, "red"))
 SELECTED_RANGE: Final = (
     panels.number(
         "Reporting processes",
-        "Processes whose metrics reach this Prometheus.",
+        "Processes with metrics in this Prometheus.",
         SHORT,
         queries.or_zero(f"count({queries.BUILDS})"),
         width=5,

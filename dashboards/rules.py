@@ -26,7 +26,7 @@ GRAFANA: Final = "http://localhost:3000"
 """The address in `compose.yaml`; `export --grafana` replaces it."""
 
 TOTAL: Final = re.compile(r"^( *)<<(\S+) (\w+)>>$", re.MULTILINE)
-"""A line of the template that stands for a total: its selector and its window."""
+"""A line of the template that is replaced by a total: selector and window."""
 
 ALERT: Final = "      - alert: "
 PANEL: Final = re.compile(r"^( *)panel: (.+)$", re.MULTILINE)
@@ -53,7 +53,7 @@ def write(directory: Path, boards: Boards) -> None:
 
 
 def _expanded(found: re.Match[str]) -> str:
-    """Write each part of a total on a line of its own."""
+    """Write a total on three lines."""
     indent, selector, window = found.groups()
     total = queries.total(selector, window)
     return indent + re.sub(r" (unless|or) ", rf"\n{indent}\1 ", total)

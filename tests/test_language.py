@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-CEILINGS: Final = {"pages": 258, "dashboards": 6, "package": 2019, "tests": 1592}
+CEILINGS: Final = {"pages": 258, "dashboards": 0, "package": 2019, "tests": 1592}
 """How many matches the prose of each room may have."""
 NAME_CEILINGS: Final = {
     "verbs of speech": 53,

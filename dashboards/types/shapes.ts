@@ -1,8 +1,7 @@
-// What a dashboard file must look like: Grafana's own types, as JSON has them.
+// The type of a dashboard file: Grafana's own types, as JSON.
 
 import type { Dashboard, Panel, RowPanel, TableFieldOptions } from "@grafana/schema";
 import type { Options as BarGauge } from "@grafana/schema/dist/esm/raw/composable/bargauge/panelcfg/x/BarGaugePanelCfg_types.gen";
-import type { Options as Heatmap } from "@grafana/schema/dist/esm/raw/composable/heatmap/panelcfg/x/HeatmapPanelCfg_types.gen";
 import type { Options as Stat } from "@grafana/schema/dist/esm/raw/composable/stat/panelcfg/x/StatPanelCfg_types.gen";
 import type { Options as Table } from "@grafana/schema/dist/esm/raw/composable/table/panelcfg/x/TablePanelCfg_types.gen";
 import type { Options as Text } from "@grafana/schema/dist/esm/raw/composable/text/panelcfg/x/TextPanelCfg_types.gen";
@@ -11,7 +10,7 @@ import type {
   Options as TimeSeries,
 } from "@grafana/schema/dist/esm/raw/composable/timeseries/panelcfg/x/TimeSeriesPanelCfg_types.gen";
 
-// An enum is written as its value, and what has a default may be left out.
+// Enums are written as their values, and properties with defaults are optional.
 type Json<T> = T extends string
   ? `${T}`
   : T extends number | boolean | null | undefined
@@ -28,7 +27,7 @@ type Partly<T> = T extends (infer Item)[]
     ? { [Key in keyof T]?: Partly<T[Key]> }
     : T;
 
-// A property that nobody knows is a mistake, except where Grafana itself permits any.
+// Unknown properties are errors, except where Grafana accepts any.
 type Of<Type extends string, Options, Custom = Record<string, never>> = Omit<
   Json<Panel>,
   "type" | "options" | "fieldConfig" | "title" | "description"
@@ -45,7 +44,7 @@ type Of<Type extends string, Options, Custom = Record<string, never>> = Omit<
   };
 };
 
-// A text has no data, and nothing that says how data is shown.
+// A text panel has no data and no field configuration.
 type TextPanel = Omit<Json<Panel>, "type" | "options" | "title" | "description"> & {
   type: "text";
   title: string;
@@ -57,12 +56,11 @@ export type KnownPanel =
   | Json<RowPanel>
   | TextPanel
   | Of<"bargauge", BarGauge>
-  | Of<"heatmap", Heatmap>
   | Of<"stat", Stat>
   | Of<"table", Table, TableFieldOptions>
   | Of<"timeseries", TimeSeries, TimeSeriesFieldConfig>;
 
-// What the data source Prometheus adds: Grafana's own type knows the common part alone.
+// Grafana's type contains only the common part; the Prometheus data source adds this.
 type Annotation = Json<NonNullable<NonNullable<Dashboard["annotations"]>["list"]>[number]> & {
   expr: string;
   step: string;

@@ -1,4 +1,4 @@
-"""What is exported for Kubernetes is what a cluster takes, and says what the other files say."""
+"""The exported Kubernetes objects are valid and match the other files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_CONFIG_MAP = 1_048_576
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory to which everything was exported."""
+    """Export everything to a directory."""
     directory = tmp_path_factory.mktemp("exported")
     files.export(directory, "https://wiki.example/otel-limits", "https://grafana.example")
     return directory
@@ -28,7 +28,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def objects(exported: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Every object by kind and name."""
+    """Return every object by kind and name."""
     return {
         (each["kind"], each["metadata"]["name"]): each
         for path in (exported / "kubernetes").iterdir()
@@ -36,8 +36,8 @@ def objects(exported: Path) -> dict[tuple[str, str], dict[str, Any]]:
     }
 
 
-def test_each_kind_is_there(objects: dict[tuple[str, str], Any]) -> None:
-    """Rules and their thresholds, one way to be scraped or the other, and the dashboards."""
+def test_all_objects_are_exported(objects: dict[tuple[str, str], Any]) -> None:
+    """Rules, thresholds, both kinds of monitors, and dashboards."""
     assert set(objects) == {
         ("PrometheusRule", "otel-limits"),
         ("PrometheusRule", "otel-limits-thresholds"),
@@ -49,15 +49,15 @@ def test_each_kind_is_there(objects: dict[tuple[str, str], Any]) -> None:
     }
 
 
-def test_every_object_is_of_the_published_schema(objects: dict[tuple[str, str], Any]) -> None:
-    """No field that the cluster would drop, none missing, every duration and label well-formed."""
+def test_objects_match_the_published_schema(objects: dict[tuple[str, str], Any]) -> None:
+    """No unknown or missing fields, and valid durations and labels."""
     validator = jsonschema.Draft202012Validator(SCHEMA)
     for each in objects.values():
         validator.validate(each)
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         lambda each: each.pop("metadata"),
         lambda each: each["metadata"]["labels"].update(release="no label, this"),
@@ -67,10 +67,10 @@ def test_every_object_is_of_the_published_schema(objects: dict[tuple[str, str], 
     ],
     ids=["no metadata", "a sentence as label", "no expression", "no duration", "unknown field"],
 )
-def test_a_spoiled_object_is_found_out(objects: dict[tuple[str, str], Any], spoil: Any) -> None:
-    """Otherwise the test above would say nothing."""
+def test_invalid_object_is_rejected(objects: dict[tuple[str, str], Any], damage: Any) -> None:
+    """Otherwise the test above would check nothing."""
     rule = json.loads(json.dumps(objects["PrometheusRule", "otel-limits"]))
-    spoil(rule)
+    damage(rule)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(rule, SCHEMA)
 
@@ -78,10 +78,10 @@ def test_a_spoiled_object_is_found_out(objects: dict[tuple[str, str], Any], spoi
 @pytest.mark.parametrize(
     ("name", "file"), [("otel-limits", "rules"), ("otel-limits-thresholds", "thresholds")]
 )
-def test_the_rules_are_those_of_the_files(
+def test_rules_match_the_files(
     exported: Path, objects: dict[tuple[str, str], Any], name: str, file: str
 ) -> None:
-    """With the addresses that the export was given."""
+    """With the addresses passed to the export."""
     rules = (exported / f"prometheus/{file}.yaml").read_text("utf-8")
     assert objects["PrometheusRule", name]["spec"] == yaml.safe_load(rules)
     if file == "rules":
@@ -90,10 +90,10 @@ def test_the_rules_are_those_of_the_files(
 
 
 @pytest.mark.parametrize("name", ["agent-limits", "health", "token-spend"])
-def test_a_dashboard_is_found_by_the_sidecar_of_grafana(
+def test_dashboard_has_the_label_of_the_grafana_sidecar(
     exported: Path, objects: dict[tuple[str, str], Any], name: str
 ) -> None:
-    """It has the label, it is the whole dashboard, and Kubernetes has room for it."""
+    """Its ConfigMap contains the whole dashboard, within the size limit."""
     board = objects["ConfigMap", f"otel-limits-{name}"]
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert list(board["data"]) == [f"{name}.json"]

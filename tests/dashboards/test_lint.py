@@ -175,7 +175,7 @@ def test_panel_has_title_description_unit_and_query(panel: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_panel_without_data_shows_0_or_none(panel: dict[str, Any]) -> None:
-    """With "No data", a reader could not know whether something is broken."""
+    """ "No data" would look like a failure."""
     no_value = panel["fieldConfig"]["defaults"]["noValue"]
     assert no_value == ("None" if panel["type"] in {"bargauge", "table"} else "0")
 
@@ -315,7 +315,7 @@ def test_query_uses_existing_metrics_and_labels(expr: str) -> None:
 
 
 def test_metrics_without_a_panel_or_alert_are_known() -> None:
-    """The others are for queries of your own."""
+    """They are for custom queries."""
     text = "".join(path.read_text("utf-8") for path in (*COMMITTED.glob("*.json"), RULES))
     unused = {spec.name.removeprefix("otel_limits_") for spec in METRICS if spec.name not in text}
     assert unused == {
