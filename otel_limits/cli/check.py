@@ -98,7 +98,7 @@ def check(options: Namespace) -> int:
 
 def store_rights(settings: Settings) -> tuple[list[str], list[str]]:
     """Test the permissions of the quota store's user; return warnings and mistakes."""
-    from otel_limits.quotas.store import NotLetInError, StoreError, StorePlace
+    from otel_limits.quotas.store import StoreAuthenticationError, StoreError, StorePlace
     from otel_limits.quotas.stores import is_shared, open_shared_store
 
     if not is_shared(settings.quota_store):
@@ -107,7 +107,7 @@ def store_rights(settings: Settings) -> tuple[list[str], list[str]]:
     store = open_shared_store(place)
     try:
         missing = store.missing_rights()
-    except NotLetInError as error:
+    except StoreAuthenticationError as error:
         sentence = f"authentication failed ({redact_url(str(error))})"
         return [], [f"OTEL_LIMITS_QUOTA_STORE: {sentence}. Check its user and password."]
     except StoreError as error:

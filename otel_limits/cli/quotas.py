@@ -182,7 +182,7 @@ def show(options: Namespace) -> None:
 
     uses = read()
     # The store notes which reservations have expired when somebody looks at their count.
-    if settle_for_the_dead(store):
+    if settle_for_killed_workers(store):
         uses = read()
     if not options.watch:
         print_use(uses, options.format)
@@ -194,7 +194,7 @@ def show(options: Namespace) -> None:
         return
 
 
-def settle_for_the_dead(store: SharedStore) -> int:
+def settle_for_killed_workers(store: SharedStore) -> int:
     """Count what killed workers have in the ledger and did not settle; returns how many calls."""
     ledger = recorded_ledger()
     # A worker that was killed left what it used only there.

@@ -15,22 +15,22 @@ from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.quotas.fallback import Fallback
 from otel_limits.quotas.store import (
     Charge,
+    CountState,
     Demand,
-    ImpossibleError,
-    Look,
     Operation,
+    PermanentStoreError,
+    ReadCounts,
     Renew,
     Reply,
     Reserve,
     Settle,
-    Standing,
     StoreError,
 )
 from otel_limits.quotas.tickets import (
-    PLACE_LEASE_SECONDS,
+    SLOT_LEASE_SECONDS,
     QuotaNeed,
     Ticket,
-    demand_of,
+    demand_for,
     without_price,
 )
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_limits.core.limits import Breach
-    from otel_limits.quotas.courier import Carrier
     from otel_limits.quotas.keys import Key
     from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.store_worker import StoreExecutor
 
 # Longer than most model calls take, so that few have to be renewed.
 LEASE_SECONDS: Final = 300.0
@@ -59,22 +59,22 @@ class StoreClient:
     """Sends what tickets ask for to the store, and knows what its clock shows.
 
     Args:
-        carrier: Brings operations to the store.
+        executor: Brings operations to the store.
         timeout: Seconds that an agent waits for the store at most.
         on_kill: Is called when an answer tells of a kill that no answer had told of.
     """
 
     def __init__(
-        self, carrier: Carrier, timeout: float, on_kill: Callable[[], None] = lambda: None
+        self, executor: StoreExecutor, timeout: float, on_kill: Callable[[], None] = lambda: None
     ) -> None:
         """Begin with nothing known of the store."""
-        self._carrier = carrier
+        self._executor = executor
         self._on_kill = on_kill
         self._timeout = timeout
         self._lease = LEASE_SECONDS
-        self._start_afresh()
+        self._reset()
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         # Until the store has answered, its clock is taken to show what ours does.
         self._clock_offset = time.time() - time.monotonic()
         self._worker = uuid.uuid4().hex
@@ -84,11 +84,11 @@ class StoreClient:
     @property
     def is_shared(self) -> bool:
         """Whether others use the store too."""
-        return self._carrier.is_shared
+        return self._executor.is_shared
 
     def start(self) -> None:
         """Connect in the background, and look again and again at what this worker has shares of."""
-        self._carrier.start(self.look_again)
+        self._executor.start(self.look_again)
 
     async def reserve(self, ticket: Ticket, *, forced: bool) -> Reply:
         """Reserve for a ticket, in the windows that hold the store's time.
@@ -117,24 +117,24 @@ class StoreClient:
         """Work out what a ticket demands of the store now."""
         now = self.now()
         ticket.demands = tuple(
-            demand_of(need, now, self.fallback.known, forced=forced) for need in ticket.needs
+            demand_for(need, now, self.fallback.known, forced=forced) for need in ticket.needs
         )
 
     def without_price(self, need: QuotaNeed) -> Breach:
         """Say that a call costs what nobody knows, and how the count stood when last heard."""
         now = self.now()
-        demand = demand_of(need, now, self.fallback.known, forced=False)
+        demand = demand_for(need, now, self.fallback.known, forced=False)
         return without_price(need, demand, self.fallback.known(demand.count), now)
 
     async def settle(self, ticket: Ticket) -> Reply:
-        """Settle a ticket. What the store does not answer to, the carrier keeps.
+        """Settle a ticket. What the store does not answer to, the executor keeps.
 
         Raises:
             StoreError: The store did not answer.
         """
         return await self._ask(settlement_of(ticket), time.monotonic() + self._timeout)
 
-    def remember(self, need: QuotaNeed, demand: Demand, standing: Standing) -> Standing:
+    def remember(self, need: QuotaNeed, demand: Demand, standing: CountState) -> CountState:
         """Note how a count stands, and return it with its limit."""
         latest = self.fallback.remember(need, demand, standing)
         # At once for the first: a store that is lost in the next second has told how many share.
@@ -149,29 +149,29 @@ class StoreClient:
         Returns:
             Seconds after which to look again.
         """
-        counts = self.fallback.shared() if self._carrier.is_shared else ()
+        counts = self.fallback.shared() if self._executor.is_shared else ()
         if counts:
-            look = Look(uuid.uuid4().hex, counts, self._worker)
-            self._carrier.send(look).add_done_callback(partial(self._looked, look))
+            look = ReadCounts(uuid.uuid4().hex, counts, self._worker)
+            self._executor.send(look).add_done_callback(partial(self._looked, look))
         return self.fallback.look_seconds
 
     @suppress_errors("quotas")
-    def _looked(self, look: Look, future: Future[Reply]) -> None:
+    def _looked(self, look: ReadCounts, future: Future[Reply]) -> None:
         error = None if future.cancelled() else future.exception()
-        if isinstance(error, ImpossibleError):
+        if isinstance(error, PermanentStoreError):
             self.fallback.unshare(look.counts)
         elif error is not None:
-            self.fallback.lose()
+            self.fallback.enter_outage()
         if future.cancelled() or error is not None:
             return
-        self._hear(future.result())
+        self._on_reply(future.result())
         self.fallback.looked(look.counts, future.result())
 
-    def question(self, quota: Quota, key: Key) -> Look:
+    def question(self, quota: Quota, key: Key) -> ReadCounts:
         """Make the question how one key of a quota stands now."""
-        return Look(uuid.uuid4().hex, ((quota.count(key, self.now()), quota.amount),))
+        return ReadCounts(uuid.uuid4().hex, ((quota.count(key, self.now()), quota.amount),))
 
-    async def ask(self, question: Look) -> Standing:
+    async def ask(self, question: ReadCounts) -> CountState:
         """Ask how a count stands.
 
         Raises:
@@ -179,13 +179,13 @@ class StoreClient:
         """
         return (await self._ask(question, time.monotonic() + self._timeout)).standings[0]
 
-    def ask_blocking(self, question: Look) -> Standing:
+    def ask_blocking(self, question: ReadCounts) -> CountState:
         """Ask how a count stands, and keep this thread waiting.
 
         Raises:
             StoreError: The store did not answer.
         """
-        future = self._carrier.send(question)
+        future = self._executor.send(question)
         try:
             return future.result(self._timeout).standings[0]
         except TimeoutError:
@@ -194,7 +194,7 @@ class StoreClient:
 
     def settle_later(self, ticket: Ticket) -> None:
         """Settle a ticket without waiting."""
-        self._carrier.send(settlement_of(ticket))
+        self._executor.send(settlement_of(ticket))
 
     def reserve_later(self, ticket: Ticket) -> None:
         """Have the store know of a call that went out without it, as soon as it is back.
@@ -202,9 +202,9 @@ class StoreClient:
         Others must not be given what a call under way is still to use.
         """
         demands = tuple(replace(each, enforced=False) for each in ticket.demands)
-        self._carrier.send(Reserve(ticket.id, demands, self._lease))
+        self._executor.send(Reserve(ticket.id, demands, self._lease))
 
-    def hold(self, ticket: Ticket) -> None:
+    def start_lease(self, ticket: Ticket) -> None:
         """Note that something is set aside for a ticket from now on."""
         ticket.leased_at = time.monotonic()
 
@@ -212,7 +212,7 @@ class StoreClient:
         """Renew the places of a ticket, and its reservations when they are due; do not wait."""
         places = tuple(each.count for each in ticket.demands if each.lease_seconds)
         if places:
-            self._carrier.send(Renew(ticket.id, places, PLACE_LEASE_SECONDS))
+            self._executor.send(Renew(ticket.id, places, SLOT_LEASE_SECONDS))
         amounts = tuple(each.count for each in ticket.demands if not each.lease_seconds)
         now = time.monotonic()
         if not amounts or ticket.leased_at is None:
@@ -220,25 +220,25 @@ class StoreClient:
         if now - ticket.leased_at >= self._lease / RENEWALS:
             ticket.leased_at = now
             renewal = Renew(ticket.id, amounts, self._lease)
-            self._carrier.send(renewal)
+            self._executor.send(renewal)
             # Both, as what is reserved here decides as long as the store is away.
             if ticket.reserved_in is not None:
                 ticket.reserved_in.run([renewal])
 
-    def give_back(self, ticket: Ticket) -> None:
+    def release(self, ticket: Ticket) -> None:
         """Take a reservation back whose reply did not come: it may have been made all the same."""
         # Settled with nothing: the store forgets the lease whichever of the two arrives first.
         charges = tuple(Charge(count=demand.count, amount=0) for demand in ticket.demands)
-        self._carrier.send(Settle(ticket.id, charges))
+        self._executor.send(Settle(ticket.id, charges))
 
     def after_fork(self) -> None:
         """Start afresh in a child."""
-        self._carrier.after_fork()
-        self._start_afresh()
+        self._executor.after_fork()
+        self._reset()
 
     def close(self) -> None:
         """Send what is left and let go of the store."""
-        self._carrier.close()
+        self._executor.close()
 
     async def _ask(self, operation: Operation, deadline: float) -> Reply:
         """Send an operation and wait for its reply.
@@ -246,20 +246,20 @@ class StoreClient:
         Raises:
             StoreError: There was none in time.
         """
-        future = self._carrier.send(operation)
+        future = self._executor.send(operation)
         # In memory it is done by now, and where the store is lost, it was refused.
         if not future.done():
             await _wait(future, max(0.0, deadline - time.monotonic()))
         if not future.done():
-            # A settlement is left to the carrier, since what was used has to be counted.
+            # A settlement is left to the executor, since what was used has to be counted.
             if not isinstance(operation, Settle):
                 future.cancel()
             raise StoreError("the store did not answer in time")
-        return self._hear(future.result())
+        return self._on_reply(future.result())
 
-    def _hear(self, reply: Reply) -> Reply:
+    def _on_reply(self, reply: Reply) -> Reply:
         """Take note that the store answers, and of its time."""
-        self.fallback.hear(reply.now)
+        self.fallback.on_reply(reply.now)
         # Monotonic time plus an offset: setting the clock of this machine moves no window.
         self._clock_offset = reply.now - time.monotonic()
         if reply.last_kill > self._last_kill:

@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING
 
 from otel_limits.core.events import Decision, Event, ModelCall, Stop
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
-from otel_limits.quotas.courier import LOOK_INTERVAL_SECONDS
 from otel_limits.quotas.leases import Leases
 from otel_limits.quotas.open_tickets import OpenTickets
 from otel_limits.quotas.recovery import as_text
-from otel_limits.quotas.store import ImpossibleError, Reply, Standing, StoreError, StoreLostError
+from otel_limits.quotas.store import (
+    CountState,
+    PermanentStoreError,
+    Reply,
+    StoreError,
+    StoreOutageError,
+)
+from otel_limits.quotas.store_worker import LOOK_INTERVAL_SECONDS
 from otel_limits.quotas.tickets import (
     UNPRICED,
     Denied,
@@ -27,21 +33,21 @@ from otel_limits.quotas.tickets import (
     after_wait,
     decision_of,
     exceeded,
-    lacking,
     unanswered,
+    unmet_needs,
     use_of,
     verdict_of,
 )
-from otel_limits.quotas.waiting import Admission, LetGoError, Queue
+from otel_limits.quotas.waiting import Admission, AdmissionQueue, WaitCancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from otel_limits.core.policy import Verdict
     from otel_limits.quotas.client import StoreClient
-    from otel_limits.quotas.fallback import Degraded
-    from otel_limits.quotas.lines import Lines
+    from otel_limits.quotas.fallback import OutageDecision
     from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.wait_queues import WaitQueues
     from otel_limits.runs.deadlines import Deadlines
     from otel_limits.runs.gate import Request
 
@@ -67,7 +73,7 @@ class Engine:
         *,
         publish: Callable[[Event], None],
         price: PriceOf,
-        lines: Lines,
+        lines: WaitQueues,
         deadlines: Deadlines,
     ) -> None:
         """Begin with nobody admitted."""
@@ -77,7 +83,7 @@ class Engine:
         self._tickets = OpenTickets(quotas, price, self._client)
         self._lines = lines
         self._leases = Leases(deadlines, self._tickets.held, self._client.renew)
-        self._queue = Queue(lines, self._client, self._reserve, publish)
+        self._queue = AdmissionQueue(lines, self._client, self._reserve, publish)
 
     @property
     def holds_quotas(self) -> bool:
@@ -107,7 +113,7 @@ class Engine:
             return None
 
     async def settle(self, invocation_id: str) -> None:
-        """Count what the call took; while the store does not answer, the courier keeps it."""
+        """Count what the call took; while the store does not answer, the store worker keeps it."""
         try:
             # Taken before it is sent: whoever takes a ticket is the only one who settles it.
             ticket = self._tickets.close(invocation_id)
@@ -124,7 +130,7 @@ class Engine:
     def __call__(self, event: Event) -> Event:
         """Note what an admitted call took; settle what an invocation that is over left open."""
         if isinstance(event, ModelCall):
-            ticket = self._tickets.book(event)
+            ticket = self._tickets.record(event)
             # The ledger keeps it with the call, for when this worker is killed before it settles.
             if ticket is not None and self._client.is_shared:
                 charges = as_text(ticket.charges())
@@ -136,9 +142,9 @@ class Engine:
     def after_fork(self) -> None:
         """Start afresh in a child."""
         self._client.after_fork()
-        self._tickets.start_afresh()
-        self._lines.start_afresh()
-        self._leases.start_afresh()
+        self._tickets.reset()
+        self._lines.reset()
+        self._leases.reset()
 
     def close(self) -> None:
         """Send what is left and let go of the store, and of all that waits."""
@@ -168,22 +174,22 @@ class Engine:
             return None
         try:
             admission = await self._queue.reserve(ticket)
-        except LetGoError:
+        except WaitCancelledError:
             # Where it goes out all the same, it is counted like one that did not ask.
             self._tickets.drop(ticket)
             return None
         except StoreError as error:
             # One that answers to others is not lost: there is no share of what cannot be counted.
-            if not isinstance(error, ImpossibleError):
-                self._client.fallback.lose()
+            if not isinstance(error, PermanentStoreError):
+                self._client.fallback.enter_outage()
             # A store that is slow may still reserve what nobody will use: then it has to
             # be taken back.
-            return self._degrade(ticket, was_sent=not isinstance(error, StoreLostError))
+            return self._degrade(ticket, was_sent=not isinstance(error, StoreOutageError))
         reply = admission.reply
         if reply.status == "refused":
             return await self._refuse(ticket, admission)
         # What is only observed lets the call go out, and its verdict is noted all the same.
-        observed = lacking(ticket.asked, reply, enforced=False)
+        observed = unmet_needs(ticket.asked, reply, enforced=False)
         # An admitted call can only lack what is not enforced.
         short = [need for need, _ in observed]
         for need in ticket.needs:
@@ -200,7 +206,7 @@ class Engine:
 
     async def _refuse(self, ticket: Ticket, admission: Admission) -> Verdict | None:
         """Say why the call may not go out."""
-        denied = lacking(ticket.asked, admission.reply, enforced=True)
+        denied = unmet_needs(ticket.asked, admission.reply, enforced=True)
         for need, _ in denied:
             self._decide(ticket, need, "gave_up" if admission.gave_up else "refused")
         denied = [(need, after_wait(need, breach, admission.gave_up)) for need, breach in denied]
@@ -234,7 +240,7 @@ class Engine:
             denied = self._denied(outcome)
         self._tickets.drop(ticket)
         if was_sent:
-            self._client.give_back(ticket)
+            self._client.release(ticket)
         return verdict_of(denied)
 
     def _blocked(self, ticket: Ticket) -> list[Denied]:
@@ -250,7 +256,7 @@ class Engine:
             self._decide(ticket, need, "refused")
         return denied
 
-    def _denied(self, outcome: Degraded) -> list[Denied]:
+    def _denied(self, outcome: OutageDecision) -> list[Denied]:
         """Say what refuses a call without the store."""
         known, retry = self._client.fallback.known, LOOK_INTERVAL_SECONDS
         denied = [
@@ -258,10 +264,10 @@ class Engine:
             for need, demand in outcome.unanswered
         ]
         if outcome.reply is not None:
-            denied += lacking(outcome.asked, outcome.reply, enforced=True)
+            denied += unmet_needs(outcome.asked, outcome.reply, enforced=True)
         return denied
 
-    def _decide_without_store(self, ticket: Ticket, outcome: Degraded) -> None:
+    def _decide_without_store(self, ticket: Ticket, outcome: OutageDecision) -> None:
         if outcome.unanswered:
             for need, _ in outcome.unanswered:
                 self._decide(ticket, need, "degraded_denied")
@@ -277,7 +283,7 @@ class Engine:
 
     def _hold(self, ticket: Ticket) -> None:
         """Keep what is set aside for a call until it ends, however long it takes."""
-        self._client.hold(ticket)
+        self._client.start_lease(ticket)
         self._leases.begin()
 
     # --- what is published ------------------------------------------------------------------------
@@ -285,7 +291,7 @@ class Engine:
     def _decide(self, ticket: Ticket, need: QuotaNeed, decision: Decision) -> None:
         self._publish(decision_of(ticket, need, decision))
 
-    def _publish_use(self, ticket: Ticket, standings: Iterable[Standing]) -> None:
+    def _publish_use(self, ticket: Ticket, standings: Iterable[CountState]) -> None:
         """Remember and publish how the counts stand now."""
         # Strict, as a store that answers to another number of counts would be read as if
         # they were ours.

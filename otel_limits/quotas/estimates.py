@@ -44,7 +44,7 @@ class CallEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Sample:
     """A number of tokens that a call showed."""
 
     tokens: int
@@ -56,7 +56,7 @@ class Lesson:
         return min(self.tokens, floor) + max(0, self.tokens - floor) * left
 
 
-class Highest:
+class DecayingMax:
     """The highest of the last calls, each of which counts less and less.
 
     Args:
@@ -69,14 +69,14 @@ class Highest:
         self._calls = 0
         # All fade alike: what is below a later one once stays below it. Without those that are,
         # the first is the highest, and no call has to go through a hundred.
-        self._falling: deque[tuple[int, Lesson]] = deque()
+        self._falling: deque[tuple[int, Sample]] = deque()
 
     def add(self, tokens: int, now: float) -> None:
         """Note the next call, and forget the one that is too long ago."""
         while self._falling and self._falling[-1][1].faded(now, self._floor) <= tokens:
             self._falling.pop()
         self._calls += 1
-        self._falling.append((self._calls, Lesson(tokens, now)))
+        self._falling.append((self._calls, Sample(tokens, now)))
         if self._falling[0][0] <= self._calls - REMEMBERED_CALLS:
             self._falling.popleft()
 
@@ -86,21 +86,21 @@ class Highest:
 
 
 @dataclass(slots=True)
-class Lessons:
+class ModelHistory:
     """What the last calls of one model taught."""
 
-    outputs: deque[Lesson] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CALLS))
+    outputs: deque[Sample] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CALLS))
     # What the first call of an unknown model is given in any case keeps nobody out: only what
     # goes beyond it has to be forgotten.
-    highest_output: Highest = field(default_factory=lambda: Highest(FIRST_OUTPUT))
+    highest_output: DecayingMax = field(default_factory=lambda: DecayingMax(FIRST_OUTPUT))
     # By the worst of the last calls and not their mean: a reservation that is too low lets a
     # fleet pass its quota, one that is too high only waits a little.
-    highest_shortfall: Highest = field(default_factory=Highest)
+    highest_shortfall: DecayingMax = field(default_factory=DecayingMax)
     """Input tokens by which each projection was too low."""
 
-    def learn(self, output: int, shortfall: int, now: float) -> None:
+    def record(self, output: int, shortfall: int, now: float) -> None:
         """Note what a call took, and by how much its input exceeded its projection."""
-        self.outputs.append(Lesson(output, now))
+        self.outputs.append(Sample(output, now))
         self.highest_output.add(output, now)
         self.highest_shortfall.add(shortfall, now)
 
@@ -130,13 +130,13 @@ class Estimates:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin without experience."""
         self._clock = clock
-        self._models: OrderedDict[str, Lessons] = OrderedDict()
+        self._models: OrderedDict[str, ModelHistory] = OrderedDict()
 
     def estimate(
         self, what: Reserved, model: str, projected_input: int, output_cap: int | None
     ) -> CallEstimate:
         """CallEstimate a call that is about to go out: the worst case, or what is expected."""
-        lessons, now = self._lessons(model), self._clock()
+        lessons, now = self._history(model), self._clock()
         if what == "expected":
             expected = lessons.expected(now)
             output = expected if output_cap is None else min(expected, output_cap)
@@ -145,15 +145,15 @@ class Estimates:
         usage = Usage(input=projected_input + lessons.shortfall(now), output=output)
         return CallEstimate(usage, certain=output == output_cap)
 
-    def learn(self, model: str, projected_input: int, usage: Usage) -> None:
+    def record(self, model: str, projected_input: int, usage: Usage) -> None:
         """A call took `usage`, where this input had been projected."""
-        lessons, now = self._lessons(model), self._clock()
-        lessons.learn(usage.output, max(0, usage.input - projected_input), now)
+        lessons, now = self._history(model), self._clock()
+        lessons.record(usage.output, max(0, usage.input - projected_input), now)
 
-    def _lessons(self, model: str) -> Lessons:
+    def _history(self, model: str) -> ModelHistory:
         lessons = self._models.get(model)
         if lessons is None:
-            lessons = self._models[model] = Lessons()
+            lessons = self._models[model] = ModelHistory()
         # The one that is forgotten is the one that was asked for the longest time ago.
         self._models.move_to_end(model)
         if len(self._models) > MAX_MODELS:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from otel_limits.quotas.memory import MemoryStore
-from otel_limits.quotas.store import LOOKED_AT, Count, Demand, Reply, Reserve, Standing
+from otel_limits.quotas.store import LOOKED_AT, Count, CountState, Demand, Reply, Reserve
 
 if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
@@ -39,12 +39,12 @@ QuotaKey: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(slots=True)
-class Known:
+class CachedCount:
     """What was heard of one key of a quota, in the latest window that was heard of."""
 
     quota: Quota
     count: Count
-    standing: Standing
+    standing: CountState
     has_share: bool
     """Whether a share of it may be used, so that it has to be looked at."""
 
@@ -57,7 +57,7 @@ class Known:
 
 
 @dataclass(slots=True)
-class Degraded:
+class OutageDecision:
     """What was decided about a call without the store."""
 
     rules: list[tuple[QuotaNeed, Rule]]
@@ -88,7 +88,7 @@ class Fallback:
         self._clock = clock
         self._lease = lease_seconds
         self._lock = threading.Lock()
-        self._known: OrderedDict[QuotaKey, Known] = OrderedDict()
+        self._known: OrderedDict[QuotaKey, CachedCount] = OrderedDict()
         self._memory = MemoryStore(clock)
         self._is_used = False
         self._lost_at: float | None = None
@@ -98,31 +98,31 @@ class Fallback:
         self.looks = 0
         """How often it was looked."""
 
-    def known(self, count: Count) -> Standing | None:
+    def known(self, count: Count) -> CountState | None:
         """Return how a count stood when the store was last heard."""
         known = self._known.get(_line(count))
         is_same = known is not None and known.count.window.start == count.window.start
         return known.standing if known is not None and is_same else None
 
-    def remember(self, need: QuotaNeed, demand: Demand, standing: Standing) -> Standing:
+    def remember(self, need: QuotaNeed, demand: Demand, standing: CountState) -> CountState:
         """Note how a count stands, and return it with its limit."""
         count = demand.count
         with self._lock:
             earlier = self._known.get(_line(count))
             # The reply to a settlement has no limit: only a reservation looks up the grants.
             if not standing.limit:
-                before = self.known(count) or Standing(0, 0, demand.limit)
+                before = self.known(count) or CountState(0, 0, demand.limit)
                 standing = replace(standing, limit=before.limit, block=before.block)
             # A call that ends after its window tells nothing of the present one.
             if earlier is None or earlier.count.window.start <= count.window.start:
                 has_share = bool(need.quota.grace)
-                self._known[_line(count)] = Known(need.quota, count, standing, has_share)
+                self._known[_line(count)] = CachedCount(need.quota, count, standing, has_share)
                 self._known.move_to_end(_line(count))
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
         return standing
 
-    def blocked(self, demand: Demand) -> Standing | None:
+    def blocked(self, demand: Demand) -> CountState | None:
         """Return how a key stood that was seen blocked, while its block lasts."""
         known = self._known.get(_line(demand.count))
         block = None if known is None else known.standing.block
@@ -162,7 +162,7 @@ class Fallback:
 
     # --- without the store ------------------------------------------------------------------------
 
-    def lose(self) -> None:
+    def enter_outage(self) -> None:
         """Note that the store does not answer."""
         if self._lost_at is None:
             self._lost_at = time.monotonic()
@@ -172,7 +172,7 @@ class Fallback:
         lost_at = self._lost_at
         return lost_at is not None and time.monotonic() - lost_at < quota.grace
 
-    def hear(self, now: float) -> None:
+    def on_reply(self, now: float) -> None:
         """Begin anew: the store answers, and what was used here is on its way to it.
 
         Args:
@@ -184,12 +184,12 @@ class Fallback:
             # were reserved in.
             self._memory, self._is_used = MemoryStore(self._clock), False
 
-    def decide(self, ticket: Ticket) -> Degraded:
+    def decide(self, ticket: Ticket) -> OutageDecision:
         """Decide about a call, and reserve for it here."""
         rules = [self._rule(*each) for each in ticket.asked]
         while True:
             outcome = self._try(ticket, rules)
-            short = () if outcome.reply is None else outcome.reply.lacking
+            short = () if outcome.reply is None else outcome.reply.unmet
             used_up = [need for need, _ in (outcome.asked[n] for n in short)]
             # Only where a share is used up: what a quota says for this case then applies.
             passed = [
@@ -200,8 +200,8 @@ class Fallback:
             for n in passed:
                 rules[n] = ticket.needs[n].quota.on_store_error
 
-    def _try(self, ticket: Ticket, rules: Sequence[Rule]) -> Degraded:
-        outcome = Degraded(list(zip(ticket.needs, rules, strict=True)))
+    def _try(self, ticket: Ticket, rules: Sequence[Rule]) -> OutageDecision:
+        outcome = OutageDecision(list(zip(ticket.needs, rules, strict=True)))
         asked = ticket.asked
         outcome.unanswered = [
             each

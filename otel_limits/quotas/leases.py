@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.quotas.tickets import PLACE_LEASE_SECONDS
+from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
 
 if TYPE_CHECKING:
     from otel_limits.quotas.tickets import Ticket
     from otel_limits.runs.deadlines import Deadlines
 
 # Two renewals may be lost, or come late, before the shortest lease ends.
-RENEW_SECONDS: Final = PLACE_LEASE_SECONDS / 3
+RENEW_SECONDS: Final = SLOT_LEASE_SECONDS / 3
 """How often a process looks what it has to renew."""
 
 
@@ -41,9 +41,9 @@ class Leases:
         self._deadlines = deadlines
         self._held = held
         self._renew_ticket = renew
-        self.start_afresh()
+        self.reset()
 
-    def start_afresh(self) -> None:
+    def reset(self) -> None:
         """Forget the timer, in a child: it is its parent's."""
         self._lock = threading.Lock()
         self._timer: int | None = None

@@ -17,15 +17,15 @@ from otel_limits.quotas.store import (
     RETENTION_SECONDS,
     Charge,
     Count,
+    CountState,
     Demand,
-    Look,
     Operation,
     QuotaStore,
+    ReadCounts,
     Renew,
     Reply,
     Reserve,
     Settle,
-    Standing,
     Status,
     StorePlace,
 )
@@ -69,12 +69,12 @@ class Bucket:
                 del self.leases[operation]
 
 
-class Done(NamedTuple):
+class CompletedOperation(NamedTuple):
     """What was done of an operation, and until when that is remembered."""
 
     until: float
     status: Status
-    lacking: tuple[int, ...]
+    unmet: tuple[int, ...]
 
 
 class MemoryStore(QuotaStore):
@@ -86,7 +86,7 @@ class MemoryStore(QuotaStore):
         self._lock = threading.Lock()
         self._buckets: dict[Name, Bucket] = {}
         self._grants: dict[tuple[str, str, str], list[tuple[float, int]]] = {}
-        self._done: OrderedDict[str, Done] = OrderedDict()
+        self._done: OrderedDict[str, CompletedOperation] = OrderedDict()
         self._sweep_at = SWEEP_AT
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
@@ -110,9 +110,9 @@ class MemoryStore(QuotaStore):
             counts = [each.count for each in self._buckets.values() if each.count.quota == quota]
         return iter([Key(*pair) for pair in {(each.key, each.shown): None for each in counts}])
 
-    def look(self, counts: Sequence[tuple[Count, int]]) -> list[Standing]:
+    def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
         """Return how counts stand."""
-        (reply,) = self.run([Look("", tuple(counts))])
+        (reply,) = self.run([ReadCounts("", tuple(counts))])
         return list(reply.standings)
 
     def reset(self, count: Count) -> None:
@@ -134,7 +134,7 @@ class MemoryStore(QuotaStore):
     # --- under the lock ---------------------------------------------------------------------------
 
     def _run(self, operation: Operation, now: float) -> Reply:
-        if isinstance(operation, Look):
+        if isinstance(operation, ReadCounts):
             looked = tuple(self._standing(*each, now) for each in operation.counts)
             return Reply("looked", now, looked, workers=bool(operation.worker))
         if isinstance(operation, Renew):
@@ -153,21 +153,23 @@ class MemoryStore(QuotaStore):
             # Taken out first, so that the newest stands last: `_forget` ends at the first that
             # is not old.
             self._done.pop(operation.id, None)
-            self._done[operation.id] = Done(now + REMEMBERED_SECONDS, reply.status, reply.lacking)
+            self._done[operation.id] = CompletedOperation(
+                now + REMEMBERED_SECONDS, reply.status, reply.unmet
+            )
         return reply
 
-    def _again(self, operation: Reserve | Settle, done: Done, now: float) -> Reply:
+    def _again(self, operation: Reserve | Settle, done: CompletedOperation, now: float) -> Reply:
         """Tell what was done of an operation before, and how its counts stand now."""
         if isinstance(operation, Settle):
             counts = [each.count for each in operation.charges]
             found = [self._buckets.get(_name(count), Bucket(count)) for count in counts]
-            standings = [Standing(bucket.used, bucket.reserved, 0) for bucket in found]
+            standings = [CountState(bucket.used, bucket.reserved, 0) for bucket in found]
         else:
             standings = [
                 self._standing(each.count, each.limit, now, operation.lease_seconds, each.known)
                 for each in operation.demands
             ]
-        return Reply(done.status, now, tuple(standings), done.lacking)
+        return Reply(done.status, now, tuple(standings), done.unmet)
 
     def _renew(self, operation: Renew, now: float) -> Reply:
         for count in operation.counts:
@@ -205,7 +207,7 @@ class MemoryStore(QuotaStore):
             bucket.count = demand.count  # one without a window is kept for a day from now on
             bucket.leases[operation.id] = Lease(amount, demand.certain, now + lease)
         taken = tuple(
-            Standing(each.used, each.reserved + amount, each.limit)
+            CountState(each.used, each.reserved + amount, each.limit)
             for each, amount in zip(standings, wanted, strict=True)
         )
         return Reply("admitted", now, taken, lacking)
@@ -223,22 +225,22 @@ class MemoryStore(QuotaStore):
         alone = demand.certain or all(lease.certain for lease in bucket.leases.values())
         return demand.amount if alone else DOUBTFUL * demand.amount
 
-    def _charge(self, operation: str, charge: Charge) -> Standing:
+    def _charge(self, operation: str, charge: Charge) -> CountState:
         # The count is made where it is missing: what was used has to be counted, reserved or not.
         bucket = self._bucket(charge.count, charge.known)
         bucket.leases.pop(operation, None)
         bucket.used += charge.amount
-        return Standing(bucket.used, bucket.reserved, 0)
+        return CountState(bucket.used, bucket.reserved, 0)
 
     def _standing(
         self, count: Count, amount: int, now: float, longest: float = float("inf"), known: int = 0
-    ) -> Standing:
+    ) -> CountState:
         bucket = self._buckets.get(_name(count), Bucket(count, known))
         bucket.purge(now, longest)
         # Not dropped when they end: a person gives them, so there are few.
         grants = self._grants.get((count.quota, count.unit, count.key), ())
         granted = sum(each for until, each in grants if until > now)
-        return Standing(bucket.used, bucket.reserved, amount + granted)
+        return CountState(bucket.used, bucket.reserved, amount + granted)
 
     def _bucket(self, count: Count, known: int) -> Bucket:
         bucket = self._buckets.get(_name(count))
@@ -261,7 +263,7 @@ class MemoryStore(QuotaStore):
             self._sweep_at = max(SWEEP_AT, 2 * len(self._buckets))
 
 
-def _is_lone(demand: Demand, amount: int, standing: Standing) -> bool:
+def _is_lone(demand: Demand, amount: int, standing: CountState) -> bool:
     """Tell whether a call may go out by itself, since its estimate could never be met."""
     return (
         demand.alone

@@ -38,14 +38,14 @@ class OpenTickets:
         self._quotas = quotas
         self._price = price
         self._client = client
-        self.start_afresh()
+        self.reset()
 
     @property
     def has_quotas(self) -> bool:
         """True while there is a quota to hold."""
         return bool(self._quotas())
 
-    def start_afresh(self) -> None:
+    def reset(self) -> None:
         """Forget everything, in a child: what is open goes on in its parent."""
         # Threads of one invocation may ask models at once. Reentrant, because booking a call that
         # did not ask opens a ticket for it.
@@ -86,14 +86,14 @@ class OpenTickets:
                 state.ticket = Ticket(f"{self._owner}-{next(self._numbers)}", request, needs)
             return state.ticket
 
-    def book(self, call: ModelCall) -> Ticket | None:
+    def record(self, call: ModelCall) -> Ticket | None:
         """Note what a call took on its ticket; `None` when no quota applies."""
         with self._lock:
             state = self._invocations.get(call.invocation.id)
             # A second call on one permission gets a ticket of its own: others may have settled the
             # first by then, and a ticket counts once.
             if state is None or state.ticket is None or state.ticket.calls:
-                return self._book_unasked(call, state)
+                return self._count_unadmitted(call, state)
             self._note(state.ticket, call)
             return state.ticket
 
@@ -125,7 +125,7 @@ class OpenTickets:
 
     # --- under the lock ---------------------------------------------------------------------------
 
-    def _book_unasked(self, call: ModelCall, state: InvocationState | None) -> Ticket | None:
+    def _count_unadmitted(self, call: ModelCall, state: InvocationState | None) -> Ticket | None:
         """Count a call that went out without asking, such as a summary or a direct request."""
         request = Request(
             invocation=call.invocation,
@@ -148,7 +148,7 @@ class OpenTickets:
         ticket.cost = call.price or NO_COST
         # What was estimated teaches nothing but the estimate.
         if call.kind == "measured":
-            self._estimates.learn(ticket.request.model, ticket.request.input, call.usage)
+            self._estimates.record(ticket.request.model, ticket.request.input, call.usage)
 
     def _settle(self, state: InvocationState) -> None:
         ticket = state.close()

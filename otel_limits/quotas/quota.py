@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from otel_limits.core.usage import EXACT
 from otel_limits.quotas.estimates import FIRST_OUTPUT, LEAST_EXPECTED
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.store import Count, Standing
-from otel_limits.quotas.windows import Always
+from otel_limits.quotas.store import Count, CountState
+from otel_limits.quotas.windows import UnboundedWindow
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Action
@@ -69,7 +69,7 @@ class Quota:
     unit: Unit
     amount: int
     """In whole parts: tokens, calls, invocations, billionths of a dollar, or calls at once."""
-    windows: Windows | Always
+    windows: Windows | UnboundedWindow
     key: Template = NO_KEY
     """Each value of the key has the whole amount for itself."""
     where: tuple[tuple[str, str], ...] = ()
@@ -93,14 +93,14 @@ class Quota:
         """Name what is counted of a key at a time, in seconds since the epoch."""
         return Count(self.name, key.id, self.windows.at(now), self.unit, key.shown)
 
-    def figures(self, standing: Standing) -> Figures:
+    def figures(self, standing: CountState) -> Figures:
         """Put how a count stands into the unit of the quota."""
         parts = (standing.used, standing.reserved, standing.limit, standing.remaining)
         return Figures(unit_name(self.unit), *(in_unit(self.unit, each) for each in parts))
 
     def __str__(self) -> str:
         """Say it in one line."""
-        per = "" if isinstance(self.windows, Always) else f" per {self.windows.rule}"
+        per = "" if isinstance(self.windows, UnboundedWindow) else f" per {self.windows.rule}"
         key = f" for each {self.key.text}" if self.key.text else ""
         where = "".join(f" where {source} is {glob}" for source, glob in self.where)
         settings = "".join(f"; {each}" for each in self._set())

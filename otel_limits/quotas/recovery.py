@@ -75,7 +75,7 @@ def settle_expired(store: SharedStore, find: FindSettlements) -> int:
             # Done before they are noted as done: a worker that dies between the two sends them
             # once more, which changes nothing.
             store.run(found)
-            store.done([each.id for each in found])
+            store.mark_settled([each.id for each in found])
         settled += len(found)
         unknown += len(set(expired) - {each.id for each in found})
     return settled
@@ -118,6 +118,6 @@ class Recovery(StoreThread):
 
     @suppress_errors("quotas")
     def _look(self) -> None:
-        with contextlib.suppress(StoreError):  # the courier logs outages
+        with contextlib.suppress(StoreError):  # the store worker logs outages
             settle_expired(self._store, self._find)
             forget_expired(self._store)

@@ -10,7 +10,7 @@ import redis
 from redis.cluster import ClusterNode, RedisCluster
 
 from otel_limits.quotas.redis_scripts import KeyNames
-from otel_limits.quotas.redis_server import client_settings, no_secrets_told, redis_url
+from otel_limits.quotas.redis_server import client_settings, redacted_errors, redis_url
 from otel_limits.quotas.redis_store import RedisStore
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ClusterLink:
 def require_readable(name: str, url: str) -> None:
     """Make sure that the client understands a URL."""
     # Its options are not tried: a cluster takes others than a server, and ignores unknown ones.
-    with no_secrets_told(name, url):
+    with redacted_errors(name, url):
         redis.ConnectionPool.from_url(_seeds(url)[0])
 
 

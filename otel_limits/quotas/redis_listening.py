@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from redis import exceptions
 
 from otel_limits.quotas import redis_scripts as scripts
-from otel_limits.quotas.redis_asker import FAILURES, told
-from otel_limits.quotas.store import DeafError, Freed, Kill, StoreError
+from otel_limits.quotas.redis_executor import FAILURES, redacted
+from otel_limits.quotas.store import Freed, Kill, StoreError, SubscribeDeniedError
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.redis_asker import Link
+    from otel_limits.quotas.redis_executor import Link
     from otel_limits.quotas.redis_scripts import KeyNames
 
 ASK_SECONDS: Final = 5.0
@@ -35,7 +35,7 @@ def messages(
         missed: Returns the kills that were sent while nobody listened; they come first.
 
     Raises:
-        DeafError: The user of this process may not subscribe.
+        SubscribeDeniedError: The user of this process may not subscribe.
         StoreError: The connection was lost.
     """
     try:
@@ -47,7 +47,7 @@ def messages(
             # Only now, being subscribed: what is told between the two would be missed.
             yield from missed()
             yield Freed()
-            for message in _heard(subscription, closing):
+            for message in _received(subscription, closing):
                 if message is None:
                     yield None
                     continue
@@ -55,14 +55,14 @@ def messages(
                 read = scripts.kill_of if is_kill else scripts.freed_of
                 yield read(message["data"])
     except exceptions.NoPermissionError as error:
-        raise DeafError(str(error)) from error
+        raise SubscribeDeniedError(str(error)) from error
     except FAILURES as error:
-        raise StoreError(told(error)) from error
+        raise StoreError(redacted(error)) from error
     finally:
         link.close()
 
 
-def _heard(subscription: Any, closing: threading.Event) -> Iterator[Any]:
+def _received(subscription: Any, closing: threading.Event) -> Iterator[Any]:
     """Yield what is told on the channels, and `None` after a second without any.
 
     Ends when `closing` is set.

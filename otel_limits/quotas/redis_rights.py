@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from otel_limits.quotas.redis_scripts import sha_of
-from otel_limits.quotas.store import NotLetInError, StoreError
+from otel_limits.quotas.store import StoreAuthenticationError, StoreError
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.redis_asker import RedisAsker
+    from otel_limits.quotas.redis_executor import RedisExecutor
     from otel_limits.quotas.redis_scripts import KeyNames
 
 # Scripts are checked command by command, too
@@ -55,11 +55,11 @@ def needed(names: KeyNames) -> str:
     return " ".join((f"~{names.tag}*", f"&{names.tag}*", *commands))
 
 
-def missing(server: RedisAsker, names: KeyNames) -> list[str]:
+def missing(server: RedisExecutor, names: KeyNames) -> list[str]:
     """Return the rules that the user of a server lacks, such as `+hset`.
 
     Raises:
-        NotLetInError: It accepts no user or password of ours.
+        StoreAuthenticationError: It accepts no user or password of ours.
         StoreError: It does not answer.
     """
     try:
@@ -84,7 +84,7 @@ def _missing(client: Any, names: KeyNames) -> list[str]:
         for command, reply in zip(COMMANDS, pipe.execute(raise_on_error=False), strict=True)
         if isinstance(reply, NoPermissionError)
     }
-    return sorted(found | _deaf(client, names))
+    return sorted(found | _missing_channels(client, names))
 
 
 def _missing_to_connect(error: Exception) -> str | None:
@@ -94,7 +94,7 @@ def _missing_to_connect(error: Exception) -> str | None:
         error: Why it was not; `None` is returned where that is not about rights.
 
     Raises:
-        NotLetInError: It was about the user or the password.
+        StoreAuthenticationError: It was about the user or the password.
     """
     # The client of a cluster says that there is none, when it may not ask for it.
     causes: list[BaseException] = [error]
@@ -105,11 +105,11 @@ def _missing_to_connect(error: Exception) -> str | None:
         if isinstance(each, NoPermissionError) and command is not None:
             return f"+{command[1]}"
         if isinstance(each, AuthenticationError):
-            raise NotLetInError(str(error)) from error
+            raise StoreAuthenticationError(str(error)) from error
     return None
 
 
-def _deaf(client: Any, names: KeyNames) -> set[str]:
+def _missing_channels(client: Any, names: KeyNames) -> set[str]:
     """Return what a user lacks to listen."""
     with client.pubsub() as subscription:
         try:

@@ -20,15 +20,15 @@ from otel_limits.quotas.store import (
     WORKER_SECONDS,
     Block,
     Count,
+    CountState,
     Freed,
     Kill,
-    Look,
     Operation,
+    ReadCounts,
     Renew,
     Reply,
     Reserve,
     Settle,
-    Standing,
     Status,
 )
 
@@ -174,7 +174,7 @@ class KeyNames:
         lease = str(int(operation.lease_seconds * 1000))
         return ScriptCall("renew", keys, [operation.id, lease])
 
-    def _question(self, operation: Look) -> ScriptCall:
+    def _question(self, operation: ReadCounts) -> ScriptCall:
         keys = [self.expired, f"{self.tag}:workers"]
         arguments = [operation.worker, str(WORKER_SECONDS * 1000)]
         for count, amount in operation.counts:
@@ -245,7 +245,7 @@ def reply_of(text: str) -> Reply:
     )
 
 
-def standings_of(numbers: list[str]) -> list[Standing]:
+def standings_of(numbers: list[str]) -> list[CountState]:
     """Read how counts stand."""
     values = [int(each) for each in numbers]
-    return [Standing(*triple) for triple in zip(*[iter(values)] * 3, strict=True)]
+    return [CountState(*triple) for triple in zip(*[iter(values)] * 3, strict=True)]

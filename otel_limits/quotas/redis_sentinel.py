@@ -10,7 +10,7 @@ from redis.connection import SSLConnection, parse_url
 from redis.sentinel import Sentinel
 
 from otel_limits.quotas.redis_scripts import KeyNames
-from otel_limits.quotas.redis_server import ServerLink, client_settings, no_secrets_told
+from otel_limits.quotas.redis_server import ServerLink, client_settings, redacted_errors
 from otel_limits.quotas.redis_store import RedisStore
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ PREFIX: Final = "sentinel_"
 
 def require_readable(name: str, url: str) -> None:
     """Make sure that the client understands a URL and its options."""
-    with no_secrets_told(name, url):
+    with redacted_errors(name, url):
         _Service(url)
 
 

@@ -44,7 +44,7 @@ class ServerLink:
 
 def require_readable(name: str, url: str) -> None:
     """Make sure that the client understands a URL and its options."""
-    with no_secrets_told(name, url):
+    with redacted_errors(name, url):
         # Parsing a URL checks little; making a connection, without opening it, checks the
         # options as well.
         redis.ConnectionPool.from_url(redis_url(url)).make_connection()
@@ -79,7 +79,7 @@ def client_settings(place: StorePlace) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def no_secrets_told(name: str, url: str) -> Iterator[None]:
+def redacted_errors(name: str, url: str) -> Iterator[None]:
     """Say in our own words that a client cannot read a URL: its words quote pieces of passwords.
 
     Raises:

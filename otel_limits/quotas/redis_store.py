@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
-from otel_limits.quotas.redis_asker import Link, RedisAsker
+from otel_limits.quotas.redis_executor import Link, RedisExecutor
 from otel_limits.quotas.redis_listening import messages
 from otel_limits.quotas.redis_rights import missing
 from otel_limits.quotas.redis_scripts import KeyNames, ScriptCall
@@ -27,13 +27,13 @@ from otel_limits.quotas.store import (
     RETENTION_SECONDS,
     Block,
     Count,
+    CountState,
     Freed,
     Kill,
-    Look,
     Operation,
+    ReadCounts,
     Reply,
     SharedStore,
-    Standing,
     StoreError,
 )
 
@@ -54,7 +54,7 @@ class RedisStore(SharedStore):
 
     def __init__(self, url: str, connect: Callable[[], Link], names: KeyNames) -> None:
         """Connect on first use."""
-        self._server = RedisAsker(connect)
+        self._server = RedisExecutor(connect)
         self._names = replace(names, database=urlsplit(url).path.strip("/") or "0")
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
@@ -92,7 +92,7 @@ class RedisStore(SharedStore):
         """Return the rules of the server's ACL that this user lacks.
 
         Raises:
-            NotLetInError: It accepts no user or password of ours.
+            StoreAuthenticationError: It accepts no user or password of ours.
             StoreError: The server does not answer.
         """
         return missing(self._server, self._names)
@@ -124,16 +124,16 @@ class RedisStore(SharedStore):
             if not cursor:
                 return
 
-    def look(self, counts: Sequence[tuple[Count, int]]) -> list[Standing]:
+    def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
         """Return how counts stand.
 
         Raises:
             StoreError: The server does not answer.
         """
-        standings: list[Standing] = []
+        standings: list[CountState] = []
         for first in range(0, len(counts), LOOKED_AT):
             page = tuple(counts[first : first + LOOKED_AT])
-            (reply,) = self.run([Look(uuid.uuid4().hex, page)])
+            (reply,) = self.run([ReadCounts(uuid.uuid4().hex, page)])
             if reply.status == "failed":
                 raise StoreError(reply.error)
             standings += reply.standings
@@ -147,7 +147,7 @@ class RedisStore(SharedStore):
         """
         arguments = [str(scripts.expires(count))]
         self._server.evaluate(ScriptCall("reset", [*self._names.bucket(count)], arguments))
-        self._tell_freed(count)
+        self._publish_freed(count)
 
     def grant(self, count: Count, amount: int, until: float) -> None:
         """Permit `amount` more until a time.
@@ -157,7 +157,7 @@ class RedisStore(SharedStore):
         """
         # A set holds a member once, and two grants of one amount are two.
         member = f"{amount}:{uuid.uuid4().hex}:{count.unit}"
-        self._permit(count, member, until)
+        self._add_grant(count, member, until)
 
     def revoke(self, count: Count) -> int:
         """Take back what was granted to a key; returns how many grants were in force.
@@ -166,7 +166,7 @@ class RedisStore(SharedStore):
             StoreError: The server does not answer.
         """
         # Nobody is told: there is less than before.
-        return self._take_back(count, "^%d+:")
+        return self._remove(count, "^%d+:")
 
     def block(self, count: Count, block: Block) -> None:
         """Permit nothing of a key until a time.
@@ -175,7 +175,7 @@ class RedisStore(SharedStore):
             StoreError: The server does not answer.
         """
         # Who waits is told, to be refused with the reason instead of waiting on.
-        self._permit(count, scripts.block_member(uuid.uuid4().hex, block), block.until)
+        self._add_grant(count, scripts.block_member(uuid.uuid4().hex, block), block.until)
 
     def unblock(self, count: Count) -> int:
         """Take back the blocks of a key; returns how many were in force.
@@ -183,8 +183,8 @@ class RedisStore(SharedStore):
         Raises:
             StoreError: The server does not answer.
         """
-        found = self._take_back(count, "^block:")
-        self._tell_freed(count)
+        found = self._remove(count, "^block:")
+        self._publish_freed(count)
         return found
 
     def expired(self, first: int, most: int) -> list[str]:
@@ -213,7 +213,7 @@ class RedisStore(SharedStore):
             )
         )
 
-    def done(self, ids: Sequence[str]) -> None:
+    def mark_settled(self, ids: Sequence[str]) -> None:
         """Note that these reservations have been settled after all.
 
         Raises:
@@ -239,7 +239,7 @@ class RedisStore(SharedStore):
             closing: Ends the waiting within a second.
 
         Raises:
-            DeafError: The user of this process may not subscribe.
+            SubscribeDeniedError: The user of this process may not subscribe.
             StoreError: The connection was lost.
         """
         return messages(self._server.link, self._names, closing, lambda: self.noted_kills(since))
@@ -262,18 +262,18 @@ class RedisStore(SharedStore):
         """Close every connection."""
         self._server.close()
 
-    def _permit(self, count: Count, member: str, until: float) -> None:
+    def _add_grant(self, count: Count, member: str, until: float) -> None:
         keys = [self._names.grants(count), self._names.index(count.quota)]
         kept = str(RETENTION_SECONDS * 1000)
         arguments = [member, str(int(until * 1000)), kept, f"{count.key} {count.shown}"]
         self._server.evaluate(ScriptCall("grant", keys, arguments))
-        self._tell_freed(count)
+        self._publish_freed(count)
 
-    def _take_back(self, count: Count, pattern: str) -> int:
+    def _remove(self, count: Count, pattern: str) -> int:
         call = ScriptCall("revoke", [self._names.grants(count)], [pattern])
         return int(self._server.evaluate(call))
 
-    def _tell_freed(self, count: Count) -> None:
+    def _publish_freed(self, count: Count) -> None:
         """Wake who waits for a count; what an operator has changed stands, heard or not."""
         line = scripts.line_of(count)
         with suppress(StoreError):

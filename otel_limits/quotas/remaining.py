@@ -12,7 +12,7 @@ from otel_limits.core.quota_state import Remaining
 from otel_limits.core.wording import closest_match
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.quota import in_unit
-from otel_limits.quotas.store import Look, Standing, StoreError
+from otel_limits.quotas.store import CountState, ReadCounts, StoreError
 from otel_limits.runs.registry import LIVE
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ class _Question(NamedTuple):
     client: StoreClient
     quota: Quota
     key: Key
-    look: Look
+    look: ReadCounts
 
-    def answer(self, standing: Standing) -> Remaining:
+    def answer(self, standing: CountState) -> Remaining:
         """Put the answer into the quota's unit."""
         figures, ((count, _),) = self.quota.figures(standing), self.look.counts
         has_window = self.quota.unit != "concurrency"

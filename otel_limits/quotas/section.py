@@ -34,7 +34,7 @@ from otel_limits.quotas.quota import (
     Unit,
     parts_of_usd,
 )
-from otel_limits.quotas.windows import CALENDAR, UTC, Always, Windows, length_of, zone_of
+from otel_limits.quotas.windows import CALENDAR, UTC, UnboundedWindow, Windows, length_of, zone_of
 
 # It is part of keys in Redis and a label in Prometheus: nothing that either would have to escape.
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,63}")
@@ -196,7 +196,9 @@ class _Reading:
         for key in self._entry.keys() & set(WINDOW_KEYS) if windowless else ():
             self._refuse(f"counts calls at once and has no {key}: leave it out.", key)
         self._refuse_idle(given, values)
-        windows = None if self._sentences else Always() if windowless else self._windows(values)
+        windows = (
+            None if self._sentences else UnboundedWindow() if windowless else self._windows(values)
+        )
         if windows is None:
             return None
         return Quota(

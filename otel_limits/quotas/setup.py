@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from otel_limits.quotas.client import StoreClient
-from otel_limits.quotas.courier import Courier, Direct
 from otel_limits.quotas.engine import Engine
-from otel_limits.quotas.killing import KillListener
-from otel_limits.quotas.lines import Lines
+from otel_limits.quotas.kill_listener import KillListener
 from otel_limits.quotas.recovery import FindSettlements, Recovery
+from otel_limits.quotas.store_worker import InlineExecutor, StoreWorker
 from otel_limits.quotas.stores import is_shared, open_shared_store, open_store
+from otel_limits.quotas.wait_queues import WaitQueues
 
 if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
@@ -41,19 +41,21 @@ class Quotas:
         self.asked = (place.url, place.timeout, place.namespace)
         self._runs = runs
         self._threads: list[StoreThread] = []
-        lines = Lines(runs.deadlines)
+        lines = WaitQueues(runs.deadlines)
         if is_shared(place.url):
             # Each thread has a store of its own: it must not be closed while another one asks.
-            carrier = Courier(open_shared_store(place))
+            executor = StoreWorker(open_shared_store(place))
             listener = KillListener(
                 open_shared_store(place),
                 lambda agent, before: runs.kill(agent=agent, before=before),
-                lines.free,
+                lines.notify_freed,
             )
             self._threads = [listener, Recovery(open_shared_store(place), find)]
-            client = StoreClient(carrier, place.timeout, listener.look_soon)
+            client = StoreClient(executor, place.timeout, listener.look_soon)
         else:
-            client = StoreClient(Direct(open_store(place), lines.free), place.timeout)
+            client = StoreClient(
+                InlineExecutor(open_store(place), lines.notify_freed), place.timeout
+            )
         self._engine = Engine(
             quotas,
             client,

@@ -57,19 +57,19 @@ class StoreError(Exception):
     """The store did not answer in time, or answered that it cannot do what it was asked."""
 
 
-class DeafError(StoreError):
+class SubscribeDeniedError(StoreError):
     """The store does not let this process listen for kills."""
 
 
-class NotLetInError(StoreError):
+class StoreAuthenticationError(StoreError):
     """The store does not accept the user, or the password, of this process."""
 
 
-class StoreLostError(StoreError):
+class StoreOutageError(StoreError):
     """The store is known not to answer, so that nothing was sent."""
 
 
-class ImpossibleError(StoreError):
+class PermanentStoreError(StoreError):
     """The store answers, and can never do what it was asked, because of what stands there."""
 
 
@@ -141,7 +141,7 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ReadCounts:
     """Tell how counts stand; nothing is changed."""
 
     id: str
@@ -161,7 +161,7 @@ class Renew:
     lease_seconds: float
 
 
-Operation: TypeAlias = Reserve | Settle | Renew | Look
+Operation: TypeAlias = Reserve | Settle | Renew | ReadCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CountState:
     """How one count stands."""
 
     used: int
@@ -203,9 +203,9 @@ class Reply:
     status: Status
     now: float
     """The store's time, in seconds since the epoch."""
-    standings: tuple[Standing, ...] = ()
+    standings: tuple[CountState, ...] = ()
     """In the order of the demands or charges."""
-    lacking: tuple[int, ...] = ()
+    unmet: tuple[int, ...] = ()
     """Which demands could not be met, by position; enforced or not."""
     changes_at: float = math.inf
     """When a reservation ends by itself that was in the way; the store's time."""
@@ -232,7 +232,7 @@ class Kill:
 class Freed:
     """Something of a count may have become free."""
 
-    line: tuple[str, str] | None = None
+    queue: tuple[str, str] | None = None
     """Quota, and id of the key; `None` where it is not known of which."""
 
 
@@ -268,7 +268,7 @@ class QuotaStore(ABC):
         """
 
     @abstractmethod
-    def look(self, counts: Sequence[tuple[Count, int]]) -> list[Standing]:
+    def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
         """Return the state of counts, each given with the amount of its quota.
 
         However many they are, other operations wait for at most `LOOKED_AT` of them.
@@ -317,10 +317,10 @@ class SharedStore(QuotaStore):
             closing: Ends the wait within a second.
 
         Raises:
-            DeafError: Subscribing is not allowed here.
+            SubscribeDeniedError: Subscribing is not allowed here.
             StoreError: The connection was lost.
         """
-        raise DeafError("this store has no channels")
+        raise SubscribeDeniedError("this store has no channels")
 
     def missing_rights(self) -> list[str]:
         """Return the access rules that this process lacks, ready to be added.
@@ -328,7 +328,7 @@ class SharedStore(QuotaStore):
         Rules that begin with `&` are about channels; quotas are counted without them.
 
         Raises:
-            NotLetInError: Authentication failed.
+            StoreAuthenticationError: Authentication failed.
             StoreError: The store is unavailable.
         """
         return []
@@ -347,7 +347,7 @@ class SharedStore(QuotaStore):
         """Drop reservations that are too old to be settled; return their number."""
 
     @abstractmethod
-    def done(self, ids: Sequence[str]) -> None:
+    def mark_settled(self, ids: Sequence[str]) -> None:
         """Note that these expired reservations have been settled."""
 
     @abstractmethod

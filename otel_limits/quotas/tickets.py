@@ -28,20 +28,20 @@ from otel_limits.quotas.store import (
     Block,
     Charge,
     Count,
+    CountState,
     Demand,
     QuotaStore,
     Reply,
-    Standing,
 )
 from otel_limits.quotas.windows import shown_time
 
 if TYPE_CHECKING:
     from otel_limits.quotas.estimates import CallEstimate
     from otel_limits.quotas.keys import Key, Lookup
-    from otel_limits.quotas.lines import Line
+    from otel_limits.quotas.wait_queues import QueueKey
     from otel_limits.runs.gate import Request
 
-PLACE_LEASE_SECONDS: Final = 30.0
+SLOT_LEASE_SECONDS: Final = 30.0
 """How long a place among the calls at once is held for a worker that does not renew it."""
 
 PLACE_RETRY_SECONDS: Final = 1.0
@@ -51,7 +51,7 @@ UNPRICED: Final = -1
 """Stands for an amount of money that nobody knows."""
 
 PriceOf: TypeAlias = "Callable[[Request, Usage], Decimal | None]"
-Known: TypeAlias = Callable[[Count], Standing | None]
+Known: TypeAlias = Callable[[Count], CountState | None]
 Asked: TypeAlias = "tuple[QuotaNeed, Demand]"
 Denied: TypeAlias = "tuple[QuotaNeed, Breach]"
 
@@ -79,7 +79,7 @@ class QuotaNeed:
         return self.is_enforced and self.quota.on_exceeded == "wait"
 
     @property
-    def line(self) -> Line:
+    def queue(self) -> QueueKey:
         """Where it waits."""
         return self.quota.name, self.key.id
 
@@ -116,7 +116,9 @@ class Ticket:
         """What the call took; nothing where it was never asked for."""
         # Not strict: where the store was not asked, there are needs without demands.
         return tuple(
-            Charge(count=demand.count, amount=taken(need.quota.unit, self), known=demand.known)
+            Charge(
+                count=demand.count, amount=charged_amount(need.quota.unit, self), known=demand.known
+            )
             for need, demand in zip(self.needs, self.demands, strict=False)
         )
 
@@ -174,7 +176,7 @@ def need_of(
     )
 
 
-def demand_of(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> Demand:
+def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> Demand:
     """Put a need into the terms of a store whose clock shows `now`."""
     quota = need.quota
     count = quota.count(need.key, now)
@@ -190,12 +192,12 @@ def demand_of(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> Dem
         # A store that restarted without its data goes on from what the fleet last saw, and
         # not from 0.
         known=standing.used if standing is not None else 0,
-        lease_seconds=PLACE_LEASE_SECONDS if quota.unit == "concurrency" else None,
+        lease_seconds=SLOT_LEASE_SECONDS if quota.unit == "concurrency" else None,
         waits=quota.max_wait if need.waits and not forced else 0.0,
     )
 
 
-def taken(unit: Unit, ticket: Ticket) -> int:
+def charged_amount(unit: Unit, ticket: Ticket) -> int:
     """Return what a call took, in parts of a unit."""
     if unit == "tokens":
         return ticket.tokens
@@ -207,11 +209,11 @@ def taken(unit: Unit, ticket: Ticket) -> int:
     return parts_of_usd(ticket.cost)
 
 
-def lacking(asked: Sequence[Asked], reply: Reply, *, enforced: bool) -> list[Denied]:
+def unmet_needs(asked: Sequence[Asked], reply: Reply, *, enforced: bool) -> list[Denied]:
     """Return the needs that could not be met, the enforced ones or the others."""
     return [
         (asked[n][0], exceeded(*asked[n], reply, reply.standings[n]))
-        for n in reply.lacking
+        for n in reply.unmet
         if asked[n][0].is_enforced == enforced
     ]
 
@@ -224,7 +226,7 @@ def verdict_of(denied: Sequence[Denied]) -> Verdict | None:
     return Verdict(breaches[0].reason, breaches, denied[0][0].action)
 
 
-def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: Standing) -> Breach:
+def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: CountState) -> Breach:
     """Say what the count comes to with this call, and when it begins again."""
     # An admitted call, which is only observed, is in what is reserved already.
     this = need.amount if reply.status == "refused" else 0
@@ -235,7 +237,7 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: Standing) 
         return _blocked(need, standing, standing.block, window.end, reply.now)
     whose = _whose(need)
     if quota.unit == "concurrency":
-        return _no_place(need, standing, total, reply.now)
+        return _no_slot(need, standing, total, reply.now)
     wait = max(0, math.ceil(window.end - reply.now))
     note = (
         f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{whose} and with this "
@@ -252,7 +254,7 @@ def _whose(need: QuotaNeed) -> str:
     return f" for {need.key.shown}" if need.quota.key.text else ""
 
 
-def _no_place(need: QuotaNeed, standing: Standing, total: int, now: float) -> Breach:
+def _no_slot(need: QuotaNeed, standing: CountState, total: int, now: float) -> Breach:
     """Say that as many calls as may be are under way."""
     quota, retry = need.quota, PLACE_RETRY_SECONDS
     note = (
@@ -273,7 +275,7 @@ def after_wait(need: QuotaNeed, breach: Breach, waited: Mapping[str, float]) -> 
 
 
 def _blocked(
-    need: QuotaNeed, standing: Standing, block: Block, resets_at: float, now: float
+    need: QuotaNeed, standing: CountState, block: Block, resets_at: float, now: float
 ) -> Breach:
     """Say that an operator has blocked the key."""
     until = "it is unblocked" if block.until >= FOREVER else shown_time(block.until)
@@ -287,7 +289,7 @@ def _blocked(
     return _breach(need, standing.limit, standing.used, note, refusal)
 
 
-def unanswered(need: QuotaNeed, demand: Demand, known: Standing | None, retry: float) -> Breach:
+def unanswered(need: QuotaNeed, demand: Demand, known: CountState | None, retry: float) -> Breach:
     """Say that nobody knows whether there is enough.
 
     Args:
@@ -307,7 +309,7 @@ def unanswered(need: QuotaNeed, demand: Demand, known: Standing | None, retry: f
     )
     refusal = _refusal(
         need,
-        known or Standing(0, 0, quota.amount),
+        known or CountState(0, 0, quota.amount),
         resets_at=resets_at,
         retry_after=retry,
     )
@@ -315,7 +317,7 @@ def unanswered(need: QuotaNeed, demand: Demand, known: Standing | None, retry: f
     return replace(breach, reason=QUOTA_UNAVAILABLE_STOP_REASON)
 
 
-def _state(need: QuotaNeed, standing: Standing, resets_at: float) -> str:
+def _state(need: QuotaNeed, standing: CountState, resets_at: float) -> str:
     """Say how a count stands."""
     quota, figures = need.quota, need.quota.figures(standing)
     permitted = in_words(quota.unit, standing.limit)
@@ -323,13 +325,13 @@ def _state(need: QuotaNeed, standing: Standing, resets_at: float) -> str:
     return f"used {figures.used} of {permitted}, reserved {figures.reserved}{again}"
 
 
-def without_price(need: QuotaNeed, demand: Demand, known: Standing | None, now: float) -> Breach:
+def without_price(need: QuotaNeed, demand: Demand, known: CountState | None, now: float) -> Breach:
     """Say that nobody knows what the call costs."""
     note = f"quota {need.quota.name} is in USD{_whose(need)} and the price of the model is unknown"
     ends = demand.count.window.end
     refusal = _refusal(
         need,
-        known or Standing(0, 0, need.quota.amount),
+        known or CountState(0, 0, need.quota.amount),
         resets_at=ends,
         retry_after=max(0, math.ceil(ends - now)),
     )
@@ -349,7 +351,7 @@ def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDec
     )
 
 
-def use_of(need: QuotaNeed, demand: Demand, standing: Standing) -> QuotaUse:
+def use_of(need: QuotaNeed, demand: Demand, standing: CountState) -> QuotaUse:
     """Make the event how a quota stands after a call was reserved or settled."""
     figures = need.quota.figures(standing)
     return QuotaUse(
@@ -364,7 +366,7 @@ def use_of(need: QuotaNeed, demand: Demand, standing: Standing) -> QuotaUse:
 
 
 def _refusal(
-    need: QuotaNeed, standing: Standing, *, resets_at: float, retry_after: float
+    need: QuotaNeed, standing: CountState, *, resets_at: float, retry_after: float
 ) -> QuotaRefusal:
     figures = need.quota.figures(standing)
     return QuotaRefusal(

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.events import QuotaWait
-from otel_limits.quotas.store import Reply, Standing
+from otel_limits.quotas.store import CountState, Reply
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Event
     from otel_limits.quotas.client import StoreClient
-    from otel_limits.quotas.lines import Line, Lines, Waiter
     from otel_limits.quotas.tickets import QuotaNeed, Ticket
+    from otel_limits.quotas.wait_queues import QueueKey, Waiter, WaitQueues
 
 SHORTEST_SECONDS: Final = 0.01
 """How long is waited for a moment at least: the store's clock may not be there yet."""
 
 
-class LetGoError(Exception):
+class WaitCancelledError(Exception):
     """While a call waited, quotas were switched off, or the application cancelled the agent."""
 
 
@@ -36,14 +36,14 @@ class Admission:
 
 
 @dataclass(slots=True)
-class Attempt:
+class AdmissionAttempt:
     """One call that asks, and waits where it has to."""
 
     ticket: Ticket
-    needs: dict[Line, QuotaNeed]
+    needs: dict[QueueKey, QuotaNeed]
     """Those that it may wait for."""
     waiter: Waiter
-    since: dict[Line, float] = field(default_factory=dict)
+    since: dict[QueueKey, float] = field(default_factory=dict)
     """When it began to wait in each line."""
     changes_at: float = 0.0
     """When the store may answer otherwise without anybody's doing, by its clock."""
@@ -54,11 +54,11 @@ class Attempt:
         longest = min(self.needs[line].quota.max_wait for line in self.waiter.lacks)
         return min(self.since.values()) + longest
 
-    def lacking(self, reply: Reply) -> set[Line]:
+    def unmet(self, reply: Reply) -> set[QueueKey]:
         """Return the lines to wait in after a reply; none where waiting would not help."""
         if reply.status != "refused":
             return set()
-        lacking = [(*self.ticket.asked[n], reply.standings[n]) for n in reply.lacking]
+        lacking = [(*self.ticket.asked[n], reply.standings[n]) for n in reply.unmet]
         enforced = [each for each in lacking if each[0].is_enforced]
         for need, demand, standing in enforced:
             # Nothing that ends makes room for a call that is more than the whole quota, and what
@@ -68,10 +68,10 @@ class Attempt:
                 return set()
         ends = (demand.count.window.end for _, demand, _ in enforced)
         self.changes_at = min(reply.changes_at, *ends)
-        return {need.line for need, _, _ in enforced}
+        return {need.queue for need, _, _ in enforced}
 
 
-class Queue:
+class AdmissionQueue:
     """Lets calls ask in turn.
 
     Args:
@@ -83,7 +83,7 @@ class Queue:
 
     def __init__(
         self,
-        lines: Lines,
+        lines: WaitQueues,
         client: StoreClient,
         ask: Callable[[Ticket], Awaitable[Reply]],
         publish: Callable[[Event], None],
@@ -101,47 +101,47 @@ class Queue:
             LetGoError: Quotas were switched off meanwhile, or the agent was cancelled.
             StoreError: The store did not answer.
         """
-        needs = {need.line: need for need in ticket.needs if need.waits}
+        needs = {need.queue: need for need in ticket.needs if need.waits}
         if not needs:
             return Admission(await self._ask(ticket))
-        waiter = self._lines.arrive(needs, ticket.request.is_cancelled)
-        attempt = Attempt(ticket, needs, waiter)
+        waiter = self._lines.join(needs, ticket.request.is_cancelled)
+        attempt = AdmissionAttempt(ticket, needs, waiter)
         try:
-            return await self._take(attempt)
+            return await self._retry(attempt)
         finally:
             # Whatever ends it: a call that was cancelled holds nobody up.
             self._lines.leave(attempt.waiter)
             for line, since in attempt.since.items():
-                self._tell(ticket, needs[line], time.monotonic() - since)
+                self._publish_wait(ticket, needs[line], time.monotonic() - since)
 
-    async def _take(self, attempt: Attempt) -> Admission:
+    async def _retry(self, attempt: AdmissionAttempt) -> Admission:
         """Ask whenever it is woken, until it is admitted, refused for good, or gives up."""
         is_due = not attempt.waiter.lacks
         while not self._lines.is_closed and not attempt.waiter.is_cancelled():
             if is_due:
                 reply = await self._ask(attempt.ticket)
-                lacking = attempt.lacking(reply)
+                lacking = attempt.unmet(reply)
                 if not lacking:
                     waited = {attempt.needs[line].quota.name for line in attempt.since}
                     return Admission(reply, frozenset(waited))
-                self._lines.lack(attempt.waiter, lacking)
-            self._begin(attempt)
+                self._lines.requeue(attempt.waiter, lacking)
+            self._note_waits(attempt)
             left = attempt.ends - time.monotonic()
             if left <= 0:
                 return self._give_up(attempt)
             change = self._until_change(attempt)
             is_due = await attempt.waiter.sleep(min(left, change))
             if not is_due and change < left:
-                self._lines.pass_on(attempt.waiter)
-        raise LetGoError
+                self._lines.notify_next(attempt.waiter)
+        raise WaitCancelledError
 
-    def _begin(self, attempt: Attempt) -> None:
+    def _note_waits(self, attempt: AdmissionAttempt) -> None:
         """Tell what it waits for from now on."""
         for line in attempt.waiter.lacks - attempt.since.keys():
             attempt.since[line] = time.monotonic()
-            self._tell(attempt.ticket, attempt.needs[line], None)
+            self._publish_wait(attempt.ticket, attempt.needs[line], None)
 
-    def _until_change(self, attempt: Attempt) -> float:
+    def _until_change(self, attempt: AdmissionAttempt) -> float:
         """Return the seconds until something ends by itself, for one that has asked."""
         if not attempt.changes_at:
             return float("inf")
@@ -151,21 +151,21 @@ class Queue:
             attempt.changes_at = 0.0
         return max(SHORTEST_SECONDS, left)
 
-    def _give_up(self, attempt: Attempt) -> Admission:
+    def _give_up(self, attempt: AdmissionAttempt) -> Admission:
         """Answer by what is known here: it may not have asked at all, if others were first."""
         ticket, now = attempt.ticket, time.monotonic()
         self._client.fill(ticket, forced=False)
         standings = [
-            self._client.fallback.known(demand.count) or Standing(0, 0, demand.limit)
+            self._client.fallback.known(demand.count) or CountState(0, 0, demand.limit)
             for demand in ticket.demands
         ]
         lacks = attempt.waiter.lacks
-        lacking = [n for n, need in enumerate(ticket.needs) if need.line in lacks]
+        lacking = [n for n, need in enumerate(ticket.needs) if need.queue in lacks]
         reply = Reply("refused", self._client.now(), tuple(standings), tuple(lacking))
         seconds = {attempt.needs[line].quota.name: now - attempt.since[line] for line in lacks}
         return Admission(reply, gave_up=seconds)
 
-    def _tell(self, ticket: Ticket, need: QuotaNeed, seconds: float | None) -> None:
+    def _publish_wait(self, ticket: Ticket, need: QuotaNeed, seconds: float | None) -> None:
         self._publish(
             QuotaWait(
                 invocation=ticket.request.invocation,

@@ -95,7 +95,7 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
-class Always:
+class UnboundedWindow:
     """What is counted without a window: one that never ends."""
 
     def at(self, seconds: float) -> Window:

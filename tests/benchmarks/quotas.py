@@ -24,13 +24,13 @@ import redis
 from otel_limits.core.events import Invocation, ModelCall, QuotaUse
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import StoreClient
-from otel_limits.quotas.courier import Courier, Direct
 from otel_limits.quotas.engine import Engine
-from otel_limits.quotas.lines import Lines
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.quota import Quota
 from otel_limits.quotas.store import Charge, Count, Demand, Reserve, Settle, StorePlace
+from otel_limits.quotas.store_worker import InlineExecutor, StoreWorker
 from otel_limits.quotas.stores import open_shared_store
+from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.deadlines import Deadlines
 from otel_limits.runs.gate import Request
@@ -75,15 +75,15 @@ def quota(number: int, **more: Any) -> Quota:
 class Process:
     """What asks the store in a process."""
 
-    def __init__(self, quotas: Sequence[Quota], carrier: Courier | Direct) -> None:
+    def __init__(self, quotas: Sequence[Quota], executor: StoreWorker | InlineExecutor) -> None:
         self.events: list[Event] = []
         self._numbers = itertools.count()
         self.engine = Engine(
             lambda: quotas,
-            StoreClient(carrier, TIMEOUT),
+            StoreClient(executor, TIMEOUT),
             publish=self.events.append,
             price=lambda *_: Decimal(1),
-            lines=Lines(Deadlines()),
+            lines=WaitQueues(Deadlines()),
             deadlines=Deadlines(),
         )
         self.engine.client.start()
@@ -115,10 +115,10 @@ class Process:
         await self.engine.settle(invocation.id)
 
 
-def courier(server: Server) -> Courier:
+def store_worker(server: Server) -> StoreWorker:
     """Carries what is asked to the server."""
     place = StorePlace(server.url, TIMEOUT)
-    return Courier(open_shared_store(place))
+    return StoreWorker(open_shared_store(place))
 
 
 # --- on a server ----------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def one_admission(server: Server) -> float:
     """Return how many times as long an admission takes as a bare EVALSHA, each alone."""
     client = redis.Redis(port=server.port)
     sha = client.script_load("return 1")
-    process = Process([quota(1)], courier(server))
+    process = Process([quota(1)], store_worker(server))
 
     async def lap() -> float:
         bare, admitted = [], []
@@ -151,7 +151,7 @@ def one_admission(server: Server) -> float:
 
 def many_agents(server: Server, times: int) -> tuple[int, float]:
     """Let agents ask at once, so many times; returns how many were refused, and the slowest."""
-    process = Process([quota(1)], courier(server))
+    process = Process([quota(1)], store_worker(server))
     seconds: list[float] = []
 
     async def agent() -> int:
@@ -178,7 +178,7 @@ def server_seconds(server: Server) -> tuple[float, float]:
     Returns:
         Those with one quota, and how many times as much it is with four.
     """
-    processes = [Process([quota(n) for n in range(held)], courier(server)) for held in (1, 4)]
+    processes = [Process([quota(n) for n in range(held)], store_worker(server)) for held in (1, 4)]
 
     async def calls(process: Process) -> None:
         for _ in range(ROUNDS):
@@ -242,7 +242,7 @@ def overshoot(reserve: Reserved, taught: int, answer: int, cap: int | None) -> t
         How many were refused, and by how much the quota was passed when all had answered.
     """
     held, store = quota(1, amount=TOKENS, reserve=reserve), MemoryStore()
-    process = Process([held], Direct(store, lambda _: None))
+    process = Process([held], InlineExecutor(store, lambda _: None))
 
     async def run() -> int:
         for _ in range(TAUGHT):

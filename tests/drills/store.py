@@ -14,11 +14,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.quotas.killing import KillListener
+from otel_limits.quotas.kill_listener import KillListener
 from otel_limits.quotas.quota import Quota
-from otel_limits.quotas.store import Standing, StorePlace
+from otel_limits.quotas.store import CountState, StorePlace
 from otel_limits.quotas.stores import open_shared_store
-from otel_limits.quotas.windows import Always
+from otel_limits.quotas.windows import UnboundedWindow
 from tests.drills.deployments import DEPLOYMENTS
 from tests.quotas.conftest import PATIENCE, eventually
 from tests.quotas.fleets import Worker, quota, standing
@@ -61,7 +61,7 @@ def _count(place: Deployment, size: int) -> int:
         spoiled = time.monotonic()
         eventually(lambda: work.is_served(since=spoiled))
     assert not work.refused, f"{work.refused} calls were refused"
-    _expect(place, held, Standing(len(work.ended), 0, PLENTY))
+    _expect(place, held, CountState(len(work.ended), 0, PLENTY))
     return len(work.ended)
 
 
@@ -82,7 +82,7 @@ def _exhaust(place: Deployment, size: int) -> None:
     finally:
         worker.engine.close()
     assert went_out == SCARCE, f"{went_out} of {SCARCE} calls went out"
-    _expect(place, held, Standing(SCARCE, 0, SCARCE))
+    _expect(place, held, CountState(SCARCE, 0, SCARCE))
 
 
 def _queue(place: Deployment, size: int) -> int:
@@ -91,7 +91,7 @@ def _queue(place: Deployment, size: int) -> int:
         name="line",
         unit="concurrency",
         amount=WORKERS,
-        windows=Always(),
+        windows=UnboundedWindow(),
         on_exceeded="wait",
         max_wait=PATIENCE,
     )
@@ -101,7 +101,7 @@ def _queue(place: Deployment, size: int) -> int:
     allowed = {"admitted", "waited", "degraded_grace_admitted", "degraded_denied"}
     assert allowed >= set(work.decisions()), set(work.decisions())
     assert "waited" in work.decisions()
-    _expect(place, held, Standing(0, 0, WORKERS))
+    _expect(place, held, CountState(0, 0, WORKERS))
     return len(work.ended)
 
 
@@ -192,7 +192,7 @@ def _begun(url: str, held: Quota) -> Iterator[Worker]:
     """Begin a worker that hears what becomes free."""
     worker = Worker(url, held)
     listener = KillListener(
-        open_shared_store(StorePlace(url, 2.0)), lambda *_: 0, worker.lines.free
+        open_shared_store(StorePlace(url, 2.0)), lambda *_: 0, worker.lines.notify_freed
     )
     try:
         yield worker
@@ -213,18 +213,18 @@ def _spoil(place: Deployment, size: int) -> None:
 # --- the store ------------------------------------------------------------------------------------
 
 
-def _expect(place: Deployment, held: Quota, expected: Standing) -> None:
+def _expect(place: Deployment, held: Quota, expected: CountState) -> None:
     _until(place, held, lambda found: found == expected)
 
 
-def _until(place: Deployment, held: Quota, is_right: Callable[[Standing], bool]) -> None:
+def _until(place: Deployment, held: Quota, is_right: Callable[[CountState], bool]) -> None:
     try:
         eventually(lambda: is_right(_standing(place, held)))
     except AssertionError:
         raise AssertionError(f"{held.name}: {_standing(place, held)}") from None
 
 
-def _standing(place: Deployment, held: Quota) -> Standing:
+def _standing(place: Deployment, held: Quota) -> CountState:
     store = open_shared_store(StorePlace(place.url, 2.0))
     try:
         return standing(store, held)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from otel_limits.core.events import Invocation, ModelCall, QuotaDecision
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import StoreClient
-from otel_limits.quotas.courier import Courier
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.lines import Lines
 from otel_limits.quotas.quota import Quota
-from otel_limits.quotas.store import SharedStore, Standing, StorePlace
+from otel_limits.quotas.store import CountState, SharedStore, StorePlace
+from otel_limits.quotas.store_worker import StoreWorker
 from otel_limits.quotas.stores import open_shared_store
+from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.deadlines import Deadlines
 from otel_limits.runs.gate import Request
@@ -41,11 +41,11 @@ class Worker:
     def __init__(self, url: str, held: Quota) -> None:
         self.events: list[Event] = []
         place = StorePlace(url, 2.0)
-        courier = Courier(open_shared_store(place))
-        self.lines = Lines(Deadlines())
+        store_worker = StoreWorker(open_shared_store(place))
+        self.lines = WaitQueues(Deadlines())
         self.engine = Engine(
             lambda: [held],
-            StoreClient(courier, 2.0),
+            StoreClient(store_worker, 2.0),
             publish=self.events.append,
             price=lambda *_: Decimal(1),
             lines=self.lines,
@@ -125,7 +125,7 @@ class Fleet:
         """Let nobody reach the store any more."""
         self.wire.close()
 
-    def standing(self) -> Standing:
+    def standing(self) -> CountState:
         """How the quota stands in the store."""
         return standing(self.store, quota())
 
@@ -141,7 +141,7 @@ class Fleet:
         self.store.close()
 
 
-def standing(store: SharedStore, held: Quota) -> Standing:
+def standing(store: SharedStore, held: Quota) -> CountState:
     """How a quota without a key stands in the store."""
     key = Template("").key(held.name, dict[str, object]().get)
     (found,) = store.look([(held.count(key, time.time()), held.amount)])

@@ -19,22 +19,22 @@ from otel_limits.core.events import Invocation, ModelCall, Stop
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import LEASE_SECONDS, StoreClient
 from otel_limits.quotas.engine import Engine
-from otel_limits.quotas.lines import Lines
 from otel_limits.quotas.quota import Quota, Unit
 from otel_limits.quotas.store import (
     FOREVER,
     Count,
+    CountState,
     Freed,
     Operation,
     QuotaStore,
     Reply,
     Settle,
     SharedStore,
-    Standing,
-    StoreLostError,
+    StoreOutageError,
 )
-from otel_limits.quotas.tickets import PLACE_LEASE_SECONDS
-from otel_limits.quotas.windows import Always, Windows
+from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
+from otel_limits.quotas.wait_queues import WaitQueues
+from otel_limits.quotas.windows import UnboundedWindow, Windows
 from otel_limits.runs.gate import Request
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def _quota(
-    name: str, unit: Unit, amount: int, windows: Windows | Always, max_wait: float = 0.0
+    name: str, unit: Unit, amount: int, windows: Windows | UnboundedWindow, max_wait: float = 0.0
 ) -> Quota:
     """Make one of those below; without `max_wait` it refuses."""
     waits: dict[str, Any] = {"on_exceeded": "wait", "max_wait": max_wait} if max_wait else {}
@@ -53,7 +53,7 @@ def _quota(
 
 
 QUOTAS: Final = {
-    "p": _quota("p", "concurrency", 2, Always(), max_wait=40.0),
+    "p": _quota("p", "concurrency", 2, UnboundedWindow(), max_wait=40.0),
     "q": _quota("q", "model_calls", 3, Windows("PT1M"), max_wait=20.0),
     "r": _quota("r", "model_calls", 8, Windows("PT5M")),
 }
@@ -142,7 +142,7 @@ class Way:
         """Do it at once."""
         future: Future[Reply] = Future()
         if self.is_dead:
-            future.set_exception(StoreLostError("dead"))
+            future.set_exception(StoreOutageError("dead"))
             return future
         replies = [self._store.run([operation])[0] for _ in range(1 + self.is_lossy)]
         future.set_result(replies[-1])
@@ -157,12 +157,12 @@ class Worker:
 
     def __init__(self, way: Way, loop: asyncio.AbstractEventLoop) -> None:
         timers: Any = Timers(loop)
-        carrier: Any = way
+        executor: Any = way
         self.way = way
-        self.lines = Lines(timers)
+        self.lines = WaitQueues(timers)
         self.engine = Engine(
             lambda: tuple(QUOTAS.values()),
-            StoreClient(carrier, 2.0),
+            StoreClient(executor, 2.0),
             publish=lambda _: None,
             price=lambda *_: Decimal(0),
             lines=self.lines,
@@ -285,7 +285,7 @@ class Asking:
         """Tell those who listen, or the one who does not."""
         for number, worker in enumerate(self.workers):
             if deaf == (number == DEAF):
-                worker.lines.free(freed.line)
+                worker.lines.notify_freed(freed.queue)
 
     def collect(self) -> bool:
         """Take note of the calls that have their answer, in the order in which they asked."""
@@ -326,7 +326,7 @@ class Asking:
             if count.quota not in call.quotas:
                 continue
             if count.quota == "p":
-                lease = PLACE_LEASE_SECONDS
+                lease = SLOT_LEASE_SECONDS
             elif self.count(count.quota, call.admitted) == count:
                 lease = LEASE_SECONDS
             else:
@@ -346,7 +346,7 @@ class Asking:
         )
         return QUOTAS[name].amount + sum(held)
 
-    def is_permitted(self, count: Count, standing: Standing) -> bool:
+    def is_permitted(self, count: Count, standing: CountState) -> bool:
         """Tell whether never more was admitted than was permitted at some time."""
         name = Count(count.quota, count.key, count.window, "")
         self.most[name] = max(self.most.get(name, 0), standing.limit)

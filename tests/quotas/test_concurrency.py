@@ -13,8 +13,8 @@ from strands import tool
 import otel_limits
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.section import read_quotas
-from otel_limits.quotas.store import Count, Demand, Renew, Reserve, Standing
-from otel_limits.quotas.windows import Always
+from otel_limits.quotas.store import Count, CountState, Demand, Renew, Reserve
+from otel_limits.quotas.windows import UnboundedWindow
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.quotas.conftest import eventually
@@ -39,10 +39,10 @@ def told() -> Told:
 def count() -> Count:
     """What quota `q` counts."""
     key = Template("").key("q", dict[str, object]().get)
-    return Count("q", key.id, Always().at(time.time()), "concurrency", key.shown)
+    return Count("q", key.id, UnboundedWindow().at(time.time()), "concurrency", key.shown)
 
 
-def standing(store: SharedStore) -> Standing:
+def standing(store: SharedStore) -> CountState:
     """How quota `q` stands."""
     (found,) = store.look([(count(), 2)])
     return found
@@ -120,7 +120,7 @@ def test_a_place_is_free_when_its_call_is_over(
     script = {"answer": [says("done")], "error": [fails(ValueError("no"))]}[end]
     with suppress(ValueError):
         make_agent(ScriptedModel(script))("go")
-    eventually(lambda: standing(store) == Standing(0, 0, 2))
+    eventually(lambda: standing(store) == CountState(0, 0, 2))
 
 
 def test_tools_run_without_a_place(
@@ -207,14 +207,14 @@ def test_places_are_renewed_three_times_in_a_lease_and_by_nobody_when_none_is_he
     hold({"q": TWO})
     gate: Any = LIVE.observers.gate
     sent: list[Renew] = []
-    send = gate._client._carrier.send
+    send = gate._client._executor.send
 
     def note(operation: Operation) -> Any:
         if isinstance(operation, Renew):
             sent.append(operation)
         return send(operation)
 
-    monkeypatch.setattr(gate._client._carrier, "send", note)
+    monkeypatch.setattr(gate._client._executor, "send", note)
 
     async def run() -> None:
         model = Held()

@@ -10,8 +10,8 @@ import pytest
 from otel_limits.quotas import redis_scripts
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.store import Charge, Count, Demand, Reserve, Settle
-from otel_limits.quotas.tickets import PLACE_LEASE_SECONDS
-from otel_limits.quotas.windows import Always
+from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
+from otel_limits.quotas.windows import UnboundedWindow
 from tests.drills.__main__ import DRILLS
 from tests.drills.lines import kills, line
 from tests.drills.store import FAULTS, faults
@@ -37,7 +37,7 @@ def test_killed_processes_hold_up_nobody(tmp_path: Path) -> None:
     The lease is two seconds here, and in full that which ships.
     """
     assert "was free after" in kills(tmp_path, 2)
-    assert DRILLS["quota-line-alone"][1] == PLACE_LEASE_SECONDS
+    assert DRILLS["quota-line-alone"][1] == SLOT_LEASE_SECONDS
 
 
 def test_a_fleet_goes_in_the_order_in_which_it_asks_the_store(
@@ -48,11 +48,11 @@ def test_a_fleet_goes_in_the_order_in_which_it_asks_the_store(
     count = Count(
         "q",
         Template("").key("q", dict[str, object]().get).id,
-        Always().at(store.now()),
+        UnboundedWindow().at(store.now()),
         "concurrency",
     )
     store.run([Reserve("held-0", (Demand(count=count, amount=1, limit=1),), 300.0)])
-    with line(server, tmp_path, PLACE_LEASE_SECONDS) as queue, server.client.monitor() as monitor:
+    with line(server, tmp_path, SLOT_LEASE_SECONDS) as queue, server.client.monitor() as monitor:
         processes = [queue.join([f"{each}1", f"{each}2", f"{each}3"]) for each in "ab"]
         store.run([Settle("held-0", (Charge(count=count, amount=0),))])
         said = [each.communicate()[0] for each in processes]

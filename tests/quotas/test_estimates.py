@@ -42,7 +42,7 @@ def taught(outputs: Sequence[int], clock: Clock) -> Estimates:
     """Estimates that have seen these answers."""
     estimates = Estimates(clock)
     for output in outputs:
-        estimates.learn(MODEL, 10, Usage(input=10, output=output))
+        estimates.record(MODEL, 10, Usage(input=10, output=output))
     return estimates
 
 
@@ -79,7 +79,7 @@ def test_the_highest_is_that_of_the_last_hundred_answers() -> None:
     for _ in range(1_000):
         clock.now += chance.expovariate(1 / 30)
         tokens = int(chance.paretovariate(0.7) * 1_000)
-        estimates.learn(MODEL, 10, Usage(input=10 + tokens, output=tokens))
+        estimates.record(MODEL, 10, Usage(input=10 + tokens, output=tokens))
         seen.append((tokens, clock.now))
         left = [(each, 0.5 ** ((clock.now - at) / 600)) for each, at in seen]
         highest = max(min(each, 4_096) + max(0, each - 4_096) * part for each, part in left)

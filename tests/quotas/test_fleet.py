@@ -27,7 +27,7 @@ from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.recovery import as_text, forget_expired, settle_expired
 from otel_limits.quotas.redis_scripts import KeyNames
-from otel_limits.quotas.store import RECOVERABLE_SECONDS, Charge, Count, Demand, Reserve, Standing
+from otel_limits.quotas.store import RECOVERABLE_SECONDS, Charge, Count, CountState, Demand, Reserve
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, tokens
@@ -141,7 +141,7 @@ def this_count(unit: str = "tokens") -> Count:
     return Count("q", key.id, Windows("month").at(time.time()), unit)
 
 
-def standing(store: SharedStore, amount: int, unit: str = "tokens") -> Standing:
+def standing(store: SharedStore, amount: int, unit: str = "tokens") -> CountState:
     """How quota `q` stands."""
     (found,) = store.look([(this_count(unit), amount)])
     return found
@@ -154,7 +154,7 @@ def test_of_a_thousand_that_ask_at_once_a_hundred_are_admitted(
     said = fleet({"model_calls": 100, "window": "month"}, "ask_once", count=250)
     assert said["end_turn"] == 100
     assert said["quota_exceeded"] == 900
-    assert standing(store, 100, "model_calls") == Standing(100, 0, 100)
+    assert standing(store, 100, "model_calls") == CountState(100, 0, 100)
 
 
 def test_a_token_quota_is_never_passed_where_output_caps_are_known(
@@ -208,7 +208,7 @@ def test_what_killed_workers_held_comes_back_and_what_they_spent_is_counted(
 
     for _ in range(2):
         assert shown(server, ledger) == spent
-        assert standing(store, amount) == Standing(spent, 0, amount)
+        assert standing(store, amount) == CountState(spent, 0, amount)
 
 
 def test_whoever_lives_settles_for_who_was_killed(
@@ -221,13 +221,13 @@ def test_whoever_lives_settles_for_who_was_killed(
     """Two workers are killed between a call and its settlement; a third one looks, and does it."""
     fleet({"tokens": 1000, "window": "month"}, "die", 2, -signal.SIGKILL, lease=0.1)
     assert recorded(ledger) == 200
-    eventually(lambda: standing(store, 1000) == Standing(0, 0, 1000))
+    eventually(lambda: standing(store, 1000) == CountState(0, 0, 1000))
 
     monkeypatch.setattr(recovery, "INTERVAL_SECONDS", 0.01)
     for name, value in variables(server, ledger).items():
         monkeypatch.setenv(name, value)
     otel_limits.enable()
-    eventually(lambda: standing(store, 1000) == Standing(200, 0, 1000))
+    eventually(lambda: standing(store, 1000) == CountState(200, 0, 1000))
     eventually(lambda: store.expired(0, 10) == [])
 
 
@@ -259,7 +259,7 @@ def test_a_second_call_counts_although_the_first_was_settled_by_somebody_else(
     agent = make_agent(ScriptedModel(script()))
     agent.add_middleware(InvokeModelStage, twice)
     agent("go")
-    eventually(lambda: standing(store, 100_000) == Standing(150, 0, 100_000))
+    eventually(lambda: standing(store, 100_000) == CountState(150, 0, 100_000))
 
 
 def test_what_expired_long_ago_is_left_alone(server: Server, store: SharedStore) -> None:

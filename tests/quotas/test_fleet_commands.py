@@ -20,7 +20,7 @@ import pytest
 import otel_limits
 from otel_limits import cli
 from otel_limits.core.events import QuotaGrant, QuotaUse, Stop
-from otel_limits.quotas import killing
+from otel_limits.quotas import kill_listener
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import Charge, Count, Demand, Operation, Reserve, Settle, SharedStore
@@ -556,7 +556,7 @@ def test_a_kill_that_was_told_while_nobody_listened_is_heard_on_reconnecting(
         return 0
 
     monkeypatch.setattr(LIVE, "kill", kill)
-    monkeypatch.setattr(killing, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(kill_listener, "RETRY_SECONDS", 0.5)
     hold({}, server.url)
     eventually(listening(server))
     server.client.client_kill_filter(_type="pubsub")
@@ -740,7 +740,7 @@ def test_a_kill_from_another_program_ends_the_running_agents_of_every_process(
 
 def test_a_listener_that_lost_its_connection_is_back_within_a_second() -> None:
     """So that a kill that was told meanwhile is not late."""
-    assert killing.RETRY_SECONDS <= 0.5
+    assert kill_listener.RETRY_SECONDS <= 0.5
 
 
 def test_a_kill_needs_a_name(run: Run) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from otel_limits.quotas.fallback import Fallback
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.store import FOREVER, Block, Demand, Reply, Standing, StorePlace
+from otel_limits.quotas.store import FOREVER, Block, CountState, Demand, Reply, StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.tickets import QuotaNeed
 from otel_limits.quotas.windows import Windows
@@ -72,7 +72,7 @@ def fleet(server: Server) -> Iterator[Fleet]:
 def test_the_shares_of_a_fleet_are_no_more_than_what_was_left(fleet: Fleet) -> None:
     """96 of 100 are left to four workers: 24 each, and not one call more."""
     fleet.join(4)
-    assert fleet.standing() == Standing(4, 0, 100)
+    assert fleet.standing() == CountState(4, 0, 100)
     fleet.cut()
     assert [worker.use_all() for worker in fleet.workers] == [24] * 4
     first = fleet.workers[0].decisions()
@@ -152,9 +152,9 @@ def test_who_has_not_looked_since_a_window_began_has_no_share_of_it() -> None:
     paced = replace(quota(), windows=Windows("PT1M"))
     key = paced.key.key("q", lambda _: None)
     fallback = Fallback(lambda: now[0], 300.0)
-    fallback.remember(need_of(paced), demand_of(paced, now[0]), Standing(40, 0, 100))
-    fallback.looked(fallback.shared(), Reply("looked", 10.0, (Standing(40, 0, 100),), workers=2))
-    fallback.hear(10.0)
+    fallback.remember(need_of(paced), demand_of(paced, now[0]), CountState(40, 0, 100))
+    fallback.looked(fallback.shared(), Reply("looked", 10.0, (CountState(40, 0, 100),), workers=2))
+    fallback.on_reply(10.0)
 
     def left() -> int | None:
         return fallback._left(demand_of(paced, now[0]))
@@ -163,12 +163,12 @@ def test_who_has_not_looked_since_a_window_began_has_no_share_of_it() -> None:
     now[0] = 70.0
     assert fallback.shared() == ((paced.count(key, 70.0), 100),)
     assert left() == 100  # the store was heard last before the window began
-    fallback.hear(65.0)
+    fallback.on_reply(65.0)
     assert left() is None
-    fallback.looked(fallback.shared(), Reply("looked", 71.0, (Standing(90, 0, 100),), workers=2))
+    fallback.looked(fallback.shared(), Reply("looked", 71.0, (CountState(90, 0, 100),), workers=2))
     assert left() == 10
     # A call that began in the window before ends: it tells nothing of this one.
-    fallback.remember(need_of(paced), demand_of(paced, 10.0), Standing(41, 0, 0))
+    fallback.remember(need_of(paced), demand_of(paced, 10.0), CountState(41, 0, 0))
     assert left() == 10
 
 
@@ -214,10 +214,10 @@ def test_what_was_used_of_a_share_is_settled_when_the_store_is_back(
         under_way = worker.ask()
     finally:
         server.thaw()
-    eventually(lambda: fleet.standing() == Standing(11, 1, 100))
+    eventually(lambda: fleet.standing() == CountState(11, 1, 100))
     assert under_way is not None
     worker.end(under_way)
-    eventually(lambda: fleet.standing() == Standing(12, 0, 100))
+    eventually(lambda: fleet.standing() == CountState(12, 0, 100))
 
 
 def test_only_the_first_call_waits_for_a_store_that_is_away(fleet: Fleet, server: Server) -> None:
@@ -242,7 +242,7 @@ def test_grace_ends(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     (worker,) = fleet.join(1)
     fleet.cut()
     monkeypatch.setattr("otel_limits.quotas.fallback.time.monotonic", lambda: now[0])
-    worker.engine.client.fallback.lose()
+    worker.engine.client.fallback.enter_outage()
     now[0] = 29.9
     assert worker.engine.client.fallback.is_in_grace(quota())
     now[0] = 30.0

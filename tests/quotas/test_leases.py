@@ -10,7 +10,7 @@ from otel_limits.quotas import client, fallback, waiting
 from otel_limits.quotas.client import LEASE_SECONDS
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import Reserve
-from otel_limits.quotas.tickets import PLACE_LEASE_SECONDS
+from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
 from tests.quotas.own_time import Asking, Clock, Place
 from tests.quotas.test_truth import BEGIN
 
@@ -68,9 +68,9 @@ def test_what_a_dead_worker_held_is_free_when_its_leases_end(fleet: Fleet) -> No
     """However long its call had taken by then: nobody renews it any more."""
     fleet.wait(LONG)
     fleet.workers[0].way.is_dead = True
-    fleet.wait(PLACE_LEASE_SECONDS)
+    fleet.wait(SLOT_LEASE_SECONDS)
     assert fleet.held() == (0, 1)
-    fleet.wait(LEASE_SECONDS - PLACE_LEASE_SECONDS)
+    fleet.wait(LEASE_SECONDS - SLOT_LEASE_SECONDS)
     assert fleet.held() == (0, 0)
 
 

@@ -13,15 +13,15 @@ import pytest
 import otel_limits
 from otel_limits.core.events import InternalError, QuotaDecision, QuotaUse
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
-from otel_limits.quotas import client, courier, engine
+from otel_limits.quotas import client, engine, store_worker
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import EVERY_CALL, KeyNames, sha_of
 from otel_limits.quotas.store import (
     Count,
+    CountState,
     Demand,
     Reserve,
     SharedStore,
-    Standing,
     StorePlace,
 )
 from otel_limits.quotas.stores import open_shared_store
@@ -89,7 +89,7 @@ class Place:
         self.server.client.replicaof("NO", "ONE")
         self.server.client.config_set("maxmemory", 0)
 
-    def standing(self) -> Standing:
+    def standing(self) -> CountState:
         """How quota `calls` stands."""
         (found,) = self.store.look([(self.count(), AMOUNT)])
         return found
@@ -113,7 +113,7 @@ def place(own_server: Server) -> Iterator[Place]:
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """See soon whether a lost store is back."""
-    monkeypatch.setattr(courier, "LOOK_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr(store_worker, "LOOK_INTERVAL_SECONDS", 0.02)
     # Here, too: it would keep this one for the tests that follow if it were first imported now.
     monkeypatch.setattr(engine, "LOOK_INTERVAL_SECONDS", 0.02)
 
@@ -182,7 +182,7 @@ def test_allow_lets_everything_go_and_counts_it_afterwards(
     assert [agent("go").stop_reason for _ in range(7)] == ["end_turn"] * 7
     assert decisions(events) == ["degraded_allowed"] * 7
     place.recover()
-    eventually(lambda: place.standing() == Standing(8, 0, AMOUNT))
+    eventually(lambda: place.standing() == CountState(8, 0, AMOUNT))
 
 
 def test_local_lets_each_process_use_what_was_left(
@@ -194,7 +194,7 @@ def test_local_lets_each_process_use_what_was_left(
     assert reasons == ["end_turn"] * 4 + ["quota_exceeded"] * 2
     assert decisions(events) == ["degraded_local_admitted"] * 4 + ["degraded_local_refused"] * 2
     place.recover()
-    eventually(lambda: place.standing() == Standing(5, 0, AMOUNT))
+    eventually(lambda: place.standing() == CountState(5, 0, AMOUNT))
 
 
 def test_what_was_used_locally_counts_once_in_the_next_outage(
@@ -206,7 +206,7 @@ def test_what_was_used_locally_counts_once_in_the_next_outage(
     place.recover()
     gate: Any = LIVE.observers.gate
     eventually(
-        lambda: not gate._client._carrier._is_down
+        lambda: not gate._client._executor._is_down
     )  # asking the agent would use up what was left
     eventually(
         lambda: agent("go").stop_reason == "end_turn" and decisions(events)[-1] == "admitted"
@@ -237,7 +237,7 @@ def test_an_outage_costs_one_timeout_and_not_one_per_call(
     caplog.clear()
     agent("go")
     gate: Any = LIVE.observers.gate
-    eventually(lambda: gate._client._carrier._is_down)
+    eventually(lambda: gate._client._executor._is_down)
     waits: list[float] = []
 
     async def wait(*given: Any) -> None:
@@ -335,7 +335,7 @@ def test_a_store_that_is_away_is_known_before_the_first_call(
     place.refuse()
     hold({"calls": CALLS | {"on_store_error": "allow"}}, place.url, timeout=PATIENCE)
     gate: Any = LIVE.observers.gate
-    eventually(lambda: gate._client._carrier._is_down)
+    eventually(lambda: gate._client._executor._is_down)
     began = time.monotonic()
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
     assert time.monotonic() - began < PATIENCE  # which is what it may wait for an answer
@@ -381,7 +381,7 @@ def test_a_settlement_that_is_lost_again_and_again_counts_once(
     key = Template("").key("calls", dict[str, object]().get)
     count = Count("calls", key.id, Windows("month").at(time.time()), "model_calls")
     eventually(lambda: wire.cuts == 0)
-    eventually(lambda: store.look([(count, AMOUNT)]) == [Standing(2, 0, AMOUNT)])
+    eventually(lambda: store.look([(count, AMOUNT)]) == [CountState(2, 0, AMOUNT)])
 
 
 def test_a_server_that_comes_back_empty_goes_on_from_what_is_known(
@@ -396,7 +396,7 @@ def test_a_server_that_comes_back_empty_goes_on_from_what_is_known(
     place.server.start()
     reasons = [agent("go").stop_reason for _ in range(3)]
     assert reasons == ["end_turn", "end_turn", "quota_exceeded"]
-    assert place.standing() == Standing(5, 0, AMOUNT)
+    assert place.standing() == CountState(5, 0, AMOUNT)
 
 
 def test_a_process_that_never_heard_the_store_uses_the_whole_amount_locally(
@@ -426,14 +426,14 @@ def test_a_courier_that_cannot_start_is_started_for_the_next(
     hold({"calls": CALLS | {"on_store_error": "allow"}}, place.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     assert [agent("go").stop_reason for _ in range(3)] == ["end_turn"] * 3
-    eventually(lambda: place.standing() == Standing(3, 0, AMOUNT))
+    eventually(lambda: place.standing() == CountState(3, 0, AMOUNT))
 
 
 def test_settlements_that_wait_are_bounded(
     hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest is given up, and said to be; a refused call leaves nothing to wait."""
-    monkeypatch.setattr(courier, "MAX_KEPT", 3)
+    monkeypatch.setattr(store_worker, "MAX_KEPT", 3)
     place.refuse()
     quotas = {"calls": CALLS | {"on_store_error": "allow"}}
     hold(quotas, place.url, timeout=TIMEOUT)
@@ -441,7 +441,7 @@ def test_settlements_that_wait_are_bounded(
     for _ in range(6):
         agent("go")
     gate: Any = LIVE.observers.gate
-    assert len(gate._client._carrier._kept) == 3
+    assert len(gate._client._executor._kept) == 3
 
 
 def test_a_refused_call_leaves_nothing_to_be_sent(
@@ -453,11 +453,11 @@ def test_a_refused_call_leaves_nothing_to_be_sent(
     agent = make_agent(ScriptedModel([]))
     gate: Any = LIVE.observers.gate
     agent("go")
-    eventually(lambda: gate._client._carrier._is_down)
-    kept = len(gate._client._carrier._kept)
+    eventually(lambda: gate._client._executor._is_down)
+    kept = len(gate._client._executor._kept)
     for _ in range(5):
         agent("go")
-    assert len(gate._client._carrier._kept) == kept <= 1
+    assert len(gate._client._executor._kept) == kept <= 1
 
 
 @pytest.mark.parametrize(("way", "lost"), [("deny", False), ("allow", True)])
@@ -476,7 +476,7 @@ def test_only_what_was_used_is_missed_at_the_end(
     hold({"calls": CALLS | {"on_store_error": way}}, place.url, timeout=TIMEOUT)
     make_agent(ScriptedModel(endless(says("done"))))("go")
     gate: Any = LIVE.observers.gate
-    eventually(lambda: gate._client._carrier._is_down)
+    eventually(lambda: gate._client._executor._is_down)
     monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda _, error: said.append(str(error)))
     gate.close()
     assert said == ["1 settlements were not counted"] * lost
@@ -522,7 +522,7 @@ def test_what_all_counts_share_may_be_of_a_wrong_type(
     place.store.run([Reserve("dead-0", (demand,), 0.01)])
     eventually(lambda: place.standing().reserved == 0)
     assert [agent("go").stop_reason for _ in range(4)] == ["end_turn"] * 4
-    assert place.standing() == Standing(5, 0, AMOUNT)
+    assert place.standing() == CountState(5, 0, AMOUNT)
 
 
 def test_a_settlement_that_can_never_be_done_holds_up_no_other(
@@ -544,6 +544,6 @@ def test_a_settlement_that_can_never_be_done_holds_up_no_other(
         agent("go")
     place.recover()
     gate: Any = LIVE.observers.gate
-    eventually(lambda: not gate._client._carrier._is_down)
+    eventually(lambda: not gate._client._executor._is_down)
     assert otel_limits.remaining("calls", agent="jane").used == 1
     assert any("was set aside, as WRONGTYPE" in str(sentence) for sentence in said)

@@ -21,7 +21,7 @@ import otel_limits
 from otel_limits import ConfigurationError, QuotaUnavailableError, disable, enable
 from otel_limits.core.events import QuotaUse
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.store import Count, SharedStore, Standing, StoreError, StorePlace
+from otel_limits.quotas.store import Count, CountState, SharedStore, StoreError, StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
@@ -108,7 +108,7 @@ def test_agents_that_ask_at_once_share_a_round_trip(
     hold({"calls": CALLS}, server.url)
     batches: list[int] = []
     gate: Any = LIVE.observers.gate
-    store = gate._client._carrier._store
+    store = gate._client._executor._store
     run = store.run
 
     def count(operations: Any) -> Any:
@@ -171,7 +171,7 @@ def test_a_forked_child_counts_on_a_connection_of_its_own(
         children.append(child)
         agent("go")
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 5
-    assert store.look([(this_count(), 1000)]) == [Standing(11, 0, 1000)]
+    assert store.look([(this_count(), 1000)]) == [CountState(11, 0, 1000)]
 
 
 FORK_WHILE_LOCKED = """
@@ -221,7 +221,7 @@ def test_a_child_that_is_forked_while_a_client_is_locked_counts_and_ends(
         timeout=60,
     )
     assert (done.stdout, done.stderr) == ("3 0\n", "")
-    assert store.look([(this_count(), 1000)]) == [Standing(2, 0, 1000)]
+    assert store.look([(this_count(), 1000)]) == [CountState(2, 0, 1000)]
 
 
 PROGRAM = """
@@ -248,7 +248,7 @@ def test_a_process_that_ends_sends_what_is_left(
     subprocess.run(
         [sys.executable, "-c", PROGRAM], env=os.environ | variables, check=True, timeout=60
     )
-    assert store.look([(this_count(), 1000)]) == [Standing(1, 0, 1000)]
+    assert store.look([(this_count(), 1000)]) == [CountState(1, 0, 1000)]
 
 
 # --- servers --------------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ def test_a_cluster_that_moves_our_keys_is_followed(
     gate: Any = LIVE.observers.gate
     agent = make_agent(ScriptedModel(endless(says("done"))))
     agent("go")
-    link = gate._client._carrier._store._server.link
+    link = gate._client._executor._store._server.link
     link.client().execute_command("CLIENT KILL TYPE normal SKIPME no")
     assert agent("go").stop_reason == "end_turn"
 

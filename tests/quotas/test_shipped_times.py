@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_limits import enable
-from otel_limits.quotas.courier import Courier
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.recovery import Recovery
 from otel_limits.quotas.store import Operation, Reply, Settle, StoreError
+from otel_limits.quotas.store_worker import StoreWorker
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.clock import Clock
 from tests.quotas.conftest import eventually
@@ -69,20 +69,22 @@ def store() -> LostStore:
 
 
 @pytest.fixture
-def courier(store: LostStore) -> Iterator[Courier]:
-    """A courier that has noticed the loss."""
-    courier = Courier(store)
-    courier.send(Settle("first", ())).exception()
-    yield courier
-    courier.close()
+def store_worker(store: LostStore) -> Iterator[StoreWorker]:
+    """A store_worker that has noticed the loss."""
+    store_worker = StoreWorker(store)
+    store_worker.send(Settle("first", ())).exception()
+    yield store_worker
+    store_worker.close()
 
 
-def test_a_lost_store_is_looked_for_once_a_second(store: LostStore, courier: Courier) -> None:
+def test_a_lost_store_is_looked_for_once_a_second(
+    store: LostStore, store_worker: StoreWorker
+) -> None:
     """What it missed is sent as soon as it is back, and new operations go to it again."""
     eventually(lambda: store.arrived == ["first"])
     assert store.looks[1] - store.looks[0] >= 0.99
-    eventually(lambda: not courier._is_down)
-    assert courier.send(Settle("second", ())).result().status == "settled"
+    eventually(lambda: not store_worker._is_down)
+    assert store_worker.send(Settle("second", ())).result().status == "settled"
 
 
 def test_agents_go_on_within_seconds_when_a_store_is_back(
@@ -101,13 +103,15 @@ def test_agents_go_on_within_seconds_when_a_store_is_back(
         assert clock() < 1.0 + 5.0
 
 
-def test_ten_thousand_settlements_wait_and_no_more(store: LostStore, courier: Courier) -> None:
+def test_ten_thousand_settlements_wait_and_no_more(
+    store: LostStore, store_worker: StoreWorker
+) -> None:
     """The oldest are given up, the youngest wait for the store."""
-    with courier._wake:  # so that nothing is sent meanwhile
+    with store_worker._wake:  # so that nothing is sent meanwhile
         for number in range(10_020):
-            courier.send(Settle(str(number), ()))
-        assert len(courier._kept) == 10_000
-        kept = list(courier._kept)
+            store_worker.send(Settle(str(number), ()))
+        assert len(store_worker._kept) == 10_000
+        kept = list(store_worker._kept)
         assert (kept[0], kept[-1]) == ("20", "10019")
 
 

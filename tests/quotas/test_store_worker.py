@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from otel_limits.quotas.courier import Courier
 from otel_limits.quotas.store import (
     Charge,
     Count,
+    CountState,
     Demand,
     Reserve,
     Settle,
     SharedStore,
-    Standing,
     StoreError,
     StorePlace,
 )
+from otel_limits.quotas.store_worker import StoreWorker
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from tests.quotas.conftest import PATIENCE
@@ -53,24 +53,24 @@ def settle(name: str) -> Settle:
 class Process(NamedTuple):
     """A worker that reaches its store through a wire with faults."""
 
-    courier: Courier
+    store_worker: StoreWorker
     wire: Wire
 
     def send(self, operation: Operation) -> Reply:
         """Wait for the reply to an operation."""
-        return self.courier.send(operation).result(TIMEOUT)
+        return self.store_worker.send(operation).result(TIMEOUT)
 
 
 @pytest.fixture
 def process(wire: Wire) -> Iterator[Process]:
     """A worker that is connected."""
-    courier = Courier(open_shared_store(StorePlace(wire.url, TIMEOUT)))
-    courier.start(lambda: None)
-    process = Process(courier, wire)
+    store_worker = StoreWorker(open_shared_store(StorePlace(wire.url, TIMEOUT)))
+    store_worker.start(lambda: None)
+    process = Process(store_worker, wire)
     process.send(settle(unique()))  # connected, scripts loaded
     process.send(Settle(unique(), ()))
     yield process
-    courier.close()
+    store_worker.close()
 
 
 def unique() -> str:
@@ -78,7 +78,7 @@ def unique() -> str:
     return f"{uuid.uuid4().hex}-0"
 
 
-def standing(store: SharedStore) -> Standing:
+def standing(store: SharedStore) -> CountState:
     """Return the state of the count."""
     return store.look([(this_count(), 10**6)])[0]
 
@@ -89,7 +89,7 @@ def test_event_loop_runs_while_the_store_is_slow(process: Process, server: Serve
     async def run() -> None:
         server.freeze()
         try:
-            asked = asyncio.wrap_future(process.courier.send(reserve(unique())))
+            asked = asyncio.wrap_future(process.store_worker.send(reserve(unique())))
             for _ in range(50):
                 await asyncio.sleep(0.001)
             assert not asked.done()
@@ -102,7 +102,7 @@ def test_event_loop_runs_while_the_store_is_slow(process: Process, server: Serve
 
 def test_concurrent_operations_count_once_each(process: Process, store: SharedStore) -> None:
     """They are sent in batches."""
-    futures = [process.courier.send(reserve(unique())) for _ in range(20)]
+    futures = [process.store_worker.send(reserve(unique())) for _ in range(20)]
     assert {each.result(TIMEOUT).status for each in futures} == {"admitted"}
     assert standing(store).reserved == 200
 
@@ -120,11 +120,11 @@ def test_operation_is_sent_again_after_a_broken_connection(
 @pytest.mark.usefixtures("faulty")
 def test_key_of_a_wrong_type_fails_one_operation_only(process: Process, server: Server) -> None:
     """Other operations must not suffer, so this is not an outage."""
-    names: Any = process.courier._store
+    names: Any = process.store_worker._store
     server.client.set(names._names.bucket(this_count())[0], "foreign")
     with pytest.raises(StoreError, match="WRONGTYPE"):
         process.send(reserve(unique()))
-    assert not process.courier._is_down
+    assert not process.store_worker._is_down
 
 
 def test_idle_connection_closed_by_the_server_is_replaced(
@@ -140,6 +140,6 @@ def test_operations_are_done_in_order(process: Process, store: SharedStore) -> N
     """A settlement may free what the next call needs."""
     name = unique()
     process.send(reserve(name))
-    process.courier.send(settle(name))
+    process.store_worker.send(settle(name))
     assert process.send(reserve(unique())).standings[0].reserved == 10
     assert standing(store).reserved == 10

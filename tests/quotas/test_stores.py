@@ -23,6 +23,7 @@ from otel_limits.quotas.store import (
     RETENTION_SECONDS,
     Charge,
     Count,
+    CountState,
     Demand,
     Operation,
     QuotaStore,
@@ -30,12 +31,11 @@ from otel_limits.quotas.store import (
     Reply,
     Reserve,
     Settle,
-    Standing,
     StoreError,
     StorePlace,
 )
 from otel_limits.quotas.stores import STORES, open_store
-from otel_limits.quotas.windows import Always, Window, Windows
+from otel_limits.quotas.windows import UnboundedWindow, Window, Windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +78,7 @@ class Bench:
         """Settle it."""
         return self.run(Settle(name, (Charge(count=count(), amount=amount, known=known),)))
 
-    def standing(self, which: Count | None = None, amount: int = 100) -> Standing:
+    def standing(self, which: Count | None = None, amount: int = 100) -> CountState:
         """How the count stands."""
         (standing,) = self.store.look([(which or count(), amount)])
         return standing
@@ -138,33 +138,33 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def test_a_reservation_holds_what_a_call_may_take_until_it_is_settled(bench: Bench) -> None:
     """Then what it took is used, and the rest is free again."""
-    assert bench.reserve("a", 60).standings == (Standing(0, 60, 100),)
-    assert bench.settle("a", 7).standings == (Standing(7, 0, 0),)
-    assert bench.standing() == Standing(7, 0, 100)
+    assert bench.reserve("a", 60).standings == (CountState(0, 60, 100),)
+    assert bench.settle("a", 7).standings == (CountState(7, 0, 0),)
+    assert bench.standing() == CountState(7, 0, 100)
 
 
 def test_a_quota_of_n_permits_exactly_n(bench: Bench) -> None:
     """The last part may be reserved, and not one more."""
     assert bench.reserve("a", 100).status == "admitted"
     refused = bench.reserve("b", 1)
-    assert (refused.status, refused.lacking) == ("refused", (0,))
-    assert refused.standings == (Standing(0, 100, 100),)
-    assert bench.standing() == Standing(0, 100, 100)
+    assert (refused.status, refused.unmet) == ("refused", (0,))
+    assert refused.standings == (CountState(0, 100, 100),)
+    assert bench.standing() == CountState(0, 100, 100)
 
 
 def test_what_turns_out_bigger_is_counted_all_the_same(bench: Bench) -> None:
     """The overshoot stands, and nobody else is let in."""
     bench.reserve("a", 60)
     bench.settle("a", 130)
-    assert bench.standing() == Standing(130, 0, 100)
+    assert bench.standing() == CountState(130, 0, 100)
     assert bench.reserve("b", 0).status == "refused"
 
 
 def test_a_demand_that_is_not_enforced_is_met_and_said_to_lack(bench: Bench) -> None:
     """That is how a quota is observed."""
     reply = bench.reserve("a", 130, enforced=False)
-    assert (reply.status, reply.lacking) == ("admitted", (0,))
-    assert bench.standing() == Standing(0, 130, 100)
+    assert (reply.status, reply.unmet) == ("admitted", (0,))
+    assert bench.standing() == CountState(0, 130, 100)
 
 
 def test_all_counts_are_reserved_or_none(bench: Bench) -> None:
@@ -175,8 +175,8 @@ def test_all_counts_are_reserved_or_none(bench: Bench) -> None:
             Demand(count=each, amount=10, limit=5 if each is small else 100) for each in order
         )
         reply = bench.run(Reserve("a", demands, LEASE))
-        assert (reply.status, reply.lacking) == ("refused", (order.index(small),))
-        assert bench.standing(large) == Standing(0, 0, 100)
+        assert (reply.status, reply.unmet) == ("refused", (order.index(small),))
+        assert bench.standing(large) == CountState(0, 0, 100)
 
 
 # --- done once ------------------------------------------------------------------------------------
@@ -184,8 +184,9 @@ def test_all_counts_are_reserved_or_none(bench: Bench) -> None:
 
 def test_a_reservation_that_is_sent_again_reserves_once(bench: Bench) -> None:
     """The answer is the same, too."""
-    assert bench.reserve("a", 60) == bench.reserve("a", 60)
-    assert bench.standing() == Standing(0, 60, 100)
+    first, second = bench.reserve("a", 60), bench.reserve("a", 60)
+    assert replace(second, now=first.now) == first
+    assert bench.standing() == CountState(0, 60, 100)
 
 
 def test_a_settlement_that_is_sent_again_counts_once(bench: Bench) -> None:
@@ -194,14 +195,14 @@ def test_a_settlement_that_is_sent_again_counts_once(bench: Bench) -> None:
     first = bench.settle("a", 7)
     bench.set_clock(TODAY.start + HOUR + 50 * 60)
     assert bench.settle("a", 7).standings == first.standings
-    assert bench.standing() == Standing(7, 0, 100)
+    assert bench.standing() == CountState(7, 0, 100)
 
 
 def test_a_reservation_that_arrives_after_its_settlement_reserves_nothing(bench: Bench) -> None:
     """It was held up in a queue, and the agent has gone on."""
     bench.settle("a", 0)
     bench.reserve("a", 60)
-    assert bench.standing() == Standing(0, 0, 100)
+    assert bench.standing() == CountState(0, 0, 100)
 
 
 # --- leases ---------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ def test_what_a_dead_worker_reserved_is_free_after_its_lease(bench: Bench) -> No
     bench.set_clock(TODAY.start + HOUR + LEASE - 1)
     assert bench.reserve("b", 1).status == "refused"
     bench.set_clock(TODAY.start + HOUR + LEASE)
-    assert bench.standing() == Standing(0, 0, 100)
+    assert bench.standing() == CountState(0, 0, 100)
     assert bench.reserve("b", 100).status == "admitted"
 
 
@@ -223,7 +224,7 @@ def test_a_settlement_after_the_lease_still_counts(bench: Bench) -> None:
     bench.set_clock(TODAY.start + HOUR + LEASE)
     bench.reserve("b", 30)
     bench.settle("a", 55)
-    assert bench.standing() == Standing(55, 30, 100)
+    assert bench.standing() == CountState(55, 30, 100)
 
 
 def test_a_call_of_unknown_size_reserves_double_beside_another(bench: Bench) -> None:
@@ -237,7 +238,7 @@ def test_a_call_of_unknown_size_reserves_double_beside_another(bench: Bench) -> 
     for name in "abc":
         bench.settle(name, 10)
     bench.reserve("d", 10, certain=False)
-    assert bench.standing() == Standing(30, 10, 100)
+    assert bench.standing() == CountState(30, 10, 100)
 
 
 def test_a_dead_call_of_unknown_size_makes_nobody_reserve_double(bench: Bench) -> None:
@@ -245,7 +246,7 @@ def test_a_dead_call_of_unknown_size_makes_nobody_reserve_double(bench: Bench) -
     bench.reserve("a", 10, certain=False)
     bench.set_clock(TODAY.start + HOUR + LEASE)
     bench.reserve("b", 10, certain=False)
-    assert bench.standing() == Standing(0, 10, 100)
+    assert bench.standing() == CountState(0, 10, 100)
 
 
 # --- windows and clocks ---------------------------------------------------------------------------
@@ -257,7 +258,7 @@ def test_a_window_that_is_not_the_stores_is_not_counted_in(bench: Bench, moment:
     bench.set_clock(moment)
     reply = bench.reserve("a", 60)
     assert (reply.status, reply.now) == ("elsewhere", moment)
-    assert bench.standing() == Standing(0, 0, 100)
+    assert bench.standing() == CountState(0, 0, 100)
 
 
 @pytest.mark.parametrize("moment", [TODAY.start, TODAY.end - 1])
@@ -274,8 +275,8 @@ def test_a_call_is_counted_in_the_window_in_which_it_began(bench: Bench) -> None
     bench.set_clock(TODAY.end + 30)
     bench.settle("a", 50)
     tomorrow = count(window=Windows("day").at(TODAY.end))
-    assert bench.standing() == Standing(50, 0, 100)
-    assert bench.standing(tomorrow) == Standing(0, 0, 100)
+    assert bench.standing() == CountState(50, 0, 100)
+    assert bench.standing(tomorrow) == CountState(0, 0, 100)
 
 
 def test_a_clock_that_goes_back_finds_what_was_used(bench: Bench) -> None:
@@ -312,14 +313,14 @@ def test_a_clock_that_leaps_ahead_frees_leases_and_still_counts(bench: Bench) ->
     """The calls under way settle late."""
     bench.reserve("a", 60)
     bench.set_clock(TODAY.start + 12 * HOUR)
-    assert bench.standing() == Standing(0, 0, 100)
+    assert bench.standing() == CountState(0, 0, 100)
     bench.settle("a", 60)
-    assert bench.standing() == Standing(60, 0, 100)
+    assert bench.standing() == CountState(60, 0, 100)
 
 
 # --- calls at once --------------------------------------------------------------------------------
 
-PLACE = Count("q", "k", Always().at(time.time()), "concurrency", "global")
+PLACE = Count("q", "k", UnboundedWindow().at(time.time()), "concurrency", "global")
 
 
 def test_a_lease_is_renewed_only_while_it_lasts(bench: Bench) -> None:
@@ -343,7 +344,7 @@ def test_what_has_no_window_is_kept_while_it_is_used(server: Server, on_server: 
     now = float(int(time.time()))
     for days in (0, 3):
         on_server.set_clock(now + days * DAY)
-        this = replace(PLACE, window=Always().at(now + days * DAY))
+        this = replace(PLACE, window=UnboundedWindow().at(now + days * DAY))
         on_server.run(Reserve(f"at {days}", (Demand(count=this, amount=1, limit=9),), 60.0))
         for key in server.client.scan_iter("*:q:*"):
             assert server.client.expiretime(key) > now + (days + 2) * DAY
@@ -355,15 +356,15 @@ def test_what_has_no_window_is_kept_while_it_is_used(server: Server, on_server: 
 def test_a_count_that_was_lost_goes_on_from_what_the_asker_knows(bench: Bench) -> None:
     """A server that was restarted empty forgets what others used, not what the asker saw."""
     assert bench.reserve("a", 41, known=60).status == "refused"
-    assert bench.reserve("a", 40, known=60).standings == (Standing(60, 40, 100),)
+    assert bench.reserve("a", 40, known=60).standings == (CountState(60, 40, 100),)
     bench.settle("a", 40, known=60)
-    assert bench.standing() == Standing(100, 0, 100)
+    assert bench.standing() == CountState(100, 0, 100)
 
 
 def test_a_settlement_restores_a_lost_count_too(bench: Bench) -> None:
     """The reservation is gone; what the call took counts on top of what was known."""
     bench.settle("a", 7, known=60)
-    assert bench.standing() == Standing(67, 0, 100)
+    assert bench.standing() == CountState(67, 0, 100)
 
 
 def test_what_the_asker_knows_does_not_change_a_count_that_is_there(bench: Bench) -> None:
@@ -371,10 +372,10 @@ def test_what_the_asker_knows_does_not_change_a_count_that_is_there(bench: Bench
     bench.reserve("a", 10)
     bench.settle("a", 10)
     bench.reserve("b", 10, known=90)
-    assert bench.standing() == Standing(10, 10, 100)
+    assert bench.standing() == CountState(10, 10, 100)
     bench.store.reset(count())
     bench.reserve("c", 10, known=90)
-    assert bench.standing() == Standing(0, 20, 100)
+    assert bench.standing() == CountState(0, 20, 100)
 
 
 def test_a_grant_permits_more_until_its_end(bench: Bench) -> None:
@@ -383,7 +384,7 @@ def test_a_grant_permits_more_until_its_end(bench: Bench) -> None:
     bench.store.grant(count(), 50, now + 100)
     bench.store.grant(count(), 50, now + 200)
     assert bench.standing().limit == 200
-    assert bench.reserve("a", 200).standings == (Standing(0, 200, 200),)
+    assert bench.reserve("a", 200).standings == (CountState(0, 200, 200),)
     bench.set_clock(now + 100)
     assert bench.standing().limit == 150
     bench.set_clock(now + 200)
@@ -396,7 +397,7 @@ def test_a_reset_forgets_what_was_used_and_keeps_what_is_reserved(bench: Bench) 
     bench.settle("a", 60)
     bench.reserve("b", 30)
     bench.store.reset(count())
-    assert bench.standing() == Standing(0, 30, 100)
+    assert bench.standing() == CountState(0, 30, 100)
 
 
 def test_numbers_are_exact_up_to_nine_million_dollars(bench: Bench) -> None:
@@ -405,7 +406,7 @@ def test_numbers_are_exact_up_to_nine_million_dollars(bench: Bench) -> None:
     bench.reserve("a", most - 1, limit=most)
     bench.settle("a", most - 1)
     assert bench.reserve("b", 2, limit=most).status == "refused"
-    assert bench.reserve("c", 1, limit=most).standings == (Standing(most - 1, 1, most),)
+    assert bench.reserve("c", 1, limit=most).standings == (CountState(most - 1, 1, most),)
 
 
 def test_memory_forgets_windows_that_are_long_over() -> None:

@@ -18,12 +18,12 @@ from otel_limits.quotas.store import (
     Block,
     Charge,
     Count,
+    CountState,
     Demand,
     Reply,
     Reserve,
     Settle,
     SharedStore,
-    Standing,
 )
 from otel_limits.quotas.windows import Windows
 from otel_limits.testing import ScriptedModel, endless, says
@@ -90,8 +90,8 @@ def test_a_grant_is_of_its_unit_and_a_block_of_every_unit(store: SharedStore) ->
     """A key that is blocked stays so when the unit is edited."""
     store.grant(THIS, 50, time.time() + 3600)
     assert store.look([(THIS, 100), (this("tokens"), 100)]) == [
-        Standing(0, 0, 150),
-        Standing(0, 0, 100),
+        CountState(0, 0, 150),
+        CountState(0, 0, 100),
     ]
     store.block(THIS, Block(FOREVER, "unpaid"))
     assert reserve(store, "a", 1, "tokens").status == "refused"

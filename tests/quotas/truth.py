@@ -22,13 +22,13 @@ from otel_limits.quotas.store import (
     Block,
     Charge,
     Count,
+    CountState,
     Demand,
     QuotaStore,
     Reply,
     Reserve,
     Settle,
     SharedStore,
-    Standing,
 )
 from otel_limits.quotas.windows import Windows
 
@@ -221,7 +221,7 @@ class Truth(RuleBasedStateMachine):
             book = self.book(count)
             book.purge(self.now)
             block = self.blocked(count.quota)
-            assert standing == Standing(book.used, book.reserved, self.permitted(count), block)
+            assert standing == CountState(book.used, book.reserved, self.permitted(count), block)
 
     @invariant()
     def never_more_is_admitted_than_permitted(self) -> None:

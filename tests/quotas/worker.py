@@ -160,7 +160,7 @@ def line_up(names: list[str], seconds: float, lease: float) -> dict[str, int]:
         lease: For how long a place is held of a worker that does not renew it.
     """
     for module in (client, leases, tickets):
-        setattr(module, "PLACE_LEASE_SECONDS", lease)  # noqa: B010  it is not to be changed otherwise
+        setattr(module, "SLOT_LEASE_SECONDS", lease)  # noqa: B010  it is not to be changed otherwise
     setattr(leases, "RENEW_SECONDS", lease / 3)  # noqa: B010
     told = Told()
     otel_limits.enable(observers=[told])
@@ -188,25 +188,25 @@ class Journal:
 
     is_shared = True
 
-    def __init__(self, carrier: Any, path: Path) -> None:
-        self._carrier = carrier
+    def __init__(self, executor: Any, path: Path) -> None:
+        self._executor = executor
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     async def ask(self, operation: Operation, seconds: float) -> Reply | None:
         """Note a settlement, then have it done."""
         self._note(operation)
-        reply: Reply | None = await self._carrier.ask(operation, seconds)
+        reply: Reply | None = await self._executor.ask(operation, seconds)
         return reply
 
     def send(self, operation: Operation) -> Future[Reply]:
         """Note a settlement, then send it."""
         self._note(operation)
-        future: Future[Reply] = self._carrier.send(operation)
+        future: Future[Reply] = self._executor.send(operation)
         return future
 
     def close(self) -> None:
         """Send what is left."""
-        self._carrier.close()
+        self._executor.close()
 
     def _note(self, operation: Operation) -> None:
         if isinstance(operation, Settle):
@@ -218,7 +218,7 @@ def live_dangerously(folder: str, lease: float) -> None:
     enable()
     gate: Any = LIVE.observers.gate
     gate._client._lease = lease
-    gate._client._carrier = Journal(gate._client._carrier, Path(folder) / str(os.getpid()))
+    gate._client._executor = Journal(gate._client._executor, Path(folder) / str(os.getpid()))
     randomly = Random(os.getpid())  # noqa: S311  nothing here is secret
 
     def script() -> Iterator[Answer]:
@@ -236,21 +236,21 @@ class Fatal:
 
     is_shared = True
 
-    def __init__(self, carrier: Any) -> None:
-        self._carrier = carrier
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
 
     async def ask(self, operation: Operation, seconds: float) -> Reply | None:
         """Have anything done but a settlement."""
         if isinstance(operation, Settle):
             os.kill(os.getpid(), 9)
-        reply: Reply | None = await self._carrier.ask(operation, seconds)
+        reply: Reply | None = await self._executor.ask(operation, seconds)
         return reply
 
     def send(self, operation: Operation) -> Future[Reply]:
         """Send anything but a settlement."""
         if isinstance(operation, Settle):
             os.kill(os.getpid(), 9)
-        future: Future[Reply] = self._carrier.send(operation)
+        future: Future[Reply] = self._executor.send(operation)
         return future
 
 
@@ -258,7 +258,7 @@ def die(lease: float) -> dict[str, int]:
     """Make one call, and be killed between its end and its settlement."""
     gate: Any = LIVE.observers.gate
     gate._client._lease = lease
-    gate._client._carrier = Fatal(gate._client._carrier)
+    gate._client._executor = Fatal(gate._client._executor)
     make_agent(iter([says("done", usage=usage(90))]), 100)("go")
     raise AssertionError("it lives")
 

@@ -32,7 +32,7 @@ class Link(Protocol):
         """Close every connection."""
 
 
-class RedisAsker:
+class RedisExecutor:
     """Asks a server, for one thread.
 
     A thread that closes a connection while another waits for an answer on it makes that one fail
@@ -96,13 +96,13 @@ class RedisAsker:
                 return question(self.link.client())
             except exceptions.TimeoutError:  # nobody waits for a second timeout
                 # But whoever asks next is to find the node that has taken over from one that hangs.
-                self._learn()
+                self._rediscover()
                 raise
             except (exceptions.ConnectionError, exceptions.MovedError, OSError):
-                self._learn()
+                self._rediscover()
                 return question(self.link.client())
         except FAILURES as error:
-            raise StoreError(told(error)) from error
+            raise StoreError(redacted(error)) from error
 
     def after_fork(self) -> None:
         """Connect anew in a child, and leave what the parent connected with alone for ever.
@@ -110,17 +110,17 @@ class RedisAsker:
         A thread of the parent may have held a lock of a client, which nobody gives back here, and
         a client takes its locks to notice the fork, and even to be freed.
         """
-        never_free((self.link, self._connection))
+        keep_alive((self.link, self._connection))
         self.link, self._connection = self._connect(), None
 
     def close(self) -> None:
         """Close every connection."""
-        self._hang_up()
+        self._disconnect()
         self.link.close()
 
-    def _learn(self) -> None:
+    def _rediscover(self) -> None:
         """Look again where our keys are, and send nothing more to where they were."""
-        self._hang_up()
+        self._disconnect()
         self.link.learn()
 
     def _load(self, client: Any, names: Collection[str]) -> None:
@@ -141,10 +141,10 @@ class RedisAsker:
             return [_reply_on(self._connection) for _ in commands]
         except BaseException:
             # What is still to come on it must not be taken for the reply to something else.
-            self._hang_up()
+            self._disconnect()
             raise
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
@@ -158,7 +158,7 @@ def _reply_on(connection: Any) -> Any:
         return error
 
 
-def told(error: Exception) -> str:
+def redacted(error: Exception) -> str:
     """Return what went wrong as it may be shown."""
     # Of a connection the client quotes the URL, as far as it could make sense of it; a server
     # quotes nothing of it, and has an @ of its own.
@@ -173,6 +173,6 @@ def is_about_one_key(error: Exception) -> bool:
     return type(error) is exceptions.ResponseError and str(error).startswith(("WRONGTYPE", "ERR"))
 
 
-def never_free(inherited: object) -> None:
+def keep_alive(inherited: object) -> None:
     """Keep something until the process is gone, also while the interpreter takes itself apart."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))

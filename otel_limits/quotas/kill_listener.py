@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.wording import pluralize
-from otel_limits.quotas.store import DeafError, Freed, Kill, SharedStore, StoreError
+from otel_limits.quotas.store import Freed, Kill, SharedStore, StoreError, SubscribeDeniedError
 from otel_limits.quotas.store_thread import StoreThread
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.lines import Line
+    from otel_limits.quotas.wait_queues import QueueKey
 
 logger = logging.getLogger("otel_limits")
 
@@ -48,7 +48,7 @@ class KillListener(StoreThread):
         self,
         store: SharedStore,
         kill: Callable[[str, float], int],
-        free: Callable[[Line | None], None],
+        free: Callable[[QueueKey | None], None],
     ) -> None:
         """Begin to listen."""
         self._kill = kill
@@ -66,15 +66,15 @@ class KillListener(StoreThread):
         # Here, as a child has heard nothing yet of what its parent has.
         self._began = time.monotonic()
         self._clock_offset = 0.0
-        self._is_deaf, self._has_missed = not self._store.has_channels, False
+        self._is_polling, self._has_missed = not self._store.has_channels, False
         # More than are sent in the hour for which kills are noted.
         self._seen: deque[str] = deque(maxlen=MAX_SEEN)
         while not closing.is_set():
-            self._hear(closing)
-            closing.wait(LOOK_SECONDS if self._is_deaf else RETRY_SECONDS)
+            self._receive(closing)
+            closing.wait(LOOK_SECONDS if self._is_polling else RETRY_SECONDS)
 
     @suppress_errors("kill")
-    def _hear(self, closing: threading.Event) -> None:
+    def _receive(self, closing: threading.Event) -> None:
         """Obey kills, and wake who waits, until the connection is lost."""
         with contextlib.suppress(StoreError):
             self._clock_offset = min(self._compare_clocks() for _ in range(COMPARISONS))
@@ -86,14 +86,14 @@ class KillListener(StoreThread):
                     if closing.is_set():
                         return
                     if isinstance(message, Freed):
-                        self._free(message.line)
+                        self._free(message.queue)
                     elif message is not None:
-                        self._obey(message)
+                        self._apply(message)
                     if self._has_missed:
                         self._has_missed = False
                         self._look(since)
-            except DeafError as error:
-                self._be_deaf(error)
+            except SubscribeDeniedError as error:
+                self._fall_back_to_polling(error)
 
     def _compare_clocks(self) -> float:
         """Return how far the store's clock is ahead of our monotonic one, at most."""
@@ -104,17 +104,17 @@ class KillListener(StoreThread):
 
     def _look(self, since: float) -> None:
         for kill in self._store.noted_kills(since):
-            self._obey(kill)
+            self._apply(kill)
 
     def _messages(self, since: float, closing: threading.Event) -> Iterable[Kill | Freed | None]:
-        if self._is_deaf:
+        if self._is_polling:
             # Nobody tells it what became free: the first in each line asks as often as it looks.
             return (*self._store.noted_kills(since), Freed())
         return self._store.messages(since, closing)
 
-    def _be_deaf(self, error: DeafError) -> None:
+    def _fall_back_to_polling(self, error: SubscribeDeniedError) -> None:
         """Say once that kills are looked for instead of being heard."""
-        self._is_deaf = True
+        self._is_polling = True
         INTERNAL_ERRORS.publish("kill")
         logger.warning(
             "otel-limits: this process may not listen for kills (%s), and looks for them every "
@@ -123,7 +123,7 @@ class KillListener(StoreThread):
             LOOK_SECONDS,
         )
 
-    def _obey(self, kill: Kill) -> None:
+    def _apply(self, kill: Kill) -> None:
         """End what was live when it was sent."""
         # After reconnecting, those of the last hour are heard again.
         if kill.id in self._seen:

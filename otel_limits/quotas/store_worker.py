@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.quotas.store import (
-    ImpossibleError,
-    Look,
     Operation,
+    PermanentStoreError,
     QuotaStore,
+    ReadCounts,
     Renew,
     Reply,
     Reserve,
     Settle,
     StoreError,
-    StoreLostError,
+    StoreOutageError,
 )
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.lines import Line
+    from otel_limits.quotas.wait_queues import QueueKey
 
 logger = logging.getLogger("otel_limits")
 
@@ -56,7 +56,7 @@ TICK_SECONDS: Final = 1.0
 Tick: TypeAlias = Callable[[], float | None]
 
 
-class Direct:
+class InlineExecutor:
     """Hands operations to a store in this process.
 
     Args:
@@ -67,7 +67,7 @@ class Direct:
     is_shared = False
     """Whether others use the store too, so that it outlives this process."""
 
-    def __init__(self, store: QuotaStore, free: Callable[[Line], None]) -> None:
+    def __init__(self, store: QuotaStore, free: Callable[[QueueKey], None]) -> None:
         """Take the store."""
         self._store = store
         self._free = free
@@ -96,7 +96,7 @@ class Direct:
         return reply
 
 
-class Courier:
+class StoreWorker:
     """Carries operations to a store over a network.
 
     Args:
@@ -109,11 +109,11 @@ class Courier:
         """Start no thread yet."""
         self._store = store
         self._tick: Tick = lambda: None
-        self._start_afresh()
+        self._reset()
         # A daemon thread is cut off when the interpreter ends, with whatever it still had to send.
         atexit.register(self.close)
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         # All of it anew also after a fork: a lock that another thread held stays locked
         # in the child.
         self._wake = threading.Condition()
@@ -133,7 +133,7 @@ class Courier:
         """
         self._tick = tick
         with self._wake:
-            self._has_thread()
+            self._ensure_thread()
 
     def send(self, operation: Operation) -> Future[Reply]:
         """Queue it, or refuse it at once while the store is lost.
@@ -145,15 +145,15 @@ class Courier:
         with self._wake:
             # Refused at once: every agent would otherwise wait its timeout for a store that is
             # known to be gone.
-            if self._is_down or self._closing.is_set() or not self._has_thread():
-                self._keep(operation)
-                future.set_exception(StoreLostError("the store does not answer"))
+            if self._is_down or self._closing.is_set() or not self._ensure_thread():
+                self._buffer(operation)
+                future.set_exception(StoreOutageError("the store does not answer"))
                 return future
             self._waiting.append((operation, future))
             self._wake.notify()
         return future
 
-    def _has_thread(self) -> bool:
+    def _ensure_thread(self) -> bool:
         """Start the thread if need be; False where the system has none left."""
         if self._thread is None:
             thread = threading.Thread(target=self._work, name="otel-limits-quotas", daemon=True)
@@ -168,7 +168,7 @@ class Courier:
     def after_fork(self) -> None:
         """Start afresh in a child: what the parent has to send, the parent sends."""
         self._store.after_fork()
-        self._start_afresh()
+        self._reset()
         self.start(self._tick)
 
     def close(self) -> None:
@@ -195,18 +195,18 @@ class Courier:
     @suppress_errors("quotas")
     def _work(self) -> None:
         self._warm()
-        self._send_kept()  # what came while no thread could be started
+        self._send_buffered()  # what came while no thread could be started
         while not self._closing.is_set():
-            batch = self._take()
+            batch = self._next_batch()
             if batch:
-                self._carry(batch)
+                self._send(batch)
             if self._is_down:
                 self._wait_for_store()
             if time.monotonic() >= self._next_tick and not self._closing.is_set():
                 self._next_tick = time.monotonic() + (self._tick() or TICK_SECONDS)
-        while batch := self._take():
-            self._carry(batch)
-        self._send_kept()
+        while batch := self._next_batch():
+            self._send(batch)
+        self._send_buffered()
 
     def _warm(self) -> None:
         """Connect, so that a store that is away is known to be so before a call waits for it."""
@@ -215,10 +215,10 @@ class Courier:
         except Exception as error:  # noqa: BLE001  whatever it is, the store did not answer
             # At the end of a process the connection is closed while this thread waits on it.
             if not self._closing.is_set():
-                self._lose((), error)
+                self._enter_outage((), error)
                 self._wait_for_store()
 
-    def _take(self) -> list[tuple[Operation, Future[Reply]]]:
+    def _next_batch(self) -> list[tuple[Operation, Future[Reply]]]:
         """Wait for something to carry; nothing when it is time for a tick, and at the end."""
         with self._wake:
             left = self._next_tick - time.monotonic()
@@ -226,23 +226,25 @@ class Courier:
                 self._wake.wait(left)
             return [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
 
-    def _carry(self, batch: Sequence[tuple[Operation, Future[Reply]]]) -> None:
+    def _send(self, batch: Sequence[tuple[Operation, Future[Reply]]]) -> None:
         # A reservation whose agent has given up is not sent any more; from here on none
         # can be cancelled.
         live = [each for each in batch if each[1].set_running_or_notify_cancel()]
         try:
             replies = self._store.run([operation for operation, _ in live])
         except Exception as error:  # noqa: BLE001  whatever it is, nothing was answered
-            self._lose(live, error)
+            self._enter_outage(live, error)
             return
         for (operation, future), reply in zip(live, replies, strict=True):
             if reply.status == "failed":
-                set_aside(operation, reply)
-                future.set_exception(ImpossibleError(reply.error))
+                quarantine(operation, reply)
+                future.set_exception(PermanentStoreError(reply.error))
             else:
                 future.set_result(reply)
 
-    def _lose(self, batch: Sequence[tuple[Operation, Future[Reply]]], error: Exception) -> None:
+    def _enter_outage(
+        self, batch: Sequence[tuple[Operation, Future[Reply]]], error: Exception
+    ) -> None:
         """Refuse everything that waits, and all that comes, until the store is back."""
         with self._wake:
             # Under the same lock as the queue: nothing can be queued between the loss
@@ -251,7 +253,7 @@ class Courier:
             late = [each for each in self._waiting if each[1].set_running_or_notify_cancel()]
             self._waiting.clear()
             for operation, _ in (*batch, *late):
-                self._keep(operation)
+                self._buffer(operation)
         # Counted without a second line in the log: the one below says more.
         INTERNAL_ERRORS.publish("quotas")
         logger.error(
@@ -263,10 +265,10 @@ class Courier:
         for _, future in (*batch, *late):
             future.set_exception(StoreError(str(error)))
 
-    def _keep(self, operation: Operation) -> None:
+    def _buffer(self, operation: Operation) -> None:
         # A question is worth nothing later, nor is a renewal, or a reservation that can be refused;
         # what has gone out all the same has to be counted however late.
-        if isinstance(operation, Look | Renew):
+        if isinstance(operation, ReadCounts | Renew):
             return
         if isinstance(operation, Reserve) and any(each.enforced for each in operation.demands):
             return
@@ -279,18 +281,18 @@ class Courier:
     def _wait_for_store(self) -> None:
         # In this thread and not by an agent's call: while the store is down, no agent waits for it.
         while not self._closing.wait(LOOK_INTERVAL_SECONDS):
-            if self._is_back() and self._send_kept():
+            if self._has_recovered() and self._send_buffered():
                 logger.warning("otel-limits: the quota store is back; what it missed was sent.")
                 return
 
-    def _is_back(self) -> bool:
+    def _has_recovered(self) -> bool:
         try:
             self._store.check()
         except Exception:  # noqa: BLE001  it was reported when it began
             return False
         return True
 
-    def _send_kept(self) -> bool:
+    def _send_buffered(self) -> bool:
         """Send the settlements that were kept; True when none is left."""
         while True:
             with self._wake:
@@ -308,7 +310,7 @@ class Courier:
                 return False
             for operation, reply in zip(batch, replies, strict=True):
                 if reply.status == "failed":
-                    set_aside(operation, reply)
+                    quarantine(operation, reply)
             with self._wake:
                 # Others may have added some meanwhile, and the oldest may have been dropped.
                 for each in batch:
@@ -316,12 +318,12 @@ class Courier:
                         del self._kept[each.id]
 
 
-def set_aside(operation: Operation, reply: Reply) -> None:
+def quarantine(operation: Operation, reply: Reply) -> None:
     """Count an operation that can never be done; sent again it would hold up all the others."""
     what = type(operation).__name__.lower()
     sentence = f"the operation {what} of a quota was set aside, as {reply.error}"
     INTERNAL_ERRORS.report("quotas", StoreError(reply.error), sentence)
 
 
-Carrier: TypeAlias = Direct | Courier
+StoreExecutor: TypeAlias = InlineExecutor | StoreWorker
 """Whoever brings operations to the store."""

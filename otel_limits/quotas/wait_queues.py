@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 0.25
 """How often to look whether a call that waits was cancelled."""
 
-Line: TypeAlias = tuple[str, str]
+QueueKey: TypeAlias = tuple[str, str]
 """Quota, and id of the key. Without the window: a line goes on into the next one."""
 
 
@@ -35,13 +35,13 @@ class Waiter:
     """
 
     def __init__(
-        self, number: int, lines: Collection[Line], is_cancelled: Callable[[], bool]
+        self, number: int, lines: Collection[QueueKey], is_cancelled: Callable[[], bool]
     ) -> None:
         """Be of the loop that runs here."""
         self.number = number
         self.is_cancelled = is_cancelled
         self.lines = frozenset(lines)
-        self.lacks: frozenset[Line] = frozenset()
+        self.lacks: frozenset[QueueKey] = frozenset()
         """Where it waits; nowhere while it asks for the first time."""
         self._loop = asyncio.get_running_loop()
         self._is_woken = False
@@ -71,7 +71,7 @@ class Waiter:
         return is_woken
 
 
-class Lines:
+class WaitQueues:
     """The lines of a process. Who comes is last in each of its lines, whatever it waits for.
 
     Args:
@@ -81,19 +81,19 @@ class Lines:
     def __init__(self, deadlines: Deadlines) -> None:
         """Begin with nobody."""
         self._deadlines = deadlines
-        self.start_afresh()
+        self.reset()
 
-    def start_afresh(self) -> None:
+    def reset(self) -> None:
         """Forget everybody, in a child: they wait in its parent."""
         # Reentrant, as the garbage collector closes a forgotten coroutine at any moment, which
         # leaves its lines then.
         self._lock = threading.RLock()
         self._numbers = itertools.count()
-        self._waiters: dict[Line, dict[int, Waiter]] = {}
+        self._waiters: dict[QueueKey, dict[int, Waiter]] = {}
         self._timer: int | None = None
         self.is_closed = False
 
-    def arrive(self, lines: Collection[Line], is_cancelled: Callable[[], bool]) -> Waiter:
+    def join(self, lines: Collection[QueueKey], is_cancelled: Callable[[], bool]) -> Waiter:
         """Be last in these lines. Whoever finds somebody waiting there waits as well."""
         with self._lock:
             waiter = Waiter(next(self._numbers), lines, is_cancelled)
@@ -104,7 +104,7 @@ class Lines:
             self._look_later()
             return waiter
 
-    def lack(self, waiter: Waiter, lines: Collection[Line]) -> None:
+    def requeue(self, waiter: Waiter, lines: Collection[QueueKey]) -> None:
         """Wait in these lines, and nowhere else any more."""
         with self._lock:
             former, waiter.lacks = waiter.lacks, frozenset(lines)
@@ -124,12 +124,12 @@ class Lines:
                     self._waiters.pop(line, None)
             self._wake_first_of(led)
 
-    def free(self, line: Line | None) -> None:
+    def notify_freed(self, line: QueueKey | None) -> None:
         """Something of a count may have become free, or of any where `line` is `None`."""
         with self._lock:
             self._wake_first_of(tuple(self._waiters) if line is None else (line,))
 
-    def pass_on(self, waiter: Waiter) -> None:
+    def notify_next(self, waiter: Waiter) -> None:
         """Something may have changed for whoever is first where `waiter` waits, by the time."""
         with self._lock:
             self._wake_first_of(tuple(waiter.lacks))
@@ -165,15 +165,15 @@ class Lines:
         if self._timer is None and not self.is_closed and self._sleepers():
             self._timer = self._deadlines.schedule(LOOK_SECONDS, self._look)
 
-    def _first(self, line: Line) -> Waiter | None:
+    def _first(self, line: QueueKey) -> Waiter | None:
         waiters = tuple(self._waiters.get(line, {}).values())
         return next((each for each in waiters if line in each.lacks and each.is_alive), None)
 
-    def _wake_first_of(self, lines: Collection[Line]) -> None:
+    def _wake_first_of(self, lines: Collection[QueueKey]) -> None:
         for line in lines:
             self._wake_first(line)
 
-    def _wake_first(self, line: Line) -> None:
+    def _wake_first(self, line: QueueKey) -> None:
         for waiter in tuple(self._waiters.get(line, {}).values()):
             if not waiter.lacks:
                 # It asks for the first time, and its refusal may be on the way already.
