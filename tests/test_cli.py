@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from otel_limits import docs
-from otel_limits.cli import main, run
+from otel_limits.cli import main, run_command
 from otel_limits.cli.launch import STARTUP, environment_for
 from otel_limits.core.values import BOOLEAN
 from otel_limits.settings.table import SETTINGS
@@ -274,7 +274,7 @@ def test_run_help_has_one_option_per_setting_except_secrets(
     for setting in SETTINGS:
         flag = f"--[no-]{setting.flag[2:]}" if setting.kind is BOOLEAN else setting.flag
         assert (f" {flag} " in words) is not setting.is_secret
-        assert (run.summary(setting) in words) is not setting.is_secret
+        assert (run_command.summary(setting) in words) is not setting.is_secret
 
 
 def test_run_help_fits_two_screens(
@@ -285,8 +285,8 @@ def test_run_help_fits_two_screens(
     with pytest.raises(SystemExit, match="0"):
         main(["run", "--help"])
     lines = capsys.readouterr().out.splitlines()
-    assert [f"{title}:" for title in run.GROUPS] == [
-        line for line in lines if line.removesuffix(":") in run.GROUPS
+    assert [f"{title}:" for title in run_command.GROUPS] == [
+        line for line in lines if line.removesuffix(":") in run_command.GROUPS
     ]
     assert len(lines) <= 122  # 104 when every summary is one line
 

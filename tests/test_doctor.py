@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits.cli.doctor.command import as_text, run_options
+from otel_limits.cli.doctor.doctor_command import as_text, run_options
 from otel_limits.cli.doctor.finding import fail
-from otel_limits.cli.doctor.launcher import read_launcher
-from otel_limits.cli.doctor.sandbox import FORCED, sandboxed
+from otel_limits.cli.doctor.runaway import FORCED, read_launcher, sandboxed
 from tests.launching import BIN, INSTRUMENT, NO_EXPORT, RUN, WITHOUT_EXPORTER, execute
 from tests.processes import SOON
 

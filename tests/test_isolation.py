@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_limits.cli.isolation import isolation_of
+from otel_limits.cli.isolation import isolation_problem
 from tests.launching import RUN, execute
 
 PROGRAM = "print('ran')"
@@ -17,7 +17,7 @@ PROGRAM = "print('ran')"
 
 def sentence(*command: str) -> str:
     """Say what is said of a command; nothing when it is started."""
-    return isolation_of(command, {"PATH": os.environ["PATH"]}) or ""
+    return isolation_problem(command, {"PATH": os.environ["PATH"]}) or ""
 
 
 @pytest.fixture

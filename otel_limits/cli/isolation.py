@@ -44,7 +44,7 @@ PREFIXES: Final = frozenset(
 )
 """Commands that run the command among their arguments."""
 
-MOST_LAYERS: Final = 10
+MAX_LAYERS: Final = 10
 """Programs within programs that are looked through; a script may name itself."""
 
 
@@ -52,10 +52,10 @@ class _Layer(NamedTuple):
     """A command, and why a Python that it turns out to be would not load otel-limits."""
 
     command: Sequence[str]
-    lost: str | None = None
+    problem: str | None = None
 
 
-def isolation_of(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
+def isolation_problem(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
     """Say in a sentence why the limits would not reach a command; `None` where they do.
 
     Args:
@@ -63,16 +63,16 @@ def isolation_of(command: Sequence[str], environ: Mapping[str, str]) -> str | No
         environ: The environment that it will have.
     """
     layer: _Layer | None = _Layer(command)
-    for _ in range(MOST_LAYERS):
+    for _ in range(MAX_LAYERS):
         if layer is None or not layer.command:
             return None
         program = PurePath(layer.command[0]).name
         if PYTHON.fullmatch(program):
             # What was lost on the way here comes first: no option of Python's would bring it back.
-            return layer.lost or _isolation_of_python(layer.command, environ)
+            return layer.problem or _python_problem(layer.command, environ)
         layer = _inner(program, layer, environ)
         if layer is not None and layer.command and _is_pex(Path(layer.command[0])):
-            return _sentence_about_pex(layer.command[0])
+            return _pex_problem(layer.command[0])
     return None
 
 
@@ -85,19 +85,19 @@ def _inner(program: str, layer: _Layer, environ: Mapping[str, str]) -> _Layer | 
         # Whatever stands between: none of their options has the name of a program as its value.
         rest = iter(range(1, len(layer.command)))
         found = next((at for at in rest if shutil.which(layer.command[at], path=path)), None)
-        return None if found is None else _Layer(layer.command[found:], layer.lost)
+        return None if found is None else _Layer(layer.command[found:], layer.problem)
     script = shutil.which(layer.command[0], path=path)
     if script is None:
         return None
     if _is_pex(Path(script)):
-        return _Layer([script], layer.lost)
+        return _Layer([script], layer.problem)
     words = _first_line(script)
-    return _Layer([*words, script, *layer.command[1:]], layer.lost) if words else None
+    return _Layer([*words, script, *layer.command[1:]], layer.problem) if words else None
 
 
 def _inner_of_env(layer: _Layer) -> _Layer | None:
     """Read the arguments of `env`, which may take our variables away."""
-    lost = layer.lost
+    lost = layer.problem
     # In the order in which `env` reads them, as -S puts further words in its own place.
     words = list(layer.command[1:])
     while words:
@@ -133,9 +133,9 @@ def _first_line(script: str) -> list[str]:
 # --- Python ---------------------------------------------------------------------------------------
 
 
-def _isolation_of_python(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
+def _python_problem(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
     options, script = _split(command[1:])
-    option = _option_that_hides_us(options)
+    option = _isolating_option(options)
     if option is not None:
         # -E and -I only ignore the environment, and a .pth file in the Python itself is none of it.
         # With -S not even that is read.
@@ -148,11 +148,11 @@ def _isolation_of_python(command: Sequence[str], environ: Mapping[str, str]) -> 
         )
         return f"{command[0]} {option} would ignore every limit. Start it without {option}{advice}"
     if script is not None and _is_pex(Path(script)):
-        return _sentence_about_pex(script)
+        return _pex_problem(script)
     return None
 
 
-def _option_that_hides_us(options: Sequence[str]) -> str | None:
+def _isolating_option(options: Sequence[str]) -> str | None:
     """Find the option with which Python would not load us; one without any remedy comes first."""
     letters = "".join(_letters(options))
     return next((f"-{letter}" for letter in "SIE" if letter in letters), None)
@@ -210,7 +210,7 @@ def _is_pex(path: Path) -> bool:
         return False
 
 
-def _sentence_about_pex(path: str) -> str:
+def _pex_problem(path: str) -> str:
     return (
         f"{path} is a PEX, whose Python ignores its environment's packages, and would ignore every "
         "limit. Add otel-limits to its requirements and call otel_limits.enable() in its code; "

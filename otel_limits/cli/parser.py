@@ -16,12 +16,12 @@ from otel_limits.cli.command import USAGE_ERROR, HelpFormatter, Parser, refuse
 from otel_limits.cli.examples import example_of
 
 COMMANDS: Final = {
-    "run": "run",
-    "autoload": "autoload",
+    "run": "run_command",
+    "autoload": "autoload_command",
     "check": "check",
-    "doctor": "doctor.command",
+    "doctor": "doctor.doctor_command",
     "demo": "demo",
-    "top": "top.command",
+    "top": "top.top_command",
     "audit": "audit",
     "ledger": "ledger",
     "dashboards": "dashboards",

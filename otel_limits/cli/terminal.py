@@ -80,7 +80,7 @@ class Bar:
             yield item
 
 
-class Unseen:
+class NoProgress:
     """Work that nobody watches."""
 
     def through(self, items: Iterable[T], total: int | None = None) -> Iterator[T]:  # noqa: ARG002
@@ -92,7 +92,7 @@ class Unseen:
 def working(title: str) -> Iterator[ProgressBar]:
     """Work on something; a bar appears after a second, and goes away at the end."""
     if not sys.stderr.isatty():
-        yield Unseen()  # at once: a script does not wait for the import of what draws bars
+        yield NoProgress()  # at once: a script does not wait for the import of what draws bars
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn

@@ -97,7 +97,7 @@ class QuotaRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenHalt:
+class RecentHalt:
     """Halts of one agent for one reason that were seen between two scrapes."""
 
     at: float
@@ -136,13 +136,13 @@ class Fleet:
     agents: Sequence[AgentRow] = ()
     quotas: Sequence[QuotaRow] = ()
     """Those that are nearly used up, the nearest first."""
-    last_halts: Sequence[SeenHalt] = ()
+    last_halts: Sequence[RecentHalt] = ()
     """The newest first, since somebody looks."""
     warnings: Sequence[str] = field(default=())
     """What is wrong with otel-limits itself, as sentences."""
 
     @property
-    def troubles(self) -> list[str]:
+    def problems(self) -> list[str]:
         """Every sentence that a person has to read."""
         return [*filter(None, self.feeds.values()), *self.warnings]
 

@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from otel_limits.core.events import HALTED
 from otel_limits.observers import instruments as table
-from otel_limits.top.fleet import SeenHalt
-from otel_limits.top.increases import Increases, Key
+from otel_limits.top.fleet import RecentHalt
 from otel_limits.top.scrapes import PROCESS_START, Labels, Sample, Scrape, process_of
+
+Key: TypeAlias = tuple[str, ...]
+"""What went up, such as `("turns", "researcher")`."""
+
+
+class Increases:
+    """Increases, kept by the time in which they were seen.
+
+    Args:
+        seconds: For how long they are kept.
+        step: Seconds of one bucket: as much longer or shorter may the time be.
+    """
+
+    def __init__(self, seconds: float, step: float) -> None:
+        """Begin with none."""
+        self.seconds: Final = seconds
+        self._step = step
+        self._buckets: dict[int, Counter[Key]] = {}
+
+    def add(self, key: Key, amount: float, at: float, since: float | None = None) -> None:
+        """Count an increase that was seen at a time.
+
+        Args:
+            key: What went up.
+            amount: How much.
+            at: When it was seen, in seconds since the epoch.
+            since: When one looked before that: it came at some time between the two, and is
+                taken for equally much at each. Otherwise it is taken for as late as it was seen.
+        """
+        last = int(at // self._step)
+        # The bucket after the last look, or an increase would begin before it could have happened.
+        first = last if since is None else min(last, int(since // self._step) + 1)
+        for place in range(first, last + 1):
+            # Money is not a whole number, which a Counter does not mind.
+            self._buckets.setdefault(place, Counter())[key] += amount / (last + 1 - first)  # type: ignore[assignment]
+
+    def over(self, now: float, seconds: float) -> dict[Key, float]:
+        """Return what came in over the last `seconds`."""
+        # When somebody asks, and not by a timer: the window moves only where it is looked at.
+        forgotten = int((now - self.seconds) // self._step)
+        for place in [place for place in self._buckets if place <= forgotten]:
+            del self._buckets[place]
+        summed: dict[Key, float] = {}
+        for place, bucket in self._buckets.items():
+            if place > (now - seconds) // self._step:
+                for key, amount in bucket.items():
+                    summed[key] = summed.get(key, 0) + amount
+        return summed
+
 
 HOUR_SECONDS: Final = 3600.0
 USD_SECONDS: Final = 300.0
@@ -63,11 +111,11 @@ class Follower:
         """Of every feed that was asked, what is wrong with it."""
         self.rates: Final = Increases(USD_SECONDS, step=1)
         self.hour: Final = Increases(HOUR_SECONDS, step=60)
-        self.halts: Final[deque[SeenHalt]] = deque(maxlen=HALTS_KEPT)
+        self.halts: Final[deque[RecentHalt]] = deque(maxlen=HALTS_KEPT)
         self.first: float | None = None
         """When the first scrape was that had anything to say."""
 
-    def take(self, scrape: Scrape) -> None:
+    def add(self, scrape: Scrape) -> None:
         """Count what a scrape has beyond the one before it."""
         self.errors[scrape.feed] = scrape.error
         if scrape.error:
@@ -77,9 +125,9 @@ class Follower:
         self.first = scrape.at if self.first is None else self.first
         before = self._scraped.get(scrape.feed)
         is_continuous = before is not None and scrape.at - before <= GAP_SECONDS
-        strangers = self._strangers(scrape, is_first=before is None)
+        strangers = self._new_processes(scrape, is_first=before is None)
         for sample in scrape.samples:
-            rated, hour = RATED.get(sample.name), hourly(sample)
+            rated, hour = RATED.get(sample.name), hourly_key(sample)
             if rated is None and hour is None:
                 continue
             amount = self._growth(scrape, sample)
@@ -91,7 +139,7 @@ class Follower:
                 # What was there before somebody looked is in the sum of the hour, but is not news.
                 is_seen = not scrape.is_past and (began is None or began >= self._began)
                 if is_seen and hour[0] == "halt":
-                    self._keep(scrape, sample, round(amount))
+                    self._record_halt(scrape, sample, round(amount))
             # What a process counted before it was met is of a time that nobody knows.
             elif rated is not None and is_continuous and began is None:
                 self.rates.add((rated, sample.agent), amount, scrape.at, before)
@@ -102,9 +150,11 @@ class Follower:
     def halts_since(self, now: float) -> float:
         """Since when the halts of every process that is there are known, at most an hour ago."""
         # The process that is known for the shortest time decides: before that, not all was seen.
-        return max([now - HOUR_SECONDS, *(self._known_since[each] for each in self._there())])
+        return max(
+            [now - HOUR_SECONDS, *(self._known_since[each] for each in self._present_processes())]
+        )
 
-    def _there(self) -> set[ProcessKey]:
+    def _present_processes(self) -> set[ProcessKey]:
         """Return the processes that tell something now."""
         return {
             (scrape.feed, sample.process())
@@ -112,7 +162,7 @@ class Follower:
             for sample in scrape.samples
         }
 
-    def _strangers(self, scrape: Scrape, *, is_first: bool) -> Mapping[ProcessKey, float]:
+    def _new_processes(self, scrape: Scrape, *, is_first: bool) -> Mapping[ProcessKey, float]:
         """Return the processes of which nothing was heard before, and since when they count.
 
         That is `UNKNOWN` where they may have counted for longer than an hour.
@@ -148,13 +198,15 @@ class Follower:
         self._values = {key: each for key, each in self._values.items() if each[1] > since}
         self._scraped = {feed: at for feed, at in self._scraped.items() if at > since}
         # One that comes back is a stranger again: what it has counted may be of any time.
-        there = self._there() | {(feed, process_of(labels)) for feed, labels in self._values}
+        there = self._present_processes() | {
+            (feed, process_of(labels)) for feed, labels in self._values
+        }
         self._known_since = {key: at for key, at in self._known_since.items() if key in there}
 
-    def _keep(self, scrape: Scrape, sample: Sample, count: int) -> None:
+    def _record_halt(self, scrape: Scrape, sample: Sample, count: int) -> None:
         """Keep a halt to be shown."""
         self.halts.appendleft(
-            SeenHalt(
+            RecentHalt(
                 at=scrape.at,
                 agent=sample.agent,
                 reason=sample.labels.get("reason", ""),
@@ -165,7 +217,7 @@ class Follower:
         )
 
 
-def hourly(sample: Sample) -> Key | None:
+def hourly_key(sample: Sample) -> Key | None:
     """Return as what a sample counts among the things of the last hour, if it is one of them."""
     labels, agent = sample.labels, sample.agent
     if sample.name == table.STOPS.name and labels.get("action") in HALTED:

@@ -130,7 +130,7 @@ def command_line(random: Random, place: Path) -> None:
         programs.append(environ)
         return 127, "not started"
 
-    with surroundings({}, place), patch("otel_limits.cli.run.replace_process", start):
+    with surroundings({}, place), patch("otel_limits.cli.run_command.replace_process", start):
         errors = io.StringIO()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
             try:

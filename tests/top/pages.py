@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from otel_limits.top.endpoints import samples_of
+from otel_limits.top.fleet_state import FleetTracker
 from otel_limits.top.scrapes import Scrape
-from otel_limits.top.standing import Watch
 
 if TYPE_CHECKING:
     from otel_limits.top.fleet import AgentRow, Fleet
@@ -37,9 +37,9 @@ def told(lines: str, after: float, feed: str = "one", *, is_past: bool = False) 
 
 def watched(*scrapes: Scrape, rate_seconds: float = 60.0) -> Fleet:
     """Return how the fleet stands after some scrapes."""
-    watch = Watch(BEGAN, rate_seconds)
+    watch = FleetTracker(BEGAN, rate_seconds)
     for each in scrapes:
-        watch.take(each)
+        watch.add(each)
     return watch.fleet()
 
 

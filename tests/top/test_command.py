@@ -10,7 +10,7 @@ import pytest
 
 from otel_limits.cli import main
 from otel_limits.cli.parser import make_parser
-from otel_limits.cli.top import command
+from otel_limits.cli.top import top_command
 from tests.processes import free_port
 from tests.top.pages import page
 from tests.top.test_endpoints import answering
@@ -49,7 +49,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 @pytest.fixture
 def once(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Ask a fleet once, without the wait between the two scrapes that a rate needs."""
-    monkeypatch.setattr(command, "ONCE_SECONDS", 0.0)
+    monkeypatch.setattr(top_command, "ONCE_SECONDS", 0.0)
 
     def ask(*more: str) -> dict[str, Any]:
         with answering(FLEET) as (place, _):
@@ -111,7 +111,7 @@ def test_an_address_given_twice_is_one(once: Callable[..., dict[str, Any]]) -> N
 
 def test_a_person_is_given_a_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any escape sequence where it goes to a file."""
-    monkeypatch.setattr(command, "ONCE_SECONDS", 0.0)
+    monkeypatch.setattr(top_command, "ONCE_SECONDS", 0.0)
     with answering(FLEET) as (place, _):
         status, out, _ = run("--once", "--scrape", place)
     assert status == 0
@@ -168,5 +168,5 @@ def test_the_local_port_is_read_by_default(
     """That of the settings, otherwise the usual one."""
     for name, value in variables.items():
         monkeypatch.setenv(f"OTEL_LIMITS_PROMETHEUS_{name}", value)
-    (feed,) = command.feeds_of(make_parser().parse_args(["top"]))
+    (feed,) = top_command.feeds_of(make_parser().parse_args(["top"]))
     assert feed.shown == address

@@ -18,8 +18,8 @@ import otel_limits
 from otel_limits import Limits
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from otel_limits.top.endpoints import Endpoint, samples_of
+from otel_limits.top.fleet_state import FleetTracker
 from otel_limits.top.scrapes import ScrapeError, scrape
-from otel_limits.top.standing import Watch
 from tests.processes import free_port
 from tests.top.pages import page, row_of
 
@@ -73,14 +73,14 @@ def looking(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> list[Flee
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(port))
     otel_limits.enable(Limits(max_turns=4, max_token_budget=1000))
     endpoint, began = Endpoint(f"127.0.0.1:{port}"), time.time()
-    watch, fleets = Watch(began, 60.0), list[Any]()
+    watch, fleets = FleetTracker(began, 60.0), list[Any]()
 
     @tool
     def search(query: str = "") -> str:
         """Look at the fleet from within."""
         calls.append(query)
         if len(calls) == 3:
-            watch.take(scrape(endpoint, began))
+            watch.add(scrape(endpoint, began))
             fleets.append(watch.fleet())
         return "nothing found"
 
@@ -88,7 +88,7 @@ def looking(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> list[Flee
     # One that has ended does not count among what is running.
     make_agent(ScriptedModel([says("done")]), name="looker")("go")
     make_agent(ScriptedModel(endless(uses("search"))), name="looker", tools=[search])("go")
-    watch.take(scrape(endpoint, began + 60))
+    watch.add(scrape(endpoint, began + 60))
     return [*fleets, watch.fleet()]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from otel_limits.top.increases import Increases
+from otel_limits.top.follower import Increases
 from otel_limits.top.scrapes import Scrape
 from tests.top.pages import BEGAN, OLD, YOUNG, row_of, told, watched
 
@@ -123,7 +123,7 @@ def test_nobody_knows_what_is_running_where_nobody_answers() -> None:
         Scrape("one", BEGAN + 2, error="It does not answer."),
     )
     assert row_of(fleet).in_progress is None
-    assert fleet.troubles == ["It does not answer."]
+    assert fleet.problems == ["It does not answer."]
 
 
 # --- money ----------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ import pytest
 from rich.cells import cell_len
 
 from otel_limits.audit.formatting import UNKNOWN
-from otel_limits.cli.top.figures import bar, count, percent, usd
+from otel_limits.cli.top.columns import bar, count, percent, usd
 from otel_limits.cli.top.screen import draw, page
 from otel_limits.cli.top.view import ORDERS, View, press
-from otel_limits.top.fleet import CapShare, QuotaRow, Rates, SeenHalt, Totals
+from otel_limits.top.fleet import CapShare, QuotaRow, Rates, RecentHalt, Totals
 from tests.top.pages import BEGAN
 from tests.top.test_view import fleet_of, row
 
@@ -47,7 +47,7 @@ def busy(agent: str = LONG, **more: Any) -> AgentRow:
     return row(agent, 1, **values | more)
 
 
-HALT = SeenHalt(
+HALT = RecentHalt(
     at=BEGAN, agent=LONG, reason="max_turns", action="wrapped_up", count=3, trace_id="ab" * 16
 )
 QUOTA = QuotaRow(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from otel_limits.cli.top.keyboard import keys_of
-from otel_limits.cli.top.live import killed
+from otel_limits.cli.top.live import kill_chosen
 from otel_limits.cli.top.view import ORDERS, View, press
 from otel_limits.quotas.store import StoreError
 from otel_limits.top.fleet import AgentRow, CapShare, Fleet, Rates, Totals
@@ -165,7 +165,7 @@ def test_exactly_the_chosen_agent_is_killed() -> None:
         patterns.append(pattern)
         return "Told 2 processes."
 
-    view = killed(View(mode="kill", chosen="a[b]*"), kill)
+    view = kill_chosen(View(mode="kill", chosen="a[b]*"), kill)
     assert patterns == ["a[[]b][*]"]
     assert (view.mode, view.message) == ("rows", "Told 2 processes.")
 
@@ -183,7 +183,7 @@ def test_a_kill_that_fails_is_a_sentence(error: Exception, said: str) -> None:
     def kill(pattern: str) -> str:
         raise error
 
-    assert killed(View(mode="kill", chosen="a"), kill).message == said
+    assert kill_chosen(View(mode="kill", chosen="a"), kill).message == said
 
 
 @pytest.mark.parametrize("agent", ["_other", "a\N{REPLACEMENT CHARACTER}", "x" * 128])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from otel_limits.cli.doctor.finding import Finding, fail, nothing, ok
+from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
 from otel_limits.core.secrets import redact_url
 from otel_limits.otel.export import probe_endpoint
 from otel_limits.settings.declared import (
@@ -53,12 +53,12 @@ def examine_collectors(environ: Mapping[str, str]) -> Iterator[Finding]:
     except DeclarationError as error:
         yield fail("otlp", str(error), "OpenTelemetry does not start with it.")
     if not wanted and named_file(environ) is None:
-        yield nothing("otlp", "OTEL_EXPORTER_OTLP_* is not set.")
+        yield skipped("otlp", "OTEL_EXPORTER_OTLP_* is not set.")
     for package in sorted({_package(each.protocol) for each in wanted}):
         if not _is_installed(package):
             yield fail("otlp", f"{package} is not installed.", "pip install 'otel-limits[otlp]'")
-    for place, exporters in _by_place(environ, wanted).items():
-        yield _ask(place, exporters)
+    for place, exporters in _by_endpoint(environ, wanted).items():
+        yield _check(place, exporters)
 
 
 def _package(protocol: str) -> str:
@@ -73,17 +73,17 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def _by_place(
+def _by_endpoint(
     environ: Mapping[str, str], wanted: Sequence[Declared]
 ) -> dict[tuple[str, int], list[Declared]]:
     """Put together what goes to one host and port."""
     places: dict[tuple[str, int], list[Declared]] = {}
     for each in wanted:
-        places.setdefault(_place(environ, each), []).append(each)
+        places.setdefault(_endpoint(environ, each), []).append(each)
     return places
 
 
-def _place(environ: Mapping[str, str], exporter: Declared) -> tuple[str, int]:
+def _endpoint(environ: Mapping[str, str], exporter: Declared) -> tuple[str, int]:
     """Return host and port of an exporter."""
     named = (
         exporter.endpoint
@@ -106,7 +106,7 @@ def _place(environ: Mapping[str, str], exporter: Declared) -> tuple[str, int]:
     return parts.hostname or "", port or default
 
 
-def _ask(place: tuple[str, int], exporters: Sequence[Declared]) -> Finding:
+def _check(place: tuple[str, int], exporters: Sequence[Declared]) -> Finding:
     host, port = place
     signals = ", ".join(dict.fromkeys(each.signal for each in exporters))
     shown = f"{redact_url(host)} port {port} ({signals})"
@@ -120,7 +120,7 @@ def _ask(place: tuple[str, int], exporters: Sequence[Declared]) -> Finding:
         reason = getattr(error, "strerror", None) or error
         return fail("otlp", f"{shown} does not answer: {reason}.", advice)
     for each in exporters:
-        refusal = _refusal_of(each) if _is_installed(_package(each.protocol)) else None
+        refusal = _probe(each) if _is_installed(_package(each.protocol)) else None
         if refusal is not None:
             advice = "Check protocol, path, headers and certificates of OTEL_EXPORTER_OTLP_*."
             return fail("otlp", f"{shown} does not take {each.signal}: {refusal}.", advice)
@@ -130,13 +130,13 @@ def _ask(place: tuple[str, int], exporters: Sequence[Declared]) -> Finding:
 # --- one request ----------------------------------------------------------------------------------
 
 
-def _refusal_of(declared: Declared) -> str | None:
+def _probe(declared: Declared) -> str | None:
     """Let an exporter send a request without any telemetry; say why it failed, if it did.
 
     A collector takes such a request: <https://opentelemetry.io/docs/specs/otlp/>, "the server
     SHOULD respond with success".
     """
-    with _heard() as said:
+    with _captured_log() as said:
         # With the very exporters: another client would not have their headers, certificates and
         # bugs.
         try:
@@ -169,7 +169,7 @@ def _options(declared: Declared) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _heard() -> Iterator[list[str]]:
+def _captured_log() -> Iterator[list[str]]:
     """Listen to what exporters log, which is all that they say, and keep it from the terminal."""
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)

@@ -32,6 +32,6 @@ def fail(name: str, text: str, advice: str = "") -> Finding:
     return Finding("FAIL", name, text, advice)
 
 
-def nothing(name: str, text: str, advice: str = "") -> Finding:
+def skipped(name: str, text: str, advice: str = "") -> Finding:
     """It is not configured."""
     return Finding("-", name, text, advice)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.cli.doctor.finding import Finding, fail, nothing, ok
+from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
 from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.pricing import Prices
 from otel_limits.core.secrets import redact_url
@@ -74,12 +74,12 @@ def _policy(reading: Reading, policy_file: PolicyFile) -> Iterator[Finding]:
         yield fail("policy", mistake)
     document, policy = policy_file.document, reading.settings.policy
     if reading.settings.policy_path is None:
-        yield nothing("policy", "OTEL_LIMITS_POLICY is not set.")
+        yield skipped("policy", "OTEL_LIMITS_POLICY is not set.")
     elif not policy_file.mistakes:
         yield ok("policy", f"{redact_url(reading.settings.policy_path)} is valid.")
     capped = policy.limits != NO_LIMITS or policy.tree != NO_LIMITS
     if not (capped or document.defaults or document.agents or document.quotas):
-        yield nothing(
+        yield skipped(
             "limits",
             "No limit is set, so that nothing would be halted.",
             "Set one, such as OTEL_LIMITS_MAX_TURNS=30.",
@@ -89,7 +89,7 @@ def _policy(reading: Reading, policy_file: PolicyFile) -> Iterator[Finding]:
 def _prices(settings: Settings, policy_file: PolicyFile, model: str | None) -> Finding:
     prices = Prices(policy_file.document.price_list())
     if model is None:
-        return nothing("prices", "No model was named.", "otel-limits doctor --model NAME")
+        return skipped("prices", "No model was named.", "otel-limits doctor --model NAME")
     # A million of each: large enough that a price is a number which people know.
     price = prices.price(model, Usage(input=1_000_000, output=1_000_000))
     if price is not None:
@@ -110,7 +110,7 @@ def _prices(settings: Settings, policy_file: PolicyFile, model: str | None) -> F
 def _port(settings: Settings) -> Finding:
     host, port = settings.prometheus_host, settings.prometheus_port
     if port is None:
-        return nothing("metrics port", "OTEL_LIMITS_PROMETHEUS_PORT is not set.")
+        return skipped("metrics port", "OTEL_LIMITS_PROMETHEUS_PORT is not set.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
@@ -148,7 +148,7 @@ def _ledger(address: Address | None) -> Iterator[Finding]:
     """Look at the ledger, or at the one that `otel-limits run` would keep."""
     if address is None:
         default = default_ledger()
-        yield nothing(
+        yield skipped(
             "ledger",
             f"OTEL_LIMITS_LEDGER is not set; otel-limits run would keep {default}.",
         )
@@ -174,7 +174,7 @@ def _spilled(address: Address) -> Finding:
 
     files = SpillFiles(address).files()
     if not files:
-        return nothing("spilled rows", "No rows wait for the ledger.")
+        return skipped("spilled rows", "No rows wait for the ledger.")
     size = sum(file.stat().st_size for file in files)
     waiting = pluralize(size, "byte of rows waits", "bytes of rows wait")
     return ok(
@@ -188,11 +188,11 @@ def _store(settings: Settings) -> Finding:
     timeout = settings.quota_store_timeout
     place = StorePlace(settings.quota_store, timeout, settings.quota_namespace)
     if not is_shared(place.url):
-        return nothing("quota store", "Quotas are counted in each process by itself.")
+        return skipped("quota store", "Quotas are counted in each process by itself.")
     try:
         store = open_shared_store(place)
         try:
-            seconds = _ask(store)
+            seconds = _round_trip(store)
         finally:
             store.close()
     except StoreError as error:
@@ -207,7 +207,7 @@ def _store(settings: Settings) -> Finding:
     return ok("quota store", text)
 
 
-def _ask(store: SharedStore) -> float:
+def _round_trip(store: SharedStore) -> float:
     """Do what agents need of a store; return the seconds of a round trip, the median of some."""
     store.check()
     store.look([(PROBE, 0)])

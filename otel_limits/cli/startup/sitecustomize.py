@@ -44,7 +44,7 @@ def run_hidden() -> None:
         sys.modules.setdefault("sitecustomize", ours)
 
 
-def stand_first(environ: "MutableMapping[Any, Any]") -> None:
+def prepend_to_path(environ: "MutableMapping[Any, Any]") -> None:
     """Go back to the front of a path for Python that somebody has put another directory before.
 
     Launchers such as opentelemetry-instrument do, and their `sitecustomize` does not run ours.
@@ -55,7 +55,7 @@ def stand_first(environ: "MutableMapping[Any, Any]") -> None:
         environ["PYTHONPATH"] = os.pathsep.join([HERE, *(each for each in path if each != HERE)])
 
 
-def stand_first_after_launchers() -> None:
+def prepend_after_launchers() -> None:
     """See to it that a launcher, which is a Python that becomes another program, leaves us first.
 
     The functions that it calls for that all end in one of these two.
@@ -63,18 +63,18 @@ def stand_first_after_launchers() -> None:
     become, become_with = os.execv, os.execve
 
     def execv(path: "Any", argv: "Any") -> "Any":
-        stand_first(os.environ)
+        prepend_to_path(os.environ)
         return become(path, argv)
 
     def execve(path: "Any", argv: "Any", env: "Any") -> "Any":
         if isinstance(env, MutableMapping):
-            stand_first(env)
+            prepend_to_path(env)
         return become_with(path, argv, env)
 
     os.execv, os.execve = execv, execve
 
 
-def say_if_unused() -> None:
+def warn_if_unused() -> None:
     """Say at the exit that there was no agent: whoever started the program expected one."""
     registry = sys.modules.get("otel_limits.runs.registry")
     has_started = registry is not None and registry.LIVE.has_started
@@ -93,14 +93,14 @@ def say_if_unused() -> None:
 FORKED = []  # type: list[bool]
 HERE_IN = os.getpid()
 if os.environ.get("_RUN_BY_OTEL_LIMITS") == str(HERE_IN):
-    atexit.register(say_if_unused)
+    atexit.register(warn_if_unused)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_parent=lambda: FORKED.append(True))
 
 wait_for_agents()
-stand_first_after_launchers()
+prepend_after_launchers()
 try:
     run_hidden()
 finally:
     # For the interpreters that this one starts: OpenTelemetry puts itself first again.
-    stand_first(os.environ)
+    prepend_to_path(os.environ)

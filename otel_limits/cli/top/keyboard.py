@@ -52,7 +52,7 @@ def keys_of(text: str) -> Iterator[str]:
             yield name
 
 
-def pressed(seconds: float) -> list[str]:
+def read_keys(seconds: float) -> list[str]:
     """Wait for keys, at most so long, and return them.
 
     Raises:
@@ -73,7 +73,7 @@ def pressed(seconds: float) -> list[str]:
 
 
 @contextlib.contextmanager
-def unbuffered() -> Iterator[None]:
+def unbuffered_input() -> Iterator[None]:
     """Have keys at once and unseen, and the terminal as it was afterwards."""
     import termios
     import tty
@@ -94,7 +94,7 @@ def unbuffered() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ending_by_signal() -> Iterator[None]:
+def exit_on_signal() -> Iterator[None]:
     """Leave in order on a signal that ends the program, and then end by it."""
     received: list[int] = []
 

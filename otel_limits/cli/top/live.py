@@ -15,12 +15,12 @@ from rich.console import Group
 from rich.control import Control
 
 from otel_limits.cli.terminal import console
-from otel_limits.cli.top.keyboard import HangupError, ending_by_signal, pressed, unbuffered
+from otel_limits.cli.top.keyboard import HangupError, exit_on_signal, read_keys, unbuffered_input
 from otel_limits.cli.top.screen import draw
 from otel_limits.cli.top.view import View, press
 from otel_limits.quotas.store import StoreError
+from otel_limits.top.fleet_state import FleetTracker, track
 from otel_limits.top.scrapes import Feed, Scrape, ScrapeError, scrape
-from otel_limits.top.standing import Watch, watching
 
 EVERY_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.2
@@ -30,7 +30,7 @@ Kill = Callable[[str], str]
 """Ends the agents that fit a glob; returns what came of it as a sentence."""
 
 
-class Asking(threading.Thread):
+class Poller(threading.Thread):
     """Asks one feed each second, so that one which is slow keeps nobody else waiting."""
 
     def __init__(self, feed: Feed, scrapes: queue.SimpleQueue[Scrape]) -> None:
@@ -60,20 +60,24 @@ class Asking(threading.Thread):
         self._closing.set()
 
 
-def look(feeds: Sequence[Feed], kill: Kill) -> None:
+def run_live(feeds: Sequence[Feed], kill: Kill) -> None:
     """Show the fleet until somebody leaves."""
     # A queue, since answers come in threads of their own and only this one draws.
     scrapes: queue.SimpleQueue[Scrape] = queue.SimpleQueue()
-    asking = [Asking(feed, scrapes) for feed in feeds]
+    asking = [Poller(feed, scrapes) for feed in feeds]
     try:
-        with contextlib.suppress(KeyboardInterrupt, HangupError), ending_by_signal(), unbuffered():
-            show(scrapes, watching(feeds, time.time()), kill)
+        with (
+            contextlib.suppress(KeyboardInterrupt, HangupError),
+            exit_on_signal(),
+            unbuffered_input(),
+        ):
+            render_loop(scrapes, track(feeds, time.time()), kill)
     finally:
         for each in asking:
             each.close()
 
 
-def show(scrapes: queue.SimpleQueue[Scrape], watch: Watch, kill: Kill) -> None:
+def render_loop(scrapes: queue.SimpleQueue[Scrape], watch: FleetTracker, kill: Kill) -> None:
     """Draw whenever there is something new, until somebody leaves."""
     screen = console()
     view = View()
@@ -81,17 +85,17 @@ def show(scrapes: queue.SimpleQueue[Scrape], watch: Watch, kill: Kill) -> None:
     with screen.screen() as drawn:
         while True:
             # All of them at once: a history of an hour is drawn once, and not minute by minute.
-            news = list(waiting(scrapes))
+            news = list(drain(scrapes))
             for each in news:
-                watch.take(each)
+                watch.add(each)
             # Nothing is waited for while there is something to draw.
-            keys = pressed(0.0 if news else LOOK_SECONDS)
+            keys = read_keys(0.0 if news else LOOK_SECONDS)
             fleet = watch.fleet() if news else fleet
             for key in keys:
                 after = press(view, key, fleet)
                 if after == "quit":
                     return
-                view = killed(view, kill) if after == "kill" else after
+                view = kill_chosen(view, kill) if after == "kill" else after
             if news or keys or screen.size != size:
                 size = screen.size
                 # Over the screen before; rich would write below it.
@@ -99,14 +103,14 @@ def show(scrapes: queue.SimpleQueue[Scrape], watch: Watch, kill: Kill) -> None:
                 drawn.update(Group(*draw(fleet, view, size.width, size.height)))
 
 
-def waiting(scrapes: queue.SimpleQueue[Scrape]) -> Iterator[Scrape]:
+def drain(scrapes: queue.SimpleQueue[Scrape]) -> Iterator[Scrape]:
     """Yield what feeds have said since the last time."""
     with contextlib.suppress(queue.Empty):
         while True:
             yield scrapes.get_nowait()
 
 
-def killed(view: View, kill: Kill) -> View:
+def kill_chosen(view: View, kill: Kill) -> View:
     """End the chosen agent's invocations, and say what came of it."""
     try:
         # Escaped, as the name of an agent may have characters that a glob would read.

@@ -9,13 +9,24 @@ from rich.text import Text
 
 from otel_limits.audit.formatting import UNKNOWN
 from otel_limits.cli.show.layout import printable, shortened, wrapped
-from otel_limits.cli.top.columns import AgentTable, bound_text, halts_text, money_of, name_of
-from otel_limits.cli.top.figures import bar, clock, count, percent, usd, warning_style
+from otel_limits.cli.top.columns import (
+    AgentTable,
+    bar,
+    bound_text,
+    clock,
+    count,
+    halts_text,
+    money_of,
+    name_of,
+    percent,
+    usd,
+    warning_style,
+)
 from otel_limits.cli.top.view import ORDERS, View
 from otel_limits.top.follower import HOUR_SECONDS
 
 if TYPE_CHECKING:
-    from otel_limits.top.fleet import AgentRow, Fleet, QuotaRow, SeenHalt
+    from otel_limits.top.fleet import AgentRow, Fleet, QuotaRow, RecentHalt
 
 MOST_QUOTAS: Final = 3
 MOST_HALTS: Final = 5
@@ -51,7 +62,7 @@ def draw(fleet: Fleet, view: View, width: int, height: int) -> list[Text]:
     """Write the screen, a line of text for each line of the terminal."""
     foot = footer(view, fleet, width)
     if view.mode == "help":
-        return filled((), list(help_lines(width))[: height - len(foot)], foot, height)
+        return with_footer((), list(help_lines(width))[: height - len(foot)], foot, height)
     head = [*header(fleet, view, width), Text()]
     rows = view.rows(fleet)
     chosen = view.chosen_row(rows)
@@ -59,10 +70,10 @@ def draw(fleet: Fleet, view: View, width: int, height: int) -> list[Text]:
     room = max(height - len(head) - len(foot) - 1, 1)
     below = below[: max(0, room - min(len(rows), max(FEWEST_ROWS, room - len(below))))]
     body = [*agent_lines(rows, chosen, width, room - len(below)), *below]
-    return filled(head, body[: height - len(head) - len(foot)], foot, height)
+    return with_footer(head, body[: height - len(head) - len(foot)], foot, height)
 
 
-def filled(
+def with_footer(
     head: Sequence[Text], body: Sequence[Text], foot: Sequence[Text], height: int
 ) -> list[Text]:
     """Put the foot to the lower end."""
@@ -93,7 +104,7 @@ def header(fleet: Fleet, view: View, width: int) -> list[Text]:
     rates = totals.rates
     spent = usd(rates.usd_per_hour, at_least=bool(rates.unpriced_tokens_per_minute))
     sums = (
-        f"{many(totals.agents, 'agent')}, {count(totals.in_progress)} running · "
+        f"{count_of(totals.agents, 'agent')}, {count(totals.in_progress)} running · "
         f"{count(rates.turns_per_minute)} turns/min · "
         f"{count(rates.tokens_per_minute)} tokens/min · {spent}/h"
     )
@@ -101,22 +112,22 @@ def header(fleet: Fleet, view: View, width: int) -> list[Text]:
     sentences = [
         f"otel-limits top · {clock(fleet.at, seconds=True)} · {asked}",
         sums,
-        f"{many(totals.halts, 'halt')}, {many(totals.errors, 'error')} {since}",
+        f"{count_of(totals.halts, 'halt')}, {count_of(totals.errors, 'error')} {since}",
     ]
-    lines = [Text(line, style="bold") for line in packed(sentences, width)]
+    lines = [Text(line, style="bold") for line in pack_lines(sentences, width)]
     if view.filter and view.mode != "filter":
         lines.append(Text(shortened(f"Only agents that fit: {view.filter}", width)))
     # With a sign in front, as a terminal may have no yellow.
-    told = [line for each in fleet.troubles for line in wrapped(f"! {printable(each)}", width)]
+    told = [line for each in fleet.problems for line in wrapped(f"! {printable(each)}", width)]
     return [*lines, *(Text(line, style="yellow") for line in told[:MOST_TROUBLES])]
 
 
-def many(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
     """Write a number of things."""
     return f"{count(number)} {noun}" + ("" if number == 1 else "s")
 
 
-def packed(sentences: Sequence[str], width: int) -> list[str]:
+def pack_lines(sentences: Sequence[str], width: int) -> list[str]:
     """Put sentences on as few lines as they need."""
     lines: list[str] = []
     for sentence in sentences:
@@ -190,7 +201,7 @@ def halt_lines(fleet: Fleet, width: int) -> list[Text]:
     return [Text(), Text("Last halts", style="bold"), *shown]
 
 
-def halt_line(halt: SeenHalt, width: int) -> str:
+def halt_line(halt: RecentHalt, width: int) -> str:
     """Write one halt; the beginning of its trace is what `audit show` finds it by."""
     times = f" ({halt.count} times)" if halt.count > 1 else ""
     behind = f"  {halt.reason}, {halt.action.replace('_', ' ')}{times}"

@@ -61,7 +61,7 @@ class View:
         """Return the rows that pass the filter, sorted."""
         order = ORDERS[self.order]
         wanted = self.typed if self.mode == "filter" else self.filter
-        rows = [row for row in fleet.agents if fits(wanted, row.agent)]
+        rows = [row for row in fleet.agents if matches(wanted, row.agent)]
         # By name first, so that rows with equal values do not change places each second.
         rows.sort(key=lambda row: row.agent.casefold())
         return sorted(rows, key=order.value, reverse=order.is_rising == self.is_reversed)
@@ -73,7 +73,7 @@ class View:
         return found[0] if found else rows[0] if rows else None
 
 
-def fits(wanted: str, agent: str) -> bool:
+def matches(wanted: str, agent: str) -> bool:
     """Tell whether a name has a filter in it, or fits it where it is a glob."""
     name, wanted = agent.casefold(), wanted.casefold()
     if any(wildcard in wanted for wildcard in WILDCARDS):
@@ -123,7 +123,7 @@ def choose(view: View, key: str, fleet: Fleet) -> View:
         place = min(max(rows.index(row) + STEPS[key], 0), len(rows) - 1)
         return dataclasses.replace(view, chosen=rows[place].agent)
     if key == "k" and row is not None:
-        said = why_not_killed(row.agent)
+        said = kill_refusal(row.agent)
         # Kept, as another row may be the first one when the answer comes.
         ask: dict[str, Any] = {"message": said} if said else {"mode": "kill"}
         return dataclasses.replace(view, chosen=row.agent, **ask)
@@ -145,7 +145,7 @@ STEPS: Final = {
 }
 
 
-def why_not_killed(agent: str) -> str | None:
+def kill_refusal(agent: str) -> str | None:
     """Say why an agent cannot be told to end by the name that the metrics have, if it cannot."""
     if agent == OTHER:
         return f"{OTHER} stands for many agents. Run: otel-limits kill --agent GLOB"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from otel_limits.cli.command import add_command, refuse
-from otel_limits.cli.isolation import isolation_of
+from otel_limits.cli.isolation import isolation_problem
 from otel_limits.cli.launch import environment_for, replace_process
 from otel_limits.core.values import BOOLEAN, CAP, SWITCHABLE_CAP, WHOLE_NUMBER
 from otel_limits.settings import environment as config
@@ -133,5 +133,5 @@ def program_mistakes(command: Sequence[str], environ: Mapping[str, str]) -> list
     """Return why the program cannot run with limits, as far as can be known beforehand."""
     if not command:
         return ["No program given. Try: otel-limits run -- python app.py"]
-    isolation = isolation_of(command, environ)
+    isolation = isolation_problem(command, environ)
     return [] if isolation is None else [isolation]

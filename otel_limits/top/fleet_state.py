@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -15,21 +16,74 @@ from otel_limits.top.follower import (
     USD_SECONDS,
     Follower,
 )
-from otel_limits.top.in_progress import MEASURED, InProgress
 
 if TYPE_CHECKING:
-    from otel_limits.top.increases import Key
+    from otel_limits.top.follower import Key
     from otel_limits.top.scrapes import Feed, Labels, Sample, Scrape
+
+COUNTED: Final = {table.TURNS.name: "turns", table.TOKENS.name: "tokens"}
+FINISHED: Final = {
+    f"{table.INVOCATION_TURNS.name}_sum": "turns",
+    f"{table.INVOCATION_TOKENS.name}_sum": "tokens",
+}
+MEASURED: Final = {"max_turns": "turns", "max_iterations": "turns", "max_token_budget": "tokens"}
+"""Which of them a limit caps. A leg is taken for an invocation: most have only one."""
+
+
+class InProgress:
+    """The invocations in progress of one feed."""
+
+    def __init__(self) -> None:
+        """Know of none."""
+        self.counts: dict[str, float] = {}
+        """Invocations in progress, by agent."""
+        self.used: dict[tuple[str, str], float] = {}
+        """Turns and tokens of all of them, by agent and what is counted."""
+        self._idle: dict[tuple[Labels, str, str], float] = {}
+        """What an agent without any invocation had left over when it was last looked at."""
+        self._abandoned: dict[tuple[Labels, str, str], float] = {}
+        """What belongs to invocations that will never end, as their process was killed."""
+
+    def update(self, scrape: Scrape) -> None:
+        """Look at what there is now."""
+        counts: dict[tuple[Labels, str], float] = defaultdict(float)
+        over: dict[tuple[Labels, str, str], float] = defaultdict(float)
+        for sample in scrape.samples:
+            if sample.name == table.IN_PROGRESS.name:
+                counts[sample.process(), sample.agent] += sample.value
+            elif (what := COUNTED.get(sample.name)) is not None:
+                over[sample.process(), sample.agent, what] += sample.value
+            elif (what := FINISHED.get(sample.name)) is not None:
+                over[sample.process(), sample.agent, what] -= sample.value
+        # Made anew with every scrape: an agent whose process is gone is in progress nowhere.
+        self.counts, self.used = defaultdict(float), defaultdict(float)
+        for (_, agent), count in counts.items():
+            self.counts[agent] += count
+        for key, left in over.items():
+            process, agent, what = key
+            if counts.get((process, agent), 0.0) > 0:
+                # Below 0 where a scrape fell between the two counts.
+                self.used[agent, what] += max(0.0, left - self._abandoned.get(key, 0.0))
+            else:
+                self._settle(key, left)
+
+    def _settle(self, key: tuple[Labels, str, str], left: float) -> None:
+        """Forget what is left over of an agent that has nothing in progress."""
+        # Twice the same, as a scrape may fall between the last turn and the end of an invocation.
+        if self._idle.get(key) == left:
+            self._abandoned[key] = left
+        self._idle[key] = left
+
 
 PERCENTILE: Final = 0.95
 
 
-def watching(feeds: Sequence[Feed], began: float) -> Watch:
+def track(feeds: Sequence[Feed], began: float) -> FleetTracker:
     """Watch feeds; the one that knows least of single seconds says how rates are counted."""
-    return Watch(began, max(feed.rate_seconds for feed in feeds))
+    return FleetTracker(began, max(feed.rate_seconds for feed in feeds))
 
 
-class Watch:
+class FleetTracker:
     """Takes scrapes, and says how the fleet stands.
 
     Args:
@@ -44,20 +98,20 @@ class Watch:
         self._progress: dict[str, InProgress] = {}
         self._now = began
 
-    def take(self, scrape: Scrape) -> None:
+    def add(self, scrape: Scrape) -> None:
         """Take what a feed said."""
         self._now = max(self._now, scrape.at)
-        self._follower.take(scrape)
+        self._follower.add(scrape)
         if scrape.error:
             self._progress.pop(scrape.feed, None)
         else:
-            self._progress.setdefault(scrape.feed, InProgress()).take(scrape)
+            self._progress.setdefault(scrape.feed, InProgress()).update(scrape)
 
     def fleet(self) -> Fleet:
         """Return how it stands as of the newest scrape."""
         follower, now = self._follower, self._now
         hour = follower.hour.over(now, HOUR_SECONDS)
-        rates = Speeds(follower, now, self._rate_seconds)
+        rates = UsageRates(follower, now, self._rate_seconds)
         present = [sample for each in follower.present.values() for sample in each.samples]
         caps = caps_of(present)
         total = rates.of(None)
@@ -81,7 +135,7 @@ class Watch:
                 errors=sum(row.error_count for row in rows),
             ),
             agents=rows,
-            quotas=quotas_near_their_end(present, now),
+            quotas=quotas_near_limit(present, now),
             last_halts=tuple(follower.halts),
             warnings=tuple(warnings_of(present, hour)),
         )
@@ -125,7 +179,7 @@ class Watch:
         )
 
 
-class Speeds:
+class UsageRates:
     """How fast things are used."""
 
     def __init__(self, follower: Follower, now: float, rate_seconds: float) -> None:
@@ -213,7 +267,7 @@ def bound_of(text: str) -> float:
         return math.inf
 
 
-def quotas_near_their_end(present: Iterable[Sample], now: float) -> tuple[QuotaRow, ...]:
+def quotas_near_limit(present: Iterable[Sample], now: float) -> tuple[QuotaRow, ...]:
     """Return the keys of quotas that are nearly used up, as whoever asked last saw them."""
     gauges = {
         table.QUOTA_USED.name: "used",

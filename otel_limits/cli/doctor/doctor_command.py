@@ -52,7 +52,7 @@ def examine(options: Namespace) -> int:
     """Examine, and print what was found."""
     from otel_limits.cli.doctor import runaway
     from otel_limits.cli.doctor.collector import examine_collectors
-    from otel_limits.cli.doctor.launcher import read_launcher
+    from otel_limits.cli.doctor.runaway import read_launcher
     from otel_limits.cli.doctor.settings import examine_settings
 
     # argparse leaves the `--` in what it gives as the rest.
@@ -72,7 +72,7 @@ def examine(options: Namespace) -> int:
 def run_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Read the arguments of `otel-limits run`; return the variables that it sets, and the rest."""
     from otel_limits.cli.parser import make_parser
-    from otel_limits.cli.run import given_options
+    from otel_limits.cli.run_command import given_options
 
     options = make_parser().parse_args(["run", *arguments])
     given = {setting.variable: text for setting, text in given_options(options)}

@@ -88,11 +88,11 @@ def feeds_of(options: Namespace) -> list[Feed]:
     """
     # Here, as every other command does without the parsers.
     from otel_limits.top.endpoints import Endpoint
-    from otel_limits.top.prometheus import FleetHistory
+    from otel_limits.top.prometheus_feed import PrometheusFeed
 
     if options.prometheus:
         credentials = inherited_authorization()
-        return [FleetHistory(options.prometheus, credentials.value if credentials else None)]
+        return [PrometheusFeed(options.prometheus, credentials.value if credentials else None)]
     # Each once: the same process under the same address is not two.
     return [Endpoint(each) for each in dict.fromkeys(options.scrape or [local_endpoint()])]
 
@@ -114,9 +114,9 @@ def show_live(feeds: Sequence[Feed]) -> int:
         sentence = "A live view needs a terminal. Run: otel-limits top --once"
         return refuse([sentence])
     from otel_limits.cli.quotas import kill_named
-    from otel_limits.cli.top.live import look
+    from otel_limits.cli.top.live import run_live
 
-    look(feeds, kill_named)
+    run_live(feeds, kill_named)
     return 0
 
 
@@ -141,10 +141,10 @@ def print_once(feeds: Sequence[Feed], *, is_json: bool) -> int:
 
 def read_once(feeds: Sequence[Feed]) -> Fleet:
     """Ask everybody, and again as late as it takes to know how fast things go."""
+    from otel_limits.top.fleet_state import track
     from otel_limits.top.scrapes import ScrapeError, scrape
-    from otel_limits.top.standing import watching
 
-    watch = watching(feeds, time.time())
+    watch = track(feeds, time.time())
 
     def asked(feed: Feed) -> list[Scrape]:
         try:
@@ -156,11 +156,11 @@ def read_once(feeds: Sequence[Feed]) -> Fleet:
     with ThreadPoolExecutor(len(feeds)) as pool:
         for told in pool.map(asked, feeds):
             for each in told:
-                watch.take(each)
+                watch.add(each)
         fleet = watch.fleet()
         # A Prometheus has told of the past already; only endpoints have to be asked twice.
         if fleet.rate_seconds is None and not all(fleet.feeds.values()):
             time.sleep(ONCE_SECONDS)
             for each in pool.map(lambda feed: scrape(feed, time.time()), feeds):
-                watch.take(each)
+                watch.add(each)
     return watch.fleet()

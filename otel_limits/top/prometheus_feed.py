@@ -33,7 +33,7 @@ QUERIES: Final = (
 )
 
 
-class FleetHistory:
+class PrometheusFeed:
     """A Prometheus that scrapes the fleet.
 
     Args:
