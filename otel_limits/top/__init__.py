@@ -1,1 +1,1 @@
-"""A fleet as its metrics tell it now: what `otel-limits top` reads, and what it makes of it."""
+"""The live state of a fleet, derived from its metrics, for `otel-limits top`."""

@@ -1,4 +1,4 @@
-"""Reads `/metrics` endpoints, as a Prometheus does."""
+"""Scrapes `/metrics` endpoints."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ if TYPE_CHECKING:
     from otel_limits.top.scrapes import Scrape
 
 TIMEOUT_SECONDS: Final = 2.0
-"""How long an endpoint may be silent: a Prometheus on the same network waits no longer in practice,
-and a row that is two seconds old is not live any more."""
+"""Timeout of an endpoint. Older data is no longer live."""
 
 MOST_BYTES: Final = 64 * 2**20
-"""Of a page: 50 agents with 50 models and 250 tools have a tenth of it."""
+"""Maximum size of a page. 50 agents, 50 models and 250 tools need a tenth of it."""
 
 ACCEPT: Final = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
-"""OpenMetrics first: only there a halt has the trace that it is an example of."""
+"""OpenMetrics is preferred because it includes the trace IDs of halts as exemplars."""
 
 METADATA: Final = ("# TYPE ", "# HELP ", "# UNIT ")
 
@@ -37,9 +36,9 @@ HISTOGRAM: Final = ("bucket", "sum", "count")
 BUCKETS: Final = table.BUDGET_USED.name
 SAMPLES: Final = NUMBERS | SUMS | {PROCESS_START, *(f"{BUCKETS}_{n}" for n in HISTOGRAM)}
 FAMILIES: Final = {
-    # A histogram of which only the sum is read has no type, as half of one is not valid.
+    # Without a type, because a histogram with only its sum is invalid.
     *(NUMBERS | {*FAILED, BUCKETS, PROCESS_START}),
-    *(name.removesuffix("_total") for name in (*NUMBERS, *FAILED)),  # as OpenMetrics has it
+    *(name.removesuffix("_total") for name in (*NUMBERS, *FAILED)),  # as in OpenMetrics
 }
 
 
@@ -47,27 +46,25 @@ class Endpoint:
     """One `/metrics` endpoint.
 
     Args:
-        address: Where it is: a URL, or `HOST:PORT` alone.
+        address: A URL or `HOST:PORT`.
 
     Raises:
-        ValueError: It is not an address that can be scraped.
+        ValueError: It is not a valid address.
     """
 
     def __init__(self, address: str) -> None:
-        """Keep the address."""
-        # Without a scheme `urlsplit` takes a host for a scheme or a path.
+        """Parse the address."""
+        # Without a scheme, `urlsplit` parses the host as a scheme or path.
         url = address if "://" in address else f"http://{address}"
         self.shown = redact_url(url)
         try:
             parts = urlsplit(url)
             is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:  # what stands for a port is not a number
+        except ValueError:  # an invalid port
             is_one = False
         if not is_one:
-            # Masked, as an address may have a password, and this sentence goes to a terminal or a
-            # log.
             raise ValueError(
-                f"{redact_url(address)!r} is not the address of an endpoint. Give one such as "
+                f"Invalid endpoint {redact_url(address)!r}. Use a URL or HOST:PORT, e.g. "
                 "http://localhost:9464/metrics or localhost:9464."
             )
         if parts.path in ("", "/"):
@@ -77,18 +74,18 @@ class Endpoint:
 
     @property
     def rate_seconds(self) -> float:
-        """A minute: it is asked each second."""
+        """One minute, as it is scraped each second."""
         return 60.0
 
-    def history(self, now: float) -> Iterable[Scrape]:  # noqa: ARG002  as every feed
-        """Return nothing: an endpoint knows the present alone."""
+    def history(self, now: float) -> Iterable[Scrape]:  # noqa: ARG002  part of the protocol
+        """Return nothing, as an endpoint has no history."""
         return ()
 
-    def samples(self, now: float) -> Sequence[Sample]:  # noqa: ARG002  as every feed
-        """Scrape it.
+    def samples(self, now: float) -> Sequence[Sample]:  # noqa: ARG002  part of the protocol
+        """Scrape the endpoint.
 
         Raises:
-            ScrapeError: It does not answer, or not with metrics of ours.
+            ScrapeError: It is unavailable or has no otel-limits metrics.
         """
         began = time.monotonic()
         try:
@@ -96,38 +93,37 @@ class Endpoint:
                 kind = response.headers.get("Content-Type", "")
                 page = _read(response, began)
         except urllib.error.HTTPError as error:
-            # An error of HTTP is an answer, and is closed as such: it holds a connection.
-            error.close()
-            raise ScrapeError(f"{self.shown} answers with status {error.code}.") from None
+            error.close()  # it holds the connection
+            raise ScrapeError(f"{self.shown} returned HTTP status {error.code}.") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise ScrapeError(
-                f"{self.shown} does not answer ({_reason(error)}). "
+                f"{self.shown} is unavailable ({_reason(error)}). "
                 "Is OTEL_LIMITS_PROMETHEUS_PORT set there?"
             ) from None
         try:
             samples = tuple(samples_of(page, is_openmetrics="openmetrics" in kind))
         except ValueError as error:
-            raise ScrapeError(f"{self.shown} cannot be read: {error}.") from None
-        # Somebody else's endpoint answers well, and would be shown as a fleet without agents. Every
-        # program of prometheus_client, and Prometheus itself, says when it was started.
+            raise ScrapeError(f"{self.shown} returned invalid metrics: {error}.") from None
+        # Otherwise, the endpoint of another program would look like a fleet without agents. All
+        # programs with prometheus_client, and Prometheus, export their start time.
         if all(sample.name == PROCESS_START for sample in samples):
-            raise ScrapeError(f"{self.shown} answers, but has no metrics of otel-limits.")
+            raise ScrapeError(f"{self.shown} has no otel-limits metrics.")
         return samples
 
 
 def _read(response: Any, began: float) -> str:
-    """Read a page that has an end, within a time that has one.
+    """Read a page of limited size within a limited time.
 
     Raises:
-        TimeoutError: It comes too slowly.
-        ValueError: It is too long.
+        TimeoutError: It takes too long.
+        ValueError: It is too large.
     """
     page = bytearray()
     while piece := response.read1(2**16):
         page += piece
         if len(page) > MOST_BYTES:
             raise ValueError(f"more than {MOST_BYTES // 2**20} MiB")
-        # A timeout bounds each piece alone.
+        # The socket timeout applies to each chunk only.
         if time.monotonic() - began > 2 * TIMEOUT_SECONDS:
             raise TimeoutError(f"not complete after {2 * TIMEOUT_SECONDS:g} s")
     return page.decode(errors="replace")
@@ -139,13 +135,12 @@ def _reason(error: Exception) -> str:
 
 
 def samples_of(page: str, *, is_openmetrics: bool) -> Iterator[Sample]:
-    """Parse what is ours of an exposition, in either of its formats.
+    """Parse the otel-limits metrics of a page, in either exposition format.
 
     Raises:
-        ValueError: It is not one.
+        ValueError: The page is invalid.
     """
-    # What is read alone: another library's metrics may break a rule that prometheus_client's parser
-    # knows, and it takes 30 microseconds for a line.
+    # Other libraries' metrics may violate a rule of the parser, which takes 30 us per line.
     lines = [line for line in page.split("\n") if _is_read(line)]
     parse: Any = openmetrics.text_string_to_metric_families
     text = "\n".join([*lines, "# EOF\n"])
@@ -153,12 +148,11 @@ def samples_of(page: str, *, is_openmetrics: bool) -> Iterator[Sample]:
         parse, text = text_string_to_metric_families, "\n".join([*lines, ""])
     try:
         families = list(parse(text))
-    # The parsers stumble in many ways over what is not an exposition.
-    except Exception as error:  # noqa: BLE001  whatever it is, the page cannot be read
+    except Exception as error:  # noqa: BLE001  the parsers raise various exceptions
         raise ValueError(f"{error}" or type(error).__name__) from None
     for family in families:
         for name, labels, value, _, exemplar, *_ in family.samples:
-            # A NaN, as of a gauge that was never set, would make every sum with it a NaN.
+            # An unset gauge is NaN, as would be every sum that includes it.
             if math.isfinite(value):
                 trace = exemplar.labels.get("trace_id") if exemplar else None
                 yield Sample(name, labels, value, trace)

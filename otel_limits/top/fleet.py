@@ -1,4 +1,4 @@
-"""How a fleet stands: a row for each agent, what they come to, and what is to be seen at once."""
+"""The state of a fleet: agents, totals, quotas and recent halts."""
 
 from __future__ import annotations
 
@@ -9,77 +9,74 @@ from datetime import datetime, timezone
 from typing import Any, Final
 
 SCHEMA: Final = "otel-limits/top/1"
-"""What the JSON calls its schema; the number rises when a field goes or means something else."""
+"""Schema of the JSON. The number increases if a field is removed or changes its meaning."""
 
 NEAR_END: Final = 0.8
-"""Share of a cap or a quota from which on it is shown as nearly used up, as `quotas` does."""
+"""Share of a cap or quota that is highlighted, as in `otel-limits quotas`."""
 
 LATEST: Final = datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapShare:
-    """How much of a cap is used."""
+    """Utilization of a cap."""
 
     limit: str
     cap: float | None
     share: float
-    """1 when it is reached."""
+    """1 if the cap is reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """How fast something is used; `None` is not known, or not yet."""
+    """Usage per unit of time. `None` if not known yet."""
 
     turns_per_minute: float | None = None
     tokens_per_minute: float | None = None
     usd_per_hour: float | None = None
-    """Of calls whose price is known; `None` as well where there is a price for none of them."""
+    """Cost of calls with a known price. `None` if no call has one."""
     unpriced_tokens_per_minute: float | None = None
-    """Of calls whose price is not known."""
+    """Tokens of calls without a price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRow:
-    """One agent, over all processes."""
+    """One agent, summed over all processes."""
 
     agent: str
     in_progress: int | None
-    """`None` where nobody who answers knows it."""
+    """`None` if no feed reports it."""
     rates: Rates
     usd_share: float | None
-    """Of what the whole fleet spends an hour."""
+    """Share of the fleet's spend."""
     now: Sequence[CapShare]
-    """What the invocations in progress have used of the agent's caps, on average; nearest first."""
+    """Mean utilization of caps by invocations in progress, highest first."""
     hour: Sequence[CapShare]
-    """What 95 % of the invocations that ended used at most; nearest first."""
+    """p95 utilization of caps by finished invocations, highest first."""
     halts: Mapping[str, int]
-    """By reason, the most frequent first."""
+    """Halts by reason, most frequent first."""
     errors: Mapping[str, int]
-    """Model calls and tool calls that failed, and invocations that an exception ended."""
+    """Failed model calls, tool calls and invocations."""
 
     @property
     def halt_count(self) -> int:
-        """How often it was halted."""
+        """Total number of halts."""
         return sum(self.halts.values())
 
     @property
     def error_count(self) -> int:
-        """Calls that failed; an invocation that an exception ended is mostly one of them."""
-        # An invocation that an exception ended is left out, as the call that failed is counted
-        # already.
+        """Failed calls. Failed invocations usually result from one that is already counted."""
         return self.errors.get("model_calls", 0) + self.errors.get("tool_calls", 0)
 
     @property
     def nearest(self) -> float:
-        """The greatest share of a cap: of what is in progress, otherwise of what has ended."""
-        # What is in progress can still be halted; what has ended can only tell what is usual.
+        """Highest utilization of a cap, by invocations in progress or else by finished ones."""
         return max((each.share for each in self.now or self.hour), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaRow:
-    """How one key of a quota stands."""
+    """Usage of one quota key."""
 
     quota: str
     key: str
@@ -87,18 +84,17 @@ class QuotaRow:
     reserved: float
     limit: float
     resets: float
-    """When the window ends, in seconds since the epoch."""
+    """End of the window, in seconds since the epoch."""
 
     @property
     def share(self) -> float:
-        """What is used or reserved of what is permitted; 1 where nothing is permitted."""
-        # A quota that permits nothing is used up from the start.
+        """Utilization, including reservations. 1 if the limit is 0."""
         return (self.used + self.reserved) / self.limit if self.limit else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentHalt:
-    """Halts of one agent for one reason that were seen between two scrapes."""
+    """Halts of one agent with one reason between two scrapes."""
 
     at: float
     agent: str
@@ -106,12 +102,12 @@ class RecentHalt:
     action: str
     count: int
     trace_id: str | None
-    """Of the last of them, where its trace is exported."""
+    """Trace of the last halt, if exported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What all agents come to."""
+    """Totals of all agents."""
 
     agents: int
     in_progress: int
@@ -122,44 +118,44 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """How the fleet stands at one time."""
+    """The state of the fleet at one time."""
 
     at: float
     feeds: Mapping[str, str]
-    """Who was asked, and what is wrong with the answer: a sentence, or nothing."""
+    """Addresses and their error messages, empty if there is none."""
     rate_seconds: float | None
-    """Over how long turns and tokens were counted; `None` before that is long enough."""
+    """Window of turn and token rates. `None` if it is still too short."""
     usd_seconds: float | None
     halts_since: float
-    """Since when halts and errors are known: an hour ago, or later."""
+    """Start of the window of halts and errors, at most one hour ago."""
     totals: Totals
     agents: Sequence[AgentRow] = ()
     quotas: Sequence[QuotaRow] = ()
-    """Those that are nearly used up, the nearest first."""
+    """Quotas close to their limit, highest utilization first."""
     last_halts: Sequence[RecentHalt] = ()
-    """The newest first, since somebody looks."""
+    """Halts since `top` was started, newest first."""
     warnings: Sequence[str] = field(default=())
-    """What is wrong with otel-limits itself, as sentences."""
+    """Problems of otel-limits itself."""
 
     @property
     def problems(self) -> list[str]:
-        """Every sentence that a person has to read."""
+        """All messages to show."""
         return [*filter(None, self.feeds.values()), *self.warnings]
 
 
 def as_json(fleet: Fleet) -> dict[str, Any]:
-    """Return what a script is given."""
+    """Return the fleet as JSON."""
     return {
         "schema": SCHEMA,
         "at": iso(fleet.at),
-        "feeds": [{"address": name, "error": said or None} for name, said in fleet.feeds.items()],
+        "feeds": [{"address": name, "error": error or None} for name, error in fleet.feeds.items()],
         "warnings": list(fleet.warnings),
         "rates_over_seconds": _rounded(fleet.rate_seconds),
         "usd_over_seconds": _rounded(fleet.usd_seconds),
         "halts_since": iso(fleet.halts_since),
         "totals": _flat(fleet.totals),
         "agents": [_flat(row) for row in fleet.agents],
-        "quotas_near_their_end": [
+        "quotas_near_limit": [
             {**dataclasses.asdict(row), "share": row.share, "resets": iso(row.resets)}
             for row in fleet.quotas
         ],
@@ -170,18 +166,17 @@ def as_json(fleet: Fleet) -> dict[str, Any]:
 
 
 def iso(at: float) -> str:
-    """Write a time as ISO 8601, to the second, in UTC."""
-    at = min(max(at, 0.0), LATEST)  # whatever an endpoint says, it is shown
+    """Format a time as ISO 8601 in UTC."""
+    at = min(max(at, 0.0), LATEST)  # an endpoint may report any value
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _flat(row: AgentRow | Totals) -> dict[str, Any]:
-    """Put the rates among the other values."""
+    """Merge the rates into the other fields."""
     values = dataclasses.asdict(row)
     rates = values.pop("rates")
     return values | {name: _rounded(rate) for name, rate in rates.items()}
 
 
 def _rounded(number: float | None) -> float | None:
-    # What is counted over some seconds has no more digits than these.
     return None if number is None else round(number, 6)

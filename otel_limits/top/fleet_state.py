@@ -1,4 +1,4 @@
-"""Says how a fleet stands, from everything that was scraped."""
+"""Derives the state of a fleet from scrapes."""
 
 from __future__ import annotations
 
@@ -27,25 +27,30 @@ FINISHED: Final = {
     f"{table.INVOCATION_TOKENS.name}_sum": "tokens",
 }
 MEASURED: Final = {"max_turns": "turns", "max_iterations": "turns", "max_token_budget": "tokens"}
-"""Which of them a limit caps. A leg is taken for an invocation: most have only one."""
+"""The counter that each limit caps. Legs count as invocations, as most have only one."""
 
 
 class InProgress:
-    """The invocations in progress of one feed."""
+    """Usage by invocations in progress, for one feed.
+
+    A turn is counted when it happens, and again in the histogram of finished invocations. The
+    difference belongs to invocations in progress. The same holds for tokens; there is no such pair
+    of metrics for cost, time and calls.
+    """
 
     def __init__(self) -> None:
-        """Know of none."""
+        """Create it without scrapes."""
         self.counts: dict[str, float] = {}
         """Invocations in progress, by agent."""
         self.used: dict[tuple[str, str], float] = {}
-        """Turns and tokens of all of them, by agent and what is counted."""
+        """Their turns and tokens, by agent and counter."""
         self._idle: dict[tuple[Labels, str, str], float] = {}
-        """What an agent without any invocation had left over when it was last looked at."""
+        """Remaining difference of agents without invocations, at the previous scrape."""
         self._abandoned: dict[tuple[Labels, str, str], float] = {}
-        """What belongs to invocations that will never end, as their process was killed."""
+        """Usage by invocations that will never finish."""
 
     def update(self, scrape: Scrape) -> None:
-        """Look at what there is now."""
+        """Process a scrape."""
         counts: dict[tuple[Labels, str], float] = defaultdict(float)
         over: dict[tuple[Labels, str, str], float] = defaultdict(float)
         for sample in scrape.samples:
@@ -55,21 +60,21 @@ class InProgress:
                 over[sample.process(), sample.agent, what] += sample.value
             elif (what := FINISHED.get(sample.name)) is not None:
                 over[sample.process(), sample.agent, what] -= sample.value
-        # Made anew with every scrape: an agent whose process is gone is in progress nowhere.
+        # Replaced, as the process of an agent may be gone.
         self.counts, self.used = defaultdict(float), defaultdict(float)
         for (_, agent), count in counts.items():
             self.counts[agent] += count
         for key, left in over.items():
             process, agent, what = key
             if counts.get((process, agent), 0.0) > 0:
-                # Below 0 where a scrape fell between the two counts.
+                # Negative if the scrape happened between the two counts.
                 self.used[agent, what] += max(0.0, left - self._abandoned.get(key, 0.0))
             else:
                 self._settle(key, left)
 
     def _settle(self, key: tuple[Labels, str, str], left: float) -> None:
-        """Forget what is left over of an agent that has nothing in progress."""
-        # Twice the same, as a scrape may fall between the last turn and the end of an invocation.
+        """Write off the remaining difference of an agent without invocations in progress."""
+        # Only if unchanged: a scrape may happen between the last turn and the end of an invocation.
         if self._idle.get(key) == left:
             self._abandoned[key] = left
         self._idle[key] = left
@@ -79,27 +84,27 @@ PERCENTILE: Final = 0.95
 
 
 def track(feeds: Sequence[Feed], began: float) -> FleetTracker:
-    """Watch feeds; the one that knows least of single seconds says how rates are counted."""
+    """Create a tracker for feeds, with the longest of their rate windows."""
     return FleetTracker(began, max(feed.rate_seconds for feed in feeds))
 
 
 class FleetTracker:
-    """Takes scrapes, and says how the fleet stands.
+    """Derives the state of the fleet from scrapes.
 
     Args:
-        began: Since when somebody looks, in seconds since the epoch.
-        rate_seconds: Over how long turns and tokens a minute are counted.
+        began: When `top` was started, in seconds since the epoch.
+        rate_seconds: Window of turn and token rates.
     """
 
     def __init__(self, began: float, rate_seconds: float) -> None:
-        """Begin without any scrape."""
+        """Create a tracker without scrapes."""
         self._rate_seconds = rate_seconds
         self._follower = Follower(began)
         self._progress: dict[str, InProgress] = {}
         self._now = began
 
     def add(self, scrape: Scrape) -> None:
-        """Take what a feed said."""
+        """Process a scrape."""
         self._now = max(self._now, scrape.at)
         self._follower.add(scrape)
         if scrape.error:
@@ -108,7 +113,7 @@ class FleetTracker:
             self._progress.setdefault(scrape.feed, InProgress()).update(scrape)
 
     def fleet(self) -> Fleet:
-        """Return how it stands as of the newest scrape."""
+        """Return the state as of the latest scrape."""
         follower, now = self._follower, self._now
         hour = follower.hour.over(now, HOUR_SECONDS)
         rates = UsageRates(follower, now, self._rate_seconds)
@@ -141,7 +146,7 @@ class FleetTracker:
         )
 
     def _counts(self) -> dict[str, float]:
-        """Return how many invocations of each agent are in progress."""
+        """Return the number of invocations in progress of each agent."""
         counts: dict[str, float] = {}
         for progress in self._progress.values():
             for agent, count in progress.counts.items():
@@ -180,10 +185,10 @@ class FleetTracker:
 
 
 class UsageRates:
-    """How fast things are used."""
+    """Current usage rates."""
 
     def __init__(self, follower: Follower, now: float, rate_seconds: float) -> None:
-        """Count what was used lately."""
+        """Sum up the usage in the windows."""
         passed = now - (now if follower.first is None else follower.first)
         is_enough = passed >= LEAST_SECONDS
         self.turn_seconds = min(passed, rate_seconds) if is_enough else None
@@ -193,11 +198,11 @@ class UsageRates:
 
     @property
     def agents(self) -> set[str]:
-        """Everybody who used anything."""
+        """All agents with usage."""
         return {agent for _, agent in self._usd}
 
     def of(self, agent: str | None) -> Rates:
-        """Return how fast an agent uses things, or all agents together."""
+        """Return the rates of an agent, or of all agents."""
         if self.turn_seconds is None or self.usd_seconds is None:
             return Rates()
         minutes, usd_minutes = self.turn_seconds / 60, self.usd_seconds / 60
@@ -206,34 +211,34 @@ class UsageRates:
         return Rates(
             turns_per_minute=amount_of("turns", agent, self._turns) / minutes,
             tokens_per_minute=amount_of("tokens", agent, self._turns) / minutes,
-            # Nothing is not what calls cost whose price nobody knows.
+            # Unknown, not 0, if no call has a price.
             usd_per_hour=None if unpriced and not usd else usd * 60 / usd_minutes,
             unpriced_tokens_per_minute=unpriced / usd_minutes,
         )
 
 
 def amount_of(what: str, agent: str | None, increases: Mapping[Key, float]) -> float:
-    """Return how much of something an agent used, or all agents together."""
+    """Return the usage by an agent, or by all agents."""
     if agent is not None:
         return increases.get((what, agent), 0.0)
     return sum(amount for key, amount in increases.items() if key[0] == what)
 
 
 def share_of(part: float | None, whole: float | None) -> float | None:
-    """Return which share a part is, where both are known and there is something to share."""
+    """Return a share, if both numbers are known and the whole is not 0."""
     return part / whole if part is not None and whole else None
 
 
 def nearest(shares: Iterable[CapShare]) -> tuple[CapShare, ...]:
-    """Order caps by how near they are."""
+    """Sort caps by utilization, highest first."""
     return tuple(sorted(shares, key=lambda each: -each.share))
 
 
 def caps_of(present: Iterable[Sample]) -> dict[str, dict[str, float]]:
-    """Return every agent's caps, the least where processes differ."""
+    """Return the caps of each agent, the lowest if processes differ."""
     caps: dict[str, dict[str, float]] = {}
     for sample in present:
-        if sample.name == table.LIMIT.name and sample.value > 0:  # 0 is one that is gone
+        if sample.name == table.LIMIT.name and sample.value > 0:  # 0: removed
             limits = caps.setdefault(sample.agent, {})
             limit = sample.labels.get("limit", "")
             limits[limit] = min(sample.value, limits.get(limit, math.inf))
@@ -243,9 +248,9 @@ def caps_of(present: Iterable[Sample]) -> dict[str, dict[str, float]]:
 def hour_shares(
     agent: str, hour: Mapping[Key, float], caps: Mapping[str, float]
 ) -> Iterator[CapShare]:
-    """Yield which share of each cap 95 % of the finished invocations used at most.
+    """Yield the p95 utilization of each cap by finished invocations.
 
-    It is the upper bound of a bucket of the histogram, so that it is true and never a guess.
+    It is the upper bound of a histogram bucket, without interpolation.
     """
     by_limit: dict[str, list[tuple[float, float]]] = {}
     for key, count in hour.items():
@@ -254,13 +259,13 @@ def hour_shares(
     for limit, buckets in by_limit.items():
         total = max(count for _, count in buckets)
         bound = min(bound for bound, count in buckets if count >= PERCENTILE * total)
-        # Above the highest bound there is only "more than that".
+        # Values above the highest bound are not distinguished.
         highest = max(table.BUDGET_USED.buckets)
         yield CapShare(limit=limit, cap=caps.get(limit), share=min(bound, highest))
 
 
 def bound_of(text: str) -> float:
-    """Read the upper bound of a bucket."""
+    """Parse the upper bound of a bucket."""
     try:
         return float(text)
     except ValueError:
@@ -268,7 +273,7 @@ def bound_of(text: str) -> float:
 
 
 def quotas_near_limit(present: Iterable[Sample], now: float) -> tuple[QuotaRow, ...]:
-    """Return the keys of quotas that are nearly used up, as whoever asked last saw them."""
+    """Return the quota keys close to their limit, as last read by any process."""
     gauges = {
         table.QUOTA_USED.name: "used",
         table.QUOTA_RESERVED.name: "reserved",
@@ -283,10 +288,10 @@ def quotas_near_limit(present: Iterable[Sample], now: float) -> tuple[QuotaRow, 
     newest: dict[tuple[str, str], QuotaRow] = {}
     for (_, quota, key), values in seen.items():
         if len(values) < len(gauges) or values["resets"] <= now:
-            continue  # of a window that has ended, nothing counts any more
+            continue  # incomplete, or the window has ended
         row = QuotaRow(quota=quota, key=key, **values)
         other = newest.setdefault((quota, key), row)
-        # Within a window the use rises: whoever saw more saw it later.
+        # Usage only increases within a window, so the higher value is newer.
         if (row.resets, row.used) > (other.resets, other.used):
             newest[quota, key] = row
     near = [row for row in newest.values() if row.share >= NEAR_END]
@@ -294,20 +299,19 @@ def quotas_near_limit(present: Iterable[Sample], now: float) -> tuple[QuotaRow, 
 
 
 def warnings_of(present: Iterable[Sample], hour: Mapping[Key, float]) -> Iterator[str]:
-    """Say in sentences what is wrong with otel-limits itself."""
+    """Yield messages about problems of otel-limits itself."""
     zeros: dict[str, int] = {}
     for sample in present:
         if sample.value == 0:
             zeros[sample.name] = zeros.get(sample.name, 0) + 1
     if off := zeros.get(table.ENFORCING.name):
-        yield f"Limits are not in force in {processes(off)}: run otel-limits doctor there."
-    if refused := zeros.get(table.POLICY_VALID.name):
-        yield f"The newest policy file was refused in {processes(refused)}: see its log."
-    if faults := round(hour.get(("fault",), 0)):
-        kept = pluralize(faults, "failure")
-        yield f"otel-limits kept {kept} of its own away from agents: see the logs."
+        yield f"Limits are not enforced in {processes(off)}: run otel-limits doctor there."
+    if rejected := zeros.get(table.POLICY_VALID.name):
+        yield f"Policy file rejected in {processes(rejected)}: see the log."
+    if errors := round(hour.get(("internal_error",), 0)):
+        yield f"{pluralize(errors, 'internal error')} in otel-limits: see the log."
 
 
 def processes(count: int) -> str:
-    """Write a number of processes."""
+    """Format a number of processes."""
     return pluralize(count, "process", "processes")

@@ -1,4 +1,4 @@
-"""Follows scrapes, and says how much was counted between them."""
+"""Computes the increases of counters between scrapes."""
 
 from __future__ import annotations
 
@@ -12,49 +12,47 @@ from otel_limits.top.fleet import RecentHalt
 from otel_limits.top.scrapes import PROCESS_START, Labels, Sample, Scrape, process_of
 
 Key: TypeAlias = tuple[str, ...]
-"""What went up, such as `("turns", "researcher")`."""
+"""A counter, e.g. `("turns", "researcher")`."""
 
 
 class Increases:
-    """Increases, kept by the time in which they were seen.
+    """Increases of counters in a sliding window.
 
     Args:
-        seconds: For how long they are kept.
-        step: Seconds of one bucket: as much longer or shorter may the time be.
+        seconds: Length of the window.
+        step: Seconds per bucket, the precision of the window.
     """
 
     def __init__(self, seconds: float, step: float) -> None:
-        """Begin with none."""
+        """Create an empty window."""
         self.seconds: Final = seconds
         self._step = step
         self._buckets: dict[int, Counter[Key]] = {}
 
     def add(self, key: Key, amount: float, at: float, since: float | None = None) -> None:
-        """Count an increase that was seen at a time.
+        """Add an increase.
 
         Args:
-            key: What went up.
-            amount: How much.
-            at: When it was seen, in seconds since the epoch.
-            since: When one looked before that: it came at some time between the two, and is
-                taken for equally much at each. Otherwise it is taken for as late as it was seen.
+            key: The counter.
+            amount: Its increase.
+            at: When it was observed, in seconds since the epoch.
+            since: The previous observation. The increase is spread evenly between the two; without
+                it, all of it counts at `at`.
         """
         last = int(at // self._step)
-        # The bucket after the last look, or an increase would begin before it could have happened.
+        # The bucket after the previous observation, which already included that one.
         first = last if since is None else min(last, int(since // self._step) + 1)
-        for place in range(first, last + 1):
-            # Money is not a whole number, which a Counter does not mind.
-            self._buckets.setdefault(place, Counter())[key] += amount / (last + 1 - first)  # type: ignore[assignment]
+        for index in range(first, last + 1):
+            self._buckets.setdefault(index, Counter())[key] += amount / (last + 1 - first)  # type: ignore[assignment]
 
     def over(self, now: float, seconds: float) -> dict[Key, float]:
-        """Return what came in over the last `seconds`."""
-        # When somebody asks, and not by a timer: the window moves only where it is looked at.
-        forgotten = int((now - self.seconds) // self._step)
-        for place in [place for place in self._buckets if place <= forgotten]:
-            del self._buckets[place]
+        """Return the increases of the last `seconds`."""
+        expired = int((now - self.seconds) // self._step)
+        for index in [index for index in self._buckets if index <= expired]:
+            del self._buckets[index]
         summed: dict[Key, float] = {}
-        for place, bucket in self._buckets.items():
-            if place > (now - seconds) // self._step:
+        for index, bucket in self._buckets.items():
+            if index > (now - seconds) // self._step:
                 for key, amount in bucket.items():
                     summed[key] = summed.get(key, 0) + amount
         return summed
@@ -62,14 +60,14 @@ class Increases:
 
 HOUR_SECONDS: Final = 3600.0
 USD_SECONDS: Final = 300.0
-"""Over how long money is counted: a call takes many seconds, so that a minute has only a few."""
+"""Window of the cost rate. Calls take many seconds, so one minute contains too few of them."""
 LEAST_SECONDS: Final = 5.0
-"""Over less than that, a rate says more about the moment than about the agent."""
+"""Minimum window of a rate."""
 GAP_SECONDS: Final = 120.0
-"""What was counted while somebody did not answer for longer than that says nothing of now."""
+"""After a longer gap between scrapes, an increase is not a current rate."""
 HALTS_KEPT: Final = 100
 UNKNOWN: Final = 0.0
-"""Stands for a time that is not told."""
+"""An unknown time."""
 
 RATED: Final = {
     table.TURNS.name: "turns",
@@ -82,65 +80,64 @@ ERRORS: Final = {
     table.TOOL_CALLS.name: ("status", "error", "tool_calls"),
     table.STOPS.name: ("reason", "error", "invocations"),
 }
-"""By which label an error is known, and as what it counts."""
+"""The label and value that mark an error, and what it counts as."""
 
 ProcessKey: TypeAlias = tuple[str, Labels]
-"""Who told it, and the labels that say which process it is of."""
+"""A feed, and the labels that identify a process."""
 SeriesKey: TypeAlias = tuple[str, Labels]
 
 
 class Follower:
-    """Compares each scrape with the one before, series by series, as counters begin again at 0.
+    """Compares each scrape with the previous one, series by series, allowing for counter resets.
 
     Args:
-        began: Since when somebody looks: the halts seen since then are kept.
+        began: When `top` was started. Halts since then are listed.
     """
 
     def __init__(self, began: float) -> None:
-        """Begin without any scrape."""
+        """Create a follower without scrapes."""
         self._began = began
         self._values: dict[SeriesKey, tuple[float, float]] = {}
-        """What each series said last, and when."""
+        """Last value of each series and its time."""
         self._swept = began
         self._known_since: dict[ProcessKey, float] = {}
-        """Since when everything that the process counted is known."""
+        """Start of the time for which a process's counts are known completely."""
         self._scraped: dict[str, float] = {}
         self.present: dict[str, Scrape] = {}
-        """The newest answer of each feed that answers."""
+        """Latest scrape of each available feed."""
         self.errors: dict[str, str] = {}
-        """Of every feed that was asked, what is wrong with it."""
+        """Error message of each feed, empty if there is none."""
         self.rates: Final = Increases(USD_SECONDS, step=1)
         self.hour: Final = Increases(HOUR_SECONDS, step=60)
         self.halts: Final[deque[RecentHalt]] = deque(maxlen=HALTS_KEPT)
         self.first: float | None = None
-        """When the first scrape was that had anything to say."""
+        """Time of the first successful scrape."""
 
     def add(self, scrape: Scrape) -> None:
-        """Count what a scrape has beyond the one before it."""
+        """Count the increases since the previous scrape."""
         self.errors[scrape.feed] = scrape.error
         if scrape.error:
-            # What it said before is not the present any more.
             self.present.pop(scrape.feed, None)
             return
         self.first = scrape.at if self.first is None else self.first
         before = self._scraped.get(scrape.feed)
         is_continuous = before is not None and scrape.at - before <= GAP_SECONDS
-        strangers = self._new_processes(scrape, is_first=before is None)
+        new = self._new_processes(scrape, is_first=before is None)
         for sample in scrape.samples:
             rated, hour = RATED.get(sample.name), hourly_key(sample)
             if rated is None and hour is None:
                 continue
             amount = self._growth(scrape, sample)
-            began = strangers.get((scrape.feed, sample.process()))
+            began = new.get((scrape.feed, sample.process()))
             if amount <= 0 or began == UNKNOWN:
                 continue
             if hour is not None:
                 self.hour.add(hour, amount, scrape.at)
-                # What was there before somebody looked is in the sum of the hour, but is not news.
-                is_seen = not scrape.is_past and (began is None or began >= self._began)
-                if is_seen and hour[0] == "halt":
+                # Halts before the start of `top` count, but are not listed.
+                is_recent = not scrape.is_past and (began is None or began >= self._began)
+                if is_recent and hour[0] == "halt":
                     self._record_halt(scrape, sample, round(amount))
-            # What a process counted before it was met is of a time that nobody knows.
+            # The time of counts from before the first scrape of a process is unknown.
             elif rated is not None and is_continuous and began is None:
                 self.rates.add((rated, sample.agent), amount, scrape.at, before)
         self.present[scrape.feed] = scrape
@@ -148,14 +145,13 @@ class Follower:
         self._sweep(scrape.at)
 
     def halts_since(self, now: float) -> float:
-        """Since when the halts of every process that is there are known, at most an hour ago."""
-        # The process that is known for the shortest time decides: before that, not all was seen.
+        """Return since when the halts of all present processes are known, at most an hour ago."""
         return max(
             [now - HOUR_SECONDS, *(self._known_since[each] for each in self._present_processes())]
         )
 
     def _present_processes(self) -> set[ProcessKey]:
-        """Return the processes that tell something now."""
+        """Return the processes in the latest scrapes."""
         return {
             (scrape.feed, sample.process())
             for scrape in self.present.values()
@@ -163,9 +159,9 @@ class Follower:
         }
 
     def _new_processes(self, scrape: Scrape, *, is_first: bool) -> Mapping[ProcessKey, float]:
-        """Return the processes of which nothing was heard before, and since when they count.
+        """Return the processes that were not scraped before, with their start times.
 
-        That is `UNKNOWN` where they may have counted for longer than an hour.
+        The time is `UNKNOWN` if they may have been running for more than an hour.
         """
         new: dict[ProcessKey, float] = {}
         for sample in scrape.samples:
@@ -175,36 +171,36 @@ class Follower:
                 new[process] = max(began, new.get(process, UNKNOWN))
         for process, began in new.items():
             if began == UNKNOWN and not is_first:
-                # It was not there when this feed was asked last.
+                # It was not in the previous scrape of this feed.
                 new[process] = scrape.at
             elif began <= scrape.at - HOUR_SECONDS:
-                # Some of what it has counted is older than the hour, and nobody can tell how much.
+                # An unknown part of its counts is older than an hour.
                 new[process] = UNKNOWN
             self._known_since[process] = scrape.at if new[process] == UNKNOWN else 0.0
         return new
 
     def _growth(self, scrape: Scrape, sample: Sample) -> float:
-        """Return how much a series went up, from 0 if it was not there before or began again."""
+        """Return the increase of a series, from 0 if it is new or was reset."""
         key = (scrape.feed, sample.series())
         before, _ = self._values.get(key, (0.0, 0.0))
         self._values[key] = (sample.value, scrape.at)
         return sample.value - before if sample.value >= before else sample.value
 
     def _sweep(self, now: float) -> None:
-        """Forget what was not told for an hour: pods come and go for days."""
+        """Drop series and feeds not seen for an hour, as pods come and go."""
         if now - self._swept <= HOUR_SECONDS:
             return
         self._swept, since = now, now - HOUR_SECONDS
         self._values = {key: each for key, each in self._values.items() if each[1] > since}
         self._scraped = {feed: at for feed, at in self._scraped.items() if at > since}
-        # One that comes back is a stranger again: what it has counted may be of any time.
-        there = self._present_processes() | {
+        # A process that returns later counts as new.
+        present = self._present_processes() | {
             (feed, process_of(labels)) for feed, labels in self._values
         }
-        self._known_since = {key: at for key, at in self._known_since.items() if key in there}
+        self._known_since = {key: at for key, at in self._known_since.items() if key in present}
 
     def _record_halt(self, scrape: Scrape, sample: Sample, count: int) -> None:
-        """Keep a halt to be shown."""
+        """Add a halt to the list of recent ones."""
         self.halts.appendleft(
             RecentHalt(
                 at=scrape.at,
@@ -218,7 +214,7 @@ class Follower:
 
 
 def hourly_key(sample: Sample) -> Key | None:
-    """Return as what a sample counts among the things of the last hour, if it is one of them."""
+    """Return the key of a sample in the counts of the last hour, if it is counted there."""
     labels, agent = sample.labels, sample.agent
     if sample.name == table.STOPS.name and labels.get("action") in HALTED:
         return ("halt", agent, labels.get("reason", ""))
@@ -227,4 +223,4 @@ def hourly_key(sample: Sample) -> Key | None:
         return ("error", agent, what) if labels.get(label) == value else None
     if sample.name == f"{table.BUDGET_USED.name}_bucket":
         return ("used", agent, labels.get("limit", ""), labels.get("le", ""))
-    return ("fault",) if sample.name == table.INTERNAL_ERRORS.name else None
+    return ("internal_error",) if sample.name == table.INTERNAL_ERRORS.name else None

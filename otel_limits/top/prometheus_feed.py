@@ -1,4 +1,4 @@
-"""Reads the metrics of a whole fleet from a Prometheus."""
+"""Reads the metrics of a fleet from a Prometheus server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from otel_limits.top.scrapes import (
 )
 
 TIMEOUT_SECONDS: Final = 10.0
-"""Longer than of an endpoint: the history of a large fleet is megabytes."""
+"""Longer than for endpoints, as the history of a large fleet takes megabytes."""
 
 HISTORY_SECONDS: Final = 3600
 STEP_SECONDS: Final = 60
@@ -34,51 +34,49 @@ QUERIES: Final = (
 
 
 class PrometheusFeed:
-    """A Prometheus that scrapes the fleet.
+    """A Prometheus server that scrapes the fleet.
 
     Args:
-        url: Its address, such as http://localhost:9090.
-        authorization: Value of the header `Authorization`, where it asks for one.
+        url: E.g. http://localhost:9090.
+        authorization: Value of the `Authorization` header.
     """
 
     def __init__(self, url: str, authorization: str | None = None) -> None:
-        """Keep the address."""
+        """Create a client for the server."""
         self.shown = redact_url(url)
         self._prometheus = Prometheus(url, authorization, TIMEOUT_SECONDS)
 
     @property
     def rate_seconds(self) -> float:
-        """Five minutes: it asks the fleet every 15 seconds, or every minute or two."""
+        """Five minutes, as scrape intervals are up to two minutes."""
         return 300.0
 
     def history(self, now: float) -> Iterator[Scrape]:
-        """Ask for the last hour, a sample for each minute.
+        """Query the last hour, one sample per minute.
 
         Raises:
-            ScrapeError: It does not answer.
+            ScrapeError: The query failed.
         """
         by_time: dict[float, list[Sample]] = {}
         window = {"start": f"{now - HISTORY_SECONDS:.3f}", "end": f"{now:.3f}"}
-        # Time by time: a follower compares scrapes in the order in which they happened.
-        for at, sample in self._ask("query_range", **window, step=str(STEP_SECONDS)):
+        # Grouped by time, as the follower compares consecutive scrapes.
+        for at, sample in self._query("query_range", **window, step=str(STEP_SECONDS)):
             by_time.setdefault(at, []).append(sample)
         for at, samples in sorted(by_time.items()):
             yield Scrape(self.shown, at, samples, is_past=True)
 
     def samples(self, now: float) -> Sequence[Sample]:
-        """Ask for what was scraped last.
+        """Query the latest samples.
 
         Raises:
-            ScrapeError: It does not answer.
+            ScrapeError: The query failed or returned no metrics.
         """
-        samples = tuple(sample for _, sample in self._ask("query", time=f"{now:.3f}"))
-        # An answer without any of our series is an answer all the same, and means that nobody is
-        # scraped.
+        samples = tuple(sample for _, sample in self._query("query", time=f"{now:.3f}"))
         if not samples:
-            raise ScrapeError(f"{self.shown} has no metrics of otel-limits now.")
+            raise ScrapeError(f"{self.shown} has no current otel-limits metrics.")
         return samples
 
-    def _ask(self, path: str, **parameters: str) -> Sequence[tuple[float, Sample]]:
+    def _query(self, path: str, **parameters: str) -> Sequence[tuple[float, Sample]]:
         try:
             return [
                 pair
@@ -89,15 +87,15 @@ class PrometheusFeed:
         except PrometheusError as error:
             raise ScrapeError(str(error)) from None
         except (KeyError, TypeError, ValueError):
-            raise ScrapeError(f"{self.shown} does not answer like a Prometheus.") from None
+            raise ScrapeError(f"{self.shown} did not return a Prometheus response.") from None
 
 
 def _samples(series: Mapping[str, Any]) -> Iterator[tuple[float, Sample]]:
-    """Yield every point of a series of an answer, with its time."""
+    """Yield all points of a series with their times."""
     labels = dict(series["metric"])
     name = labels.pop("__name__", "")
-    # A query for one time answers with a value, one for a window with values.
+    # An instant query returns one value, a range query several.
     for at, text in series.get("values") or [series["value"]]:
-        # One "NaN" would make every sum that has it a NaN.
+        # NaN would make every sum NaN.
         if math.isfinite(value := float(text)):
             yield float(at), Sample(name, labels, value)

@@ -1,4 +1,4 @@
-"""What somebody who knows metrics said at one time, wherever it comes from."""
+"""Samples of metrics and the protocol of their sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeAlias
 from otel_limits.observers import instruments as table
 
 PROCESS_START: Final = "process_start_time_seconds"
-"""What prometheus_client tells of the process itself (on Linux): when it began."""
+"""Start time of a process, exported by prometheus_client on Linux."""
 
 NUMBERS: Final = frozenset(
     spec.name
@@ -20,100 +20,99 @@ NUMBERS: Final = frozenset(
         *(table.ENFORCING, table.BUILD_INFO),
     )
 )
-"""Counters and gauges that are read whole. What is not read costs nothing: a fleet has thousands of
-series."""
+"""Counters and gauges of which all series are read. Skipping the others saves time."""
 FAILED: Final = {table.MODEL_CALLS.name: 'kind="failed"', table.TOOL_CALLS.name: 'status="error"'}
-"""Counters of which only the errors are read."""
+"""Counters of which only errors are read."""
 SUMS: Final = frozenset(
     f"{spec.name}_sum" for spec in (table.INVOCATION_TURNS, table.INVOCATION_TOKENS)
 )
-"""What is read of histograms of which only the sum is of interest."""
+"""Histograms of which only the sum is read."""
 
 OWN_LABELS: Final = frozenset(
     {"__name__", "le", *(label for spec in table.METRICS for label in spec.label_names)}
 )
-"""Labels that our metrics have of their own; all others say which process it is of."""
+"""Labels of otel-limits metrics. All others identify the process."""
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
-"""Sorted, so that the same labels are equal."""
+"""Sorted pairs, for comparison."""
 
 
 class ScrapeError(Exception):
-    """Somebody who was to tell metrics did not; the sentence says why."""
+    """A feed is unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number of one series."""
+    """One value of one series."""
 
     name: str
     labels: Mapping[str, str]
     value: float
     trace_id: str | None = None
-    """Of an example of what was counted last, where there is one."""
+    """Trace ID of an exemplar."""
 
     @property
     def agent(self) -> str:
-        """The agent that it is about."""
+        """Value of the label `agent`."""
         return self.labels.get("agent", "")
 
     def series(self) -> Labels:
-        """Everything that tells its series from others."""
+        """Return the identity of its series."""
         return (("__name__", self.name), *sorted(self.labels.items()))
 
     def process(self) -> Labels:
-        """The labels that say which process it is of, where several stand behind one address."""
+        """Return the labels that identify its process, as one address may serve several."""
         return process_of(sorted(self.labels.items()))
 
 
 def process_of(labels: Iterable[tuple[str, str]]) -> Labels:
-    """Return those of some labels that say which process it is of."""
+    """Return the labels that identify a process."""
     return tuple(each for each in labels if each[0] not in OWN_LABELS)
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Everything that was told at one time."""
+    """The samples of one feed at one time."""
 
     feed: str
-    """Who told it, as it may be shown."""
+    """Address of the feed, without credentials."""
     at: float
     """Seconds since the epoch."""
     samples: Sequence[Sample] = ()
     error: str = ""
-    """Why there are no samples, as a sentence."""
+    """Why there are no samples."""
     is_past: bool = False
-    """True for what a feed kept from before somebody looked."""
+    """Whether it is part of the history from before `top` was started."""
 
 
 class Feed(Protocol):
-    """Tells the metrics of one process, or of many."""
+    """A source of metrics of one or more processes."""
 
     @property
     def shown(self) -> str:
-        """Its address, as it may be shown."""
+        """Address without credentials."""
 
     @property
     def rate_seconds(self) -> float:
-        """Over how long turns and tokens a minute are to be counted."""
+        """Window of turn and token rates."""
 
     def history(self, now: float) -> Iterable[Scrape]:
-        """What it knows of the last hour, the oldest first; nothing where it keeps nothing.
+        """Return the scrapes of the last hour, oldest first, if the feed stores any.
 
         Raises:
-            ScrapeError: It does not tell.
+            ScrapeError: The feed is unavailable.
         """
 
     def samples(self, now: float) -> Sequence[Sample]:
-        """What it says now.
+        """Return the current samples.
 
         Raises:
-            ScrapeError: It does not tell.
+            ScrapeError: The feed is unavailable.
         """
 
 
 def scrape(feed: Feed, now: float) -> Scrape:
-    """Ask once: where there is no answer, the scrape says why."""
+    """Scrape a feed; the scrape contains the error if it fails."""
     try:
         return Scrape(feed.shown, now, feed.samples(now))
     except ScrapeError as error:

@@ -84,7 +84,7 @@ def test_a_script_is_given_json(run: Run) -> None:
     (row,) = answer["agents"]
     assert row["agent"] == "researcher"
     assert row["now"] == [{"limit": "max_turns", "cap": 10, "share": pytest.approx(0.7)}]
-    (quota,) = answer["quotas_near_their_end"]
+    (quota,) = answer["quotas_near_limit"]
     assert (quota["quota"], quota["share"]) == ("daily", 0.95)
     assert quota["resets"] == "2100-01-01T00:00:00Z"
     assert answer["last_halts"] == []
@@ -101,7 +101,7 @@ def test_one_of_two_addresses_is_enough(once: Callable[..., dict[str, Any]]) -> 
     """What is wrong with the other is a sentence."""
     answer = once(f"127.0.0.1:{free_port()}")
     assert [feed["error"] is None for feed in answer["feeds"]] == [True, False]
-    assert "does not answer" in answer["feeds"][1]["error"]
+    assert "is unavailable" in answer["feeds"][1]["error"]
 
 
 def test_an_address_given_twice_is_one(once: Callable[..., dict[str, Any]]) -> None:
@@ -116,7 +116,7 @@ def test_a_person_is_given_a_table(run: Run, monkeypatch: pytest.MonkeyPatch) ->
         status, out, _ = run("--once", "--scrape", place)
     assert status == 0
     assert re.search(r"^researcher +2 .*max_turns ████████▍░░░  70%", out, re.MULTILINE)
-    assert "Quotas near their end" in out
+    assert "Quotas close to their limit" in out
     assert "\x1b" not in out
 
 
@@ -125,7 +125,7 @@ def test_nobody_answers(run: Run, more: tuple[str, ...]) -> None:
     """Exit status 1, at once, and the sentence."""
     status, out, _ = run("--once", *more, "--scrape", f"127.0.0.1:{free_port()}")
     assert status == 1
-    assert "does not answer (Connection refused)" in out
+    assert "is unavailable (Connection refused)" in out
 
 
 def test_a_prometheus_that_does_not_answer_is_told(run: Run) -> None:
@@ -140,9 +140,9 @@ def test_a_prometheus_that_does_not_answer_is_told(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--json",), "--json needs --once: otel-limits top --once --json"),
-        ((), "A live view needs a terminal. Run: otel-limits top --once"),
-        (("--scrape", "ftp://h"), "'ftp://h' is not the address of an endpoint."),
+        (("--json",), "--json requires --once. Run: otel-limits top --once --json"),
+        ((), "The live view requires a terminal. Run: otel-limits top --once"),
+        (("--scrape", "ftp://h"), "Invalid endpoint 'ftp://h'."),
     ],
 )
 def test_what_cannot_be_done_is_refused(run: Run, arguments: tuple[str, ...], said: str) -> None:

@@ -139,7 +139,7 @@ def test_an_address_may_be_short(address: str, shown: str) -> None:
 )
 def test_what_is_not_an_address_is_refused(address: str) -> None:
     """With a sentence that shows one."""
-    with pytest.raises(ValueError, match="is not the address of an endpoint"):
+    with pytest.raises(ValueError, match="Invalid endpoint"):
         Endpoint(address)
 
 
@@ -157,18 +157,18 @@ def test_credentials_of_the_address_are_sent() -> None:
 def test_nobody_answers() -> None:
     """The sentence says what to look at."""
     said = refusal(f"127.0.0.1:{free_port()}")
-    assert "does not answer (Connection refused)" in said
+    assert "is unavailable (Connection refused)" in said
     assert "OTEL_LIMITS_PROMETHEUS_PORT" in said
 
 
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ("", 503, "answers with status 503."),
-        ("up 1\n", 200, "answers, but has no metrics of otel-limits."),
-        ("process_start_time_seconds 1.5e9\n", 200, "answers, but has no metrics of otel-limits."),
-        ("otel_limits_turns_total{agent=", 200, "cannot be read"),
-        ("otel_limits_turns_total nothing\n", 200, "cannot be read"),
+        ("", 503, "returned HTTP status 503."),
+        ("up 1\n", 200, "has no otel-limits metrics."),
+        ("process_start_time_seconds 1.5e9\n", 200, "has no otel-limits metrics."),
+        ("otel_limits_turns_total{agent=", 200, "returned invalid metrics"),
+        ("otel_limits_turns_total nothing\n", 200, "returned invalid metrics"),
     ],
 )
 def test_what_answers_otherwise_is_told(body: str, status: int, said: str) -> None:
@@ -181,7 +181,7 @@ def test_what_answers_otherwise_is_told(body: str, status: int, said: str) -> No
 def test_what_is_no_http_is_told() -> None:
     """Another server listens there."""
     with answering(page("policy_valid 1")) as (place, _):
-        assert "does not answer" in refusal(f"https://{place}")
+        assert "is unavailable" in refusal(f"https://{place}")
 
 
 def test_metrics_of_others_are_not_read() -> None:

@@ -156,13 +156,13 @@ def test_a_person_looks_at_a_fleet() -> None:
             assert row.split()[1] == "2"
             assert "70%" in row
         terminal.press("?")
-        terminal.until(has("Any key goes back"), "the help")
+        terminal.until(has("Press any key to return"), "the help")
         terminal.press("x/writ\r")
         terminal.until(lambda lines: not has("researcher")(lines), "the filter")
         terminal.press("\x1b")
         terminal.until(has("researcher"), "everybody")
         terminal.press("a\x1b[Bk")
-        terminal.until(has("End the invocations of agent 'writer' (0 running)"), "the question")
+        terminal.until(has("Kill the invocations of agent 'writer' (0 running)"), "the question")
         terminal.press("y")
         terminal.until(has("Set OTEL_LIMITS_QUOTA_STORE"), "what a kill needs")
         terminal.press("q")
@@ -206,7 +206,7 @@ def test_an_exception_restores_the_terminal() -> None:
 def test_an_address_that_does_not_answer_is_a_sentence() -> None:
     """And the view goes on; what is wrong stands on the screen."""
     with looking(at="") as terminal:
-        lines = terminal.until(has("has no metrics of otel-limits."), "the sentence")
-        assert any("0 of 1 addresses answer" in line for line in lines)
+        lines = terminal.until(has("has no otel-limits metrics."), "the sentence")
+        assert any("0 of 1 addresses up" in line for line in lines)
         terminal.press("q")
         assert terminal.end() == 0

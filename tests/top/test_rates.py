@@ -74,7 +74,7 @@ def test_what_was_counted_during_an_outage_is_no_rate_of_now() -> None:
     """Halts of the hour are counted nevertheless."""
     fleet = watched(
         told(f"{turns(0)}\n{halts(0)}", 0),
-        Scrape("one", BEGAN + 1, error="It does not answer."),
+        Scrape("one", BEGAN + 1, error="It is unavailable."),
         told(f"{turns(500)}\n{halts(2)}", 600),
         told(f"{turns(500)}\n{halts(2)}", 601),
     )
@@ -120,10 +120,10 @@ def test_nobody_knows_what_is_running_where_nobody_answers() -> None:
     fleet = watched(
         told(f'invocations_in_progress{{agent="a"}} 1\n{halts(0)}', 0),
         told(f'invocations_in_progress{{agent="a"}} 1\n{halts(1)}', 1),
-        Scrape("one", BEGAN + 2, error="It does not answer."),
+        Scrape("one", BEGAN + 2, error="It is unavailable."),
     )
     assert row_of(fleet).in_progress is None
-    assert fleet.problems == ["It does not answer."]
+    assert fleet.problems == ["It is unavailable."]
 
 
 # --- money ----------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_who_comes_back_after_hours_is_a_stranger() -> None:
     fleet = watched(
         told(halts(5), 0),
         told(halts(5), 0, "two"),
-        Scrape("one", BEGAN + 1, error="It does not answer."),
+        Scrape("one", BEGAN + 1, error="It is unavailable."),
         *(told(halts(5 + n), 1800 * n, "two") for n in range(1, 5)),
         told(halts(14), 7201),
     )
@@ -265,7 +265,7 @@ def test_faults_of_our_own_are_sentences() -> None:
         ),
     )
     assert [each.split(":")[0] for each in fleet.warnings] == [
-        "Limits are not in force in 1 process",
-        "The newest policy file was refused in 1 process",
-        "otel-limits kept 3 failures of its own away from agents",
+        "Limits are not enforced in 1 process",
+        "Policy file rejected in 1 process",
+        "3 internal errors in otel-limits",
     ]

@@ -62,10 +62,10 @@ BUSY = fleet_of(
     busy(),
     busy("摘要を作る長い名前のエージェント・四半期", in_progress=None, now=[], hour=[], halts={}),
     busy("idle", rates=Rates(), usd_share=None, errors={}),
-    feeds={"http://one/metrics": "", "http://two/metrics": "http://two/metrics does not answer."},
+    feeds={"http://one/metrics": "", "http://two/metrics": "http://two/metrics is unavailable."},
     quotas=[QUOTA],
     last_halts=[HALT],
-    warnings=["Limits are not in force in 1 process: run otel-limits doctor there."],
+    warnings=["Limits are not enforced in 1 process: run otel-limits doctor there."],
 )
 
 
@@ -114,17 +114,17 @@ def test_the_chosen_row_is_told_in_full(width: int) -> None:
 def test_what_goes_wrong_is_a_sentence_on_the_screen(width: int) -> None:
     """An address that does not answer, and limits that are not in force."""
     told = " ".join(shown(width))
-    assert "! http://two/metrics does not answer." in told
-    assert "! Limits are not in force in 1 process" in told
-    assert "1 of 2 addresses answer" in told
+    assert "! http://two/metrics is unavailable." in told
+    assert "! Limits are not enforced in 1 process" in told
+    assert "1 of 2 addresses up" in told
 
 
 @every_width
 def test_quotas_and_halts_stand_below(width: int) -> None:
     """How much is used and when it begins again; who was halted and by what."""
     lines = shown(width)
-    quota = lines[lines.index("Quotas near their end") + 1]
-    assert "99% of 5M, begins again " in quota
+    quota = lines[lines.index("Quotas close to their limit") + 1]
+    assert "99% of 5M, resets " in quota
     halt = lines[lines.index("Last halts") + 1]
     assert "max_turns, wrapped up (3 times)" in halt
 
@@ -168,14 +168,14 @@ def test_the_first_look_has_nothing() -> None:
         empty, totals=Totals(agents=0, in_progress=0, rates=Rates(), halts=0, errors=0)
     )
     told = "\n".join(shown(80, fleet=empty))
-    assert "asking" in told
-    assert "No agent to show." in told
+    assert "connecting" in told
+    assert "No agents." in told
     assert f"{UNKNOWN} turns/min" in told
 
 
 def test_names_from_outside_cannot_move_the_cursor() -> None:
     """Control characters of a foreign endpoint are left out."""
-    fleet = fleet_of(row("a\x1b[2Jb\nc", 1), feeds={"x": "x\x1b[2J does not answer."})
+    fleet = fleet_of(row("a\x1b[2Jb\nc", 1), feeds={"x": "x\x1b[2J is unavailable."})
     for view in (View(), View(mode="kill", chosen="a\x1b[2Jb\nc")):
         assert "\x1b" not in "".join(shown(80, view=view, fleet=fleet))
 
@@ -191,7 +191,7 @@ def test_the_help_fits_a_small_terminal() -> None:
     """Every key and every column is explained on 80 columns and 24 lines."""
     told = "\n".join(shown(80, 24, View(mode="help")))
     assert " ".join(ORDERS) in told
-    words = ("Running", "Cap now", "Cap 1 h", "USD/h", "Share", "Errors", "leave", "glob")
+    words = ("Running", "Cap now", "Cap 1 h", "USD/h", "Share", "Errors", "quit", "glob")
     assert all(word in told for word in words)
     assert all(order.title in told for order in ORDERS.values())
 

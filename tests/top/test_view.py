@@ -154,7 +154,7 @@ def test_a_kill_is_asked_about() -> None:
     assert (asked.mode, asked.chosen) == ("kill", "gamma-beta")
     assert after("y", view=asked) == "kill"
     for key in ("n", "escape", "enter", "k", "q"):
-        assert after(key, view=asked).message == "Nothing was killed."
+        assert after(key, view=asked).message == "Not killed."
 
 
 def test_exactly_the_chosen_agent_is_killed() -> None:
@@ -174,7 +174,7 @@ def test_exactly_the_chosen_agent_is_killed() -> None:
     ("error", "said"),
     [
         (ValueError("There is no store."), "There is no store."),
-        (StoreError("refused"), "The quota store does not answer (refused)."),
+        (StoreError("refused"), "Quota store unavailable (refused)."),
     ],
 )
 def test_a_kill_that_fails_is_a_sentence(error: Exception, said: str) -> None:

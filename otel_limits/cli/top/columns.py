@@ -1,4 +1,4 @@
-"""The table of agents: what each column shows, and how wide it is."""
+"""The table of agents, and the formatting of numbers and bars."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ CENT: Final = 0.01
 
 
 def count(number: float | None) -> str:
-    """Write a number in at most five characters; a dash where it is not known."""
+    """Format a number in at most five characters; a dash if unknown."""
     if number is None:
         return UNKNOWN
     for size, suffix in STEPS:
-        # As it is rounded: 999.7 thousand is a million, not 1000 thousand.
+        # After rounding: 999.7 thousand is 1M, not 1000k.
         if number >= size * 0.9995:
             return f"{number / size:.3g}{suffix}"
     return f"{number:.3g}"
 
 
 def usd(amount: float | None, *, at_least: bool = False) -> str:
-    """Write US dollars in at most eight characters."""
+    """Format USD in at most eight characters."""
     if amount is None:
         return UNKNOWN
     sign = "≥$" if at_least else "$"
@@ -48,7 +48,7 @@ def usd(amount: float | None, *, at_least: bool = False) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Write a share; one that is almost reached is not shown as reached."""
+    """Format a share; 100% only if it is reached."""
     if share is None:
         return UNKNOWN
     whole = round(share * 100)
@@ -64,51 +64,51 @@ def bar(share: float, width: int) -> str:
 
 
 def warning_style(share: float) -> str:
-    """Return the colour of a share; the number beside it says the same."""
+    """Return the color of a share."""
     return "bold red" if share >= 1 else "yellow" if share >= NEAR_END else ""
 
 
 def clock(at: float, *, seconds: bool = False) -> str:
-    """Write a time of the day, as the clock on the wall has it."""
+    """Format a local time of day."""
     return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S" if seconds else "%H:%M")
 
 
 LONGEST_BAR: Final = 12
 SHORTEST_BAR: Final = 2
 NAMED_BAR: Final = 6
-"""How long a bar is at least that leaves room for the name of its limit."""
+"""Minimum length of a bar next to the name of its limit."""
 PERCENT: Final = 4
-"""Characters of `100%`."""
+"""Width of `100%`."""
 ROOMY: Final = 120
-"""Columns of a terminal from which on headings are words and two spaces are between columns."""
+"""Terminal width for full headings and wider gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopColumn:
-    """One column."""
+    """A column of the table."""
 
     title: str
     brief: str
-    """Its title where there is little room."""
+    """Title on narrow terminals."""
     write: Callable[[AgentRow, int], Text]
-    """Writes its value into so many columns, or fewer."""
+    """Formats its value within a width."""
     least: int
-    """Characters that it has at least."""
+    """Minimum width."""
     natural: Callable[[AgentRow], int]
-    """How many the value would like to have."""
+    """Width of a value in full."""
     modest: int = 0
-    """How many it is given before another one has more than that."""
+    """Width it gets before other columns get more than theirs."""
     whole: Callable[[AgentRow], int] = lambda _: 0
-    """How many characters of its value are never cut."""
+    """Width of the part of a value that is never truncated."""
     is_number: bool = False
     from_width: int = 0
-    """How wide a terminal must be for it."""
+    """Minimum terminal width to show it."""
 
 
 def number(
     title: str, brief: str, least: int, write: Callable[[AgentRow], str], from_width: int = 0
 ) -> TopColumn:
-    """Make a column of numbers, which are never cut."""
+    """Create a column of numbers, which are never truncated."""
     return TopColumn(
         title=title,
         brief=brief,
@@ -122,13 +122,12 @@ def number(
 
 
 def name_of(row: AgentRow) -> str:
-    """Return the agent's name as it may be shown."""
-    # A name of characters that cannot be shown would be an empty row.
+    """Return the agent's printable name."""
     return printable(row.agent) or "(no name)"
 
 
 def money_of(row: AgentRow) -> str:
-    """Write what an agent spends: `no price` where there is a price for nothing."""
+    """Format the spend of an agent; `no price` if no call has one."""
     rates = row.rates
     if rates.usd_per_hour is None and rates.unpriced_tokens_per_minute:
         return "no price"
@@ -136,13 +135,13 @@ def money_of(row: AgentRow) -> str:
 
 
 def write_cap(row: AgentRow, width: int) -> Text:
-    """Draw how near what is in progress is to the nearest cap, and name it where there is room."""
+    """Draw the highest cap utilization by invocations in progress, with its limit if it fits."""
     if not row.now:
         return Text(UNKNOWN.rjust(width))
     cap = row.now[0]
     room = width - PERCENT - 1
     name = cap.limit
-    # The bar comes first: it is what is looked at, and the line below has the name.
+    # The bar has priority, as the details below the table contain the name.
     has_name = room >= len(name) + 1 + NAMED_BAR
     length = min(LONGEST_BAR, room - len(name) - 1 if has_name else room)
     drawn = Text(f"{name} " if has_name else "")
@@ -152,33 +151,32 @@ def write_cap(row: AgentRow, width: int) -> Text:
 
 
 def bound_text(cap: CapShare) -> str:
-    """Write what 95 % of the finished invocations used at most: a bucket has only an upper end."""
+    """Format the upper bound of a p95 utilization."""
     return ">100%" if cap.share > 1 else f"≤{percent(cap.share)}"
 
 
 def write_hour(row: AgentRow, width: int) -> Text:
-    """Write how near the finished invocations came to the nearest cap."""
+    """Format the highest p95 cap utilization by finished invocations."""
     if not row.hour:
         return Text(UNKNOWN)
     cap = row.hour[0]
     text = f"{cap.limit} {bound_text(cap)}"
-    # Its number alone where there is no room for both.
     text = text if len(text) <= width else bound_text(cap)
     return Text(text, style=warning_style(cap.share))
 
 
 def halts_text(row: AgentRow) -> str:
-    """Write how often an agent was halted, and by what."""
+    """Format the number of halts and their reasons."""
     reasons = ", ".join(f"{reason} {count(n)}" for reason, n in row.halts.items())
     return f"{count(row.halt_count)}: {printable(reasons)}" if row.halts else "0"
 
 
 def write_halts(row: AgentRow, width: int) -> Text:
-    """Write halts, without the reasons where there is no room for one."""
+    """Format halts, without reasons if there is no room for at least one."""
     text = halts_text(row)
     if len(text) > width:
         alone = count(row.halt_count)
-        # A list of reasons that is cut after three letters is worse than none.
+        # A few letters of a reason are useless.
         text = shortened(text, width, keep_beginning=True) if width > len(alone) + 12 else alone
     return Text(text, style="bold" if row.halts else "")
 
@@ -226,10 +224,10 @@ COLUMNS: Final = (
 
 
 class AgentTable:
-    """The rows of agents, laid out for a width."""
+    """The table of agents, laid out for a width."""
 
     def __init__(self, rows: Sequence[AgentRow], width: int) -> None:
-        """Give every column what it needs, and share what is over."""
+        """Compute the column widths."""
         is_roomy = width >= ROOMY
         self._gap = 2 if is_roomy else 1
         self._columns = [each for each in COLUMNS if width >= each.from_width]
@@ -243,28 +241,28 @@ class AgentTable:
             for column, title in zip(self._columns, self._titles, strict=True)
         ]
         spare = width - sum(self._widths) - self._gap * (len(self._columns) - 1)
-        # First what everybody wants to see of each, then the rest, reasons of halts before names
-        # of limits.
+        # First up to each modest width, then in full, from right to left: reasons of halts matter
+        # more than names of limits.
         modest = [min(n, c.modest) for n, c in zip(needs, self._columns, strict=True)]
         for wishes, order in ((modest, 1), (needs, -1)):
             for n in range(len(wishes))[::order]:
                 more = max(0, min(spare, wishes[n] - self._widths[n]))
                 self._widths[n] += more
                 spare -= more
-        # Where big numbers meet a narrow terminal, the name gives way.
+        # On a narrow terminal, large numbers shorten the name.
         self._widths[0] = max(4, self._widths[0] + min(spare, 0))
 
     @property
     def name_width(self) -> int:
-        """Columns of the agent's name."""
+        """Width of the agent's name."""
         return self._widths[0]
 
     def head(self) -> Text:
-        """Write the titles."""
+        """Return the line of titles."""
         return Text(self._line(self._titles), style="bold")
 
     def line(self, row: AgentRow) -> Text:
-        """Write one row."""
+        """Return the line of an agent."""
         line = Text()
         for n, (column, width) in enumerate(zip(self._columns, self._widths, strict=True)):
             cell = column.write(row, width)

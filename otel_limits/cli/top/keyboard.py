@@ -1,4 +1,4 @@
-"""The keyboard of a terminal, key by key, and the terminal as it was when all is over."""
+"""Reads single keys from a terminal and restores its modes afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, Final
 
 ENDING: Final = ("SIGTERM", "SIGHUP")
-"""Signals that end a program, which then has no chance to put the terminal right."""
+"""Signals that would end the program without restoring the terminal."""
 
 KEYS: Final = {
     "\x1b[A": "up",
@@ -34,32 +34,32 @@ KEYS: Final = {
     "\x7f": "backspace",
     "\x08": "backspace",
 }
-"""What terminals send (xterm, in both of its modes for arrows, and the Linux console)."""
+"""Escape sequences of xterm, in both cursor key modes, and of the Linux console."""
 
 SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.)|.", re.DOTALL)
 
 
 class HangupError(Exception):
-    """The terminal is gone, and with it whoever looked at it."""
+    """The terminal was closed."""
 
 
 def keys_of(text: str) -> Iterator[str]:
-    """Return the names of the keys that were pressed; those that nobody knows are left out."""
+    """Yield the names of the pressed keys, ignoring unknown ones."""
     for found in SEQUENCE.findall(text):
         name = KEYS.get(found, found)
-        # A sequence that nobody knows is left out as a whole: its letters are keys themselves.
+        # Ignore an unknown sequence as a whole, as its letters are keys.
         if not name.startswith("\x1b"):
             yield name
 
 
 def read_keys(seconds: float) -> list[str]:
-    """Wait for keys, at most so long, and return them.
+    """Wait up to `seconds` for keys and return them.
 
     Raises:
-        HangupError: Nobody will press a key any more.
+        HangupError: The terminal was closed.
     """
     stdin = sys.stdin.fileno()
-    # `select` and not a blocking read, so that a screen goes on without keys.
+    # A blocking read would stop the display.
     if not select.select([stdin], [], [], seconds)[0]:
         return []
     try:
@@ -68,13 +68,13 @@ def read_keys(seconds: float) -> list[str]:
         data = b""
     if not data:
         raise HangupError
-    # A character may have been cut at the end of what was read.
+    # The last character may be incomplete.
     return list(keys_of(data.decode(errors="ignore")))
 
 
 @contextlib.contextmanager
 def unbuffered_input() -> Iterator[None]:
-    """Have keys at once and unseen, and the terminal as it was afterwards."""
+    """Read keys without Enter and echo; restore the terminal afterwards."""
     import termios
     import tty
 
@@ -83,29 +83,28 @@ def unbuffered_input() -> Iterator[None]:
     try:
         tty.setcbreak(stdin)
         modes = termios.tcgetattr(stdin)
-        # Ctrl-Z would leave the shell with our screen and without its own modes.
+        # Disable Ctrl-Z, which would leave the shell in our modes.
         modes[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(stdin, termios.TCSANOW, modes)
         yield
     finally:
-        # What was typed meanwhile was meant for us, and not for the shell.
+        # Discard pending input, which was not meant for the shell.
         with contextlib.suppress(termios.error):
             termios.tcsetattr(stdin, termios.TCSAFLUSH, before)
 
 
 @contextlib.contextmanager
 def exit_on_signal() -> Iterator[None]:
-    """Leave in order on a signal that ends the program, and then end by it."""
+    """Clean up on a terminating signal, then end by it."""
     received: list[int] = []
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        # Once: a second one must not interrupt the way out.
+        # Only once, or a second signal would interrupt the cleanup.
         if not received:
             received.append(number)
             raise HangupError
 
     numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
-    # Put back in the end: whoever uses this in a program of his own has handlers, too.
     before: dict[int, Any] = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
@@ -113,5 +112,5 @@ def exit_on_signal() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         if received:
-            # Whoever sent it sees that it was this that ended the program.
+            # So the exit status reports the signal.
             signal.raise_signal(received[0])

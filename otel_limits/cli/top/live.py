@@ -1,4 +1,4 @@
-"""The live view: asks every feed each second, draws, and does what keys say."""
+"""The live view: polls feeds, draws the screen and handles keys."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from otel_limits.top.scrapes import Feed, Scrape, ScrapeError, scrape
 
 EVERY_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.2
-"""How long a key is waited for before it is seen whether there is something new."""
+"""How long to wait for a key before checking for new scrapes."""
 
 Kill = Callable[[str], str]
-"""Ends the agents that fit a glob; returns what came of it as a sentence."""
+"""Kills the invocations of agents matching a glob; returns a message."""
 
 
 class Poller(threading.Thread):
-    """Asks one feed each second, so that one which is slow keeps nobody else waiting."""
+    """Scrapes one feed every second in its own thread, so a slow feed delays no other."""
 
     def __init__(self, feed: Feed, scrapes: queue.SimpleQueue[Scrape]) -> None:
-        """Begin to ask."""
-        # A daemon: whoever leaves does not wait for an address that does not answer.
+        """Start polling."""
+        # A daemon, so quitting does not wait for an unavailable feed.
         super().__init__(name=f"otel-limits-top {feed.shown}", daemon=True)
         self._feed = feed
         self._scrapes = scrapes
@@ -43,8 +43,8 @@ class Poller(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Ask until it is enough, the history first."""
-        # What is wrong is said by the first question about now, which is asked anyway.
+        """Yield the history, then scrape until closed."""
+        # If the feed is unavailable, the first scrape reports the error.
         with contextlib.suppress(ScrapeError):
             for each in self._feed.history(time.time()):
                 self._scrapes.put(each)
@@ -52,19 +52,19 @@ class Poller(threading.Thread):
             began = time.monotonic()
             self._scrapes.put(scrape(self._feed, time.time()))
             took = time.monotonic() - began
-            # As long as it took at least: whoever answers slowly has enough to do.
+            # A slow feed is polled less often.
             self._closing.wait(max(EVERY_SECONDS - took, took))
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         self._closing.set()
 
 
 def run_live(feeds: Sequence[Feed], kill: Kill) -> None:
-    """Show the fleet until somebody leaves."""
-    # A queue, since answers come in threads of their own and only this one draws.
+    """Show the fleet until the user quits."""
+    # Pollers run in threads; only this one draws.
     scrapes: queue.SimpleQueue[Scrape] = queue.SimpleQueue()
-    asking = [Poller(feed, scrapes) for feed in feeds]
+    pollers = [Poller(feed, scrapes) for feed in feeds]
     try:
         with (
             contextlib.suppress(KeyboardInterrupt, HangupError),
@@ -73,24 +73,23 @@ def run_live(feeds: Sequence[Feed], kill: Kill) -> None:
         ):
             render_loop(scrapes, track(feeds, time.time()), kill)
     finally:
-        for each in asking:
+        for each in pollers:
             each.close()
 
 
-def render_loop(scrapes: queue.SimpleQueue[Scrape], watch: FleetTracker, kill: Kill) -> None:
-    """Draw whenever there is something new, until somebody leaves."""
+def render_loop(scrapes: queue.SimpleQueue[Scrape], tracker: FleetTracker, kill: Kill) -> None:
+    """Redraw on each scrape and key until the user quits."""
     screen = console()
     view = View()
-    fleet, size = watch.fleet(), None
+    fleet, size = tracker.fleet(), None
     with screen.screen() as drawn:
         while True:
-            # All of them at once: a history of an hour is drawn once, and not minute by minute.
+            # Process all pending scrapes before drawing: a history contains many.
             news = list(drain(scrapes))
             for each in news:
-                watch.add(each)
-            # Nothing is waited for while there is something to draw.
+                tracker.add(each)
             keys = read_keys(0.0 if news else LOOK_SECONDS)
-            fleet = watch.fleet() if news else fleet
+            fleet = tracker.fleet() if news else fleet
             for key in keys:
                 after = press(view, key, fleet)
                 if after == "quit":
@@ -98,25 +97,24 @@ def render_loop(scrapes: queue.SimpleQueue[Scrape], watch: FleetTracker, kill: K
                 view = kill_chosen(view, kill) if after == "kill" else after
             if news or keys or screen.size != size:
                 size = screen.size
-                # Over the screen before; rich would write below it.
+                # Overwrite the previous screen; rich would write below it.
                 screen.control(Control.home())
                 drawn.update(Group(*draw(fleet, view, size.width, size.height)))
 
 
 def drain(scrapes: queue.SimpleQueue[Scrape]) -> Iterator[Scrape]:
-    """Yield what feeds have said since the last time."""
+    """Yield the pending scrapes."""
     with contextlib.suppress(queue.Empty):
         while True:
             yield scrapes.get_nowait()
 
 
 def kill_chosen(view: View, kill: Kill) -> View:
-    """End the chosen agent's invocations, and say what came of it."""
+    """Kill the invocations of the chosen agent and show the result."""
     try:
-        # Escaped, as the name of an agent may have characters that a glob would read.
-        said = kill(glob.escape(view.chosen or ""))
+        message = kill(glob.escape(view.chosen or ""))
     except ValueError as error:
-        said = str(error)
+        message = str(error)
     except StoreError as error:
-        said = f"The quota store does not answer ({error})."
-    return dataclasses.replace(view, mode="rows", message=said)
+        message = f"Quota store unavailable ({error})."
+    return dataclasses.replace(view, mode="rows", message=message)

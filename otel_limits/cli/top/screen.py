@@ -1,4 +1,4 @@
-"""The whole screen: totals, agents, quotas near their end, the last halts, and what keys do."""
+"""The screen: totals, agents, quotas, recent halts and keys."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ from otel_limits.top.follower import HOUR_SECONDS
 if TYPE_CHECKING:
     from otel_limits.top.fleet import AgentRow, Fleet, QuotaRow, RecentHalt
 
-MOST_QUOTAS: Final = 3
-MOST_HALTS: Final = 5
-MOST_TROUBLES: Final = 4
-FEWEST_ROWS: Final = 3
+MAX_QUOTAS: Final = 3
+MAX_HALTS: Final = 5
+MAX_MESSAGE_LINES: Final = 4
+MIN_ROWS: Final = 3
 QUOTA_BAR: Final = 10
 
 TERM: Final = 17
-"""Columns of what is explained."""
+"""Width of the terms in the help."""
 EXPLAINED: Final = (
     ("Running", "invocations in progress"),
-    ("Turns, tokens", "a minute, over the last minute, or 5 minutes from a Prometheus"),
-    ("USD/h", "an hour, over the last 5 minutes; ≥: some tokens have no price; no price: none has"),
-    ("Share, %", "of what the whole fleet spends"),
-    ("Cap now", "how much of the nearest cap is used by what is running, on average, of:"),
+    ("Turns, tokens", "per minute, over the last minute (5 minutes with --prometheus)"),
+    ("USD/h", "per hour, over the last 5 minutes; ≥: some tokens have no price"),
+    ("Share, %", "share of the fleet's spend"),
+    ("Cap now", "highest cap utilization by running invocations, mean, of:"),
     ("", "max_turns, max_iterations and max_token_budget"),
-    ("Cap 1 h", "how much of the nearest cap 95% of the invocations used that ended, at most"),
-    ("Halts, errors", "of the last hour, or since the time that stands above"),
-    ("Errors", "model calls and tool calls that failed"),
-    (UNKNOWN, "is not known, or not yet"),
+    ("Cap 1 h", "highest cap utilization by finished invocations, p95, last hour"),
+    ("Halts, errors", "in the last hour, or since the time shown above"),
+    ("Errors", "failed model calls and tool calls"),
+    (UNKNOWN, "not known yet"),
     ("", ""),
-    ("↑ ↓ PgUp PgDn", "choose an agent"),
-    ("k", "end its invocations, after a question"),
-    ("/", "show only agents with this in their name, or that fit a glob; Esc: all"),
+    ("↑ ↓ PgUp PgDn", "select an agent"),
+    ("k", "kill its invocations (asks first)"),
+    ("/", "filter agents by text or glob; Esc shows all"),
     (" ".join(ORDERS), f"sort by {', '.join(each.title for each in ORDERS.values())}"),
-    ("", "the same key again: the other way round"),
-    ("q", "leave"),
+    ("", "press again to reverse"),
+    ("q", "quit"),
 )
-"""The page of help."""
+"""The help page."""
 
 
 def draw(fleet: Fleet, view: View, width: int, height: int) -> list[Text]:
-    """Write the screen, a line of text for each line of the terminal."""
+    """Return the lines of the screen."""
     foot = footer(view, fleet, width)
     if view.mode == "help":
         return with_footer((), list(help_lines(width))[: height - len(foot)], foot, height)
@@ -68,7 +68,7 @@ def draw(fleet: Fleet, view: View, width: int, height: int) -> list[Text]:
     chosen = view.chosen_row(rows)
     below = [*detail(chosen, width), *quota_lines(fleet, width), *halt_lines(fleet, width)]
     room = max(height - len(head) - len(foot) - 1, 1)
-    below = below[: max(0, room - min(len(rows), max(FEWEST_ROWS, room - len(below))))]
+    below = below[: max(0, room - min(len(rows), max(MIN_ROWS, room - len(below))))]
     body = [*agent_lines(rows, chosen, width, room - len(below)), *below]
     return with_footer(head, body[: height - len(head) - len(foot)], foot, height)
 
@@ -76,26 +76,25 @@ def draw(fleet: Fleet, view: View, width: int, height: int) -> list[Text]:
 def with_footer(
     head: Sequence[Text], body: Sequence[Text], foot: Sequence[Text], height: int
 ) -> list[Text]:
-    """Put the foot to the lower end."""
+    """Add the footer at the bottom of the screen."""
     blank = [Text()] * max(0, height - len(head) - len(body) - len(foot))
     return [*head, *body, *blank, *foot][:height]
 
 
 def page(fleet: Fleet, width: int) -> list[Text]:
-    """Write the same for a file or a pipe: everything, and nothing that keys could change."""
+    """Return the lines for a file or pipe, without keys."""
     view = View()
     rows = view.rows(fleet)
     agents = agent_lines(rows, None, width, len(rows))
-    rest = [*quota_lines(fleet, width, MOST_QUOTAS * 10), *halt_lines(fleet, width)]
-    # More of them than on a screen, and not without end: a fleet may have a thousand keys.
+    rest = [*quota_lines(fleet, width, MAX_QUOTAS * 10), *halt_lines(fleet, width)]
     return [*header(fleet, view, width), Text(), *agents, *rest]
 
 
 def header(fleet: Fleet, view: View, width: int) -> list[Text]:
-    """Write totals, since when halts are known, and every sentence that has to be read."""
+    """Return the totals and all messages."""
     totals = fleet.totals
-    answering = sum(1 for said in fleet.feeds.values() if not said)
-    asked = f"{answering} of {len(fleet.feeds)} addresses answer" if fleet.feeds else "asking"
+    available = sum(not error for error in fleet.feeds.values())
+    feeds = f"{available} of {len(fleet.feeds)} addresses up" if fleet.feeds else "connecting"
     since = (
         "in the last hour"
         if fleet.at - fleet.halts_since >= HOUR_SECONDS
@@ -108,27 +107,26 @@ def header(fleet: Fleet, view: View, width: int) -> list[Text]:
         f"{count(rates.turns_per_minute)} turns/min · "
         f"{count(rates.tokens_per_minute)} tokens/min · {spent}/h"
     )
-    # In the order of columns; each is whole, on a line of its own where there is no room.
     sentences = [
-        f"otel-limits top · {clock(fleet.at, seconds=True)} · {asked}",
+        f"otel-limits top · {clock(fleet.at, seconds=True)} · {feeds}",
         sums,
         f"{count_of(totals.halts, 'halt')}, {count_of(totals.errors, 'error')} {since}",
     ]
     lines = [Text(line, style="bold") for line in pack_lines(sentences, width)]
     if view.filter and view.mode != "filter":
-        lines.append(Text(shortened(f"Only agents that fit: {view.filter}", width)))
-    # With a sign in front, as a terminal may have no yellow.
-    told = [line for each in fleet.problems for line in wrapped(f"! {printable(each)}", width)]
-    return [*lines, *(Text(line, style="yellow") for line in told[:MOST_TROUBLES])]
+        lines.append(Text(shortened(f"Filter: {view.filter}", width)))
+    # Marked with a sign, as a terminal may have no colors.
+    messages = [line for each in fleet.problems for line in wrapped(f"! {printable(each)}", width)]
+    return [*lines, *(Text(line, style="yellow") for line in messages[:MAX_MESSAGE_LINES])]
 
 
 def count_of(number: int, noun: str) -> str:
-    """Write a number of things."""
+    """Format a number of things."""
     return f"{count(number)} {noun}" + ("" if number == 1 else "s")
 
 
 def pack_lines(sentences: Sequence[str], width: int) -> list[str]:
-    """Put sentences on as few lines as they need."""
+    """Join sentences into as few lines as possible."""
     lines: list[str] = []
     for sentence in sentences:
         if lines and len(lines[-1]) + 3 + len(sentence) <= width:
@@ -141,103 +139,103 @@ def pack_lines(sentences: Sequence[str], width: int) -> list[str]:
 def agent_lines(
     rows: Sequence[AgentRow], chosen: AgentRow | None, width: int, room: int
 ) -> Iterator[Text]:
-    """Write the table of agents, that part of it in which the chosen one is."""
+    """Yield the part of the table that contains the chosen agent."""
     if not rows:
-        yield Text("No agent to show.")
+        yield Text("No agents.")
         return
     table = AgentTable(rows, width)
     yield table.head()
-    # The chosen row in the middle, so that one sees what is above and below it.
-    place = rows.index(chosen) if chosen is not None else 0
-    first = max(0, min(place - room // 2, len(rows) - room))
+    # The chosen row is in the middle.
+    index = rows.index(chosen) if chosen is not None else 0
+    first = max(0, min(index - room // 2, len(rows) - room))
     for row in rows[first : first + room]:
         line = table.line(row)
         if row is chosen:
-            # The name alone: a bar whose colours are turned round says the opposite.
+            # Only the name: a bar in reversed colors would mean the opposite.
             line.stylize("reverse", 0, table.name_width)
         yield line
 
 
 def detail(row: AgentRow | None, width: int) -> list[Text]:
-    """Write everything about the chosen agent, also what has no room in its row."""
+    """Return all details of the chosen agent."""
     if row is None:
         return []
     now = ", ".join(f"{each.limit} {percent(each.share)}" for each in row.now)
     hour = ", ".join(f"{each.limit} {bound_text(each)}" for each in row.hour)
     errors = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in row.errors.items())
-    told = (
+    text = (
         f"{name_of(row)}: spend per hour {money_of(row)}, {percent(row.usd_share)} of the fleet · "
         f"caps now {now or UNKNOWN} · last hour {hour or UNKNOWN} · "
         f"halts {halts_text(row)} · errors {errors or 0}"
     )
-    return [Text(), *(Text(line, style="cyan") for line in wrapped(told, width))]
+    return [Text(), *(Text(line, style="cyan") for line in wrapped(text, width))]
 
 
-def quota_lines(fleet: Fleet, width: int, most: int = MOST_QUOTAS) -> list[Text]:
-    """Write the quotas that are nearly used up."""
+def quota_lines(fleet: Fleet, width: int, most: int = MAX_QUOTAS) -> list[Text]:
+    """Return the quotas close to their limit."""
     if not fleet.quotas:
         return []
     shown = [quota_line(row, width) for row in fleet.quotas[:most]]
     left = len(fleet.quotas) - len(shown)
     more = f" (and {left} more)" if left else ""
-    return [Text(), Text(f"Quotas near their end{more}", style="bold"), *shown]
+    return [Text(), Text(f"Quotas close to their limit{more}", style="bold"), *shown]
 
 
 def quota_line(row: QuotaRow, width: int) -> Text:
-    """Write how one key of a quota stands."""
-    behind = f" {percent(row.share):>4} of {count(row.limit)}, begins again {clock(row.resets)}"
+    """Return the usage of one quota key."""
+    suffix = f" {percent(row.share):>4} of {count(row.limit)}, resets {clock(row.resets)}"
     name = printable(f"{row.quota} {row.key}".strip())
-    room = max(8, width - len(behind) - QUOTA_BAR - 1)
+    room = max(8, width - len(suffix) - QUOTA_BAR - 1)
     line = Text(f"{shortened(name, room)} ")
     line.append(bar(row.share, QUOTA_BAR), style=warning_style(row.share))
-    return line.append(behind)
+    return line.append(suffix)
 
 
 def halt_lines(fleet: Fleet, width: int) -> list[Text]:
-    """Write the last halts, the newest first."""
+    """Return the latest halts, newest first."""
     if not fleet.last_halts:
         return []
-    shown = [Text(halt_line(each, width)) for each in fleet.last_halts[:MOST_HALTS]]
+    shown = [Text(halt_line(each, width)) for each in fleet.last_halts[:MAX_HALTS]]
     return [Text(), Text("Last halts", style="bold"), *shown]
 
 
 def halt_line(halt: RecentHalt, width: int) -> str:
-    """Write one halt; the beginning of its trace is what `audit show` finds it by."""
+    """Format a halt, with the start of its trace ID for `audit show`."""
     times = f" ({halt.count} times)" if halt.count > 1 else ""
-    behind = f"  {halt.reason}, {halt.action.replace('_', ' ')}{times}"
+    suffix = f"  {halt.reason}, {halt.action.replace('_', ' ')}{times}"
     trace = f"  trace {halt.trace_id}" if halt.trace_id else ""
     at = f"{clock(halt.at, seconds=True)}  "
-    room = width - len(at) - len(behind)
+    room = width - len(at) - len(suffix)
     if len(trace) > room - 16:
-        trace = trace[:16]  # with eight characters of it
+        trace = trace[:16]  # eight characters of the ID
     trace = trace if len(trace) <= room - 12 else ""
     name = shortened(printable(halt.agent) or "(no name)", max(4, room - len(trace)))
-    return shortened(at + name + printable(behind + trace), width, keep_beginning=True)
+    return shortened(at + name + printable(suffix + trace), width, keep_beginning=True)
 
 
 def footer(view: View, fleet: Fleet, width: int) -> list[Text]:
-    """Write what is asked, or what the last key did, or what keys there are."""
+    """Return the prompt, the message of the last key, or the keys."""
     if view.mode == "filter":
         return [Text(shortened(f"/{view.typed}", width - 1)).append(" ", style="reverse")]
     if view.mode == "kill":
         row = view.chosen_row(view.rows(fleet))
         running = count(row.in_progress if row else None)
-        asked = (
-            f"End the invocations of agent {view.chosen!r} ({running} running) in every process "
-            "that shares the quota store? y/n"
+        question = (
+            f"Kill the invocations of agent {view.chosen!r} ({running} running) in all processes "
+            "that share the quota store? y/n"
         )
-        return [Text(line, style="bold") for line in wrapped(printable(asked), width)]
+        return [Text(line, style="bold") for line in wrapped(printable(question), width)]
     if view.message:
         return [Text(line, style="bold") for line in wrapped(printable(view.message), width)]
     if view.mode == "help":
-        return [Text("Any key goes back.", style="dim")]
+        return [Text("Press any key to return.", style="dim")]
     order = ORDERS[view.order].title + (", reversed" if view.is_reversed else "")
     keys = f"q quit  ? help  / filter  k kill  sorted by {order}: {' '.join(ORDERS)}"
     return [Text(shortened(keys, width, keep_beginning=True), style="dim")]
 
 
 def help_lines(width: int) -> Iterator[Text]:
-    """Write the page of help."""
+    """Yield the lines of the help page."""
     for term, meaning in EXPLAINED:
         for n, line in enumerate(wrapped(meaning, width - TERM)):
             yield Text((term if n == 0 else "").ljust(TERM), style="bold").append(

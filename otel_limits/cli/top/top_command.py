@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from otel_limits.top.scrapes import Feed, Scrape
 
 HELP: Final = """\
-Show every agent of the fleet live: what runs, what it spends, how near it is to its caps.
+Show live activity, spend and limit utilization of all agents.
 
-Read each second from /metrics endpoints, or from a Prometheus; nothing is added to the agents.
-Without an address it is the endpoint of OTEL_LIMITS_PROMETHEUS_PORT on this machine, or port 9464.
-Keys sort, filter, choose and kill: ? shows them.
+Reads /metrics endpoints or a Prometheus server every second. By default it reads port
+OTEL_LIMITS_PROMETHEUS_PORT (or 9464) of this machine. Press ? for the keys that sort, filter and
+kill.
 
   otel-limits top --scrape worker-1:9464 worker-2:9464
   otel-limits top --prometheus http://localhost:9090
@@ -32,15 +32,15 @@ Keys sort, filter, choose and kill: ? shows them.
 """
 
 DEFAULT_PORT: Final = 9464
-"""That of OpenTelemetry's own Prometheus exporter, which every example of ours uses
+"""Default of OpenTelemetry's Prometheus exporter, used in all examples
 (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/)."""
 
-ANYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104  nothing is bound to them here
+ANYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104  not bound here
 NO_ANSWER: Final = 1
 FILE_WIDTH: Final = 200
-"""Columns where there is no terminal."""
+"""Width if there is no terminal."""
 ONCE_SECONDS: Final = 5.0
-"""How long `--once` counts what has no history of its own: rates need that much."""
+"""Interval between two scrapes of `--once`, the minimum window of a rate."""
 
 
 def add(commands: Any) -> None:
@@ -51,23 +51,22 @@ def add(commands: Any) -> None:
         "--scrape",
         metavar="URL",
         nargs="+",
-        help="endpoints to read, such as http://localhost:9464/metrics or worker-1:9464",
+        help="endpoints, e.g. http://localhost:9464/metrics or worker-1:9464",
     )
     feeds.add_argument(
         "--prometheus",
         metavar="URL",
-        help="a Prometheus that scrapes the fleet, such as http://localhost:9090 "
+        help="Prometheus server, e.g. http://localhost:9090 "
         "(credentials: OTEL_LIMITS_PROMETHEUS_AUTHORIZATION)",
     )
-    command.add_argument("--once", action="store_true", help="print it once, and end")
-    command.add_argument("--json", action="store_true", help="with --once: print it as JSON")
+    command.add_argument("--once", action="store_true", help="print the current state and exit")
+    command.add_argument("--json", action="store_true", help="with --once, print JSON")
 
 
 def top(options: Namespace) -> int:
     """Show the fleet."""
-    # A live view for a program has no end and no document.
     if options.json and not options.once:
-        return refuse(["--json needs --once: otel-limits top --once --json"])
+        return refuse(["--json requires --once. Run: otel-limits top --once --json"])
     try:
         feeds = feeds_of(options)
     except ValueError as error:
@@ -81,37 +80,37 @@ def top(options: Namespace) -> int:
 
 
 def feeds_of(options: Namespace) -> list[Feed]:
-    """Return who is to be asked.
+    """Return the feeds to read.
 
     Raises:
-        ValueError: An address is not one.
+        ValueError: An address is invalid.
     """
-    # Here, as every other command does without the parsers.
+    # Imported here because the parsers are slow to import.
     from otel_limits.top.endpoints import Endpoint
     from otel_limits.top.prometheus_feed import PrometheusFeed
 
     if options.prometheus:
         credentials = inherited_authorization()
         return [PrometheusFeed(options.prometheus, credentials.value if credentials else None)]
-    # Each once: the same process under the same address is not two.
+    # Without duplicates, which would count twice.
     return [Endpoint(each) for each in dict.fromkeys(options.scrape or [local_endpoint()])]
 
 
 def local_endpoint() -> str:
-    """Return where the processes of this machine that have our settings are scraped."""
+    """Return the endpoint of processes on this machine with the same settings."""
     settings = config.read().settings
-    # What is bound to all addresses is asked on one that a client can name.
+    # Clients cannot connect to a wildcard address.
     host = settings.prometheus_host
     host = "127.0.0.1" if host in ANYWHERE else f"[{host}]" if ":" in host else host
     return f"http://{host}:{settings.prometheus_port or DEFAULT_PORT}/metrics"
 
 
 def show_live(feeds: Sequence[Feed]) -> int:
-    """Show it until somebody leaves."""
-    # Windows has no termios, without which keys would need Enter.
+    """Show the live view until the user quits."""
+    # Windows has no termios, so keys would need Enter.
     has_keys = find_spec("termios") is not None
     if not (has_keys and sys.stdin.isatty() and sys.stdout.isatty()):
-        sentence = "A live view needs a terminal. Run: otel-limits top --once"
+        sentence = "The live view requires a terminal. Run: otel-limits top --once"
         return refuse([sentence])
     from otel_limits.cli.quotas import kill_named
     from otel_limits.cli.top.live import run_live
@@ -121,7 +120,7 @@ def show_live(feeds: Sequence[Feed]) -> int:
 
 
 def print_once(feeds: Sequence[Feed], *, is_json: bool) -> int:
-    """Print it; 1 where nobody answers."""
+    """Print the fleet; return 1 if no feed is available."""
     from otel_limits.top.fleet import as_json
 
     fleet = read_once(feeds)
@@ -132,35 +131,34 @@ def print_once(feeds: Sequence[Feed], *, is_json: bool) -> int:
         from otel_limits.cli.top.screen import page
 
         screen = console()
-        # A file has room for everything.
         for line in page(fleet, screen.width if screen.is_terminal else FILE_WIDTH):
             screen.print(line, soft_wrap=True)
-    # One that answers is enough: the others are sentences in the answer.
+    # The output includes the errors of other feeds.
     return NO_ANSWER if all(fleet.feeds.values()) else 0
 
 
 def read_once(feeds: Sequence[Feed]) -> Fleet:
-    """Ask everybody, and again as late as it takes to know how fast things go."""
+    """Scrape all feeds; twice if that is needed to compute rates."""
     from otel_limits.top.fleet_state import track
     from otel_limits.top.scrapes import ScrapeError, scrape
 
-    watch = track(feeds, time.time())
+    tracker = track(feeds, time.time())
 
-    def asked(feed: Feed) -> list[Scrape]:
+    def scrapes_of(feed: Feed) -> list[Scrape]:
         try:
             return [*feed.history(time.time()), scrape(feed, time.time())]
         except ScrapeError:
-            return [scrape(feed, time.time())]  # which says why
+            return [scrape(feed, time.time())]  # contains the error
 
-    # At once, as each may take its timeout.
+    # Concurrently, as each may take until its timeout.
     with ThreadPoolExecutor(len(feeds)) as pool:
-        for told in pool.map(asked, feeds):
-            for each in told:
-                watch.add(each)
-        fleet = watch.fleet()
-        # A Prometheus has told of the past already; only endpoints have to be asked twice.
+        for scrapes in pool.map(scrapes_of, feeds):
+            for each in scrapes:
+                tracker.add(each)
+        fleet = tracker.fleet()
+        # Endpoints have no history, unlike a Prometheus server.
         if fleet.rate_seconds is None and not all(fleet.feeds.values()):
             time.sleep(ONCE_SECONDS)
             for each in pool.map(lambda feed: scrape(feed, time.time()), feeds):
-                watch.add(each)
-    return watch.fleet()
+                tracker.add(each)
+    return tracker.fleet()

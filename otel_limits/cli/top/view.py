@@ -1,4 +1,4 @@
-"""What somebody looks at: order, filter and the chosen agent, and what each key changes."""
+"""The state of the live view (order, filter, chosen agent) and how keys change it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 Mode = Literal["rows", "filter", "kill", "help"]
 
 PAGE: Final = 10
-"""Rows that the keys for pages go up or down."""
+"""Rows per page up or down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One way to sort the rows."""
+    """A sort order."""
 
     title: str
     value: Callable[[AgentRow], Any]
     is_rising: bool = False
-    """True where the least comes first."""
+    """Whether the lowest value comes first."""
 
 
 ORDERS: Final[Mapping[str, Order]] = {
@@ -39,59 +39,57 @@ ORDERS: Final[Mapping[str, Order]] = {
     "e": Order("errors", lambda row: row.error_count),
     "a": Order("agent", lambda row: row.agent.casefold(), is_rising=True),
 }
-"""By the key that chooses it."""
+"""Sort orders by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What somebody looks at."""
+    """The state of the live view."""
 
     order: str = "c"
     is_reversed: bool = False
     filter: str = ""
     chosen: str | None = None
-    """The agent; the first row where it is none of them."""
+    """The chosen agent. If it is not shown, the first row is chosen."""
     mode: Mode = "rows"
     typed: str = ""
-    """The filter that is being typed."""
+    """The filter being typed."""
     message: str = ""
-    """What came of the last key, until the next one."""
+    """Result of the last key, until the next one."""
 
     def rows(self, fleet: Fleet) -> list[AgentRow]:
-        """Return the rows that pass the filter, sorted."""
+        """Return the rows that match the filter, sorted."""
         order = ORDERS[self.order]
-        wanted = self.typed if self.mode == "filter" else self.filter
-        rows = [row for row in fleet.agents if matches(wanted, row.agent)]
-        # By name first, so that rows with equal values do not change places each second.
+        pattern = self.typed if self.mode == "filter" else self.filter
+        rows = [row for row in fleet.agents if matches(pattern, row.agent)]
+        # By name first, so rows with equal values keep their order.
         rows.sort(key=lambda row: row.agent.casefold())
         return sorted(rows, key=order.value, reverse=order.is_rising == self.is_reversed)
 
     def chosen_row(self, rows: Sequence[AgentRow]) -> AgentRow | None:
-        """Return the row that keys are about."""
+        """Return the chosen row."""
         found = [row for row in rows if row.agent == self.chosen]
-        # The first row where the chosen one is gone, or is kept out by the filter.
         return found[0] if found else rows[0] if rows else None
 
 
-def matches(wanted: str, agent: str) -> bool:
-    """Tell whether a name has a filter in it, or fits it where it is a glob."""
-    name, wanted = agent.casefold(), wanted.casefold()
-    if any(wildcard in wanted for wildcard in WILDCARDS):
-        return fnmatch.fnmatchcase(name, wanted)
-    # Anywhere in it: who looks for "archive" need not know how a name begins.
-    return wanted in name
+def matches(pattern: str, agent: str) -> bool:
+    """Return whether a name matches a glob or contains a text."""
+    name, pattern = agent.casefold(), pattern.casefold()
+    if any(wildcard in pattern for wildcard in WILDCARDS):
+        return fnmatch.fnmatchcase(name, pattern)
+    return pattern in name
 
 
 def press(view: View, key: str, fleet: Fleet) -> View | Literal["quit", "kill"]:
-    """Return what is looked at after a key, or what else is to be done."""
+    """Return the view after a key, or another action."""
     view = dataclasses.replace(view, message="")
     if view.mode == "filter":
         return type_filter(view, key)
     if view.mode == "help":
-        return dataclasses.replace(view, mode="rows")  # whichever key it is
+        return dataclasses.replace(view, mode="rows")
     if view.mode == "kill":
-        after = dataclasses.replace(view, mode="rows", message="Nothing was killed.")
-        # Only this key: anything else, a slip of the hand too, kills nothing.
+        after = dataclasses.replace(view, mode="rows", message="Not killed.")
+        # Any other key cancels.
         return "kill" if key in ("y", "Y") else after
     if key == "q":
         return "quit"
@@ -99,7 +97,7 @@ def press(view: View, key: str, fleet: Fleet) -> View | Literal["quit", "kill"]:
 
 
 def type_filter(view: View, key: str) -> View:
-    """Take a key of a filter."""
+    """Edit the filter."""
     if key == "enter":
         return dataclasses.replace(view, mode="rows", filter=view.typed)
     if key == "escape":
@@ -112,21 +110,21 @@ def type_filter(view: View, key: str) -> View:
 
 
 def choose(view: View, key: str, fleet: Fleet) -> View:
-    """Take a key that changes what is looked at."""
+    """Handle a key that changes order, choice or mode."""
     rows = view.rows(fleet)
     row = view.chosen_row(rows)
     if key in ORDERS:
-        # The same key again turns the order round; another one begins with its own.
+        # Pressing the same key again reverses the order.
         is_reversed = key == view.order and not view.is_reversed
         return dataclasses.replace(view, order=key, is_reversed=is_reversed)
     if key in STEPS and row is not None:
-        place = min(max(rows.index(row) + STEPS[key], 0), len(rows) - 1)
-        return dataclasses.replace(view, chosen=rows[place].agent)
+        index = min(max(rows.index(row) + STEPS[key], 0), len(rows) - 1)
+        return dataclasses.replace(view, chosen=rows[index].agent)
     if key == "k" and row is not None:
-        said = kill_refusal(row.agent)
-        # Kept, as another row may be the first one when the answer comes.
-        ask: dict[str, Any] = {"message": said} if said else {"mode": "kill"}
-        return dataclasses.replace(view, chosen=row.agent, **ask)
+        refusal = kill_refusal(row.agent)
+        # Choose the row explicitly, as rows may be reordered before the confirmation.
+        change: dict[str, Any] = {"message": refusal} if refusal else {"mode": "kill"}
+        return dataclasses.replace(view, chosen=row.agent, **change)
     changes: dict[str, dict[str, Any]] = {
         "/": {"mode": "filter", "typed": view.filter},
         "escape": {"filter": "", "typed": ""},
@@ -146,12 +144,10 @@ STEPS: Final = {
 
 
 def kill_refusal(agent: str) -> str | None:
-    """Say why an agent cannot be told to end by the name that the metrics have, if it cannot."""
+    """Return why an agent cannot be killed by its name in the metrics, if so."""
     if agent == OTHER:
-        return f"{OTHER} stands for many agents. Run: otel-limits kill --agent GLOB"
-    # What metrics show is cleaned and cut; the pattern of a kill is compared with the real name.
+        return f"{OTHER} groups several agents. Run: otel-limits kill --agent GLOB"
+    # Metrics clean and truncate names; a kill is matched against the original name.
     if "\N{REPLACEMENT CHARACTER}" in agent or len(agent) >= MAX_LENGTH:
-        return (
-            "Metrics do not have the whole name of this agent. Run: otel-limits kill --agent GLOB"
-        )
+        return "The name of this agent is truncated in metrics. Run: otel-limits kill --agent GLOB"
     return None
