@@ -43,7 +43,6 @@ COLOURS: Final = {
     "quota_unavailable": "#8f7a00",
     "killed": "#e02f44",
     "end_turn": "#56a64b",
-    "success": "#73bf69",
     "error": "#6e7687",
     "aborted": "#b0b0b8",
 }

@@ -113,10 +113,10 @@ class Agents:
         )
         self._receive("warm")
 
-    def play_round(self, numbers: Sequence[int]) -> dict[str, str]:
-        """Invoke some agents; return the trace IDs of halts."""
+    def play_round(self) -> dict[str, str]:
+        """Invoke all agents; return the trace IDs of halts."""
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{json.dumps(list(numbers))}\n")
+        self.process.stdin.write("\n")
         self.process.stdin.flush()
         traces: dict[str, str] = self._receive("played")["traces"]
         return traces
@@ -189,7 +189,7 @@ def scene(directory: Path, rounds: int) -> Iterator[Scene]:
         start = time.time()
         wait_for_scrape(prometheus)
         for _ in range(rounds):
-            traces = agents.play_round(range(len(workload.ACTORS)))
+            traces = agents.play_round()
         wait_for_scrape(prometheus)
         end = time.time()
         yield Scene(

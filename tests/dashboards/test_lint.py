@@ -175,7 +175,7 @@ def test_panel_has_title_description_unit_and_query(panel: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_panel_without_data_shows_0_or_none(panel: dict[str, Any]) -> None:
-    """ "No data" would look like a failure."""
+    """The default, "No data", would look like a failure."""
     no_value = panel["fieldConfig"]["defaults"]["noValue"]
     assert no_value == ("None" if panel["type"] in {"bargauge", "table"} else "0")
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 STEP = MINUTE * SCRAPES
 
-MOMENTS: dict[str, set[str]] = {
-    "begun": {"Deployments: agents: version 1.2.3"},
+MARKS_BY_EVENT: dict[str, set[str]] = {
+    "started": {"Deployments: agents: version 1.2.3"},
     "changed": {"Policy files: Policy file accepted"},
-    "misspelt": {"Policy files: Policy file refused"},
-    "mended": {"Policy files: Policy file accepted"},
+    "invalid": {"Policy files: Policy file refused"},
+    "fixed": {"Policy files: Policy file accepted"},
     "killed": {"Kills: worker was killed", "Halts: worker: killed"},
     "halted": {"Halts: worker: max_turns"},
     "quiet": set(),
@@ -47,17 +47,17 @@ def test_events_are_marked_in_their_step_only(
     program("promtool")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.version=1.2.3")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(tmp_path / "limits.yaml"))
-    moments = lived(make_agent, monkeypatch, tmp_path / "limits.yaml")
-    scrapes = [served() for _ in moments]
+    events = cause_events(make_agent, monkeypatch, tmp_path / "limits.yaml")
+    scrapes = [served() for _ in events]
     end = time.time() // STEP * STEP
     with remembering(tmp_path, past(scrapes, end)) as url:
         for board in (directory() / "grafana/dashboards").glob("*.json"):
             annotations = json.loads(board.read_text("utf-8"))["annotations"]["list"]
             found = {
-                moment: set(marked(Prometheus(url), annotations, end - STEP * ago))
-                for ago, moment in enumerate(reversed(MOMENTS))
+                event: set(marked(Prometheus(url), annotations, end - STEP * ago))
+                for ago, event in enumerate(reversed(MARKS_BY_EVENT))
             }
-            assert found == MOMENTS
+            assert found == MARKS_BY_EVENT
 
 
 def served() -> str:
@@ -66,21 +66,23 @@ def served() -> str:
     return text.decode()
 
 
-def lived(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, policy: Path) -> Iterator[None]:
+def cause_events(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, policy: Path
+) -> Iterator[None]:
     """Cause each event in turn."""
     policy.write_text("defaults: {limits: {max_turns: 9}}")
     otel_limits.enable()
-    answer(make_agent)
+    finish(make_agent)
     yield
     for text in ("limits: {max_turns: 8}", "action: stop", "limits: {max_turns: 1}"):
         policy.write_text(f"defaults: {{{text}}}")
         # The file is checked every five seconds, when an invocation starts.
         monkeypatch.setattr(RUNTIME._policy_file, "_next_look", time.monotonic() - 4)
-        answer(make_agent)
+        finish(make_agent)
         yield
-    doomed = make_agent(ScriptedModel([says("done")]), name="worker")
-    doomed.hooks.add_callback(BeforeModelCallEvent, kill)
-    assert doomed("go").stop_reason == "killed"
+    killed = make_agent(ScriptedModel([says("done")]), name="worker")
+    killed.hooks.add_callback(BeforeModelCallEvent, kill)
+    assert killed("go").stop_reason == "killed"
     yield
     runaway = make_agent(ScriptedModel(endless(uses("search"))), name="worker")
     assert runaway("go").stop_reason == "max_turns"
@@ -93,7 +95,7 @@ def kill(event: BeforeModelCallEvent) -> None:
     assert otel_limits.kill(agent=event.agent.name) == 1
 
 
-def answer(make_agent: MakeAgent) -> None:
+def finish(make_agent: MakeAgent) -> None:
     """Run an agent to its natural end."""
     assert make_agent(ScriptedModel([says("done")]), name="worker")("go").stop_reason == "end_turn"
 

@@ -1,8 +1,7 @@
 """Real agents that produce every value of a dashboard: `python -m tests.dashboards.workload`.
 
 Every agent has a script, so its metrics are known beforehand: `produces`. The process prints `warm`
-when every series exists, and plays one round for each line it reads: the numbers of the actors, as
-JSON.
+when every series exists, and plays one round for each line it reads.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import otel_limits
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from otel_limits.core.policy import Action
 
@@ -332,14 +331,12 @@ class Stage:
             agent.tracer.tracer = trace.NoOpTracer()
         return agent
 
-    def play_round(self, numbers: Container[int]) -> dict[str, str]:
-        """Invoke the agents of some actors; return the trace IDs of halted ones."""
+    def play_round(self) -> dict[str, str]:
+        """Invoke all agents; return the trace IDs of halted ones."""
         return {
             actor.name: stop.trace_id
-            for number, (actor, agent) in enumerate(self.agents)
-            if number in numbers
-            and (stop := play(actor, agent)) is not None
-            and stop.trace_id is not None
+            for actor, agent in self.agents
+            if (stop := play(actor, agent)) is not None and stop.trace_id is not None
         }
 
     def hold_one(self) -> threading.Thread:
@@ -414,10 +411,10 @@ def main() -> None:
     otel_limits.enable(observers=[fail_on_stops])
     stage = Stage()
     stage.hold_one()
-    stage.play_round(range(len(ACTORS)))
+    stage.play_round()
     send({"event": "warm"})
-    for line in sys.stdin:
-        send({"event": "played", "traces": stage.play_round(json.loads(line))})
+    for _ in sys.stdin:
+        send({"event": "played", "traces": stage.play_round()})
     stage.released.set()
 
 
