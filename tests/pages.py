@@ -371,7 +371,6 @@ def write() -> None:
             page.write_text(with_outputs(page, Path(os.path.realpath(directory))), encoding="utf-8")
 
 
-
 def run_readme(environment: Path, wheel: Path) -> None:
     """Run the commands of the README in another environment, installing a wheel as it says.
 

@@ -1,1 +1,1 @@
-"""What otel-limits costs: `python -m tests.benchmarks` prints it as a Markdown table."""
+"""Benchmarks of the overhead of otel-limits."""

@@ -1,4 +1,4 @@
-"""Measures what otel-limits costs and prints it: `python -m tests.benchmarks [--quick]`."""
+"""Measures the overhead of otel-limits: `python -m tests.benchmarks [--quick] [--write]`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import platform
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from itertools import chain
 from typing import Final
 
 from tests.benchmarks import table
 from tests.benchmarks.loops import FAMILIES, SERVED, has_langchain
-from tests.benchmarks.rounds import Distance, Round, apart, run_round
+from tests.benchmarks.rounds import ROOT, Distance, Round, apart, run_round
+
+PAGE: Final = ROOT / "otel_limits/docs/cost.md"
+LAST_MARKER: Final = "<!-- /benchmarks -->"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much is measured in one go."""
+    """The size of a measurement."""
 
     distances: tuple[Distance, ...]
     served: Distance
-    """The same against a model server, which takes a quarter of a second for each turn."""
+    """For loops with a model server, which takes a quarter of a second per turn."""
     live: tuple[int, ...]
     finished: int
 
@@ -32,7 +36,7 @@ FULL: Final = Plan(
     live=(1, 10_000),
     finished=100_000,
 )
-"""Few laps in many rounds: two processes differ by more than two laps of one do."""
+"""Few laps in many rounds, because processes differ more than laps of one process."""
 
 QUICK: Final = Plan(
     distances=(Distance(turns=5, laps=2),),
@@ -43,28 +47,40 @@ QUICK: Final = Plan(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run every measure, saying on standard error what is under way."""
+    """Run all measurements and print or write their tables. Progress goes to standard error."""
     options = parse(arguments)
     plan = QUICK if options.quick else FULL
-    header = f"Python {platform.python_version()}, {platform.machine()}, rounds: {options.rounds}"
-    sections = (loops(plan, options.rounds), costs(plan, options.rounds))
-    sys.stdout.write("\n\n".join((header, *sections)) + "\n")
+    header = (
+        f"Python {platform.python_version()} on {platform.machine()}, one core, "
+        f"{datetime.now(timezone.utc):%B %Y}, {options.rounds} rounds of new processes:"
+    )
+    sections = [loops(plan, options.rounds)]
+    if not options.write:
+        sections.append(costs(plan, options.rounds))
+    text = "\n\n".join((header, *sections)) + "\n"
+    if options.write:
+        page = PAGE.read_text(encoding="utf-8")
+        start, end = page.index("\n", page.index("<!-- benchmarks:")) + 1, page.index(LAST_MARKER)
+        PAGE.write_text(page[:start] + text + page[end:], encoding="utf-8")
+    else:
+        sys.stdout.write(text)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few turns and laps: a smoke test")
+    parser.add_argument("--write", action="store_true", help="write the table of docs/cost.md")
     parser.add_argument("--rounds", type=int, default=16, help="rounds of fresh processes")
     return parser.parse_args(arguments)
 
 
 def loops(plan: Plan, rounds: int) -> str:
-    """Time the agent loops against each other."""
+    """Compare the agent loops."""
     families = [family for family in FAMILIES if has_langchain() or "langchain" not in family]
     found: dict[int, list[Round]] = defaultdict(list)
     for number in range(rounds):
-        say(f"round {number + 1} of {rounds}: {', '.join(chain(*families))}")
+        log(f"round {number + 1} of {rounds}: {', '.join(chain(*families))}")
         served = run_round([SERVED], [plan.served], seed=number)
         for turns, laps in (run_round(families, plan.distances, seed=number) | served).items():
             found[turns].append(laps)
@@ -72,8 +88,8 @@ def loops(plan: Plan, rounds: int) -> str:
 
 
 def costs(plan: Plan, rounds: int) -> str:
-    """Measure callbacks, memory and the start of a program, each in a process of its own."""
-    say("span callbacks, memory, start")
+    """Measure callbacks, memory and startup, each in a separate process."""
+    log("span callbacks, memory, start")
     callbacks: dict[int, list[dict[str, float]]] = defaultdict(list)
     startups = []
     for _ in range(rounds):
@@ -89,9 +105,9 @@ def costs(plan: Plan, rounds: int) -> str:
     return table.markdown(table.COST_HEADER, rows)
 
 
-def say(what: str) -> None:
-    """Tell how far it is."""
-    sys.stderr.write(f"{what}\n")
+def log(text: str) -> None:
+    """Write a line to standard error."""
+    sys.stderr.write(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from otel_limits.core.policy import Policy
 from otel_limits.otel import semconv
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.runs.registry import LIVE
-from tests.benchmarks.loops import FAR_AWAY, enable, set_provider
+from tests.benchmarks.loops import UNREACHED, enable, set_provider
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ def invoke() -> Span:
     """Begin an invocation that stays live; returns its span."""
     span = begin("invoke_agent benchmark")
     ids = span.get_span_context()
-    LIVE.start("benchmark", Policy(limits=Limits(max_turns=FAR_AWAY)), ids.trace_id, ids.span_id)
+    LIVE.start("benchmark", Policy(limits=Limits(max_turns=UNREACHED)), ids.trace_id, ids.span_id)
     return span
 
 

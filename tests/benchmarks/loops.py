@@ -1,7 +1,7 @@
-"""The agent loops that are timed, each with and without something that limits it.
+"""The agent loops that the benchmark times, with and without limits.
 
-A loop takes a number of turns and runs an agent of exactly that many: every turn but the last asks
-for one tool. No limit is ever reached, so that both sides of a ratio do the same work.
+A loop runs an agent for an exact number of turns: each turn but the last calls one tool. No limit
+is reached, so both sides of a ratio do the same work.
 """
 
 from __future__ import annotations
@@ -13,43 +13,36 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from otel_limits.testing import Answer, ScriptedModel, says, uses
 
-if TYPE_CHECKING:
-    from strands import Agent
-
 Run: TypeAlias = Callable[[int], object]
-"""Runs an agent of that many turns."""
+"""Runs an agent for a number of turns."""
 
-FAR_AWAY: Final = 10**9
-"""A cap that is checked at every turn and never reached."""
+UNREACHED: Final = 10**9
+"""A limit that is checked in each turn and never reached."""
 
 
 class LeanModel(ScriptedModel):
-    """Keeps no copy of what it is asked: copying would make every ratio look better."""
+    """A model that keeps no requests: copying them would make every ratio look better."""
 
     def _keep(self, *_: object) -> None:
-        """Let go of it."""
+        """Do nothing."""
 
 
 def script(turns: int) -> Iterator[Answer]:
-    """Ask for a tool in every turn but the last."""
+    """Yield a tool call for each turn but the last."""
     for _ in range(turns - 1):
         yield uses("look_up")
     yield says("done")
 
 
-def strands(
-    model: type[LeanModel] = LeanModel,
-    dress: Callable[[Agent], object] = id,
-    **arguments: Any,
-) -> Run:
-    """Run Strands agents, each of which `dress` is called with; `arguments` go into the call."""
+def strands(**arguments: Any) -> Run:
+    """Strands alone. The arguments go into the call of the agent."""
     from strands import Agent, tool
 
     @tool
@@ -58,15 +51,14 @@ def strands(
         return "found"
 
     def run(turns: int) -> object:
-        agent = Agent(model=model(script(turns)), tools=[look_up], callback_handler=None)
-        dress(agent)
+        agent = Agent(model=LeanModel(script(turns)), tools=[look_up], callback_handler=None)
         return agent("go", **arguments)
 
     return run
 
 
 def set_provider() -> None:
-    """Set an SDK tracer provider that records and exports nothing: the harshest baseline."""
+    """Set an SDK tracer provider that records spans and exports nothing."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -74,11 +66,13 @@ def set_provider() -> None:
 
 
 def enable() -> None:
-    """Switch otel-limits on with every limit set and metrics on."""
+    """Enable otel-limits with limits and metrics."""
     import otel_limits
 
     otel_limits.enable(
-        otel_limits.Limits(max_iterations=FAR_AWAY, max_turns=FAR_AWAY, max_token_budget=FAR_AWAY)
+        otel_limits.Limits(
+            max_iterations=UNREACHED, max_turns=UNREACHED, max_token_budget=UNREACHED
+        )
     )
 
 
@@ -96,7 +90,7 @@ def strands_traced_limited() -> Run:
 
 
 def strands_traced_recorded() -> Run:
-    """The same with a ledger."""
+    """Strands with an SDK provider, otel-limits and its ledger."""
     path = Path(tempfile.mkdtemp(prefix="otel-limits-benchmark-"), "ledger.db")
     atexit.register(shutil.rmtree, path.parent)
     os.environ["OTEL_LIMITS_LEDGER"] = str(path)
@@ -104,51 +98,18 @@ def strands_traced_recorded() -> Run:
 
 
 def strands_limited() -> Run:
-    """Strands without an SDK provider, and otel-limits: the hooks alone."""
+    """Strands with otel-limits and no SDK provider, so through hooks alone."""
     enable()
     return strands()
 
 
 def strands_native() -> Run:
-    """Strands without an SDK provider, with its own limits."""
-    return strands(limits={"turns": FAR_AWAY, "total_tokens": FAR_AWAY})
-
-
-def strands_doors() -> Run:
-    """Strands with as many hooks and stages as we have, all empty: what its doors cost alone."""
-    from strands.middleware import ExecuteToolStage, InvokeModelStage
-
-    from otel_limits.bindings.strands.attach import HOOKS
-    from otel_limits.bindings.strands.private import AgentStreamStage
-
-    async def passed_on(events: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        async for event in events:
-            yield event
-
-    class WrappedModel(LeanModel):
-        """Its stream is wrapped, too."""
-
-        def stream(self, *asked: Any, **more: Any) -> AsyncIterator[Any]:
-            return passed_on(super().stream(*asked, **more))
-
-    def empty_hook(_: Any) -> None:
-        pass
-
-    def empty_stage(context: Any, go_on: Any) -> Any:
-        return passed_on(go_on(context))
-
-    def dress(agent: Agent) -> None:
-        for kind, _, order in HOOKS:
-            agent.add_hook(empty_hook, kind, order=order)
-        stages: tuple[Any, ...] = (AgentStreamStage, InvokeModelStage, ExecuteToolStage)
-        for stage in stages:
-            agent.add_middleware(stage, empty_stage)
-
-    return strands(WrappedModel, dress)
+    """Strands with its own limits."""
+    return strands(limits={"turns": UNREACHED, "total_tokens": UNREACHED})
 
 
 def strands_served() -> Run:
-    """Strands with an SDK provider, against a model server that streams an answer in 250 ms."""
+    """Strands with an SDK provider and a model server that streams an answer in 250 ms."""
     from strands import Agent, tool
     from strands.models.llamacpp import LlamaCppModel
 
@@ -174,13 +135,13 @@ def strands_served() -> Run:
 
 
 def strands_served_limited() -> Run:
-    """The same with otel-limits."""
+    """Strands with the model server and otel-limits."""
     enable()
     return strands_served()
 
 
 def langchain(*middleware: Any) -> Run:
-    """Run LangChain agents."""
+    """LangChain with a middleware, or alone."""
     from langchain.agents import create_agent
     from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
     from langchain_core.messages import AIMessage
@@ -207,16 +168,15 @@ def langchain(*middleware: Any) -> Run:
 
 
 def langchain_limited() -> Run:
-    """LangChain with its model call limit."""
+    """LangChain with its middleware that limits model calls."""
     from langchain.agents.middleware import ModelCallLimitMiddleware
 
-    return langchain(ModelCallLimitMiddleware(run_limit=FAR_AWAY, thread_limit=FAR_AWAY))
+    return langchain(ModelCallLimitMiddleware(run_limit=UNREACHED, thread_limit=UNREACHED))
 
 
 LOOPS: Final[dict[str, Callable[[], Run]]] = {
     "strands": strands,
     "strands_native": strands_native,
-    "strands_doors": strands_doors,
     "strands_limited": strands_limited,
     "strands_traced": strands_traced,
     "strands_traced_limited": strands_traced_limited,
@@ -226,19 +186,21 @@ LOOPS: Final[dict[str, Callable[[], Run]]] = {
     "langchain": langchain,
     "langchain_limited": langchain_limited,
 }
-"""Each prepares its process and returns what is to be timed."""
+"""Each function prepares its process and returns the loop to time."""
 
 FAMILIES: Final = (
-    ("strands", "strands_native", "strands_doors", "strands_limited"),
-    ("strands_traced", "strands_traced_limited", "strands_traced_recorded"),
+    (
+        *("strands", "strands_native", "strands_limited"),
+        *("strands_traced", "strands_traced_limited", "strands_traced_recorded"),
+    ),
     ("langchain", "langchain_limited"),
 )
-"""Loops that are compared with each other."""
+"""Loops that are compared with each other and run one after the other."""
 
 SERVED: Final = ("strands_served", "strands_served_limited")
-"""The same, for loops that wait for a model server."""
+"""Loops that wait for a model server."""
 
 
 def has_langchain() -> bool:
-    """Tell whether the extra `bench` is installed."""
+    """Return whether the extra `bench` is installed."""
     return find_spec("langchain") is not None

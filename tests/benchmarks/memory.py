@@ -13,7 +13,7 @@ from otel_limits.core.policy import Policy
 from otel_limits.core.usage import Usage, measured
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import LIVE
-from tests.benchmarks.loops import FAR_AWAY, enable
+from tests.benchmarks.loops import UNREACHED, enable
 
 if TYPE_CHECKING:
     from otel_limits.runs.run import Run
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAMES = 300
 """Agents until the metrics fold further names into one: what those take is not counted."""
 
-POLICY = Policy(limits=Limits(max_turns=FAR_AWAY, max_token_budget=FAR_AWAY))
+POLICY = Policy(limits=Limits(max_turns=UNREACHED, max_token_budget=UNREACHED))
 
 
 def invoke(number: int) -> Run:

@@ -1,7 +1,7 @@
-"""Times loops against each other on a noisy machine: interleaved, shuffled, and paired.
+"""Compares loops on a noisy machine: interleaved, shuffled and paired.
 
-A round gives every loop a fresh process. A lap runs every loop once, in a new random order in
-which those of one family follow each other, so that a ratio compares neighbours in time.
+A round gives each loop a new process. A lap runs each loop once, in random order, one family after
+the other, so a ratio compares runs that are close in time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Spread(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """A mean with its standard error; of a single value, that is not known."""
+    """A mean with its standard error, which is NaN for a single value."""
 
     mean: float
     error: float
@@ -44,19 +44,19 @@ class Mean(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """How many turns a lap has, and how many laps a round has."""
+    """The number of turns per lap and of laps per round."""
 
     turns: int
     laps: int
 
 
 def command(module: str, *arguments: object) -> list[str]:
-    """Command line that runs one of our modules in a process of its own, from `ROOT`."""
+    """Return the command that runs a benchmark module in a separate process."""
     return [sys.executable, "-m", f"tests.benchmarks.{module}", *map(str, arguments)]
 
 
 def apart(module: str, *arguments: int) -> dict[str, float]:
-    """Run one of our modules in a fresh process and read what it measured."""
+    """Run a benchmark module in a new process and return its measurements."""
     done = subprocess.run(
         command(module, *arguments), cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     )
@@ -65,13 +65,13 @@ def apart(module: str, *arguments: int) -> dict[str, float]:
 
 
 class Worker(NamedTuple):
-    """The two ends of a process that times one loop."""
+    """A process that times one loop."""
 
     ask: IO[str]
     answer: IO[str]
 
     def time(self, turns: int) -> Mapping[str, float]:
-        """Time one run of that many turns."""
+        """Time one run."""
         self.ask.write(f"{turns}\n")
         self.ask.flush()
         times: Mapping[str, float] = json.loads(self.answer.readline())
@@ -80,7 +80,7 @@ class Worker(NamedTuple):
 
 @contextmanager
 def start(loop: str) -> Iterator[Worker]:
-    """Start a process for `loop`, and end it afterwards."""
+    """Start a process for `loop`, and end it after the block."""
     with subprocess.Popen(
         command("worker", loop),
         cwd=ROOT,
@@ -96,21 +96,21 @@ def start(loop: str) -> Iterator[Worker]:
 def run_round(
     families: Sequence[Sequence[str]], distances: Sequence[Distance], seed: int
 ) -> dict[int, Round]:
-    """Run one round of families of loops; returns its laps by their number of turns."""
-    shuffle = random.Random(seed)  # noqa: S311  an order, no secret
+    """Run a round and return its laps by number of turns."""
+    shuffle = random.Random(seed)  # noqa: S311  not a secret
     with ExitStack() as stack:
         workers = {loop: stack.enter_context(start(loop)) for family in families for loop in family}
         return {
             distance.turns: [
-                {loop: workers[loop].time(distance.turns) for loop in an_order(families, shuffle)}
+                {loop: workers[loop].time(distance.turns) for loop in shuffled(families, shuffle)}
                 for _ in range(distance.laps)
             ]
             for distance in distances
         }
 
 
-def an_order(families: Sequence[Sequence[str]], shuffle: random.Random) -> list[str]:
-    """Return the loops in a random order in which those of one family follow each other."""
+def shuffled(families: Sequence[Sequence[str]], shuffle: random.Random) -> list[str]:
+    """Return the loops in random order, family by family."""
     return [
         loop
         for family in shuffle.sample(families, len(families))
@@ -119,29 +119,29 @@ def an_order(families: Sequence[Sequence[str]], shuffle: random.Random) -> list[
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and quartiles of `values`; of a single one, itself."""
+    """Return median and quartiles. All three are the same for a single value."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0])
     return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
 def ratio(rounds: Sequence[Round], loop: str, bare: str, clock: Clock) -> Spread:
-    """What `loop` costs as a multiple of `bare`, paired lap by lap."""
+    """Return the time of `loop` as a multiple of `bare`, paired by lap."""
     return spread([ratio_in(lap, loop, bare, clock) for laps in rounds for lap in laps])
 
 
 def mean_ratio(rounds: Sequence[Round], loop: str, bare: str, clock: Clock) -> Mean:
-    """Return the same as the mean of the medians of the rounds, as processes are what differs."""
+    """Return the same ratio as a mean of the rounds, because processes differ most."""
     found = [statistics.median(ratio_in(lap, loop, bare, clock) for lap in laps) for laps in rounds]
     error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
     return Mean(statistics.fmean(found), error)
 
 
 def ratio_in(lap: Lap, loop: str, bare: str, clock: Clock) -> float:
-    """Compare two loops in one lap."""
+    """Return the ratio of two loops in one lap."""
     return lap[loop][clock] / lap[bare][clock]
 
 
 def fastest(rounds: Sequence[Round], loop: str) -> float:
-    """CPU seconds of the least disturbed run."""
+    """Return the CPU seconds of the fastest run."""
     return min(lap[loop]["cpu"] for laps in rounds for lap in laps)

@@ -1,7 +1,7 @@
 """A model server on loopback that streams every answer in 250 ms.
 
-`python -m tests.benchmarks.served` prints its port. Each conversation asks for one tool until it
-has had as many results as its first message says: an agent takes that many turns and one more.
+`python -m tests.benchmarks.served` prints its port. The first message of a conversation is the
+number of tool calls; the agent takes one turn more than that.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ CHUNKS: Final = 25
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers in the OpenAI protocol, as llama.cpp's server does."""
+    """Implements the OpenAI protocol like the server of llama.cpp."""
 
     def do_POST(self) -> None:
-        """Stream an answer, or refuse to count tokens, so that the client estimates them."""
+        """Stream an answer. Reject requests to count tokens, so that the client estimates them."""
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self.path.endswith("/chat/completions"):
             self.send_error(404)
@@ -31,7 +31,7 @@ class Handler(BaseHTTPRequestHandler):
         begin = time.perf_counter()
         deltas = deltas_for(request["messages"])
         for number, delta in enumerate(deltas, start=1):
-            # Against the clock and not one after the other, so that no answer takes longer.
+            # Relative to the start, so that delays do not add up.
             time.sleep(
                 max(0.0, begin + ANSWER_SECONDS * number / len(deltas) - time.perf_counter())
             )
@@ -45,11 +45,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def deltas_for(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Say a few words, then ask for the tool, or end."""
+    """Return a few words, then a tool call or the end."""
     wanted = int("".join(each["text"] for each in messages[0]["content"]))
     had = sum(message["role"] == "tool" for message in messages)
     words = [{"delta": {"content": "word "}, "finish_reason": None}] * (CHUNKS - 2)

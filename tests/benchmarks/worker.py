@@ -1,4 +1,4 @@
-"""Times one loop in a process of its own: `python -m tests.benchmarks.worker strands_limited`.
+"""Times one loop in a separate process: `python -m tests.benchmarks.worker strands_limited`.
 
 Each line of its input is a number of turns; each line of its output is the time of one such run.
 """
@@ -15,16 +15,16 @@ from tests.benchmarks.loops import LOOPS
 
 
 def share_a_core() -> None:
-    """Stay on one core with the other workers, where a system can do that.
+    """Stay on one core with the other workers if the system supports it.
 
-    They take turns, and what is measured is smaller than what it costs to move between cores.
+    They take turns, and moving between cores costs more than the difference to measure.
     """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Time one run for each line of input."""
     share_a_core()
     run = LOOPS[sys.argv[1]]()
     run(5)
