@@ -1,4 +1,4 @@
-"""What the pages about production show works: workers, notebooks, images and Kubernetes."""
+"""The guides for production work: workers, notebooks, images and Kubernetes."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def read(name: str) -> str:
     return (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
-def started(name: str) -> list[str]:
-    """How a page starts its program, with this Python."""
+def start_command(name: str) -> list[str]:
+    """Return the command of a page that starts its program, with this Python."""
     (words,) = (each.words for each in sessions(DOCS / f"{name}.md") if " run -- " in each.text)
     return [*RUN, *words[2:]]
 
@@ -57,17 +57,17 @@ from served import call
 def answer(prompt):
     return call("api") | {"pid": os.getpid()}
 """
-"""What the page leaves to its reader: here an agent that asks for its tool 12 times."""
+"""The reader's own module: here, an agent that calls its tool 12 times."""
 
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[tuple[int, int]]:
-    """Serve the page's application with two workers; gives its port, and that of the metrics."""
+    """Serve the page's application with two workers; yield its port and the metrics port."""
     (tmp_path / "api.py").write_text(files(DOCS / "fastapi.md")["api.py"], encoding="utf-8")
     (tmp_path / "agents.py").write_text(AGENTS, encoding="utf-8")
     (tmp_path / "numbers").mkdir()
     port, metrics = free_port(), free_port()
-    words = [*started("fastapi"), f"--port={port}"]
+    words = [*start_command("fastapi"), f"--port={port}"]
     with served(
         words,
         PYTHONPATH=f"{tmp_path}{os.pathsep}{PROGRAMS}",
@@ -77,8 +77,8 @@ def api(tmp_path: Path) -> Iterator[tuple[int, int]]:
         yield port, metrics
 
 
-def test_one_scrape_has_what_all_workers_have_counted(api: tuple[int, int]) -> None:
-    """And each of them halts its agents."""
+def test_fastapi_scrape_returns_metrics_of_all_workers(api: tuple[int, int]) -> None:
+    """Each worker halts its agents, and the metrics of one must not hide the others."""
     port, metrics = api
     answers: list[Any] = []
     while len({answer["pid"] for answer in answers}) < 2 and len(answers) < 200:
@@ -96,8 +96,8 @@ def test_one_scrape_has_what_all_workers_have_counted(api: tuple[int, int]) -> N
     assert sum(turns) == 3 * len(answers)
 
 
-def test_a_task_of_celery_is_limited(tmp_path: Path) -> None:
-    """In a process of the pool of the page's worker."""
+def test_celery_task_is_limited(tmp_path: Path) -> None:
+    """The task runs in a child process of the page's worker."""
     require_program("redis-server")
     server = Server(tmp_path)
     program = files(DOCS / "celery.md")["tasks.py"]
@@ -106,7 +106,7 @@ def test_a_task_of_celery_is_limited(tmp_path: Path) -> None:
     (tmp_path / "agents.py").write_text(AGENTS, encoding="utf-8")
     server.start()
     try:
-        with served(started("celery"), PYTHONPATH=f"{tmp_path}{os.pathsep}{PROGRAMS}"):
+        with served(start_command("celery"), PYTHONPATH=f"{tmp_path}{os.pathsep}{PROGRAMS}"):
             broker, backend = re.findall(r'"(redis:[^"]+)"', program)
             client = Celery("tasks", broker=broker, backend=backend)
             answer = client.send_task("tasks.ask", ["go"]).get(timeout=PATIENCE_SECONDS)
@@ -116,10 +116,10 @@ def test_a_task_of_celery_is_limited(tmp_path: Path) -> None:
     assert answer["stop_reason"] == "max_turns"
 
 
-def test_a_cell_of_a_notebook_is_limited(
+def test_notebook_cell_limits_agents(
     make_agent: MakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the page's cell, an agent is called without `await` while the kernel's loop runs."""
+    """An agent is called without `await` while the event loop of the kernel runs."""
     monkeypatch.chdir(tmp_path)
     (first,) = (body for language, body in BLOCK.findall(read("jupyter")) if language == "python")
 
@@ -142,36 +142,36 @@ MANIFESTS = {
 SCHEMAS: dict[str, Any] = json.loads(
     (ROOT / "tests/kubernetes_schemas.json").read_text(encoding="utf-8")
 )
-"""The published schemas, without what is below fields that the page does not use."""
+"""The published schemas, reduced to the fields that the page uses."""
 
 
-def mistakes(manifest: dict[str, Any]) -> list[str]:
-    """Hold an object against its schema."""
+def schema_errors(manifest: dict[str, Any]) -> list[str]:
+    """Return the violations of an object's schema."""
     checks = jsonschema.Draft202012Validator(SCHEMAS[manifest["kind"]])
     return [error.message for error in checks.iter_errors(manifest)]
 
 
 @pytest.mark.parametrize("kind", ["Secret", "ConfigMap", "Deployment", "PodMonitor"])
-def test_an_object_of_the_page_is_valid(kind: str) -> None:
-    """By its published schema, which refuses fields that it does not know."""
-    assert mistakes(MANIFESTS[kind]) == []
-    misspelt = copy.deepcopy(MANIFESTS[kind])
-    part = "spec" if "spec" in misspelt else "metadata"
-    misspelt[part]["nmae"] = "agents"
-    assert len(mistakes(misspelt)) == 1
+def test_kubernetes_object_matches_its_schema(kind: str) -> None:
+    """Unknown fields are errors, so a misspelled one is found."""
+    assert schema_errors(MANIFESTS[kind]) == []
+    misspelled = copy.deepcopy(MANIFESTS[kind])
+    part = "spec" if "spec" in misspelled else "metadata"
+    misspelled[part]["nmae"] = "agents"
+    assert len(schema_errors(misspelled)) == 1
 
 
 def container() -> dict[str, Any]:
-    """Return the container of the page."""
+    """Return the container of the Deployment."""
     (found,) = MANIFESTS["Deployment"]["spec"]["template"]["spec"]["containers"]
     answer: dict[str, Any] = found
     return answer
 
 
-def test_its_environment_is_accepted(
+def test_kubernetes_environment_passes_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By `otel-limits check`, with the policy file where the ConfigMap puts it."""
+    """The policy file is read from the mount path of the ConfigMap."""
     (tmp_path / "limits.yaml").write_text(MANIFESTS["ConfigMap"]["data"]["limits.yaml"])
     for name, value in MANIFESTS["Secret"]["stringData"].items():
         monkeypatch.setenv(name, value)
@@ -182,8 +182,8 @@ def test_its_environment_is_accepted(
     assert parse(MANIFESTS["ConfigMap"]["data"]["limits.yaml"], "limits.yaml")[1] == ()
 
 
-def test_what_is_scraped_is_what_is_served() -> None:
-    """The port has the same name and the same number, and the labels are those of the pods."""
+def test_pod_monitor_scrapes_the_metrics_port() -> None:
+    """A wrong port name or label would leave pods unscraped without an error."""
     (port,) = container()["ports"]
     (endpoint,) = MANIFESTS["PodMonitor"]["spec"]["podMetricsEndpoints"]
     variables = {variable["name"]: variable["value"] for variable in container()["env"]}
@@ -205,8 +205,8 @@ EXTRAS = re.compile(r"'otel-limits\[([\w,]+)\]'")
 
 
 @pytest.mark.parametrize("body", [body for _, body in IMAGES], ids=[name for name, _ in IMAGES])
-def test_the_commands_of_an_image_exist(body: str) -> None:
-    """And so do the extras that it installs."""
+def test_image_uses_existing_commands_and_extras(body: str) -> None:
+    """Readers copy the file."""
     for command in re.findall(r"(otel-limits (?!\[)[a-z][^&\n]*)", body):
         make_parser().parse_args(shlex.split(command)[1:])
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -214,8 +214,8 @@ def test_the_commands_of_an_image_exist(body: str) -> None:
         assert not extra or f"\n{extra} = [" in project
 
 
-def test_every_variable_that_a_page_names_exists() -> None:
-    """Where it ends in `…` or `*`, those that begin so."""
+def test_variables_in_pages_exist() -> None:
+    """A name that ends in `…` or `*` is a prefix of others."""
     known = [setting.variable for setting in SETTINGS]
     text = "".join(path.read_text(encoding="utf-8") for path in (README, *PAGES))
     named = set(re.findall(r"\bOTEL_LIMITS_[A-Z_]+(?![A-Z_])(?:…|\*)?", text))

@@ -159,8 +159,8 @@ sys.modules.update(dict.fromkeys({extras!r}))
 sys.path.insert(1, {str(ROOT / "tests/api")!r})
 import limiting, otel_limits
 print(otel_limits.__file__)
-print(limiting.told(limiting.make()))
+print(limiting.describe(limiting.make()))
 """
-    origin, told = run("-I", "-c", program, cwd=tmp_path).splitlines()
+    origin, text = run("-I", "-c", program, cwd=tmp_path).splitlines()
     assert origin == f"{place}/otel_limits/__init__.py"
-    assert told.startswith("max_turns at max_turns, limiting.py:")
+    assert text.startswith("max_turns at max_turns, limiting.py:")

@@ -1,1 +1,1 @@
-"""Programs of users, which type checkers read in strict mode; what they do is tested elsewhere."""
+"""Example programs for type checkers in strict mode."""

@@ -1,4 +1,4 @@
-"""A program that limits its agents in code, and reads what came of it."""
+"""A program that sets limits in code and evaluates results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from otel_limits.testing import ScriptedModel, endless, uses
 
 
 def make() -> Agent:
-    """Make an agent with limits of its own."""
+    """Return an agent with its own limits."""
     own = LimitsPlugin(Limits(max_turns=2), action="halt", tree=Limits(max_turns=9))
     model = ScriptedModel(endless(uses("search")))
     return Agent(model=model, plugins=[own], callback_handler=None)
 
 
 def switch_on() -> list[str]:
-    """Limit every agent; return what is wrong with the settings."""
+    """Limit all agents. Return the mistakes in the settings."""
     caps = Limits(max_turns=30, max_cost_usd=0.5, max_calls_per_tool={"search": 20})
     try:
         otel_limits.enable(max_turns=5, max_cost_usd=0.5)
@@ -38,8 +38,8 @@ def switch_on() -> list[str]:
     return []
 
 
-def told(agent: Agent) -> str:
-    """Ask an agent, and tell how it ended."""
+def describe(agent: Agent) -> str:
+    """Call an agent and describe the end of its invocation."""
     try:
         result = agent("Find it")
     except MaxTurnsReachedException as error:
@@ -51,15 +51,15 @@ def told(agent: Agent) -> str:
         return f"{error.observed} of {error.cap}"
     stop: Stop | None = otel_limits.stop_of(result)
     if stop is None or stop.breach is None:
-        return "ended by itself"
+        return "finished"
     is_model = not otel_limits.is_synthetic(dict(result.message))
     return (
         f"{stop.reason} at {stop.breach.limit}, {stop.breach.origin}, {stop.usage.total} {is_model}"
     )
 
 
-async def left_over() -> str:
-    """Say what is left of a quota, end whatever runs, and leave."""
+async def shut_down() -> str:
+    """Read a quota, kill agents and disable otel-limits."""
     now: Remaining = otel_limits.remaining("tenants", baggage={"tenant.id": "acme"})
     later: Remaining = await otel_limits.remaining_async("tenants", agent="researcher")
     ended: int = otel_limits.kill(agent="research-*")
@@ -69,4 +69,4 @@ async def left_over() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{told(make())}\n")
+    sys.stdout.write(f"{describe(make())}\n")

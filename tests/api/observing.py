@@ -1,4 +1,4 @@
-"""A program that is told every event."""
+"""A program with an observer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LINES: list[str] = []
 
 
 def observe(event: Event) -> None:
-    """Add up tokens by agent, and say what was halted."""
+    """Sum tokens by agent and collect a line for each event."""
     if isinstance(event, ModelCall):
         usage: Usage = event.usage
         agent = event.invocation.agent

@@ -1,4 +1,4 @@
-"""How late a deadline ends a provider that hangs: `python -m tests.benchmarks.deadlines 100`."""
+"""Delay of deadlines when a provider hangs: `python -m tests.benchmarks.deadlines 100`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ BEGINNING: Final[tuple[StreamEvent, ...]] = (
 
 
 class Hanging(ScriptedModel):
-    """Sends so many chunks and then nothing more."""
+    """A model that hangs after a number of chunks."""
 
     def __init__(self, sent: int) -> None:
         super().__init__([says("never")])
         self.sent = sent
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterable[StreamEvent]:
-        """Stream what there is."""
+        """Stream the chunks, then hang."""
         for event in BEGINNING[: self.sent]:
             yield event
         await asyncio.Event().wait()
@@ -53,7 +53,7 @@ def invoked(agent: Agent) -> None:
 
 
 def streamed(agent: Agent) -> None:
-    """Invoke with `stream_async`, and read it to its end."""
+    """Invoke with `stream_async` and read the whole stream."""
 
     async def read() -> None:
         async for _ in agent.stream_async("go"):
@@ -62,7 +62,7 @@ def streamed(agent: Agent) -> None:
     asyncio.run(read())
 
 
-DOORS: Final[dict[str, Callable[[Agent], None]]] = {
+CALLS: Final[dict[str, Callable[[Agent], None]]] = {
     "`agent(…)`": sync,
     "`invoke_async`": invoked,
     "`stream_async`": streamed,
@@ -70,7 +70,7 @@ DOORS: Final[dict[str, Callable[[Agent], None]]] = {
 
 
 def late(invoke: Callable[[Agent], None], sent: int) -> float:
-    """Milliseconds by which one invocation ends later than its deadline."""
+    """Return the milliseconds between a deadline and the end of its invocation."""
     agent = Agent(model=Hanging(sent), callback_handler=None)
     begun = time.monotonic()
     invoke(agent)
@@ -78,19 +78,19 @@ def late(invoke: Callable[[Agent], None], sent: int) -> float:
 
 
 def main() -> None:
-    """Print the distribution over as many rounds as the first argument says."""
+    """Print the distribution. The first argument is the number of rounds."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     logging.disable(logging.CRITICAL)
     otel_limits.enable(Limits(max_duration_seconds=CAP_SECONDS))
-    late(sync, 0)  # the first one imports much
-    print("| provider hangs | door | median | 95 % | most |\n|---|---|---|---|---|")  # noqa: T201
+    late(sync, 0)  # the first run imports modules
+    print("| provider hangs | call | median | 95 % | most |\n|---|---|---|---|---|")  # noqa: T201
     for place, sent in (("before its first chunk", 0), ("between two chunks", len(BEGINNING))):
-        for door, invoke in DOORS.items():
+        for call_name, invoke in CALLS.items():
             times = sorted(late(invoke, sent) for _ in range(rounds))
             most = times[-1]
             p95 = times[max(0, round(len(times) * 0.95) - 1)]
-            told = " | ".join(f"{each:.0f} ms" for each in (statistics.median(times), p95, most))
-            print(f"| {place} | {door} | {told} |", flush=True)  # noqa: T201
+            cells = " | ".join(f"{each:.0f} ms" for each in (statistics.median(times), p95, most))
+            print(f"| {place} | {call_name} | {cells} |", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

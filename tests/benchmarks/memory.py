@@ -1,4 +1,4 @@
-"""Weighs invocations: `python -m tests.benchmarks.memory 10000 100000` live, then finished ones."""
+"""Memory of active and finished invocations: `python -m tests.benchmarks.memory 10000 100000`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from otel_limits.runs.run import Run
 
 NAMES = 300
-"""Agents until the metrics fold further names into one: what those take is not counted."""
+"""Agents until further names become `_other`. Their memory is not counted."""
 
 POLICY = Policy(limits=Limits(max_turns=UNREACHED, max_token_budget=UNREACHED))
 
 
 def invoke(number: int) -> Run:
-    """Begin invocation `number`, of an agent of its own, and leave it in its second model call."""
+    """Start an invocation of a new agent and leave it in its second model call."""
     agent, cycle = 2 * number + 1, 2 * number + 2
     LIVE.spans.register_span(agent)
     run = LIVE.start(f"agent {number}", POLICY, trace_id=number + 1, span_id=agent)
@@ -39,13 +39,13 @@ def invoke(number: int) -> Run:
 
 
 def traced() -> int:
-    """Bytes that Python has allocated since tracing began and still holds."""
+    """Return the bytes allocated since tracing started and not freed."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
 
 def per_live_invocation(live: int) -> float:
-    """Bytes that each of `live` live invocations takes."""
+    """Return the bytes per invocation with `live` active ones."""
     before = traced()
     runs = [invoke(number) for number in range(live)]
     weight = (traced() - before) / live
@@ -55,7 +55,7 @@ def per_live_invocation(live: int) -> float:
 
 
 def growth(finished: int) -> int:
-    """Bytes by which the last nine tenths of `finished` invocations have grown the process."""
+    """Return the growth of the process over the last 90% of `finished` invocations."""
     first = finished // 10
     for number in range(first):
         invoke(number).finish("end_turn")
@@ -66,7 +66,7 @@ def growth(finished: int) -> int:
 
 
 def measure(live: int, finished: int) -> dict[str, float]:
-    """Weigh both."""
+    """Print both."""
     enable()
     for number in range(NAMES):  # not traced: tracing the price list's import takes a minute
         invoke(number).finish("end_turn")

@@ -1,8 +1,8 @@
-"""What quotas cost on a real Redis server, and what each way to reserve refuses and lets pass.
+"""The overhead of quotas on a real Redis server, and the accuracy of each reservation mode.
 
-`python -m tests.benchmarks.quotas` prints the tables of `otel_limits/docs/quotas.md`, and ends with
-exit status 1 where a bar is missed. What is compared is measured in turns, in short laps, as
-machines and moments differ more than quotas cost.
+`python -m tests.benchmarks.quotas` prints the tables of `otel_limits/docs/quotas.md`. Its exit
+status is 1 if a bound is exceeded. Compared measurements alternate in short laps, because machines
+and moments differ more than quotas cost.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 LAPS: Final = 20
 ROUNDS: Final = 100
-"""Calls in a lap."""
+"""Calls per lap."""
 CALLS: Final = 2_000
-"""Calls whose memory is measured."""
+"""Calls for the measurement of memory."""
 AGENTS: Final = 200
 TIMEOUT: Final = 2.0
 """Seconds that ship."""
@@ -56,24 +56,24 @@ CALLERS: Final = 40
 INPUT: Final = 1_000
 TOKENS: Final = 200_000
 TAUGHT: Final = 25
-"""Calls after which a model's answers are known."""
+"""Calls that establish the usual size of a model's answers."""
 ANSWERS: Final = (100, 1_000, 4_000, 20_000)
 WAYS: Final[tuple[tuple[Reserved, int | None], ...]] = (
     ("worst_case", 64_000),
     ("worst_case", None),
     ("expected", 64_000),
 )
-"""What is set aside, and the output cap that the model declares."""
+"""Reservation modes, each with the output cap that the model declares."""
 
 
 def quota(number: int, **more: Any) -> Quota:
-    """One of several quotas that all apply."""
+    """Return one of several quotas that apply to each call."""
     fields: dict[str, Any] = {"unit": "tokens", "amount": 10**12, "windows": Windows("P366D")}
     return Quota(name=f"q{number}", **fields | {"grace": 0.0} | more)
 
 
 class Process:
-    """What asks the store in a process."""
+    """The quota engine of a process."""
 
     def __init__(self, quotas: Sequence[Quota], executor: StoreWorker | InlineExecutor) -> None:
         self.events: list[Event] = []
@@ -89,18 +89,18 @@ class Process:
         self.engine.client.start()
 
     def request(self, output_cap: int | None = 100) -> Request:
-        """Make the request for a call of an invocation of its own."""
+        """Return a request for a call of a new invocation."""
         name = f"i{next(self._numbers)}"
         invocation = Invocation(agent="a", id=name, root_id=name)
         return Request(invocation=invocation, model="m", input=INPUT, output_cap=output_cap)
 
     async def ask(self, output_cap: int | None = 100) -> tuple[Invocation, Verdict | None]:
-        """Ask for a call of an invocation of its own."""
+        """Request a call of a new invocation."""
         request = self.request(output_cap)
         return request.invocation, await self.engine.admit(request)
 
     async def end(self, invocation: Invocation, output: int) -> None:
-        """It has answered with so many tokens."""
+        """Record an answer of `tokens` tokens."""
         call = ModelCall(
             invocation=invocation,
             number=1,
@@ -116,7 +116,7 @@ class Process:
 
 
 def store_worker(server: Server) -> StoreWorker:
-    """Carries what is asked to the server."""
+    """Sends requests to the server."""
     place = StorePlace(server.url, TIMEOUT)
     return StoreWorker(open_shared_store(place))
 
@@ -150,7 +150,7 @@ def one_admission(server: Server) -> float:
 
 
 def many_agents(server: Server, times: int) -> tuple[int, float]:
-    """Let agents ask at once, so many times; returns how many were refused, and the slowest."""
+    """Run agents concurrently, several times; return the refusals and the slowest admission."""
     process = Process([quota(1)], store_worker(server))
     seconds: list[float] = []
 
@@ -200,13 +200,13 @@ def server_seconds(server: Server) -> tuple[float, float]:
 
 
 def cpu(server: Server) -> float:
-    """CPU seconds that the server has spent."""
+    """Return the CPU seconds of the server."""
     told = server.client.info("cpu")
     return float(told["used_cpu_user"] + told["used_cpu_sys"])
 
 
 def kept(server: Server, quotas: int, calls: int = CALLS) -> tuple[float, float]:
-    """Return the bytes that the server keeps for a call, and for a key of a quota."""
+    """Return the server's bytes per call and per quota key."""
     store, window = open_shared_store(StorePlace(server.url, TIMEOUT)), Windows("P366D")
     owner = uuid.uuid4().hex
 
@@ -232,11 +232,11 @@ def kept(server: Server, quotas: int, calls: int = CALLS) -> tuple[float, float]
     return for_a_call, for_a_key / quotas
 
 
-# --- what reserving refuses and lets pass ---------------------------------------------------------
+# --- accuracy of reservations ---------------------------------------------------------------------
 
 
 def overshoot(reserve: Reserved, taught: int, answer: int, cap: int | None) -> tuple[int, int]:
-    """Let callers ask at once of a quota of `TOKENS`.
+    """Run concurrent callers against a quota of `TOKENS`.
 
     Returns:
         How many were refused, and by how much the quota was passed when all had answered.
@@ -257,13 +257,13 @@ def overshoot(reserve: Reserved, taught: int, answer: int, cap: int | None) -> t
 
     key = held.key.key(held.name, lambda _: None)
     refused = asyncio.run(run())
-    process.engine.close()  # or its timer would wait on for leases that nobody holds
+    process.engine.close()  # stops its lease timer
     used = [event.used for event in process.events if isinstance(event, QuotaUse)][-1]
     return refused, max(0, int(used) - TOKENS)
 
 
 def overshoot_rows() -> list[tuple[str, ...]]:
-    """Each size of answers with each way to reserve; answers before were as long, or short."""
+    """Return a row for each size of answers and reservation mode, after long or short answers."""
     rows = []
     for answer in ANSWERS:
         cells = []
@@ -276,7 +276,7 @@ def overshoot_rows() -> list[tuple[str, ...]]:
 
 
 def pin(server: Server) -> None:
-    """Give the server and this process a core each, where there are two."""
+    """Run the server and this process on separate cores, if there are two."""
     if hasattr(os, "sched_setaffinity") and (os.cpu_count() or 1) > 1:
         first, second, *_ = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(server.client.info("server")["process_id"], {first})
@@ -284,7 +284,7 @@ def pin(server: Server) -> None:
 
 
 def measure() -> list[tuple[str, float, str, float | None]]:
-    """Measure what is measured on a server: what, how much, in what format, and its bar."""
+    """Measure on a server; return each title, value, format and bound."""
     server = Server(Path(tempfile.mkdtemp(prefix="quotas-")))
     server.start()
     try:
@@ -298,7 +298,7 @@ def measure() -> list[tuple[str, float, str, float | None]]:
         server.stop()
     return [
         ("one admission alone, over one bare `EVALSHA`", admission, ".1f", 3),
-        (f"{AGENTS} agents at once in one process, ten times: refused", refused, "d", 0),
+        (f"{AGENTS} concurrent agents in one process, ten times: refused", refused, "d", 0),
         ("the slowest of them, in seconds", slowest, ".3f", TIMEOUT),
         ("CPU of the server for a call with 1 quota, in µs", 1e6 * one, ".0f", None),
         ("with 4 quotas, over that with 1", four, ".1f", 2),
@@ -309,7 +309,7 @@ def measure() -> list[tuple[str, float, str, float | None]]:
 
 
 def main() -> int:
-    """Measure everything and print the tables; 1 where a bar is missed."""
+    """Measure everything and print the tables. Return 1 if a bound is exceeded."""
     measured = measure()
     rows = [
         (what, format(value, shown), "" if bar is None else f"≤ {bar:g}")

@@ -1,4 +1,4 @@
-"""Times what is added to the start of a program that has Strands and the OpenTelemetry SDK."""
+"""Startup time added to a program that imports Strands and the OpenTelemetry SDK."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.benchmarks.rounds import ROOT
 
 
 def milliseconds(do: Callable[[], object]) -> float:
-    """CPU time that `do` takes from its caller; the price list is read in a thread beside it."""
+    """Return the CPU time of `do` in this thread. Another thread reads the price list."""
     start = time.thread_time()
     do()
     return (time.thread_time() - start) * 1_000
 
 
 def measure() -> dict[str, float]:
-    """Import, then enable, as an application does that has us installed, bytecode included."""
+    """Import and enable an installed package, with its bytecode compiled."""
     compileall.compile_dir(ROOT / "otel_limits", quiet=1)
     for name in ("strands", "opentelemetry.sdk.trace"):
         import_module(name)

@@ -19,7 +19,7 @@ class Choice(NamedTuple):
     bare: str
     title: str
     bounds: Mapping[int, str] = {}
-    """What must hold, by number of turns."""
+    """Bounds by number of turns."""
 
 
 CPU_BOUNDS: Final = {50: "CPU ≤ 1.25", 200: "CPU ≤ 1.12"}
