@@ -53,9 +53,9 @@ def examined(*launcher: str, **variables: str) -> tuple[int, dict[str, tuple[str
 def test_a_launcher_under_which_limits_hold_is_proven(launcher: tuple[str, ...], way: str) -> None:
     """Halted at three, by whom, and how it is followed."""
     status, found, _ = examined(*launcher, **NO_EXPORT)
-    assert found["runaway"][1].startswith("It was halted after 3 of 3 turns")
-    assert found["switched on by"][1].startswith(way)
-    assert found["spans"] == ("ok", "Its spans arrived.")
+    assert found["runaway"][1].startswith("Halted after 3 of 3 turns")
+    assert found["enabled by"][1].startswith(way)
+    assert found["spans"] == ("ok", "Received.")
     assert found["provider"][1].endswith("opentelemetry.sdk.trace.TracerProvider.")
     assert found["strands"][1].startswith("strands-agents 1.")
     assert status == 0
@@ -66,8 +66,8 @@ def test_plain_python_is_found_to_be_uncapped() -> None:
     status, found, ended = examined()
     assert (status, ended.status) == (1, 1)
     assert found["runaway"][0] == "FAIL"
-    assert "It was not halted at max_turns=3: 31 model calls" in found["runaway"][1]
-    assert found["switched on by"][1].startswith("Nobody.Start it with `otel-limits run")
+    assert "Not halted at max_turns=3: it made 31 model calls" in found["runaway"][1]
+    assert found["enabled by"][1].startswith("Not enabled.Start it with `otel-limits run")
     assert found["spans"][0] == "-"
 
 
@@ -75,14 +75,14 @@ def test_instrument_without_its_exporter_is_found_to_be_uncapped() -> None:
     """OpenTelemetry loads nobody then, and the advice says what is missing."""
     status, found, _ = examined(*INSTRUMENT, PYTHON, **WITHOUT_EXPORTER)
     assert (status, found["runaway"][0]) == (1, "FAIL")
-    assert "loads nobody without the exporter of its distro" in found["switched on by"][1]
+    assert "needs the exporters of its distro" in found["enabled by"][1]
 
 
 def test_hooks_take_over_where_spans_do_not_arrive() -> None:
     """That is said, and is no failure."""
     status, found, _ = examined(*RUN, "--", PYTHON, OTEL_SDK_DISABLED="true")
     assert (status, found["spans"][0]) == (0, "ok")
-    assert "hooks of Strands took over, and limits hold" in found["spans"][1]
+    assert "Strands hooks are used instead; limits are enforced" in found["spans"][1]
 
 
 @pytest.mark.parametrize("server", ["gunicorn", "uvicorn", "/usr/bin/celery"])
@@ -90,16 +90,16 @@ def test_a_server_that_takes_no_program_gets_a_sentence(server: str) -> None:
     """With what to do instead; nothing is started."""
     status, found, _ = examined(*RUN, "--", server, "app:app")
     assert (status, found["runaway"][0]) == (1, "FAIL")
-    assert "takes no program of ours" in found["runaway"][1]
-    assert "`otel-limits doctor -- otel-limits run -- python`" in found["runaway"][1]
+    assert "cannot run the test program" in found["runaway"][1]
+    assert "otel-limits doctor -- otel-limits run -- python." in found["runaway"][1]
 
 
 @pytest.mark.parametrize(
     ("launcher", "said"),
     [
         (("no-such-launcher",), "cannot be started (No such file or directory)"),
-        ((PYTHON, "-c", "print('hello')"), "it ended with status 0 and said: hello"),
-        ((PYTHON, "-c", "raise SystemExit(7)"), "it ended with status 7 and said: nothing"),
+        ((PYTHON, "-c", "print('hello')"), "it exited with status 0; output: hello"),
+        ((PYTHON, "-c", "raise SystemExit(7)"), "it exited with status 7; output: none"),
     ],
 )
 def test_a_launcher_that_does_not_run_it_fails(launcher: tuple[str, ...], said: str) -> None:
@@ -146,7 +146,7 @@ def test_settings_of_run_are_examined_and_not_used(tmp_path: Path) -> None:
     status, found, _ = examined(*words, OTEL_LIMITS_QUIET="")
     assert (status, found["runaway"][0]) == (0, "ok")
     assert found["settings"][1].startswith("2 set, all valid.")
-    assert found["ledger"] == ("ok", f"{ledger} can be written.")
+    assert found["ledger"] == ("ok", f"{ledger} is writable.")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -155,7 +155,7 @@ def test_a_launcher_that_changes_settings_unseen_gets_no_agent(tmp_path: Path) -
     script = f'export OTEL_LIMITS_LEDGER={tmp_path / "ledger.db"}; exec "$@"'
     status, found, _ = examined(*RUN, "--", "sh", "-c", script, "sh", PYTHON)
     assert (status, found["runaway"][0]) == (1, "FAIL")
-    assert "It was not called: otel-limits changes OTEL_LIMITS_LEDGER" in found["runaway"][1]
+    assert "The agent was not called: otel-limits changes OTEL_LIMITS_LEDGER" in found["runaway"][1]
     assert list(tmp_path.iterdir()) == []
 
 

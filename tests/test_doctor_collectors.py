@@ -103,7 +103,7 @@ def test_an_endpoint_is_sent_what_the_exporters_send(
     (finding,) = found(ENDPOINT=url, HEADERS=KEY)
     assert finding.status == "ok"
     place = url.removeprefix("http://").replace(":", " port ")
-    assert finding.text == f"{place} (traces, metrics, logs) answers, and takes them."
+    assert finding.text == f"{place} (traces, metrics, logs) accepts exports."
     assert sent == [("/v1/traces", 0), ("/v1/metrics", 0), ("/v1/logs", 0)]
 
 
@@ -112,7 +112,7 @@ def test_an_endpoint_that_refuses_is_a_failure(
 ) -> None:
     """With its answer, and without the key that it did not like."""
     (finding,) = found(ENDPOINT=collector[0], HEADERS="api-key=hunter2")
-    assert (finding.status, "it answered 401 Unauthorized" in finding.text) == ("FAIL", True)
+    assert (finding.status, "it responded 401 Unauthorized" in finding.text) == ("FAIL", True)
     assert "hunter2" not in finding.text + finding.advice
 
 
@@ -134,13 +134,13 @@ def test_grpc_is_asked_in_its_protocol(found: Any, grpc_collector: tuple[str, li
 def test_http_is_not_grpc(found: Any, collector: tuple[str, list[tuple[str, int]]]) -> None:
     """It answers on its port, which is not enough."""
     (finding,) = found(TRACES_ENDPOINT=collector[0], TRACES_PROTOCOL="grpc")
-    assert (finding.status, "does not take traces" in finding.text) == ("FAIL", True)
+    assert (finding.status, "rejects traces" in finding.text) == ("FAIL", True)
 
 
 def test_who_never_answers_is_given_up_on(found: Any, silent: int) -> None:
     """Within seconds."""
     (finding,) = found(TRACES_ENDPOINT=f"http://127.0.0.1:{silent}/v1/traces")
-    assert (finding.status, "does not take traces" in finding.text) == ("FAIL", True)
+    assert (finding.status, "rejects traces" in finding.text) == ("FAIL", True)
 
 
 def test_each_endpoint_is_looked_at(
@@ -152,7 +152,7 @@ def test_each_endpoint_is_looked_at(
         ENDPOINT=collector[0], HEADERS=KEY, LOGS_ENDPOINT=f"http://127.0.0.1:{other}/v1/logs"
     )
     assert (first.status, second.status) == ("ok", "FAIL")
-    assert f"127.0.0.1 port {other} (logs) does not answer" in second.text
+    assert f"127.0.0.1 port {other} (logs) is unavailable" in second.text
 
 
 @pytest.mark.parametrize("url", ["http://[", "http://:99999", "//", "http://u:hunter2@/"])
@@ -199,7 +199,7 @@ def test_exporters_of_a_file_are_examined(
     )
     collector[1].clear()
     (finding,) = found()
-    assert (finding.status, finding.text.endswith("(traces) answers, and takes them.")) == (
+    assert (finding.status, finding.text.endswith("(traces) accepts exports.")) == (
         "ok",
         True,
     )

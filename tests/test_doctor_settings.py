@@ -64,7 +64,7 @@ def test_nothing_set_is_nothing_wrong() -> None:
         *("policy", "limits", "prices", "metrics port", "ledger", "spilled rows", "quota store")
     }
     assert [each.name for each in findings if each.status == "FAIL"] == []
-    assert only("limits").text == "No limit is set, so that nothing would be halted."
+    assert only("limits").text == "No limits set, so no agent would be halted."
 
 
 @pytest.mark.parametrize("variables", [{"MAX_TURNS": "3"}, {"TREE_MAX_TURNS": "3"}])
@@ -111,9 +111,7 @@ def test_a_known_price_is_shown(policy: Path) -> None:
     """For a million tokens each way."""
     finding = only("prices", "known", POLICY=str(policy))
     assert finding.status == "ok"
-    assert finding.text.startswith(
-        "known: 3.00 USD for a million tokens in and a million out (policy"
-    )
+    assert finding.text.startswith("known: 3.00 USD for 1M input and 1M output tokens (policy")
 
 
 def test_an_unknown_price_is_a_failure(policy: Path) -> None:
@@ -121,7 +119,7 @@ def test_an_unknown_price_is_a_failure(policy: Path) -> None:
     finding = only("prices", "no-such-model", POLICY=str(policy))
     assert (finding.status, "so its cost is not known" in finding.text) == ("FAIL", True)
     capped = only("prices", "no-such-model", POLICY=str(policy), MAX_COST_USD="1")
-    assert "so max_cost_usd does not hold for it" in capped.text
+    assert "so max_cost_usd does not cover it" in capped.text
 
 
 # --- port -----------------------------------------------------------------------------------------
@@ -151,7 +149,10 @@ def test_a_port_that_agents_serve_already_is_not_a_failure(
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_HOST", host)
     enable(Limits(max_turns=3))
     finding = only("metrics port", PROMETHEUS_PORT=port, PROMETHEUS_HOST=host)
-    assert (finding.status, "with otel-limits already" in finding.text) == ("ok", True)
+    assert (finding.status, "already served by a process with otel-limits" in finding.text) == (
+        "ok",
+        True,
+    )
 
 
 def test_a_host_that_is_none_is_a_failure() -> None:
@@ -182,7 +183,7 @@ def test_a_ledger_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
     path.write_bytes(b"not a database, and long enough to be looked at" * 100)
     finding = only("ledger", LEDGER=str(path))
     assert (finding.status, "file is not a database" in finding.text) == ("FAIL", True)
-    assert f"rows wait in {path}.spill-*.jsonl" in finding.advice
+    assert f"rows are spilled to {path}.spill-*.jsonl" in finding.advice
 
 
 def test_a_ledger_below_a_file_is_a_failure(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_rows_that_wait_are_told(tmp_path: Path) -> None:
     spilled.write_text('["a", {}]\n')
     finding = only("spilled rows", LEDGER=str(path))
     assert finding.status == "ok"
-    assert finding.text == f"10 bytes of rows wait in {spilled}."
+    assert finding.text == f"10 bytes in {spilled}."
 
 
 # --- quota store ----------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""`otel-limits doctor`: proves by a runaway agent that limits hold, and examines the settings."""
+"""`otel-limits doctor`: verifies enforcement with a runaway agent and checks settings."""

@@ -49,18 +49,18 @@ def add(commands: Any) -> None:
 
 
 def examine(options: Namespace) -> int:
-    """Examine, and print what was found."""
+    """Run all checks and print their findings."""
     from otel_limits.cli.doctor import runaway
     from otel_limits.cli.doctor.collector import examine_collectors
     from otel_limits.cli.doctor.runaway import read_launcher
     from otel_limits.cli.doctor.settings import examine_settings
 
-    # argparse leaves the `--` in what it gives as the rest.
+    # argparse leaves the `--` in the remaining arguments.
     words = options.launcher[1:] if options.launcher[:1] == ["--"] else options.launcher
     launcher = read_launcher(words or [sys.executable], run_options)
     environ = environment() | launcher.settings
     findings = [
-        # The runaway first: whether limits hold is what was asked, and the rest explains it.
+        # First, because it answers the question; the rest explains it.
         *runaway.examine(launcher, environ),
         *examine_settings(environ, options.model),
         *examine_collectors(environ),
@@ -70,7 +70,7 @@ def examine(options: Namespace) -> int:
 
 
 def run_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Read the arguments of `otel-limits run`; return the variables that it sets, and the rest."""
+    """Parse the arguments of `otel-limits run` into variables and a command."""
     from otel_limits.cli.parser import make_parser
     from otel_limits.cli.run_command import given_options
 
@@ -81,19 +81,19 @@ def run_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Write a line each, and what to do below those that have an advice."""
+    """Format one line per finding, followed by its advice."""
     width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
         lines.append(f"{finding.status:<4}  {finding.name:<{width}}  {finding.text}")
-        # What is in order needs no advice, though it has one in JSON.
+        # JSON includes the advice of passed checks.
         if finding.advice and finding.status != "ok":
             lines.append(f"{INDENT}{'':<{width}}  -> {finding.advice}")
     return _ascii("".join(f"{line}\n" for line in lines))
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """Write what was found for programs."""
+    """Format the findings as JSON."""
     return (
         json.dumps(
             {
@@ -107,5 +107,5 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 
 def _ascii(text: str) -> str:
-    """Escape what a log of a build could not show."""
+    """Escape characters that a build log may not support."""
     return text.encode("ascii", "backslashreplace").decode()

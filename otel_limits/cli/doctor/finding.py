@@ -1,4 +1,4 @@
-"""What the doctor finds: one line of its report each."""
+"""Findings, the lines of the doctor's report."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 FindingStatus: TypeAlias = Literal["ok", "FAIL", "-"]
-"""`-` stands for what is not configured, so that there is nothing to be found."""
+"""`-`: not configured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     status: FindingStatus
     name: str
-    """What was looked at, in a word or two."""
+    """The check, in a word or two."""
     text: str
-    """What was found."""
     advice: str = ""
-    """What to do about it."""
+    """How to fix it."""
 
 
 def ok(name: str, text: str, advice: str = "") -> Finding:
-    """It is as it should be."""
+    """Create a finding of a passed check."""
     return Finding("ok", name, text, advice)
 
 
 def fail(name: str, text: str, advice: str = "") -> Finding:
-    """It is not as it should be."""
+    """Create a finding of a failed check."""
     return Finding("FAIL", name, text, advice)
 
 
 def skipped(name: str, text: str, advice: str = "") -> Finding:
-    """It is not configured."""
+    """Create a finding of something that is not configured."""
     return Finding("-", name, text, advice)

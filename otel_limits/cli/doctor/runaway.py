@@ -1,4 +1,4 @@
-"""Starts the runaway agent by the launcher that is examined, and says what became of it."""
+"""Runs the runaway agent under a launcher, isolated, and reports whether it was halted."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ SERVERS: Final = frozenset(
         "waitress-serve",
     }
 )
-"""They load an application by the name of its module, and take no program in its place."""
+"""Servers that load an application by module name and cannot run the doctor's program."""
 
 INSTRUMENT_OPTION: Final = re.compile(r"--(limits_\w+)(?:=(.*))?", re.DOTALL)
-"""How `opentelemetry-instrument` takes a variable of ours: without its OTEL_."""
+"""A setting as an option of `opentelemetry-instrument`: without OTEL_."""
 
 ASSIGNMENT: Final = re.compile(rf"({PREFIX}\w+)=(.*)", re.DOTALL)
-"""How `env` takes one."""
+"""A setting as an argument of `env`."""
 
 RunOptions = Callable[[Sequence[str]], "tuple[dict[str, str], list[str]]"]
-"""Reads the arguments of `otel-limits run`: variables, and the command."""
+"""Parses the arguments of `otel-limits run` into variables and a command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A launcher without the settings that it would bring along."""
+    """A launcher, separated from the settings in its arguments."""
 
     words: tuple[str, ...]
     settings: dict[str, str]
-    """Variables that it would set: they are examined, and kept from the runaway."""
+    """Variables it would set. They are checked, but not applied to the runaway agent."""
 
     @property
     def shown(self) -> str:
-        """Its name; the other words may hold a secret."""
+        """Its name, without arguments, which may contain a secret."""
         return PurePath(redact_url(self.words[0])).name
 
     def has(self, program: str) -> bool:
-        """Tell whether a program is among its words."""
+        """Return whether one of its words is a program."""
         return any(PurePath(word).name == program for word in self.words)
 
 
 def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
-    """Take the settings out of a launcher."""
+    """Separate a launcher from its settings."""
     settings: dict[str, str] = {}
     kept: list[str] = []
     rest = list(words)
@@ -80,8 +80,7 @@ def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
         word = rest.pop(0)
         option = INSTRUMENT_OPTION.fullmatch(word)
         assignment = ASSIGNMENT.fullmatch(word)
-        # They are taken out of the words: the launcher would set them again over those of the
-        # runaway.
+        # Removed from the words, or the launcher would override the settings of the runaway.
         if option is not None:
             value = option[2] if option[2] is not None else (rest.pop(0) if rest else "")
             settings["OTEL_" + option[1].upper()] = value
@@ -90,8 +89,7 @@ def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
         elif PurePath(word).name == "otel-limits" and rest[:1] == ["run"]:
             variables, rest = run_options(rest[1:])
             settings |= variables
-            # `run` stays, without its options: it is a way of starting a program, and that is
-            # examined.
+            # Keep `run`, without options, as it is the launcher under test.
             kept += [word, "run", "--"]
         else:
             kept.append(word)
@@ -99,7 +97,7 @@ def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
 
 
 def server_in(words: Sequence[str]) -> str | None:
-    """Find a server in a command that would not run a program of ours."""
+    """Return a server in a command, if any."""
     names = (PurePath(word).name for word in words)
     return next((name for name in names if name in SERVERS), None)
 
@@ -110,10 +108,10 @@ FORCED: Final = {
     PREFIX + "LEDGER": "none",
     PREFIX + "METRICS": "prometheus",
 }
-"""Settings of the runaway; it has no other: quotas in memory, no port, no policy, no tool log."""
+"""The runaway agent's only settings: quotas in memory, no port, no policy, no tool log."""
 
 DISABLED_DELAY: Final = "86400000"
-"""Milliseconds until something is exported: the runaway ends before."""
+"""Milliseconds before an export, longer than the runaway agent runs."""
 
 NO_EXPORT: Final = {
     "OTEL_BSP_SCHEDULE_DELAY": DISABLED_DELAY,
@@ -123,31 +121,30 @@ NO_EXPORT: Final = {
     "DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false",
     "DD_REMOTE_CONFIGURATION_ENABLED": "false",
 }
-"""What would send by itself, batch by batch."""
+"""Disables background exports."""
 
 DROPPED: Final = ("PROMETHEUS_MULTIPROC_DIR", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE")
 
 
 class _Answer(BaseHTTPRequestHandler):
-    """Takes everything, and keeps nothing."""
+    """Accepts and discards all requests."""
 
     def do_POST(self) -> None:
-        """Take what would have gone to a collector."""
+        """Accept an export."""
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_PUT = do_POST  # noqa: N815  how Datadog's traces are sent
+    do_PUT = do_POST  # noqa: N815  used for Datadog traces
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextlib.contextmanager
 def collector() -> Iterator[str]:
-    """Stand in for whatever the environment exports to; yields its URL."""
-    # Port 0: a free one, as the doctor may run beside anything.
+    """Serve a substitute for all export endpoints; yield its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Answer)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -160,28 +157,27 @@ def collector() -> Iterator[str]:
 
 
 def sandboxed(environ: Mapping[str, str], place: Path, url: str) -> dict[str, str]:
-    """Make the environment of the runaway.
+    """Return the environment of the runaway agent.
 
     Args:
-        environ: That of an application.
-        place: Where it may write.
-        url: Where it may send to.
+        environ: The application's environment.
+        place: The only directory it may write to.
+        url: The only endpoint it may export to.
     """
-    # Our own settings go, or a real ledger and real quotas would count a runaway.
+    # Without otel-limits settings, or it would count in a real ledger and real quotas.
     kept = {
         name: text
         for name, text in environ.items()
         if not name.startswith(PREFIX) and name not in DROPPED
     }
     for name in [name for name in kept if name.startswith(OTLP_PREFIX)]:
-        # What leads somewhere, and what opens the doors there: the rest of a configuration is
-        # examined.
+        # Remove endpoints and credentials; keep the rest, which is under test.
         if name.endswith(("_ENDPOINT", "_HEADERS", "_CERTIFICATE", "_CLIENT_KEY", "_INSECURE")):
             del kept[name]
     return {
         **kept,
         **harmless_copy(kept, place, url),
-        # Also where none is named: a collector may be where exporters look for it by default.
+        # Always set, as there may be a collector at the default endpoint.
         OTLP_PREFIX + "ENDPOINT": url,
         **NO_EXPORT,
         **FORCED,
@@ -191,13 +187,13 @@ def sandboxed(environ: Mapping[str, str], place: Path, url: str) -> dict[str, st
 
 
 PATIENCE_SECONDS: Final = 120
-"""How long the runaway may take, the imports of a slow machine included."""
+"""Timeout of the runaway agent, including imports on a slow machine."""
 
 CAP: Final = 3
-LAST_WORDS: Final = 5
-"""Lines of its output that are shown where it came to nothing."""
+TAIL_LINES: Final = 5
+"""Lines of output to show if it failed."""
 
-WAYS: Final[Mapping[str, str]] = {
+SOURCES: Final[Mapping[str, str]] = {
     "run": "otel-limits run",
     "autoload": "otel-limits autoload",
     "instrumentor": "opentelemetry-instrument",
@@ -212,60 +208,59 @@ SWITCH_ON: Final = (
 )
 
 EXPORTERS: Final = (
-    "opentelemetry-instrument loads nobody without the exporter of its distro: pip install "
+    "opentelemetry-instrument needs the exporters of its distro. Run: pip install "
     "'otel-limits[otlp]', or set OTEL_TRACES_EXPORTER=none "
     "OTEL_METRICS_EXPORTER=none OTEL_LOGS_EXPORTER=none."
 )
 
 
 def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
-    """Let the launcher start the runaway in the place of an application.
+    """Run the runaway agent under a launcher instead of an application.
 
     Args:
-        launcher: What stands before the program.
-        environ: What an application would have.
+        launcher: The launcher under test.
+        environ: The application's environment.
     """
     server = server_in(launcher.words)
     if server is not None:
         return [_about_server(server)]
     with tempfile.TemporaryDirectory(prefix="otel-limits-doctor-") as directory:
         place = Path(directory)
-        said = _start(launcher, environ, place)
+        outcome = _start(launcher, environ, place)
         try:
             report = json.loads((place / "report.json").read_text(encoding="utf-8"))
-        # Without a report it never got as far as its first line, and all there is is what was
-        # printed.
+        # Without a report, the program did not start; its output is all there is.
         except (OSError, ValueError):
-            said = redact_text(said, launcher.words)
-            return [fail("runaway", f"It did not run under {launcher.shown}: {said}")]
+            outcome = redact_text(outcome, launcher.words)
+            return [fail("runaway", f"It did not run under {launcher.shown}: {outcome}")]
     return list(_findings(report, launcher))
 
 
 def _about_server(server: str) -> Finding:
     return fail(
         "runaway",
-        f"{server} loads an application by the name of its module and takes no program of ours.",
-        f"Examine what starts it with `python` in the place of {server}, such as "
-        "`otel-limits doctor -- otel-limits run -- python`. Then start the server, call an agent "
-        'once, and look in its log for the line "limits AGENT: ...".',
+        f"{server} loads an application by module name and cannot run the test program.",
+        f"Use `python` instead of {server}, e.g. otel-limits doctor -- otel-limits run -- python. "
+        "Then start the server, call an agent once and check that its log has a line with the "
+        "limits of that agent.",
     )
 
 
 def _start(launcher: Launcher, environ: Mapping[str, str], place: Path) -> str:
-    """Start the runaway and wait for its end; return the last that it said."""
-    program = place / "app" / "app.py"  # alone in its directory, which Python puts on its path
+    """Run the agent's program; return a description of its end."""
+    program = place / "app" / "app.py"  # alone in its directory, which is on its path
     program.parent.mkdir()
     source = importlib.resources.files("otel_limits.demo") / "doctor_agent.py"
     with importlib.resources.as_file(source) as path:
         shutil.copyfile(path, program)
-    # Nothing of the sandbox may reach a real collector, whatever the launcher configures by itself.
+    # A launcher may configure exporters; none may reach a real collector.
     with collector() as url:
         command = [*launcher.words, str(program), str(place / "report.json"), json.dumps(FORCED)]
         try:
             done = subprocess.run(  # noqa: S603  the user's own launcher
                 command,
                 env=sandboxed(environ, place, url),
-                # No terminal to wait for: a launcher that asks a question ends instead.
+                # So a launcher that prompts for input ends.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -275,59 +270,60 @@ def _start(launcher: Launcher, environ: Mapping[str, str], place: Path) -> str:
         except OSError as error:
             return f"it cannot be started ({error.strerror})."
         except subprocess.TimeoutExpired:
-            return f"it did not end within {PATIENCE_SECONDS} s."
-    lines = done.stdout.decode(errors="replace").strip().splitlines()[-LAST_WORDS:]
-    return f"it ended with status {done.returncode} and said: {' / '.join(lines) or 'nothing'}"
+            return f"it timed out after {PATIENCE_SECONDS} s."
+    lines = done.stdout.decode(errors="replace").strip().splitlines()[-TAIL_LINES:]
+    return f"it exited with status {done.returncode}; output: {' / '.join(lines) or 'none'}"
 
 
 def _findings(report: Mapping[str, Any], launcher: Launcher) -> Iterator[Finding]:
-    # Read by the runaway itself before it calls a model: only there it is known what really holds.
+    # The program compares its variables itself, before it calls the agent.
     if "changed" in report:
         yield fail(
             "runaway",
-            f"It was not called: {launcher.shown} changes {', '.join(report['changed'])}, and it "
-            "could have reached a real ledger or quota.",
+            f"The agent was not called: {launcher.shown} changes {', '.join(report['changed'])}, "
+            "so it could have used a real ledger or quota.",
             "Set these in the environment of otel-limits doctor instead.",
         )
         return
     yield _halt(report)
-    yield _way(report, launcher)
+    yield _source(report, launcher)
     yield _spans(report)
-    yield ok("provider", f"The tracer provider is {report['provider']}.")
+    yield ok("provider", f"{report['provider']}.")
     yield from _strands(report)
     if report["autoload"]:
-        yield ok("autoload", f"It is installed: {report['autoload']}")
+        yield ok("autoload", f"Installed: {report['autoload']}")
     else:
-        yield skipped("autoload", f"It is not installed for {report['python']}.")
+        yield skipped("autoload", f"Not installed for {report['python']}.")
 
 
 def _halt(report: Mapping[str, Any]) -> Finding:
     calls, reason = report["calls"], report["reason"]
-    # Both, as a runaway that was cut off by something else also made three calls.
+    # Another cause could also end it after three calls.
     if (calls, reason) == (CAP, "max_turns"):
-        return ok("runaway", f"It was halted after {CAP} of {CAP} turns by {report['python']}.")
+        return ok("runaway", f"Halted after {CAP} of {CAP} turns, in {report['python']}.")
     return fail(
         "runaway",
-        f"It was not halted at max_turns={CAP}: {pluralize(calls, 'model call')}, and then {reason}.",
+        f"Not halted at max_turns={CAP}: it made {pluralize(calls, 'model call')} and ended with "
+        f"{reason}.",
     )
 
 
-def _way(report: Mapping[str, Any], launcher: Launcher) -> Finding:
+def _source(report: Mapping[str, Any], launcher: Launcher) -> Finding:
     source = report["source"]
     if source is not None:
-        return ok("switched on by", f"{WAYS.get(source, source)}.")
+        return ok("enabled by", f"{SOURCES.get(source, source)}.")
     advice = SWITCH_ON
     if launcher.has("opentelemetry-instrument"):
         advice = f"{EXPORTERS} Or: {SWITCH_ON}"
-    return fail("switched on by", "Nobody.", advice)
+    return fail("enabled by", "Not enabled.", advice)
 
 
 def _spans(report: Mapping[str, Any]) -> Finding:
     if report["source"] is None:
-        return skipped("spans", "Nobody follows them.")
+        return skipped("spans", "Not enabled.")
     if report["spans"]:
-        return ok("spans", "Its spans arrived.")
-    return ok("spans", "Its spans did not arrive; hooks of Strands took over, and limits hold.")
+        return ok("spans", "Received.")
+    return ok("spans", "Not received. Strands hooks are used instead; limits are enforced.")
 
 
 def _strands(report: Mapping[str, Any]) -> Iterator[Finding]:
@@ -337,4 +333,4 @@ def _strands(report: Mapping[str, Any]) -> Iterator[Finding]:
     for sentence in report["weakened"]:
         yield ok("strands", f"{sentence} Limits are still enforced.")
     if not report["obstacles"] and not report["weakened"]:
-        yield ok("strands", f"{release}: all that is used of it is there.")
+        yield ok("strands", f"{release}: all required APIs exist.")

@@ -1,4 +1,4 @@
-"""Examines the settings as they are, and everything that they name; nothing is left anywhere."""
+"""Checks the settings and the files and servers they refer to, without side effects."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 ROUND_TRIPS: Final = 5
 
 PROBE: Final = Count("otel-limits doctor", "0" * 16, Window(0, 1), "tokens")
-"""A count that nobody has: looking at it runs a script, and writes nothing."""
+"""A key that is not in use. Reading it runs a script and writes nothing."""
 
 
 def examine_settings(environ: Mapping[str, str], model: str | None) -> Iterator[Finding]:
-    """Look at every setting that an application with this environment would have.
+    """Check the settings of an application.
 
     Args:
-        environ: Its variables.
-        model: Id of the model whose price is to be known.
+        environ: The application's variables.
+        model: A model ID that must have a price.
     """
     reading = config.read(environ)
     policy_file = PolicyFile(reading.settings.policy_path)
@@ -54,18 +54,18 @@ def examine_settings(environ: Mapping[str, str], model: str | None) -> Iterator[
 
 
 def _values(reading: Reading) -> Iterator[Finding]:
-    """Report what is wrong with single settings."""
+    """Report invalid settings."""
     for mistake in (*reading.mistakes, *getattr(reading, "warnings", ())):
         yield fail("settings", mistake)
     if reading.settings.disabled:
         yield fail(
             "settings",
-            "OTEL_LIMITS_DISABLED is true: nothing is limited.",
+            "OTEL_LIMITS_DISABLED is true, so no limits are enforced.",
             "Unset it.",
         )
     if not reading.mistakes:
         count = sum(source == "environment" for source in reading.sources.values())
-        yield ok("settings", f"{count} set, all valid.", "otel-limits check prints them.")
+        yield ok("settings", f"{count} set, all valid.", "otel-limits check shows them.")
 
 
 def _policy(reading: Reading, policy_file: PolicyFile) -> Iterator[Finding]:
@@ -81,29 +81,29 @@ def _policy(reading: Reading, policy_file: PolicyFile) -> Iterator[Finding]:
     if not (capped or document.defaults or document.agents or document.quotas):
         yield skipped(
             "limits",
-            "No limit is set, so that nothing would be halted.",
-            "Set one, such as OTEL_LIMITS_MAX_TURNS=30.",
+            "No limits set, so no agent would be halted.",
+            "Set one, e.g. OTEL_LIMITS_MAX_TURNS=30.",
         )
 
 
 def _prices(settings: Settings, policy_file: PolicyFile, model: str | None) -> Finding:
     prices = Prices(policy_file.document.price_list())
     if model is None:
-        return skipped("prices", "No model was named.", "otel-limits doctor --model NAME")
-    # A million of each: large enough that a price is a number which people know.
+        return skipped("prices", "No model given.", "otel-limits doctor --model NAME")
+    # Per million, as vendors list prices.
     price = prices.price(model, Usage(input=1_000_000, output=1_000_000))
     if price is not None:
         return ok(
             "prices",
-            f"{redact_url(model)}: {price:.2f} USD for a million tokens in and a million out "
+            f"{redact_url(model)}: {price:.2f} USD for 1M input and 1M output tokens "
             f"({prices.source}).",
         )
     capped = [settings.policy.limits.max_cost_usd, settings.policy.tree.max_cost_usd]
-    effect = "so max_cost_usd does not hold for it" if any(capped) else "so its cost is not known"
+    effect = "so max_cost_usd does not cover it" if any(capped) else "so its cost is unknown"
     return fail(
         "prices",
         f"{redact_url(model)} has no price ({prices.source}), {effect}.",
-        "Set it in the policy file below models:, or pip install 'otel-limits[prices]'.",
+        "Add one under models: in the policy file, or run: pip install 'otel-limits[prices]'",
     )
 
 
@@ -120,23 +120,23 @@ def _port(settings: Settings) -> Finding:
             probe.bind(address)
     except (OSError, UnicodeError) as error:
         if getattr(error, "errno", None) == errno.EADDRINUSE and _is_served(host, port):
-            # As in a container whose agents are at work while it is examined.
+            # E.g. by the agents of this container.
             return ok(
                 "metrics port",
-                f"{redact_url(host)} port {port} is served by a process with otel-limits already.",
+                f"{redact_url(host)} port {port} is already served by a process with otel-limits.",
                 PORT_IS_TAKEN,
             )
         reason = getattr(error, "strerror", None) or error
         return fail(
             "metrics port",
-            f"{redact_url(host)} port {port} cannot be served: {reason}.",
+            f"Cannot listen on {redact_url(host)} port {port}: {reason}.",
             PORT_IS_TAKEN,
         )
     return ok("metrics port", f"{redact_url(host)} port {port} is free.")
 
 
 def _is_served(host: str, port: int) -> bool:
-    """Tell whether metrics of otel-limits are served there; all addresses are asked on one."""
+    """Return whether otel-limits metrics are served there."""
     try:
         Endpoint(f"[{host}]:{port}" if ":" in host else f"{host}:{port}").samples(time.time())
     except (ScrapeError, ValueError):
@@ -145,12 +145,12 @@ def _is_served(host: str, port: int) -> bool:
 
 
 def _ledger(address: Address | None) -> Iterator[Finding]:
-    """Look at the ledger, or at the one that `otel-limits run` would keep."""
+    """Check the ledger, or the default one of `otel-limits run`."""
     if address is None:
         default = default_ledger()
         yield skipped(
             "ledger",
-            f"OTEL_LIMITS_LEDGER is not set; otel-limits run would keep {default}.",
+            f"OTEL_LIMITS_LEDGER is not set; otel-limits run would use {default}.",
         )
         address = ledger_address("The ledger", default)
     else:
@@ -158,12 +158,12 @@ def _ledger(address: Address | None) -> Iterator[Finding]:
 
         refusal = refusal_of(address)
         if refusal is None:
-            yield ok("ledger", f"{address} can be written.")
+            yield ok("ledger", f"{address} is writable.")
         else:
             yield fail(
                 "ledger",
-                f"{address} cannot be written: {refusal}.",
-                f"Until it can, rows wait in {address.spills[0]}.spill-*.jsonl.",
+                f"Cannot write to {address}: {refusal}.",
+                f"Until then, rows are spilled to {address.spills[0]}.spill-*.jsonl.",
             )
     assert address is not None
     yield _spilled(address)
@@ -174,13 +174,12 @@ def _spilled(address: Address) -> Finding:
 
     files = SpillFiles(address).files()
     if not files:
-        return skipped("spilled rows", "No rows wait for the ledger.")
+        return skipped("spilled rows", "No spilled rows.")
     size = sum(file.stat().st_size for file in files)
-    waiting = pluralize(size, "byte of rows waits", "bytes of rows wait")
     return ok(
         "spilled rows",
-        f"{waiting} in {', '.join(map(str, files))}.",
-        "The next process that writes to the ledger takes them over.",
+        f"{pluralize(size, 'byte')} in {', '.join(map(str, files))}.",
+        "The next process that writes to the ledger imports them.",
     )
 
 
@@ -188,7 +187,7 @@ def _store(settings: Settings) -> Finding:
     timeout = settings.quota_store_timeout
     place = StorePlace(settings.quota_store, timeout, settings.quota_namespace)
     if not is_shared(place.url):
-        return skipped("quota store", "Quotas are counted in each process by itself.")
+        return skipped("quota store", "Quotas are counted separately in each process.")
     try:
         store = open_shared_store(place)
         try:
@@ -198,17 +197,17 @@ def _store(settings: Settings) -> Finding:
     except StoreError as error:
         return fail(
             "quota store",
-            f"It cannot be used: {error}.",
-            "Check OTEL_LIMITS_QUOTA_STORE, and that its user may write keys and run scripts.",
+            f"Unavailable: {error}.",
+            "Check OTEL_LIMITS_QUOTA_STORE, and that its user can write keys and run scripts.",
         )
-    text = f"A round trip takes {seconds * 1000:.1f} of {timeout * 1000:.0f} ms."
+    text = f"Round trip: {seconds * 1000:.1f} ms (timeout: {timeout * 1000:.0f} ms)."
     if seconds > timeout / 2:
-        return fail("quota store", text, "Move the store closer: agents would often not wait.")
+        return fail("quota store", text, "Move the store closer, or calls will often time out.")
     return ok("quota store", text)
 
 
 def _round_trip(store: SharedStore) -> float:
-    """Do what agents need of a store; return the seconds of a round trip, the median of some."""
+    """Run the operations that agents need; return the median round trip in seconds."""
     store.check()
     store.look([(PROBE, 0)])
     seconds = []
