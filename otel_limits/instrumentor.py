@@ -1,4 +1,4 @@
-"""What OpenTelemetry loads: an instrumentor, and a tracer provider by its environment."""
+"""Entry points for OpenTelemetry: an instrumentor, and a tracer provider."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ logger = logging.getLogger("otel_limits")
 
 
 class OtelLimitsInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """What `opentelemetry-instrument` loads."""
+    """The instrumentor that `opentelemetry-instrument` loads."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """Return what has to be installed for this to make sense."""
+        """Return the packages that this instruments."""
         return ("strands-agents >= 1.62",)
 
     def _instrument(self, **kwargs: Any) -> None:  # noqa: ARG002  set by the base class
@@ -37,9 +37,9 @@ class OtelLimitsInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
 
 def before_instrumentors() -> None:
-    """Switch on before any instrumentor is loaded: one that raises stops all that come after it.
+    """Enable before any instrumentor is loaded: one that raises prevents all later ones.
 
-    `opentelemetry-instrument` calls it. Who disables our instrumentor disables this as well.
+    `opentelemetry-instrument` calls this. Disabling our instrumentor disables this as well.
     """
     disabled = environment().get(OTEL_PYTHON_DISABLED_INSTRUMENTATIONS, "").split(",")
     if not {"otel_limits", "*"} & {name.strip() for name in disabled} and not RUNTIME.is_on:
@@ -47,9 +47,9 @@ def before_instrumentors() -> None:
 
 
 def environment_provider() -> trace.TracerProvider:
-    """Make the provider for `OTEL_PYTHON_TRACER_PROVIDER=otel_limits python app.py`.
+    """Create the provider for `OTEL_PYTHON_TRACER_PROVIDER=otel_limits python app.py`.
 
-    What the program enabled in code before it asked for a tracer stays in force.
+    Limits that the program enabled in code before stay in effect.
     """
     if not RUNTIME.is_on:
         enable_leniently("provider")
@@ -57,8 +57,8 @@ def environment_provider() -> trace.TracerProvider:
     try:
         return make_tracer_provider()
     except Exception as error:
-        logger.error(  # noqa: TRY400  a stack is for whoever looks for it
-            "otel-limits cannot make a tracer provider (%s); limits stay in force.",
+        logger.error(  # noqa: TRY400  the traceback is logged at DEBUG only
+            "otel-limits: cannot create a tracer provider (%s); limits are still enforced.",
             redact_url(repr(error)),
             exc_info=logger.isEnabledFor(logging.DEBUG),
         )

@@ -136,7 +136,7 @@ def test_a_vital_name_that_was_renamed_is_told(
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"calls": [13, 0], "metric": 0, "in_force": False}
     assert "limits are not enforced: strands-agents 1.62.0 has no strands." in done.stderr
-    assert f".{name}. Without it no agent can be followed or stopped." in done.stderr
+    assert f".{name}. Without it no agent can be tracked or halted." in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -157,7 +157,7 @@ def test_a_client_of_the_application_that_cannot_be_seen_is_told(
     monkeypatch.setattr(openai, "OpenAIModel", OpenAIModel)
     (gap,) = gaps_of("strands.models.openai")
     assert gap.name == "strands.models.openai.OpenAIModel()._custom_client"
-    assert (gap.without, gap.is_vital) == ("Such calls are priced as those of OpenAI.", False)
+    assert (gap.without, gap.is_vital) == ("Such calls are priced as calls to OpenAI.", False)
 
 
 def private_names_in(path: Path) -> set[str]:

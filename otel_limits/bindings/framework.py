@@ -1,8 +1,8 @@
-"""What the rest of the product may know of an agent framework: this protocol, and nothing else.
+"""The interface between agent frameworks and the rest of otel-limits.
 
-A new framework is one package beside `strands` that has an object like this, one line in
+A new framework is a package next to `strands` with an object of this type, one line in
 `otel_limits.bindings.known`, and its module in `startup/otel_limits_startup.py`, which waits for
-it.
+its import.
 """
 
 from __future__ import annotations
@@ -18,114 +18,114 @@ if TYPE_CHECKING:
     from otel_limits.runs.registry import RunRegistry
 
 
-# By names and not by attributes: Strands sets its attributes after a span has begun, and whose it
-# is has to be known when it begins.
+# By names, not by attributes: Strands sets attributes after a span has started, and its invocation
+# must be known at the start.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanNames:
-    """How a framework's own spans are recognised."""
+    """Names by which a framework's own spans are recognized."""
 
     scope: str
     """Its instrumentation scope."""
     agent: str
-    """Begin of the name of the span of an invocation."""
+    """Prefix of the name of an invocation's span."""
     cycle: str
-    """Name of the span of one pass through its loop: a model call and the tools it asked for."""
+    """Name of the span of one loop cycle: a model call and the tools it requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Something of a framework that is used, and is not there."""
+    """A name of a framework that otel-limits uses and that is missing."""
 
     name: str
-    """Where it was looked for, such as `strands.agent.agent.Agent.add_hook`."""
+    """The missing name, e.g. `strands.agent.agent.Agent.add_hook`."""
     version: str
-    """What it was looked for in, such as `strands-agents 1.62.0`."""
+    """The framework's release, e.g. `strands-agents 1.62.0`."""
     without: str
-    """What that means, as a sentence."""
+    """The consequence, as a sentence."""
     is_vital: bool
-    """True where no limit can be in force without it; otherwise there is a fallback."""
+    """True if no limit can be enforced without it; otherwise there is a fallback."""
     spares_agents: bool = False
-    """True where it is vital, and each agent by itself is limited all the same."""
+    """True if it is vital for groups only: each agent alone is still limited."""
 
 
 class Host(Protocol):
-    """Who knows what applies to an agent: the runtime of the process."""
+    """The runtime of the process, which knows the policy of each agent."""
 
     @property
     def runs(self) -> RunRegistry:
-        """Where invocations are followed."""
+        """The registry of tracked invocations."""
 
     @property
     def is_on(self) -> bool:
-        """True while every agent is limited, not only those with limits of their own."""
+        """True while all agents are limited, not only those with a plugin."""
 
     def policy(self, agent: str) -> Policy:
-        """Return what applies to an agent, or a group of agents, of this name."""
+        """Return the policy of an agent, or a group of agents, with this name."""
 
     def own_policy(
         self, limits: Limits, action: Action | None, tree: Limits, origin: str = ""
     ) -> Callable[[str], Policy] | None:
-        """Return what applies to an agent that sets these itself, by its name, from now on.
+        """Return a function from an agent's name to its policy, for an agent with its own limits.
 
-        `None` where otel-limits is disabled. `origin` is where it sets them, in words.
+        Return `None` if otel-limits is disabled. `origin` describes where the limits are set.
 
         Raises:
-            ConfigurationError: A limit on cost is asked for where no price can be known.
+            ConfigurationError: A limit on cost is set but no price can be known.
         """
 
     def prepare(self, *, has_own: bool) -> None:
-        """Do what has to be done before the span of an invocation begins.
+        """Prepare the process before the span of an invocation starts.
 
         Args:
-            has_own: Its agent has limits of its own.
+            has_own: The agent has a plugin with limits.
         """
 
     def variable(self, name: str) -> str | None:
-        """Return what a variable of this process says, such as one that a vendor's client reads."""
+        """Return an environment variable of this process, e.g. one that a vendor's client reads."""
 
     def report_untracked_agent(self, agent: str) -> None:
-        """An invocation of an agent cannot be followed, so that nothing limits it."""
+        """Report an agent whose invocation cannot be tracked, so no limits apply to it."""
 
 
 class Framework(Protocol):
-    """One agent framework. Nothing of it is imported before the application imports it."""
+    """An agent framework. It is not imported before the application imports it."""
 
     name: str
-    """Such as `strands`."""
+    """Name of the framework, e.g. `strands`."""
     module: str
-    """The module whose import shows that a program has agents."""
+    """The module that every program with agents imports."""
     parts: Collection[str]
-    """Modules of it that a program may import besides, and that are looked at only then."""
+    """Optional modules, checked only once a program imports them."""
     spans: SpanNames
     stop_reasons: Collection[str]
-    """How its invocations end without us."""
+    """Reasons for which its invocations end without otel-limits."""
     successes: Collection[str]
-    """Those of `stop_reasons` with which an invocation has answered."""
+    """The `stop_reasons` of invocations that answered."""
     host: Host | None
-    """Who is asked; the runtime of the process, as soon as there is one."""
+    """The runtime of the process, once there is one."""
 
     def gaps(self) -> Sequence[Gap]:
-        """Import the framework, and look for everything of it that is used.
+        """Import the framework and return the names of it that are used but missing.
 
         Raises:
             ImportError: It is not installed.
         """
 
     def gaps_of(self, part: str) -> Sequence[Gap]:
-        """Look for everything that is used of one of the parts, which need not be imported.
+        """Return the used but missing names of one of the `parts`, which need not be imported.
 
         Raises:
             ImportError: It is not installed.
         """
 
     def watch(self) -> None:
-        """Follow every invocation from now on, by what `host` says; again is harmless."""
+        """Track every invocation, under the policies of `host`. Idempotent."""
 
     def release(self) -> bool:
-        """Follow no invocation any more, but those of agents with limits of their own.
+        """Stop tracking invocations, except those of agents with a plugin.
 
         Returns:
-            True while such an agent has an invocation that is live.
+            True while such an agent has an invocation in progress.
         """
 
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:

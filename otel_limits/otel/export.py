@@ -1,4 +1,4 @@
-"""Exports traces, metrics and events over OTLP where nobody else has set that up."""
+"""Exports traces, metrics and events over OTLP, unless the process already does."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ EXPORTERS: Final = {
     "metrics": ("metric_exporter", "OTLPMetricExporter", "metrics"),
     "logs": ("_log_exporter", "OTLPLogExporter", "events"),
 }
-"""Module and class of each signal's exporter, and what it exports."""
+"""Module, class and subject of each signal's exporter."""
 
 
 class OwnReader(PeriodicExportingMetricReader):
-    """Exports from time to time, as long as no other reader has taken its place."""
+    """A periodic reader that stops exporting once it is replaced."""
 
     is_replaced = False
 
     def _receive_metrics(self, metrics_data: MetricsData, *args: Any, **options: Any) -> None:
-        # What the SDK has for every kind of reader to define. A reader cannot be ended otherwise:
-        # its `shutdown()` exports once more, and ends the exporter.
+        # The method that every reader defines. A reader cannot be stopped otherwise: its
+        # `shutdown()` exports once more, and shuts down the exporter.
         if not self.is_replaced:
             super()._receive_metrics(metrics_data, *args, **options)
 
 
 class OwnMeters(metrics.MeterProvider):
-    """The meter provider of a process that has none, which a forked child has from the beginning.
+    """The meter provider of a process that has none; it starts from zero in a forked child.
 
-    The SDK gives a child an id of its own (`service.instance.id`), and leaves it the counts of its
-    parent: what the parent had counted would be there twice.
+    The SDK gives a child a new ID (`service.instance.id`) but keeps the parent's counts, so they
+    would be exported twice.
     """
 
     def __init__(self, exporter: Any) -> None:
-        """Export through `exporter` from now on."""
+        """Export through `exporter`."""
         self._exporter = exporter
         self._begin(resource())
 
@@ -66,7 +66,7 @@ class OwnMeters(metrics.MeterProvider):
         self._provider = MeterProvider([self._reader], described, shutdown_on_exit=False)
 
     def reset_after_fork(self) -> None:
-        """Forget, in a child, whatever was counted before the fork; meters are to be asked for."""
+        """Reset counts inherited after a fork. Meters must be requested again."""
         self._reader.is_replaced = True
         self._begin(resource().merge(Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())})))
 
@@ -75,11 +75,11 @@ class OwnMeters(metrics.MeterProvider):
         return self._provider.get_meter(name, *args, **options)
 
     def force_flush(self) -> bool:
-        """Export what there is now."""
+        """Export the current metrics."""
         return self._provider.force_flush()
 
     def shutdown(self) -> None:
-        """Export once more, and end."""
+        """Export once more and shut down."""
         self._provider.shutdown()
 
 
@@ -87,15 +87,14 @@ Provider: TypeAlias = TracerProvider | OwnMeters | LoggerProvider
 
 
 class ExitFlusher:
-    """Shuts providers down at the end of the process, all at once and within one timeout.
+    """Shuts providers down at exit, concurrently and within one timeout.
 
-    Each waits in a thread of its own that is there from the start: Python 3.12 starts none while
-    it shuts down. One after the other, three signals and an endpoint that hangs would take three
-    timeouts.
+    Each has a thread that exists from the start, as Python 3.12 starts none during shutdown. In
+    sequence, three signals and an endpoint that hangs would take three timeouts.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing to shut down."""
+        """Create a flusher without providers."""
         self.timeout_seconds = 0.0
         self.providers: list[Provider] = []
         self._start_threads()
@@ -104,21 +103,21 @@ class ExitFlusher:
             os.register_at_fork(after_in_child=self._start_threads)
 
     def add(self, provider: Provider, timeout_seconds: float) -> None:
-        """Shut `provider` down at the end, and wait no longer than the longest timeout given."""
+        """Shut `provider` down at exit. The longest timeout given applies to all."""
         self.timeout_seconds = max(self.timeout_seconds, timeout_seconds)
         self.providers.append(provider)
         self._start(provider.shutdown)
 
     def __call__(self) -> None:
-        """Shut down, and give up on what is not done within the timeout."""
+        """Shut all providers down, and give up after the timeout."""
         deadline = time.monotonic() + self.timeout_seconds
         self._now.set()
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _start_threads(self) -> None:
-        """Have one thread per provider wait for the end of the process."""
-        # Also after a fork: a child has none of its parent's threads.
+        """Start one thread per provider that waits for the end of the process."""
+        # Also after a fork, as a child has none of its parent's threads.
         self._now = threading.Event()
         self._threads: list[threading.Thread] = []
         for provider in self.providers:
@@ -140,19 +139,19 @@ AT_EXIT: Final = ExitFlusher()
 
 
 def flushes() -> list[Callable[[], object]]:
-    """Return what sends off all that waits: of our providers, and of those that the process set."""
+    """Return functions that flush our providers and those that the process has set."""
     in_use: tuple[Any, ...] = (get_meter_provider(), get_logger_provider(), current_provider())
     found = {id(each): each for each in (*AT_EXIT.providers, *in_use)}
-    # What the API returns where nobody has set one has nothing to send.
+    # The API's default providers have nothing to flush.
     return [each.force_flush for each in found.values() if hasattr(each, "force_flush")]
 
 
 def tracer_provider(protocol: str | None, timeout_seconds: float) -> TracerProvider:
-    """Make a tracer provider, one that exports when an OTLP protocol is given."""
+    """Create a tracer provider, which exports if an OTLP protocol is given."""
     exporter = otlp_exporter("traces", protocol)
     if exporter is None:
         return TracerProvider()
-    # Its own handler at exit would wait first, and the others after it.
+    # Without its own handler at exit, which would wait before the others.
     provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     AT_EXIT.add(provider, timeout_seconds)
@@ -160,7 +159,7 @@ def tracer_provider(protocol: str | None, timeout_seconds: float) -> TracerProvi
 
 
 def meter_provider(protocol: str | None, timeout_seconds: float) -> OwnMeters | None:
-    """Make a meter provider that exports, where OTLP is asked for and the process has none."""
+    """Create an exporting meter provider, if OTLP is requested and the process has none."""
     if isinstance(get_meter_provider(), MeterProvider):
         return None
     exporter = otlp_exporter("metrics", protocol)
@@ -172,7 +171,7 @@ def meter_provider(protocol: str | None, timeout_seconds: float) -> OwnMeters | 
 
 
 def logger_provider(protocol: str | None, timeout_seconds: float) -> LoggerProvider | None:
-    """Make a logger provider that exports, where OTLP is asked for and the process has none."""
+    """Create an exporting logger provider, if OTLP is requested and the process has none."""
     if isinstance(get_logger_provider(), LoggerProvider):
         return None
     exporter = otlp_exporter("logs", protocol)
@@ -185,24 +184,24 @@ def logger_provider(protocol: str | None, timeout_seconds: float) -> LoggerProvi
 
 
 def flush_metrics(own: Any) -> None:
-    """Export metrics now: those of our own provider, or of the one that the process has set."""
+    """Export the current metrics of our provider, or of the process's provider."""
     provider = own or get_meter_provider()
-    # What the API returns where nobody has set one exports nothing.
+    # The API's default provider exports nothing.
     if hasattr(provider, "force_flush"):
         provider.force_flush()
 
 
 def make_exporter(signal: str, protocol: str, **options: Any) -> Any:
-    """Make the exporter for `grpc` or `http/protobuf`.
+    """Create the exporter for `grpc` or `http/protobuf`.
 
     Args:
         signal: `traces`, `metrics` or `logs`.
-        protocol: Anything but `grpc` is taken for `http/protobuf`.
-        options: What it is not to read in OTEL_EXPORTER_OTLP_* by itself.
+        protocol: Anything but `grpc` means `http/protobuf`.
+        options: Overrides of OTEL_EXPORTER_OTLP_* variables.
 
     Raises:
         ImportError: It is not installed.
-        Exception: Whatever a variable leads to that it cannot read.
+        Exception: A variable is invalid.
     """
     module, name, _ = EXPORTERS[signal]
     transport = "grpc" if protocol == "grpc" else "http"
@@ -211,10 +210,10 @@ def make_exporter(signal: str, protocol: str, **options: Any) -> Any:
 
 
 def probe_endpoint(signal: str, protocol: str, **options: Any) -> bool:
-    """Have an exporter send a request without any telemetry; tell whether it was taken.
+    """Send a request without telemetry. Return whether the endpoint accepted it.
 
     Raises:
-        Exception: What `make_exporter` raises.
+        Exception: As for `make_exporter`.
     """
     exporter = make_exporter(signal, protocol, **options)
     try:
@@ -225,9 +224,9 @@ def probe_endpoint(signal: str, protocol: str, **options: Any) -> bool:
 
 
 def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
-    """Make an exporter that reads OTEL_EXPORTER_OTLP_* by itself, if a protocol is given.
+    """Create an exporter configured by OTEL_EXPORTER_OTLP_*, if a protocol is given.
 
-    Without one the process goes on: a mistake in where telemetry goes must not cost a limit.
+    Without an exporter the process continues: a wrong endpoint must not disable limits.
     """
     if protocol is None:
         return None

@@ -1,4 +1,4 @@
-"""Tells what a span of any instrumentation is, and reads who was asked, by all conventions."""
+"""Classifies spans of any instrumentation, and reads their model and provider."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_limits.usage import fields
 OperationKind: TypeAlias = Literal["model call", "agent", "tool", "other"]
 
 BOUNDARIES: Final[tuple[OperationKind, ...]] = ("agent", "tool")
-"""What asks models by itself: a model call within one is not that which is around it."""
+"""Kinds that call models themselves: a model call within one is not the surrounding call."""
 
 OPERATION: Final = "gen_ai.operation.name"
 OPENINFERENCE: Final = "openinference.span.kind"
@@ -21,7 +21,7 @@ LANGFUSE: Final = "langfuse.observation.type"
 REQUEST_TYPE: Final = "llm.request.type"
 
 MARKS: Final[Sequence[tuple[str, Mapping[str, OperationKind]]]] = (
-    # As the semantic conventions of OpenInference name kinds of spans.
+    # The semantic conventions of OpenInference.
     (OPENINFERENCE, {"LLM": "model call", "AGENT": "agent", "TOOL": "tool"}),
     # OpenTelemetry semantic conventions for generative AI; `completion` was written before 1.27.
     (
@@ -49,7 +49,7 @@ MARKS: Final[Sequence[tuple[str, Mapping[str, OperationKind]]]] = (
     # langfuse, _client/constants.py, ObservationTypeLiteral.
     (LANGFUSE, {"generation": "model call", "agent": "agent", "tool": "tool"}),
 )
-"""Attributes that say what a span is; the first one that a span has decides."""
+"""Attributes with the kind of a span, in order of precedence."""
 
 MODELS: Final = (
     semconv.REQUEST_MODEL,
@@ -70,7 +70,7 @@ TIERS: Final = (
     "openai.request.service_tier",
     "gen_ai.openai.request.service_tier",
 )
-"""The tier that was billed, and where nobody says that, the one that was asked for."""
+"""The billed tier; if it is missing, the requested one."""
 
 KEPT: Final = frozenset(
     {*(name for name, _ in MARKS), *MODELS, *PROVIDERS, *RESPONSE_IDS, *AGENT_NAMES, *TIERS}
@@ -78,11 +78,11 @@ KEPT: Final = frozenset(
 
 
 def kind_of(attributes: Mapping[str, Any], name: str) -> OperationKind:
-    """Say what a span is: by its attributes, and only where they are silent by its name."""
+    """Return the kind of a span, by its attributes, or else by its name."""
     for mark, kinds in MARKS:
         if (said := attributes.get(mark)) is not None:
             return kinds.get(str(said), "other")
-    # Two of three: anybody may call a span `chat`, or note the name of a model.
+    # Two of three signs: any span may be named `chat`, or have the name of a model.
     told = (
         name.startswith(semconv.MODEL_CALL_PREFIXES),
         first_text(attributes, MODELS[:4]) is not None,
@@ -92,21 +92,21 @@ def kind_of(attributes: Mapping[str, Any], name: str) -> OperationKind:
 
 
 def first_text(attributes: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first of some attributes that is text."""
+    """Return the first of some attributes that is text."""
     found = (attributes.get(name) for name in names)
     return next((value for value in found if isinstance(value, str) and value), None)
 
 
 def model_of(attributes: Mapping[str, Any]) -> str:
-    """Return the id of the model that was asked, or `unknown`."""
+    """Return the ID of the requested model, or `unknown`."""
     return first_text(attributes, MODELS) or "unknown"
 
 
 def provider_of(attributes: Mapping[str, Any]) -> str:
-    """Return who was asked, or `unknown`."""
+    """Return the provider, or `unknown`."""
     return first_text(attributes, PROVIDERS) or "unknown"
 
 
 def tier_of(attributes: Mapping[str, Any], answered: str | None) -> str:
-    """Return the service tier, where anybody says it; `answered` is what usage says of it."""
+    """Return the service tier; `answered` is the tier in the usage, if any."""
     return answered or first_text(attributes, TIERS) or STANDARD

@@ -1,4 +1,4 @@
-"""Follows an agent's own spans into its run: an ordinary OpenTelemetry span processor."""
+"""A span processor that assigns spans to invocations."""
 
 from __future__ import annotations
 
@@ -42,21 +42,20 @@ if TYPE_CHECKING:
 
 
 class LimitsSpanProcessor(SpanProcessor):
-    """Turns agent and cycle spans into events, and the chat spans of other instrumentations.
+    """Turns agent spans, cycle spans and model calls of other instrumentations into events.
 
     It never raises, never blocks and does no I/O. Only the name, the parent and the scope of a
     span are known when Strands starts it: its attributes are set afterwards. A model call of the
-    agent loop is booked where its response passes, which every sampler lets us see; its span says
-    under which id it can be looked up.
+    agent loop is counted by its response, independently of sampling; its span adds the ID.
     """
 
     def __init__(self, runs: RunRegistry, frameworks: Iterable[Framework] = FRAMEWORKS) -> None:
-        """Follow spans of these frameworks into `runs`."""
+        """Assign spans of these frameworks to `runs`."""
         self._runs = runs
         self._names = {each.spans.scope: each.spans for each in frameworks}
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
-        """Note the agent spans that reach us, and which run everything below them belongs to."""
+        """Register agent spans, and assign the spans below them to their run."""
         try:
             names = self._names_of(span)
             if names is None:
@@ -69,31 +68,31 @@ class LimitsSpanProcessor(SpanProcessor):
             report_suppressed("processor", error)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Book a model call that another instrumentation saw."""
+        """Count a model call that another instrumentation traced."""
         try:
-            # Most spans of a process are none of ours: one look-up tells.
+            # One look-up, as most spans of a process are not tracked.
             place = self._runs.spans.node(span.context.span_id)
             if place is not None and place.is_open:
                 is_boundary = (
                     place.is_third_party and self._settle_shown_call(span, place) in BOUNDARIES
                 )
                 self._runs.spans.end(span.context.span_id, is_boundary=is_boundary)
-                if place.run.finished:  # which nobody will judge any more
+                if place.run.finished:  # whose limits are no longer checked
                     place.run.calls.unreported.settle()
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             report_suppressed("processor", error)
 
     def _names_of(self, span: ReadableSpan) -> SpanNames | None:
-        """Return how the framework that made a span names its spans; `None` for any other one."""
+        """Return the span names of the framework that created a span; else `None`."""
         scope = span.instrumentation_scope
         return None if scope is None else self._names.get(scope.name)
 
     def _begin(self, span: Span, names: SpanNames) -> None:
-        """A span of a framework began."""
+        """Register a framework's span."""
         above = self._runs.spans.node(span.parent.span_id) if span.parent else None
         if above is None or span.parent is None:
             return
-        # Handed down, as an instrumentation of the provider's client hangs its own span of the same
+        # Inherited, as an instrumentation of the provider's client adds its own span of the same
         # call under the `chat` span: it is one model call, not two.
         in_call = above.in_call or span.name.startswith(semconv.MODEL_CALL_PREFIXES)
         self._runs.spans.begin(
@@ -107,9 +106,9 @@ class LimitsSpanProcessor(SpanProcessor):
             above.run.cycle()
 
     def _begin_third_party(self, span: Span) -> None:
-        """A span of another instrumentation began: it belongs to what it hangs under.
+        """Register a span of another instrumentation: it belongs to the run of its parent.
 
-        Where that has no span, or only one of what is around it, it is what the task works for.
+        Without a known parent, or below that of an outer run, it belongs to the task's run.
         """
         parent = span.parent.span_id if span.parent else 0
         above, scope = self._runs.spans.node(parent), CURRENT.get()
@@ -128,15 +127,15 @@ class LimitsSpanProcessor(SpanProcessor):
             in_call=in_call or (call is not None and call.is_of_loop),
             call=call,
             is_third_party=True,
-            # As far as it is known by now: some instrumentations say only at the end what it is.
+            # If known already: some instrumentations set the kind only at the end.
             is_boundary=kind_of(attributes_of(span), span.name) in BOUNDARIES,
         )
 
     def _settle_shown_call(self, span: ReadableSpan, place: SpanNode[Run]) -> OperationKind:
-        """Settle the model call that a span shows, once, whatever instrumentations show it.
+        """Settle the model call of a span, once, even if several instrumentations trace it.
 
-        One within the span of a model call of the framework is that same call. Of others within
-        one another the one that ends first is booked, be it around the others or within them.
+        A span within the framework's span of a model call is that same call. Among other nested
+        spans, the one that ends first is counted.
         """
         attributes = attributes_of(span)
         kind = kind_of(attributes, span.name)
@@ -147,7 +146,7 @@ class LimitsSpanProcessor(SpanProcessor):
         tokens, span_id = record.usage.total, span.context.span_id
         if tokens and not self._runs.spans.claim_call(span_id, response, scope, tokens):
             return kind
-        # What a way out to a provider has let out is counted there, and only completed here.
+        # A tracked request is counted there, and only completed here.
         if place.call is not None:
             if tokens:
                 _complete(place.call, record, span)
@@ -161,7 +160,7 @@ class LimitsSpanProcessor(SpanProcessor):
 
 
 def _call_of(span: ReadableSpan, attributes: dict[str, Any], record: UsageRecord) -> InFlightCall:
-    """Make a call of what a span says; never opened, as it is over when its span is seen."""
+    """Create a call from an ended span; it is never opened."""
     call = InFlightCall(model_of(attributes), provider=provider_of(attributes))
     call.terms = PricingTerms(tier=tier_of(attributes, record.tier))
     call.span_id = format_span_id(span.context.span_id)
@@ -169,28 +168,28 @@ def _call_of(span: ReadableSpan, attributes: dict[str, Any], record: UsageRecord
         events = ((event.name, event.attributes or {}) for event in span.events)
         estimates = estimates_of_span(attributes, events, call.model)
         call.input_estimate, call.answer_estimate = estimates
-        # One that failed is billed where it has answered something.
+        # A failed call is billed if it has answered anything.
         call.answered = call.answer_estimate > 0
     return call
 
 
 def _complete(call: InFlightCall, record: UsageRecord, span: ReadableSpan) -> None:
-    """Let the span of an instrumented client say what a way of its own to the provider did not."""
+    """Add the usage in a client's span to a side call whose provider reported none."""
     if call.is_side and call.record.sure == "missing":
         call.record = record
         call.span_id = call.span_id or format_span_id(span.context.span_id)
 
 
 def attributes_of(span: ReadableSpan) -> dict[str, Any]:
-    """Copy the attributes of a span, which is faster to read than what the SDK gives."""
+    """Copy the attributes of a span, as the copy is faster to read."""
     return cast("MappingProxyType[str, Any]", span.attributes).copy()
 
 
 def is_error(span: ReadableSpan) -> bool:
-    """Tell whether what a span shows has failed."""
+    """Return whether a span has the status ERROR."""
     return span.status.status_code is StatusCode.ERROR
 
 
 def scope_of(span: ReadableSpan) -> str:
-    """Return the name of the instrumentation that made a span."""
+    """Return the name of the instrumentation that created a span."""
     return "" if span.instrumentation_scope is None else span.instrumentation_scope.name

@@ -1,4 +1,4 @@
-"""Tracer providers: the one that exists, those that come later, and one where there is none."""
+"""Attaches a span processor to existing and later tracer providers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 WRAPPERS: Final = 5
-"""How many providers may stand around each other: one that names itself must not hang us."""
+"""Most nested wrappers of a provider: one that wraps itself must not hang us."""
 
 
 class ProcessorInstaller:
-    """Puts one processor into every SDK provider of the process, once each.
+    """Adds one processor to every SDK provider of the process.
 
-    A provider that is made later (`StrandsTelemetry()`, Logfire, Phoenix) gets it at birth, ahead
-    of every other processor. The SDK has no hook for that, hence the wrapped `__init__`.
+    A provider created later (`StrandsTelemetry()`, Logfire, Phoenix) gets it first, before all
+    other processors. The SDK has no hook for that, hence the wrapped `__init__`.
     """
 
     def __init__(self, processor: SpanProcessor) -> None:
-        """Attach nothing yet."""
+        """Create an installer that is not attached."""
         self._processor = processor
         self._providers: weakref.WeakSet[TracerProvider] = weakref.WeakSet()
         self._original_init: Any = None
 
     def attach(self) -> None:
-        """Attach to the provider that is set, and to all that are made from now on."""
+        """Attach to the current provider, and to all later ones."""
         current = current_provider()
         if current is not None:
             self._add(current)
@@ -45,14 +45,14 @@ class ProcessorInstaller:
 
     def _add(self, provider: TracerProvider) -> None:
         if provider not in self._providers:
-            # Noted first: should adding fail half-way, it is not added a second time.
+            # Noted first: if adding fails half-way, it is not repeated.
             self._providers.add(provider)
             # Unbound, because a subclass may do more than add: Phoenix' own drops its exporter.
             TracerProvider.add_span_processor(provider, self._processor)
 
     def _remove(self, provider: TracerProvider) -> None:
-        # In public the SDK only adds processors. It reads this tuple without the lock, so that it
-        # is replaced as a whole, as the SDK does itself.
+        # The SDK's public API only adds processors. It reads this tuple without the lock, so it is
+        # replaced as a whole, as in the SDK itself.
         every = provider._active_span_processor  # noqa: SLF001
         with every._lock:  # noqa: SLF001
             kept = [each for each in every._span_processors if each is not self._processor]  # noqa: SLF001
@@ -63,7 +63,7 @@ class ProcessorInstaller:
 
         @functools.wraps(original)
         def init(provider: TracerProvider, *args: Any, **kwargs: Any) -> None:
-            # The provider's own first: before it there is no list of processors to add to.
+            # The original first: it creates the list of processors.
             original(provider, *args, **kwargs)
             self._add(provider)
 
@@ -71,17 +71,17 @@ class ProcessorInstaller:
 
 
 def current_provider() -> TracerProvider | None:
-    """Return the SDK's provider that is set, if one is."""
-    # Asking in public would load the one that OTEL_PYTHON_TRACER_PROVIDER names, and set it before
-    # the program has had its say.
+    """Return the current SDK provider, if one is set."""
+    # The public API would load the one in OTEL_PYTHON_TRACER_PROVIDER, and set it before the
+    # program can set another.
     return sdk_provider(trace._TRACER_PROVIDER)  # noqa: SLF001
 
 
 def sdk_provider(provider: object) -> TracerProvider | None:
-    """Return the SDK's provider that makes the spans of another one, which may stand around it.
+    """Return the SDK provider itself or within a wrapper.
 
-    Logfire sets a proxy as the global provider, and has the SDK's own in its attribute `provider`
-    (`logfire.configure`, 5.2); wrappers of other products name it the same.
+    Logfire sets a proxy as the global provider, with the SDK's in its attribute `provider`
+    (`logfire.configure`, 5.2); wrappers of other products use the same name.
     """
     for _ in range(WRAPPERS):
         if isinstance(provider, TracerProvider):

@@ -1,4 +1,4 @@
-"""What OpenTelemetry calls a resource: the process that telemetry is about."""
+"""The OpenTelemetry resource that describes the process."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from otel_limits.otel.provider import current_provider
 
 @functools.cache
 def resource() -> Resource:
-    """Describe the process, with an id: it becomes Prometheus' label `instance`."""
+    """Return the resource of the process. Its ID becomes Prometheus' label `instance`."""
     described = Resource.create()
-    # Whoever names the instance, in OTEL_RESOURCE_ATTRIBUTES or by a detector, is believed.
+    # An instance set in OTEL_RESOURCE_ATTRIBUTES or by a detector takes precedence.
     if SERVICE_INSTANCE_ID in described.attributes:
         return described
     return described.merge(Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())}))
 
 
 def service_attributes() -> Mapping[str, Any]:
-    """Return what is said of the process in its environment, or by the provider that it has set."""
+    """Return the resource attributes from the environment and the current provider."""
     provider = current_provider()
     own = {} if provider is None else provider.resource.attributes
     return {**Resource.create().attributes, **own}

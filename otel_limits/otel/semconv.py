@@ -1,14 +1,14 @@
-"""Every attribute, span and event name that is read or written, owned here.
+"""Names of all attributes, spans and events that are read or written.
 
 The GenAI conventions are at Development stability and their Python constants are deprecated, so
-the strings are ours. Source: OpenTelemetry semantic conventions for generative AI. How a framework
-names its own spans, its binding says.
+the strings are defined here. Source: OpenTelemetry semantic conventions for generative AI. The
+names of a framework's own spans are in its binding.
 """
 
 from typing import Final
 
 MODEL_CALL_PREFIXES: Final = ("chat", "text_completion", "generate_content")
-"""Begin of the name of every span of a model call, whoever emits it."""
+"""Prefixes of the names of model call spans, of any instrumentation."""
 
 AGENT_NAME: Final = "gen_ai.agent.name"
 REQUEST_MODEL: Final = "gen_ai.request.model"

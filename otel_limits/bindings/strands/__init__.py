@@ -1,6 +1,7 @@
-"""Follows and halts Strands agents.
+"""Tracks and halts Strands agents.
 
-`framework` is what the rest of the product knows of it. `patches` sees invocations begin and end,
-`attach` adds hooks (`legs`, `tools`) and stages (`stages`) to an agent, `calls` is the way out to a
-provider, `halting` decides and acts, and `private` lists what is used of Strands by private names.
+`strands_framework` is its interface to other packages; no module in here imports it. `patches`
+intercepts the start and end of invocations, `attach` adds hooks (`leg_hooks`, `tool_hooks`) and
+stages (`stages`) to an agent, `tracked_requests` tracks requests to providers, `halting` decides
+and acts, `marks` is shared by all of them, and `private` lists the private names of Strands in use.
 """

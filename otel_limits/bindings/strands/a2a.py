@@ -1,4 +1,4 @@
-"""Tells A2A clients of a halt: without this it reaches them as a task that was completed."""
+"""Reports halts to A2A clients, which would otherwise see a completed task."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 STOPS: Final[contextvars.ContextVar[list[Mapping[str, Any]] | None]] = contextvars.ContextVar(
     "otel_limits_a2a_stops", default=None
 )
-"""Where the stops of the request go that the present task serves."""
+"""Stops of the request that the current task serves."""
 
 
 def track_execute(original: Any) -> Any:
-    """Make what stands in the place of the `execute` of Strands' A2A executor."""
+    """Wrap the `execute` method of Strands' A2A executor."""
 
     @functools.wraps(original)
     async def execute(executor: Any, context: Any, event_queue: Any) -> Any:
@@ -41,9 +41,9 @@ def track_execute(original: Any) -> Any:
 
 @suppress_errors("binding")
 def attach_stop(run: Run, result: object) -> None:
-    """Keep the stop of an invocation that a client has asked for, if it was a halt."""
+    """Attach the stop of a client's invocation to its request, if it was halted."""
     stops, verdict = STOPS.get(), run.verdict
-    # Agents that this one has called end within the same request.
+    # Agents called by this one end within the same request.
     if stops is None or verdict is None or run.parent is not None or run.action == "observed":
         return
     marker = marker_of(result)
@@ -61,9 +61,10 @@ def attach_stop(run: Run, result: object) -> None:
 
 
 class _AnnotatingQueue(wrapt.ObjectProxy):  # type: ignore[type-arg]
-    """The queue of a request's events, which adds the stop to the last one.
+    """A proxy of a request's event queue that adds the stop to the last event.
 
-    A2A keeps the metadata of a status update as the task's own (`TaskManager`, a2a-sdk 0.3).
+    A2A keeps the metadata of a status update as the metadata of the task (`TaskManager`, a2a-sdk
+    0.3).
     """
 
     def __init__(self, queue: Any, stops: list[Mapping[str, Any]]) -> None:

@@ -1,8 +1,8 @@
-"""What works for an invocation beside its loop: its tools and nodes, and threads that they leave.
+"""Attributes tools, graph nodes and threads to the invocation that they work for.
 
-Python's context variables tell who works for whom. A tool in the background that has waited for a
-place is the exception: its task has the context of the one that had the place before. So who asked
-for a tool is noted when it is requested, and put in force again whenever it runs.
+Python's context variables usually hold the invocation. The exception is a background tool that has
+waited for a slot: its task has the context of the slot's previous user. So the invocation is noted
+when a tool is requested, and restored whenever the tool runs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from otel_limits.bindings.strands.invocations import AgentState
 
 MOST_REQUESTED: Final = 1_000
-"""Tools of one agent that are remembered: one that is cancelled while it waits never ends."""
+"""Most requested tools kept per agent: a tool cancelled while waiting never ends."""
 
 
 # --- tools ----------------------------------------------------------------------------------------
 
 
 def note_request(event: BeforeToolCallEvent) -> None:
-    """Remember for whom a tool is going to run."""
+    """Remember the invocation that requests a tool."""
     run = CURRENT.get()
     if isinstance(run, Run):
         requested = STATES.of(event.agent).requested
@@ -44,21 +44,21 @@ def note_request(event: BeforeToolCallEvent) -> None:
 
 
 def owner_of(event: AfterToolCallEvent) -> Run | Group | None:
-    """Return for whom a tool ran, where that is known."""
+    """Return the invocation that a tool ran for, if known."""
     requested = _requested(event)
     return None if requested is None else requested[0].owner
 
 
 @suppress_errors("binding")
 def forget_request(event: AfterToolCallEvent) -> None:
-    """Forget a tool that has ended and is not tried again."""
+    """Forget a tool that has ended and is not retried."""
     state = STATES.get(event.agent)
     if state is not None and not event.retry:
         state.requested.pop(_key(event), None)
 
 
 def tool_stage(context: ExecuteToolContext, next_fn: MiddlewareNext[Any, Any]) -> Any:
-    """Let a tool work for whoever asked for it; one that nobody followed passes through."""
+    """Run a tool for the invocation that requested it. Pass untracked tools through."""
     requested = _requested(context)
     events = next_fn(context)
     return events if requested is None else _follow(events, *requested)
@@ -71,10 +71,10 @@ def _requested(of: Any) -> tuple[TaskScope, Context] | None:
 
 
 def _key(of: Any) -> tuple[int, str]:
-    """Tell a tool call from those of other invocations, whose ids may be the same.
+    """Identify a tool call among those of other invocations, whose IDs may be the same.
 
-    A tool that waits keeps its invocation state, so that no other one gets that identity; what was
-    left behind under it by an earlier one is replaced when the tool is requested.
+    A waiting tool keeps its invocation state alive, so no other gets that identity. An entry left
+    by an earlier one is replaced when the tool is requested.
     """
     return id(of.invocation_state), of.tool_use["toolUseId"]
 
@@ -82,14 +82,14 @@ def _key(of: Any) -> tuple[int, str]:
 async def _follow(
     events: Any, activity: TaskScope, at_request: Context
 ) -> AsyncGenerator[Any, None]:
-    """Run a tool in the name of whoever asked for it.
+    """Run a tool in the scope of the invocation that requested it.
 
-    What says so is set only while the tool itself runs: some executors run it in the task of who
-    reads the agent's stream, and what the reader does in between is not the work of the tool.
+    The scope is set only while the tool itself runs: some executors run it in the task that reads
+    the agent's stream, and that task's other work does not belong to the tool.
     """
     scope: Run | Group | None = activity.owner
     activity.has_ended = False
-    # Spans as well, where it was moved.
+    # The spans as well, if the tool runs in another context.
     spans = otel_context.get_current() if CURRENT.get() is scope else at_request
     spans = for_threads(activity.owner, activity, spans) or spans
     try:
@@ -110,7 +110,7 @@ async def _follow(
     except Exception:
         activity.has_ended = True
         raise
-    else:  # not where it is broken off: nobody sees the end of a thread that it leaves behind
+    else:  # not when it is broken off: a thread that it started may still run
         activity.has_ended = True
     finally:
         await events.aclose()
@@ -120,17 +120,17 @@ async def _follow(
 
 
 async def within(scope: Run | Group | None, events: AsyncGenerator[Any, None]) -> Any:
-    """Run a stream within `scope`, whatever who reads it does between two events."""
+    """Run a stream within `scope`, independently of its reader's own scope."""
     try:
         while True:
-            # Each time, as one task may read several streams in turns.
+            # For each event, as one task may alternate between several streams.
             if CURRENT.get() is not scope:
                 CURRENT.set(scope)
             try:
                 event = await anext(events)
             except StopAsyncIteration:
                 return
-            scope = CURRENT.get()  # of an agent that runs in this task, in a swarm
+            scope = CURRENT.get()  # set by an agent of a swarm, which runs in this task
             yield event
     finally:
         await events.aclose()
@@ -138,10 +138,10 @@ async def within(scope: Run | Group | None, events: AsyncGenerator[Any, None]) -
 
 @suppress_errors("binding")
 def watch_nodes(group: Any) -> None:
-    """Be told where the nodes of a graph begin and end, each in a task of its own."""
+    """Add hooks for the start and end of a graph's nodes, which run in separate tasks."""
     from strands.multiagent.graph import Graph
 
-    if not isinstance(group, Graph):  # a swarm consists of agents, which run in its reader's task
+    if not isinstance(group, Graph):  # the agents of a swarm run in its reader's task
         return
     if begin_node not in list(group.hooks.get_callbacks_for(BeforeNodeCallEvent(group, ""))):
         group.hooks.add_callback(BeforeNodeCallEvent, begin_node)
@@ -150,22 +150,22 @@ def watch_nodes(group: Any) -> None:
 
 @suppress_errors("binding")
 def begin_node(event: BeforeNodeCallEvent) -> None:
-    """A node begins, and the present task works for it."""
+    """Start a node, which the current task works for."""
     del event
     scope = CURRENT.get()
     if isinstance(scope, Group):
         TASK_SCOPE.set(activity := TaskScope(scope, TASK_SCOPE.get()))
-        # Never detached: the node has a task of its own.
+        # Never detached: the task ends with the node.
         spans = otel_context.get_current()
         otel_context.attach(for_threads(scope, activity, spans) or spans)
 
 
 @suppress_errors("binding")
 def end_node(event: AfterNodeCallEvent) -> None:
-    """A node has ended, unless it was broken off: then its threads go on."""
+    """End a node, unless it was broken off: then its threads continue."""
     from strands.multiagent.base import Status
 
     activity, graph = TASK_SCOPE.get(), event.source
-    # Strands tells both alike, in a `finally`.
+    # Strands fires the event in both cases, in a `finally`.
     if activity is not None and graph.nodes[event.node_id].execution_status != Status.EXECUTING:  # type: ignore[attr-defined]
         activity.has_ended = True

@@ -1,4 +1,4 @@
-"""Last answers: how a model's ends the loop, and what stands for one that has no words."""
+"""Last answers: ends the loop with a model's answer, or with our message if that is empty."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Verdict
 
 GO_ON: Final = frozenset(("tool_use", "cancelled"))
-"""Stop reasons of a last answer that stay: tools asked for need their results, and the text that a
-cancelled call is to leave is put in by Strands."""
+"""Stop reasons of a last answer that stay: requested tools need their results, and Strands inserts
+the text of a cancelled call."""
 
 
 def finish_with_answer(answer: ModelStopReason, verdict: Verdict, agent: str) -> ModelStopReason:
-    """Let a last answer end the loop for the reason of the halt.
+    """End the loop with a last answer, for the reason of the halt.
 
-    The model's own would have it go on: after `end_turn` the loop asks for structured output that
-    is missing, and at `max_tokens` it raises. It says that it is partial, in a block of its own.
-    Providers refuse a conversation in which a message has no content, so that our text takes the
-    place of an answer without any.
+    With the model's own reason the loop would continue: after `end_turn` it requests missing
+    structured output, and at `max_tokens` it raises. A separate block states that the answer is
+    partial. Providers refuse messages without content, so our text replaces an empty answer.
     """
     if answer.stop_reason in GO_ON:
         return answer
-    # A tool use here was cut off in the middle, and would never get its result.
+    # A tool use here is incomplete and would never get a result.
     content = [block for block in answer.message["content"] if "toolUse" not in block]
     message: Any = halt_message(verdict, agent)
     if any(map(_says_something, content)):
@@ -42,19 +41,19 @@ def finish_with_answer(answer: ModelStopReason, verdict: Verdict, agent: str) ->
 
 
 class TextDelta(TypedEvent):
-    """A piece of text in the stream, as Strands' own, whose class is private."""
+    """A text event like Strands' own, whose class is private."""
 
     def prepare(self, invocation_state: dict[str, Any]) -> None:
-        """Carry what the caller gave the invocation: callback handlers may count on it."""
+        """Add the caller's invocation state, which callback handlers may rely on."""
         self.update(invocation_state)
 
 
 async def ending_as_last(
     events: AsyncGenerator[Any, None], live: LiveInvocation
 ) -> AsyncGenerator[Any, None]:
-    """Stream a last answer, and in its last block that it is partial.
+    """Stream a last answer, with a final block that states that it is partial.
 
-    Some read the stream only, and never see the message.
+    Some applications read only the stream, never the message.
     """
     held: list[TypedEvent] = []
     streamed = False
@@ -66,8 +65,8 @@ async def ending_as_last(
                 for each in _end(event, live, held, streamed=streamed):
                     yield each
                 held = []
-            # Held back until the message is known: a block behind the end of a message is a
-            # malformed stream, and only the whole answer tells whether it says anything.
+            # Held back until the message is known: a block after the end of a message would be a
+            # malformed stream, and only the complete message shows whether it has content.
             elif held or (isinstance(chunk, dict) and "messageStop" in chunk):
                 held.append(event)
             else:
@@ -79,12 +78,12 @@ async def ending_as_last(
 def _end(
     answer: ModelStopReason, live: LiveInvocation, held: list[TypedEvent], *, streamed: bool
 ) -> Iterator[TypedEvent]:
-    """Yield the end of a stream, with the block that the last answer gets from us."""
+    """Yield the end of a stream, with our block added to the last answer."""
     last = answer
-    # No longer wrapping: another call was refused meanwhile, and the halt is about that one.
+    # No longer wrapping: another call has been refused since, and the halt is about that one.
     if live.wrapping is not None and not live.is_cut:
         last = finish_with_answer(answer, live.wrapping, live.run.invocation.agent)
-    # What a middleware answers from its cache may have no stream, and then nobody reads one.
+    # An answer from a middleware's cache may have no stream, and then no block is expected.
     if streamed and last is not answer:
         yield from _block_of(last.message["content"][-1]["text"])
     yield from held
@@ -92,7 +91,7 @@ def _end(
 
 
 def _block_of(text: str) -> Iterator[TypedEvent]:
-    """Make the events of one more block of text, in the order of Strands."""
+    """Yield the events of one more text block, in Strands' order."""
     delta = {"text": text}
     yield TypedEvent({"event": {"contentBlockStart": {"start": {}}}})
     yield TypedEvent({"event": {"contentBlockDelta": {"delta": delta}}})
@@ -101,7 +100,7 @@ def _block_of(text: str) -> Iterator[TypedEvent]:
 
 
 def cancelled_answer() -> ModelStopReason:
-    """Make what Strands makes of a response that is cancelled at its first chunk."""
+    """Return the same as Strands does for a response cancelled at its first chunk."""
     return ModelStopReason(
         "cancelled",
         {"role": "assistant", "content": [{"text": "Cancelled by user"}]},
@@ -112,20 +111,20 @@ def cancelled_answer() -> ModelStopReason:
 
 @suppress_errors("binding")
 def as_cut(answer: ModelStopReason, live: LiveInvocation) -> ModelStopReason:
-    """Let the halt stand for an answer that was broken off, as Strands does for a cancelled one.
+    """Replace an answer that was broken off by the halt, as Strands does for cancelled ones.
 
-    Strands itself can only cancel all invocations of an agent together.
+    Strands itself can only cancel all invocations of an agent at the same time.
     """
-    assert live.verdict is not None  # why it was
+    assert live.verdict is not None  # the reason
     message: Any = halt_message(live.verdict, live.run.invocation.agent)
     return ModelStopReason("cancelled", message, answer.usage, answer.metrics)
 
 
 def is_ours(message: Message, verdict: Verdict, agent: str) -> bool:
-    """Tell whether a message is a halt's: nothing but our text says so."""
+    """Return whether a message was written by a halt: its text is the only sign."""
     return message["content"] == [{"text": halt_text(verdict, agent)}]
 
 
 def _says_something(block: ContentBlock) -> bool:
-    """Tell whether a block answers anything: text that is not blank, or a picture for instance."""
+    """Return whether a block has content: text that is not blank, or e.g. a picture."""
     return "reasoningContent" not in block and bool(block.get("text", "more than text").strip())

@@ -1,4 +1,4 @@
-"""Asks a human for more budget, by an interrupt, and reads the answer."""
+"""Requests more budget from a human through an interrupt, and reads the answer."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from otel_limits.core.events import Invocation
 
 NAME: Final = "otel_limits"
-"""Name of the interrupts that ask a human for more; their ids begin with it."""
+"""Name of our interrupts, and the prefix of their IDs."""
 
 
 def can_be_extended(verdict: Verdict) -> bool:
-    """Tell whether more of the limit can be given to one invocation."""
+    """Return whether the limit can be raised for one invocation."""
     return verdict.breach is not None and verdict.breach.limit in LIMIT_NAMES
 
 
 def is_unanswered(event: AfterInvocationEvent) -> bool:
-    """Tell whether a hook resumes a leg that ended with our question, and does not answer it.
+    """Return whether a hook resumes a leg that ended with our question without answering it.
 
-    Strands refuses that with an exception, which such a hook never met without us.
+    Strands raises an exception for that, which the hook would never get without otel-limits.
     """
     interrupts = (event.result and event.result.interrupts) or ()
-    # Each of them would have to be answered; of the last one we know that nobody but us asks it.
+    # Each of them must be answered; the last one is certainly ours.
     asked = [each.id for each in interrupts if each.name == NAME]
     return bool(asked) and not _answers(event.resume, asked[-1])
 
 
 def _answers(resume: object, question_id: str) -> bool:
-    """Tell whether a hook resumes with answers alone, and one to a question is among them."""
+    """Return whether a hook resumes only with answers, including one to a question."""
     if not isinstance(resume, list) or not all(isinstance(each, Mapping) for each in resume):
         return False
     answers = [each.get("interruptResponse") for each in resume]
@@ -50,18 +50,16 @@ def _answers(resume: object, question_id: str) -> bool:
 
 
 def question(verdict: Verdict, invocation: Invocation) -> InterruptException:
-    """Make the interrupt that tells a human what was reached, and by whom.
+    """Create the interrupt that describes the limit that was reached, and the agent.
 
-    Strands keeps the interrupts of all nodes of a graph by their ids alone, so that each question
-    needs one of its own.
+    Strands keeps the interrupts of all nodes of a graph by ID, so each question needs a unique one.
     """
     breach = cast("Breach", verdict.breach)
     return InterruptException(
         Interrupt(
             id=f"{NAME}:{invocation.agent}:{invocation.id}",
             name=NAME,
-            # A session manager stores interrupts as JSON, so that nothing else may be in here:
-            # money is a Decimal.
+            # A session manager stores interrupts as JSON, which has no type for a Decimal.
             reason={
                 "limit": breach.limit,
                 "cap": json_value(breach.cap),
@@ -82,12 +80,12 @@ def question(verdict: Verdict, invocation: Invocation) -> InterruptException:
 
 
 def answer_of(agent: Agent) -> Interrupt | None:
-    """Return our question with the human's answer, when this leg follows it.
+    """Return our question with the human's answer, if this leg resumes it.
 
-    Only a resume follows it: with `None` for an answer, nobody gave more.
+    An answer of `None` does not raise the limit.
     """
     state = interrupt_state(agent)
-    # While tools wait, what is called like ours is of an agent that is one of them.
+    # While tools wait, an interrupt with our name belongs to an agent that is one of the tools.
     if state is None or state.pending_tool_execution is not None:
         return None
     ours = [each for each in state.interrupts.values() if each.name == NAME]
@@ -95,10 +93,10 @@ def answer_of(agent: Agent) -> Interrupt | None:
 
 
 def consume_answer(agent: Agent, answer: Interrupt | None) -> None:
-    """Take an answer away once it was used.
+    """Remove an answer once it is used.
 
-    Strands would keep it until the agent ends by itself, and a later resume, which answers what a
-    tool asks, would find it again.
+    Strands would keep it until the agent ends, and a later resume, which answers a tool's question,
+    would find it again.
     """
     state = interrupt_state(agent)
     if answer is not None and state is not None:
@@ -106,19 +104,19 @@ def consume_answer(agent: Agent, answer: Interrupt | None) -> None:
 
 
 def extension_of(response: object) -> Limits | None:
-    """Read `{"extend": {"max_turns": 20}}`; `None` for anything else, and where no cap is named."""
+    """Read `{"extend": {"max_turns": 20}}`. Return `None` for anything else or without a cap."""
     if not isinstance(response, Mapping) or not isinstance(response.get("extend"), Mapping):
         return None
     try:
         caps = {name: cap for name, cap in response["extend"].items() if cap not in (None, {})}
         return Limits(**caps) if caps else None
-    # An answer can be anything that a person has typed: what is not a limit extends nothing.
+    # An answer can be any text that a person typed; invalid limits extend nothing.
     except (TypeError, ValueError):
         return None
 
 
 def extend(policy: Policy, response: object) -> Policy:
-    """Let the invocation use what the human gave it more."""
+    """Add the extension in a human's answer to a policy."""
     extension = extension_of(response)
     if extension is None:
         return policy
@@ -126,11 +124,11 @@ def extend(policy: Policy, response: object) -> Policy:
 
 
 def declined_verdict(answer: Interrupt | None) -> Verdict | None:
-    """Rebuild the verdict that a human was asked about and did not lift."""
+    """Restore the verdict of a question that was answered without an extension."""
     if answer is None or extension_of(answer.response) is not None:
         return None
-    # It comes back from wherever the application stores its sessions. Whatever has become of it
-    # there, a question that nobody said yes to ends the invocation.
+    # It was stored with the application's sessions. Even if it was damaged there, a question
+    # without approval ends the invocation.
     reason = answer.reason if isinstance(answer.reason, Mapping) else {}
     return Verdict(
         reason.get("reason", "max_turns"),

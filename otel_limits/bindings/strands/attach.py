@@ -1,4 +1,4 @@
-"""Attaches to agents through Strands' public doors: `add_hook` and `add_middleware`."""
+"""Attaches to agents through Strands' public `add_hook` and `add_middleware`."""
 
 from __future__ import annotations
 
@@ -50,50 +50,50 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Action, Policy
 
 Hooks: TypeAlias = "tuple[tuple[Any, Callable[[Any], Any], float], ...]"
-"""Types of events, what is called for each, and in which order."""
+"""Event types, their handlers, and the order of each."""
 
-# An application may register hooks beyond HookOrder.SDK_FIRST and SDK_LAST.
+# Beyond HookOrder.SDK_FIRST and SDK_LAST, which applications may use.
 FIRST: Final = -math.inf
 LAST: Final = math.inf
 
 HOOKS: Final[Hooks] = (
     (MessageAddedEvent, message_added, FIRST),  # before a session manager stores the message
-    (BeforeModelCallEvent, before_model, LAST),  # when nobody can cancel the call any more
-    # Last, so that a hook of the application which denies the whole turn has done so by then.
+    (BeforeModelCallEvent, before_model, LAST),  # no other hook can still cancel the call
+    # Last, so that an application's hook can deny the whole turn first.
     (BeforeToolsEvent, before_tools, LAST),
     (BeforeToolCallEvent, before_tool, LAST),
-    # First, so that the call is known also where a later hook raises; what such a hook changes in
-    # the event is still seen, as it is read only when all tools of the turn have ended.
+    # First, so that the call is known even if a later hook raises. Changes by later hooks are still
+    # seen, as the event is read only when all tools of the turn have ended.
     (AfterToolCallEvent, after_tool, FIRST),
-    # Last, when no hook can have it tried again any more.
+    # Last, when no other hook can still request a retry.
     (AfterToolCallEvent, forget_request, LAST),
-    # Last, as a hook that ends the turn by itself is a natural end, which wins over a halt.
+    # Last, as a turn ended by another hook is a natural end, which wins over a halt.
     (AfterToolsEvent, after_tools, LAST),
-    # Last, as a hook decides here whether the agent is resumed, and we may have to take that back.
+    # Last, as other hooks decide here whether the agent is resumed, and we may have to revoke that.
     (AfterInvocationEvent, after_leg, LAST),
 )
 
 
 GATE_HOOKS: Final[Hooks] = (
-    # First, so that no slow hook of the application keeps a reservation from other processes.
+    # First, so that slow hooks of the application do not delay the release of a reservation.
     (AfterModelCallEvent, settle_quota, FIRST),
-    # Last, as a reservation for a call that another hook cancels would wait for its lease to end.
+    # Last, as the reservation of a call that another hook cancels would stay until its lease ends.
     (BeforeModelCallEvent, admit_by_quota, LAST),
 )
-"""What an agent needs besides while quotas are set."""
+"""Additional hooks while quotas are set."""
 
 
 class Attachment:
-    """The first hook of an agent that is followed.
+    """The first hook of a tracked agent.
 
-    It carries the limits that the agent was given for itself, and goes along into copies of the
-    agent's hooks as itself, so that a copy keeps them. Whose event it is, every event says.
+    It holds the limits of the agent's plugin. Copies of the agent's hooks share it, so that a copy
+    of the agent keeps the limits.
     """
 
     def __init__(self, agent: Agent) -> None:
-        """Begin without limits of the agent's own."""
+        """Create an attachment without limits."""
         self.agent = weakref.ref(agent)
-        """Whom it was made for: copies share it."""
+        """The original agent: copies share the attachment."""
         self.own: Callable[[str], Policy] | None = None
         self.has_stages = False
 
@@ -102,26 +102,26 @@ class Attachment:
         """Begin a leg."""
         before_leg(event)
 
-    # As itself: a deep copy would go on into `own`, a bound method of the runtime, with its locks.
+    # Shared: a deep copy would include `own`, a bound method of the runtime, with its locks.
     def __copy__(self) -> Attachment:
-        """Go along into a copy."""
+        """Share the attachment with the copy."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
-        """Go along into a copy."""
+        """Share the attachment with the copy."""
         return self
 
 
 ALL_WITH_OWN: Final[weakref.WeakSet[Attachment]] = weakref.WeakSet()
-"""Attachments of agents that were given limits of their own."""
+"""Attachments of agents with a plugin."""
 
 STAGED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
-"""Registries of middleware that have our stages."""
+"""Middleware registries that have our stages."""
 
 
 def attachment_of(agent: Agent) -> Attachment | None:
-    """Find the attachment among the agent's hooks; it stands first."""
-    # The public way to see what is registered wants an event, not its type.
+    """Return the attachment among the agent's hooks, where it is first."""
+    # The public way to list hooks needs an event, not its type.
     for callback in agent.hooks.get_callbacks_for(BeforeInvocationEvent(agent=agent)):
         if isinstance(callback, Attachment):
             return callback
@@ -129,7 +129,7 @@ def attachment_of(agent: Agent) -> Attachment | None:
 
 
 def ensure_attached(agent: Agent) -> Attachment:
-    """Return the attachment of an agent, which is added to it if it has none."""
+    """Return the attachment of an agent, added if it has none."""
     attachment = attachment_of(agent)
     if attachment is None:
         attachment = Attachment(agent)
@@ -138,7 +138,7 @@ def ensure_attached(agent: Agent) -> Attachment:
 
 
 def adopt(agent: Agent, limits: Limits, action: Action | None, tree: Limits, origin: str) -> None:
-    """Give one agent limits of its own, set at `origin`. Copies of the agent keep them.
+    """Set limits for one agent, given at `origin`. Copies of the agent keep them.
 
     Raises:
         ConfigurationError: A limit on cost is set but no price can be known.
@@ -155,19 +155,19 @@ def adopt(agent: Agent, limits: Limits, action: Action | None, tree: Limits, ori
 
 
 def attach(agent: Agent) -> Attachment:
-    """Be told what `agent` does from now on; again is harmless.
+    """Attach to `agent`. Idempotent.
 
-    Strands cannot remove middleware, so that all of it stays where it is for ever, and passes
-    everything through while nothing is live. It is added at the first invocation and not before:
-    what an application has given the agent by then stands around ours.
+    Strands cannot remove middleware, so ours stays attached and passes everything through while
+    no invocation is tracked. It is added at the first invocation, so the application's middleware
+    usually wraps it.
     """
     # Hooks and middleware have a registry each: an application may replace one without the other.
     attachment = ensure_attached(agent)
     add_once(agent, HOOKS, AfterInvocationEvent(agent=agent))
     registry = middleware_registry(agent)
-    # Where the registry cannot be seen, the attachment remembers. A deep copy of one is new to us
-    # although it has our stages, and gets them twice: `Live.staged` and `PASS` keep the inner ones
-    # from following anything.
+    # If the registry is not accessible, the attachment remembers. A deep copy of a registry seems
+    # new although it has our stages, and gets them twice: `LiveInvocation.staged` and `PASS` keep
+    # the inner ones inactive.
     if not attachment.has_stages if registry is None else registry not in STAGED:
         if AgentStreamStage is not None:
             agent.add_middleware(AgentStreamStage, agent_stage)
@@ -180,13 +180,13 @@ def attach(agent: Agent) -> Attachment:
 
 
 def attach_quota_hooks(agent: Agent) -> None:
-    """Add the hooks that wait, once: whoever dispatches an event by hand cannot await them."""
+    """Add the asynchronous hooks. Code that dispatches events synchronously cannot await them."""
     add_once(agent, GATE_HOOKS, BeforeModelCallEvent(agent=agent, invocation_state={}))
 
 
 def add_once(agent: Agent, hooks: Hooks, event: HookEvent) -> None:
-    """Add hooks, unless the last of them is there: a copy of a registry has what it had."""
-    # The last one is looked for, as it alone shows that all of them are there.
+    """Add hooks unless they are present, e.g. in a copy of a registry."""
+    # The last one shows that all of them are present.
     there: list[Any] = list(agent.hooks.get_callbacks_for(event))
     if hooks[-1][1] not in there:
         for kind, handler, order in hooks:
@@ -194,6 +194,6 @@ def add_once(agent: Agent, hooks: Hooks, event: HookEvent) -> None:
 
 
 def has_stages(agent: Agent) -> bool:
-    """Tell whether our stages are where the agent runs its stages, as far as can be known."""
+    """Return whether the agent's middleware registry has our stages, as far as is known."""
     registry = middleware_registry(agent)
     return registry is None or registry in STAGED

@@ -1,4 +1,4 @@
-"""The tool calls of one turn, by their positions: some models use one id for several of them."""
+"""Tool calls of one turn by position, as some models use one ID for several of them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """The tool calls of one turn, as they come and go."""
+    """The tool calls of one turn, with their refusals and results."""
 
     def __init__(self, requests: list[Mapping[str, Any]], *, denied: bool) -> None:
-        """Begin with the tool uses, in the order in which the model asked.
+        """Create a batch of tool uses in the model's order.
 
         When a hook denied them all, none was admitted.
         """
         self.requests = requests
         self.denied = denied
         self.refusals: dict[int, Breach] = {}
-        """Those that a limit refuses, by position."""
+        """Limits that refuse calls, by position."""
         self.results: dict[int, AfterToolCallEvent] = {}
-        """The final attempt of each, by position."""
+        """The final attempt of each call, by position."""
         self._uses = list(requests)
-        """The same objects, or what hooks have put in their places."""
+        """The same objects, or their replacements by hooks."""
         self._seen: set[int] = set()
 
     def position_of(self, use: Mapping[str, Any]) -> int | None:
-        """Return which request an event is about.
+        """Return the position of the request that an event is about.
 
-        The framework hands on the very object of the message. Where a hook has put another one in
-        its place, the id tells; of several with that id, it is the first that is still to come,
-        since calls start in the order of the requests.
+        The framework passes the object in the message. If a hook has replaced it, the ID decides;
+        among several with that ID, it is the first that has not started, since calls start in the
+        order of the requests.
         """
         for position, known in enumerate(self._uses):
             if known is use:
@@ -53,7 +53,7 @@ class Batch:
     def result_in(
         self, position: int, results: list[Mapping[str, Any]]
     ) -> Mapping[str, Any] | None:
-        """Return the result of a request among those that the model is told: ids come in order."""
+        """Return the result of a request among those sent to the model: IDs come in order."""
         number = self._alike(request := self.requests[position]).index(position)
         alike = [each for each in results if each["toolUseId"] == request["toolUseId"]]
         return alike[number] if number < len(alike) else None

@@ -1,4 +1,4 @@
-"""What a halt does: whether a call may go out, and what the agent is left with."""
+"""Admits model calls, and applies halts to an agent's conversation and span."""
 
 from __future__ import annotations
 
@@ -25,55 +25,57 @@ if TYPE_CHECKING:
     from otel_limits.runs.calls import InFlightCall
 
 IMMEDIATE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
-"""Reasons that leave no time for a last answer or a question."""
+"""Reasons that halt immediately, without a last answer or a question."""
 
 
 class RefusedError(InterruptException):
     """Carries a halt from the model stage to the agent stage.
 
-    It is an interrupt because those pass through the loop unwrapped and unlogged and without an
-    `AfterModelCallEvent`: no model was called.
+    It is an interrupt because those pass through the loop without being wrapped or logged, and
+    without an `AfterModelCallEvent`: no model was called.
     """
 
     def __init__(self) -> None:
-        """Fill in what the base class wants; nobody reads it."""
+        """Create an interrupt with placeholder values."""
         super().__init__(Interrupt(id="otel_limits", name="otel_limits"))
 
 
 def admit_call(
     live: LiveInvocation, call: InFlightCall, context: InvokeModelContext | None
 ) -> None:
-    """Reserve what a model call of the loop may use, or raise what keeps it from going out.
+    """Reserve usage for a model call of the loop, or raise its refusal.
 
     Args:
-        live: The invocation whose loop asks.
+        live: The invocation of the loop.
         call: The call.
-        context: What its stage knows of the call; `None` for a further call within the stage,
-            which has no room for a last answer.
+        context: The context of the model stage; `None` for a further call within the stage, which
+            cannot be a last answer.
     """
     try:
         refusal = _refusal(live, call, context)
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         report_suppressed("binding", error)
         return
-    # Raised out here, where the guard above would not take the refusal for a fault of ours.
+    # Raised outside of the guard above, which would suppress it as an internal error.
     if refusal is not None:
-        if call.reservation is not None:  # of a quota, which was asked after our own limits
+        if (
+            call.reservation is not None
+        ):  # refused by a quota, which is checked after our own limits
             live.run.calls.release(call)
         end_quietly(trace.get_current_span())
         raise refusal
-    live.side_verdict = None  # whoever asked beside the loop has got over it
+    live.side_verdict = None  # the loop continued despite a refused side call
 
 
 def _refusal(
     live: LiveInvocation, call: InFlightCall, context: InvokeModelContext | None
 ) -> InterruptException | None:
-    """Return what a limit or a quota does to this call, or `None`."""
-    # Taken once: the hook that asks the quotas runs for each response of the loop, not for each
+    """Return the exception for a call that a limit or a quota refuses, else `None`."""
+    # Used once: the hook that checks the quotas runs for each response of the loop, not for each
     # call that a middleware makes for it.
     against, live.against = live.against, None
     verdict = live.verdict or live.wrapping
-    if verdict is not None:  # whatever a middleware or a hook tries: the last answer was the last
+    if verdict is not None:  # middleware and hooks get no further call after the last answer
         return _refused(live, verdict)
     may_be_last = context is not None and not live.run.budget.wrapped_up
     forces_output = context is not None and live.only_forces(context)
@@ -92,12 +94,12 @@ def _refusal(
 def _refusal_reason(
     live: LiveInvocation, verdict: Verdict, *, may_ask: bool, may_be_last: bool
 ) -> InterruptException | None:
-    """Return what a verdict does to a call that has not gone out."""
+    """Return the exception for a verdict on a call that is not sent yet, by its action."""
     action = verdict.action or live.run.policy.action
     if action == "observe" and verdict.reason != KILLED_STOP_REASON:
         live.run.halt(verdict, "observed")
         return None
-    # A time limit or a kill waits for nobody: neither for a last answer nor for a human.
+    # A time limit or a kill waits neither for a last answer nor for a human.
     if verdict.reason not in IMMEDIATE:
         if action == "ask" and may_ask and can_be_extended(verdict):
             return question(verdict, live.run.invocation)
@@ -109,7 +111,7 @@ def _refusal_reason(
 
 
 def _refused(live: LiveInvocation, verdict: Verdict) -> RefusedError:
-    """Refuse this call, and every one that is still to come in this leg."""
+    """Refuse this call and all later ones of this leg."""
     live.verdict, live.wrapping = verdict, None
     return RefusedError()
 
@@ -117,8 +119,8 @@ def _refused(live: LiveInvocation, verdict: Verdict) -> RefusedError:
 def apply_halt(
     agent: Agent, live: LiveInvocation, message: Message, verdict: Verdict, action: ActionTaken
 ) -> None:
-    """The halt is an event now: tell it, mark its message and the live span."""
-    # First, as the stop that goes into the message reads action and verdict from the run.
+    """Publish the halt and annotate its message and span."""
+    # First, as the stop in the message reads action and verdict from the run.
     live.run.halt(verdict, action)
     live.marked = message
     stop = live.run.stop(verdict.reason)
@@ -129,7 +131,7 @@ def apply_halt(
 
 @suppress_errors("binding")
 def apply_halt_if_due(agent: Agent, live: LiveInvocation, message: Message) -> None:
-    """Perform the halt under way when this is its message, unless that was done."""
+    """Apply a pending halt if this is its message and it is not applied yet."""
     if live.marked is not None or live.verdict is None:
         return
     if is_ours(message, live.verdict, live.run.invocation.agent):
@@ -139,13 +141,13 @@ def apply_halt_if_due(agent: Agent, live: LiveInvocation, message: Message) -> N
 
 
 def ends_loop(live: LiveInvocation, verdict: Verdict) -> bool:
-    """Tell whether a verdict ends the loop after tools, or waits for the next model call."""
+    """Return whether a verdict ends the loop after tools, not at the next model call."""
     action = verdict.action or live.run.policy.action
     if action == "observe" and verdict.reason != KILLED_STOP_REASON:
         live.run.halt(verdict, "observed")
         return False
     if live.wrapping is not None or verdict.reason in IMMEDIATE:
         return True
-    # Both need the next model call: its stage is where a question can be raised, and where a call
-    # can be sent without tools.
+    # Both need the stage of the next model call, where a question can be raised, and a call can be
+    # sent without tools.
     return action != "ask" and not (action == "wrap_up" and not live.wrapped_up)

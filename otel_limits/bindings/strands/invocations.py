@@ -1,4 +1,4 @@
-"""Live invocations of Strands agents: how each begins and ends, and how far its leg has got."""
+"""Invocations of Strands agents in progress: their start, state and end."""
 
 from __future__ import annotations
 
@@ -49,60 +49,60 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class LiveInvocation:
-    """A live invocation of an agent, and how far its leg has got; each leg has a new one."""
+    """The state of an invocation in progress; replaced for each leg."""
 
     run: Run
     agent: weakref.ref[Agent]
     hooks: HookRegistry | None
-    """The registry that our hooks are in: an application may put another one in its place."""
+    """The registry with our hooks, which an application may replace."""
     verdict: Verdict | None = None
-    """The halt under way."""
+    """The pending halt."""
     wrapping: Verdict | None = None
-    """The halt before which the model gives a last answer."""
+    """The halt that follows the model's last answer."""
     against: Verdict | None = None
-    """What a quota has against the next model call."""
+    """A quota's refusal of the next model call."""
     is_cancelled: bool = False
-    """True when the application has cancelled the agent before its model call went out."""
+    """True if the application cancelled the agent before its model call was sent."""
     ending: Any = None
-    """The stop event, once the leg has come to its end; its hooks may still be at work."""
+    """The stop event, once the leg has ended; its hooks may still be running."""
     marked: Message | None = None
-    """The message that the halt left."""
+    """The message written by the halt."""
     has_output: bool = False
-    """True when the leg has produced its structured output."""
+    """True once the leg has produced its structured output."""
     refused: bool = False
-    """True when the leg ended because no further model call was let out."""
+    """True if the leg ended because a model call was refused."""
     overflowed: bool = False
-    """True while the last model call was one that overflowed the context."""
+    """True if the last model call overflowed the context."""
     asked: bool = False
-    """True from when a response is asked for until it is taken into the conversation."""
+    """True from when a response is requested until it is added to the conversation."""
     response: ModelStopReason | None = None
-    """What the model has answered to that."""
+    """The model's response to that request."""
     is_cut: bool = False
-    """True when that was broken off before its end, as the invocation was ended."""
+    """True if the response was broken off because the invocation was ended."""
     last_response: Message | None = None
-    """The response that was taken last: its tools are this invocation's."""
+    """The last response added to the conversation: its tools belong to this invocation."""
     forced_after: int | None = None
-    """Turns before the call that only forces structured output; a second one counts like any."""
+    """Turns before the call that only forces structured output; a second such call counts."""
     staged: bool = False
-    """True while our stage follows the leg: copied middleware may have it twice."""
+    """True while our stage tracks the leg: copied middleware may have it twice."""
     batch: Batch | None = None
     text: str = ""
-    """What the model said in the turn under way."""
+    """Text of the model in the current turn."""
     side_verdict: Verdict | None = None
-    """Why a call was refused that the leg may have asked for beside its own."""
+    """The verdict on a refused side call that the leg may have requested."""
     waits: PendingWaits = field(default_factory=PendingWaits)
-    """What the invocation waits for; its legs share them."""
+    """Pending waits of the invocation, shared by its legs."""
 
     @property
     def wrapped_up(self) -> bool:
-        """True when the model was asked for its last answer: there is only one."""
+        """True once the model was asked for its only last answer."""
         return self.run.budget.wrapped_up or self.wrapping is not None
 
     def only_forces(self, context: InvokeModelContext) -> bool:
-        """Tell whether a call only forces structured output: the leg's first that does.
+        """Return whether a call is the leg's first that only forces structured output.
 
-        A response that ended the leg is followed by one such call. What comes after that tries to
-        mend an output that was not valid, and those turns count like any other.
+        One such call follows a response that ended the leg. Later ones try to correct an invalid
+        output, and count as turns.
         """
         if context.structured_output_model is None:
             return False
@@ -112,24 +112,24 @@ class LiveInvocation:
 
 
 class AgentState:
-    """What goes on in one agent."""
+    """Invocations and tools of one agent."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Create the state of an idle agent."""
         self.own: Callable[[str], Policy] | None = None
-        """What applies to it by a plugin of its own, by its name."""
+        """Returns its policy by its name, if it has a plugin."""
         self.live: list[LiveInvocation] = []
-        """More than one where an agent is used re-entrantly."""
+        """Several if an agent is used re-entrantly."""
         self.direct: list[Run] = []
-        """Requests for structured output without the loop; a tool of the agent may make some."""
+        """Direct requests for structured output, e.g. by a tool of the agent."""
         self.requested: dict[tuple[int, str], tuple[TaskScope, Context]] = {}
-        """For whom its tools run, and within which span, from their request to their end."""
+        """Scope and span of its tools, from request to end."""
         self.tokens = ConversationTokens()
         self.lock = threading.Lock()
-        """Held while one leaves: who cancels later would hit the next invocation."""
+        """Held while an invocation is removed: a later cancel would hit the next one."""
 
     def current(self) -> LiveInvocation | None:
-        """Return the invocation that the present task works for, or else the newest."""
+        """Return the invocation of the current task, or else the newest."""
         several, scope = tuple(self.live), CURRENT.get()
         while len(several) > 1 and scope is not None:
             for live in several:
@@ -139,20 +139,21 @@ class AgentState:
         return several[-1] if several else None
 
     def leave(self) -> Run | None:
-        """Take the present invocation away."""
+        """Remove the current invocation."""
         with self.lock:
             live = self.current()
             if live is None:
                 return None
             self.live.remove(live)
-        # A thread that outlives it keeps the invocation, and must not keep the agent by its hooks.
+        # A thread that outlives it keeps the invocation, but must not keep the agent alive by its
+        # hooks.
         live.hooks = None
         CURRENT.set(live.run.parent)
         return live.run
 
     def abort(self) -> None:
-        """End all that is live here, as nothing is followed any more."""
-        # Each is finished outside the lock: that tells observers, which are foreign code.
+        """End all invocations when otel-limits is disabled."""
+        # Each is finished outside the lock, as that calls observers, which are third-party code.
         while (run := self.leave()) is not None:
             run.released = True
             run.finish(run.reason or "aborted")
@@ -163,32 +164,31 @@ class AgentState:
 
 
 class AgentStates:
-    """The states of agents, by identity: one that is equal to another is not that one."""
+    """States of agents by identity, as different agents may be equal."""
 
     def __init__(self) -> None:
-        """Begin with none."""
-        # Not a WeakKeyDictionary, which asks for a hash: a subclass that defines `__eq__` alone has
-        # none.
+        """Create an empty table."""
+        # Not a WeakKeyDictionary: a subclass that defines only `__eq__` has no hash.
         self._states: dict[int, tuple[weakref.ref[Agent], AgentState]] = {}
 
     def __iter__(self) -> Iterator[AgentState]:
-        """Every state of an agent that is alive."""
+        """Iterate over the states of existing agents."""
         return (state for _, state in list(self._states.values()))
 
     def get(self, agent: object) -> AgentState | None:
-        """Return the state of an agent that was followed before."""
+        """Return the state of an agent, if it has one."""
         entry = self._states.get(id(agent))
-        # Python gives the id of an object that is gone to the next one that is made.
+        # Python reuses the ID of a deleted object.
         return entry[1] if entry is not None and entry[0]() is agent else None
 
     def of(self, agent: Any) -> AgentState:
-        """Return the state of an agent, made when it is new."""
+        """Return the state of an agent, created if needed."""
         state = self.get(agent)
         if state is None:
             key, state = id(agent), AgentState()
 
             def forget(gone: weakref.ref[Agent]) -> None:
-                # By then another agent may have been made in the same place.
+                # Another agent may have the same ID now.
                 if self._states.get(key, (None,))[0] is gone:
                     del self._states[key]
 
@@ -200,33 +200,33 @@ STATES = AgentStates()
 
 
 def live_of(agent: object) -> LiveInvocation | None:
-    """Return the present live invocation of an agent, if it has one that is followed."""
+    """Return the current invocation of an agent, if it is tracked."""
     state = STATES.get(agent)
     return state.current() if state is not None else None
 
 
 @suppress_errors("binding")
 def is_of_another(agent: Agent, live: LiveInvocation, message: Message) -> bool:
-    """Tell whether a message asks for tools of another invocation that the agent runs at once."""
+    """Return whether a message requests tools of another concurrent invocation of the agent."""
     others = [each for each in STATES.of(agent).live if each is not live]
     return any(each.last_response is message for each in others)
 
 
 @suppress_errors("binding")
 def begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -> bool:
-    """An invocation begins under `span`.
+    """Begin an invocation under `span`.
 
-    A fault must not leave it without its limits: it is begun once more, as one without a span.
+    After an internal error it is restarted without a span, so that its limits apply.
 
     Returns:
-        True, unless it could not be begun and is not followed.
+        True, unless it is not tracked because of an error.
     """
     former = live_of(agent)
     try:
         _begin(agent, span, policy_of)
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         INTERNAL_ERRORS.report("binding", error)
-        # Only where nothing was begun: a second one on top would never be ended.
+        # Only if none was begun: a second one would never end.
         if live_of(agent) is former:
             _begin(agent, trace.INVALID_SPAN, policy_of)
     return True
@@ -234,7 +234,7 @@ def begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) ->
 
 def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -> None:
     state, answer = STATES.of(agent), answer_of(agent)
-    # An invocation that resumes our question begins with what the human gave it more.
+    # An invocation that resumes our question begins with the human's extension.
     policy = policy_of(agent.name)
     if answer is not None:
         policy = extend(policy, answer.response)
@@ -245,20 +245,20 @@ def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -
     run.state = live
     with state.lock:
         if any(each.waits.is_cut for each in state.live):
-            agent.cancel_signal.clear()  # of one that is ending, and needs it no more
+            agent.cancel_signal.clear()  # of an invocation that is ending and no longer needs it
     consume_answer(agent, answer)
-    # Not reset by a token: the stream may be read, and closed, in another context than this one.
+    # Not reset by a token: the stream may be read, and closed, in another context.
     CURRENT.set(run)
-    # Nor this: Strands takes back all that is attached until the span of an invocation has begun.
+    # Nor this: Strands detaches everything attached before an invocation's span starts.
     spans = otel_context.get_current()
     otel_context.attach(for_threads(run, TASK_SCOPE.get(), spans) or spans)
-    # Before the deadline, which is not waited for where nothing could be broken off.
+    # Before the deadline starts, which needs a way to end the invocation.
     run.cancel = _canceller(weakref.ref(agent), weakref.ref(run))
     run.time_limit.start()
 
 
 def _host() -> Host:
-    assert HOST.host is not None  # it is what switched the patches on
+    assert HOST.host is not None  # set before the patches are applied
     return HOST.host
 
 
@@ -280,7 +280,7 @@ def _start(agent: Agent, span: trace.Span, policy: Policy, *, direct: bool = Fal
 def _canceller(
     agent_ref: weakref.ref[Agent], run_ref: weakref.ref[Run]
 ) -> Callable[[Verdict], None]:
-    """Make what ends an invocation from any thread, without keeping it or its agent alive."""
+    """Return a function that ends an invocation from any thread, without keeping it alive."""
 
     @suppress_errors("binding")
     def cancel(verdict: Verdict) -> None:
@@ -288,17 +288,17 @@ def _canceller(
         state = STATES.get(agent)
         if agent is None or run is None or state is None:
             return
-        # Under the lock, as `agent.cancel` would otherwise hit the invocation that begins next.
+        # Under the lock, or `agent.cancel` could hit the next invocation.
         with state.lock:
             live = next((each for each in state.live if each.run is run), None)
-            # The halt that came first stands.
+            # The first halt wins.
             if live is None or live.ending is not None or live.verdict is not None:
-                return  # what its hooks still do is theirs; a leg that one resumes is refused
+                return  # its hooks may finish; a leg that one of them resumes is refused
             live.verdict = verdict
-            # Tools hear of it as well, but it would end every invocation of the agent.
+            # This also reaches tools, but it ends every invocation of the agent.
             if len(state.live) == 1:
                 agent.cancel(message=halt_text(verdict, run.invocation.agent))
-            # Strands looks at that between chunks only, and there may never be another one.
+            # Strands checks that between chunks only, and there may be no further chunk.
             live.waits.cut()
 
     return cancel
@@ -311,11 +311,10 @@ def end(
     error: Exception | None,
     cancellation: BaseException | None,
 ) -> None:
-    """The present invocation is over, with a result, an exception, or nobody waiting for it."""
+    """End the current invocation after a result, an exception or a cancellation."""
     state = STATES.get(agent)
-    # It leaves before anybody is told, as what an observer does then (even calling the agent) comes
-    # later than this invocation.
-    # Once more where a fault broke it off: what has not left is never told as ended.
+    # Removed before observers are called, as they may even call the agent again.
+    # Repeated after an internal error: an invocation that is not removed never ends.
     run = None if state is None else _leave(state) or _leave(state)
     if run is None:
         return
@@ -326,7 +325,7 @@ def end(
         run.finish(error.stop.reason)  # type: ignore[union-attr]
     elif isinstance(error, LimitReachedError) and run.verdict is not None:
         run.finish(run.verdict.reason)
-    # The reason of its last leg, if that came to its end before nobody waited any more.
+    # The reason of its last leg, if that ended before the cancellation.
     elif cancellation is not None:
         run.finish(run.reason or "aborted")
     else:
@@ -339,9 +338,9 @@ def _leave(state: AgentState) -> Run | None:
 
 
 def _is_raised_by(error: LimitReachedError, run: Run) -> bool:
-    """Tell whether it was a refusal that ended an invocation, and tell that as its halt.
+    """Return whether an invocation was ended by a refusal, and publish that as its halt.
 
-    A hook that runs after the loop asked a model, and did nothing about the refusal.
+    This happens when a hook calls a model after the loop and does not handle the refusal.
     """
     stop = error.stop
     if stop is None or run.verdict is not None or stop.invocation_id != run.invocation.id:
@@ -352,14 +351,14 @@ def _is_raised_by(error: LimitReachedError, run: Run) -> bool:
 
 @suppress_errors("binding")
 def begin_direct(agent: Agent, policy_of: Callable[[str], Policy]) -> Run:
-    """A direct request for structured output begins, which asks the model without the loop.
+    """Begin a direct request for structured output, which calls the model without the loop.
 
-    Nothing breaks it off: `agent.cancel` would hit the next invocation.
+    It cannot be broken off: `agent.cancel` would hit the next invocation.
     """
     state, policy = STATES.of(agent), policy_of(agent.name)
     try:
         run = _start(agent, trace.INVALID_SPAN, policy, direct=True)
-    except Exception as error:  # noqa: BLE001  once more, as any invocation
+    except Exception as error:  # noqa: BLE001  repeated, like any invocation
         INTERNAL_ERRORS.report("binding", error)
         run = _start(agent, trace.INVALID_SPAN, policy, direct=True)
     state.direct.append(run)
@@ -369,17 +368,17 @@ def begin_direct(agent: Agent, policy_of: Callable[[str], Policy]) -> Run:
 
 @suppress_errors("binding")
 def end_direct(run: Run | None, agent: Agent, prompt: object, output: object | None) -> None:
-    """A direct request is over, without an output where it failed."""
+    """End a direct request; it has no output if it failed."""
     state = STATES.get(agent)
-    # `disable()` ends direct requests that are under way, and what it has ended is over.
+    # `disable()` may have ended it before.
     if run is None or state is None or run not in state.direct:
         return
     state.direct.remove(run)
     CURRENT.set(run.parent)
-    # Most providers ask for structured output without `Model.stream`, where we would have seen it.
+    # Most providers request structured output without `Model.stream`, where we would track it.
     if output is not None and not run.tally.model_calls:
         _record_unseen(run, agent, prompt, output)
-    # A refusal is how such a request is halted: it has no loop that could end.
+    # Such a request has no loop: it is halted by a refusal.
     if output is None and run.verdict is not None and run.action == "raised":
         run.finish(run.verdict.reason)
     else:
@@ -388,13 +387,13 @@ def end_direct(run: Run | None, agent: Agent, prompt: object, output: object | N
 
 @suppress_errors("binding")
 def _record_unseen(run: Run, agent: Agent, prompt: object, output: object) -> None:
-    """Book a request that a provider made by itself: only its texts are known."""
+    """Record a request of which only the texts are known."""
     call = call_to(agent.model, [*agent.messages, prompt])
     call.parts.append(as_json(output))
     run.calls.settle(run.calls.open(call))
 
 
 def is_direct(agent: Agent) -> bool:
-    """Tell whether the present task makes a direct request, which is not a leg of the loop."""
+    """Return whether the current task makes a direct request, which is not a leg of the loop."""
     state = STATES.get(agent)
     return state is not None and bool(state.direct) and CURRENT.get() in state.direct

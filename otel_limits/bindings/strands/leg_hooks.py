@@ -1,4 +1,4 @@
-"""Hooks of a leg, its model calls and its messages."""
+"""Hooks for legs, model calls and messages."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def before_leg(event: BeforeInvocationEvent) -> None:
     """Begin a leg; the first one keeps what the invocation began with."""
     live, agent = live_of(event.agent), event.agent
     # `structured_output_async` (1.62) fires both events of an invocation without running the loop.
-    # Inside a tool, what is live is the loop around it, and this is not a leg of that.
+    # Inside a tool, the current invocation is that of the surrounding loop.
     if live is None or is_direct(agent):
         return
     live.run.leg()
-    # Strands tells of each leg alike; what the first one began with is in `live` already.
+    # Strands fires the same event for each leg; for the first one `live` is already complete.
     if not live.run.tally.cycles:
         return
-    answer = answer_of(agent)  # of a hook that resumes our own question
+    answer = answer_of(agent)  # to our question, if a hook resumes it
     if answer is not None:
         more = extension_of(answer.response)
         if more is not None:
             live.run.extend(more)
     consume_answer(agent, answer)
-    # All anew: a halt, a batch or an output of the leg before must not end this one.
+    # Replaced: a halt, a batch or an output of the previous leg must not end this one.
     lives = STATES.of(agent).live
     lives[lives.index(live)] = live.run.state = LiveInvocation(
         live.run,
@@ -74,22 +74,22 @@ def after_leg(event: AfterInvocationEvent) -> None:
 
 @suppress_errors("binding")
 def _end_leg(event: AfterInvocationEvent) -> LimitReachedError | None:
-    """A leg that was refused, or asks a human, is not resumed: nothing would come of it.
+    """End a leg. One that was refused, or has an open question, is not resumed.
 
     Returns:
-        What is to be raised where that is the action.
+        The error to raise, if that is the action.
     """
     live = live_of(event.agent)
     if live is None or is_direct(event.agent):
         return None
-    if live.batch is not None:  # a hook asked a human before any tool ran
+    if live.batch is not None:  # a hook interrupted the turn before any tool ran
         batch, live.batch = live.batch, None
         for position, request in enumerate(batch.requests):
-            # None of it began: its replay is admitted anew.
+            # None was started: a replay is admitted separately.
             if position not in batch.refusals and not batch.denied:
                 live.run.tools.release(request["name"])
     live.run.calls.release_unused()
-    # A hook would resume for ever: each further leg would be refused as this one was.
+    # Otherwise a hook could resume forever: each further leg would be refused, too.
     if live.refused or (event.resume is not None and is_unanswered(event)):
         event.resume = None
     if event.resume is None and live.run.freeze_outcome() and live.marked is None:
@@ -100,7 +100,7 @@ def _end_leg(event: AfterInvocationEvent) -> LimitReachedError | None:
 def _report_late_kill(
     event: AfterInvocationEvent, live: LiveInvocation
 ) -> LimitReachedError | None:
-    """Tell of a kill that came when the answer was there already: the answer stays as it is."""
+    """Report a kill that came after the answer, which stays unchanged."""
     result, run = event.result, live.run
     if result is None or live.ending is None:
         return None
@@ -113,7 +113,7 @@ def _report_late_kill(
 
 @suppress_errors("binding")
 def before_model(event: BeforeModelCallEvent) -> None:
-    """A response is asked for, whoever answers: a middleware can do so itself."""
+    """Note that a response is requested, from the model or from a middleware."""
     live = live_of(event.agent)
     if live is not None and not event.cancel:
         live.asked = live.waits.is_asking = True
@@ -121,7 +121,7 @@ def before_model(event: BeforeModelCallEvent) -> None:
 
 @suppress_errors_async("quotas")
 async def admit_by_quota(event: BeforeModelCallEvent) -> None:
-    """Ask whether quotas let the call go out; a hook is the one place where we may wait."""
+    """Wait until quotas admit or refuse the call; only a hook may wait."""
     live = live_of(event.agent)
     gate = live.run.services.observers.gate if live is not None else None
     if live is not None and gate is not None and not event.cancel:
@@ -132,7 +132,7 @@ async def admit_by_quota(event: BeforeModelCallEvent) -> None:
 
 @suppress_errors_async("quotas")
 async def settle_quota(event: AfterModelCallEvent) -> None:
-    """Settle what was reserved; the call has been counted by now."""
+    """Settle the reservation; the call has been counted already."""
     live = live_of(event.agent)
     gate = live.run.services.observers.gate if live is not None else None
     if gate is not None and live is not None:
@@ -145,7 +145,7 @@ def message_added(event: MessageAddedEvent) -> None:
     live, message = live_of(event.agent), event.message
     if live is None or message["role"] != "assistant":
         return
-    # What else an assistant says is an earlier response, a denial or a halt.
+    # Other assistant messages are earlier responses, denials or halts.
     if not (live.asked and _is_response(live, message)):
         apply_halt_if_due(event.agent, live, message)
         return
@@ -158,10 +158,10 @@ def message_added(event: MessageAddedEvent) -> None:
 
 
 def _is_response(live: LiveInvocation, message: Message) -> bool:
-    """Tell whether a message is what a model answered.
+    """Return whether a message is a model's response.
 
-    Strands writes metadata into each response; a hook may drop it from the object that the model
-    stage has passed on. One that was cut off is another object.
+    Strands writes metadata into each response; a hook may remove it from the object that the model
+    stage passed on. A response that was broken off is a different object.
     """
     response = live.response
     if live.is_cut:
@@ -174,7 +174,7 @@ def _is_response(live: LiveInvocation, message: Message) -> bool:
 
 
 def _look_at_turn(agent: Agent, live: LiveInvocation, message: Message) -> None:
-    """Do what some limits ask for after each response that was taken into the conversation."""
+    """Apply limits that need each response added to the conversation."""
     if live.run.policy.warn_at:
         write_warnings(agent.trace_span, live.run.warn())
     if live.run.loops is not None:

@@ -1,4 +1,4 @@
-"""Limits for one agent, given to it when it is made."""
+"""A plugin with limits for one agent."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 class LimitsPlugin(Plugin):
     """One agent's own limits: `Agent(plugins=[LimitsPlugin(Limits(max_turns=5))])`.
 
-    They win over `enable()` cap by cap: one that is `None` here is taken from there. Nothing is
-    counted twice.
+    They take precedence over `enable()`, cap by cap: a cap that is `None` here is inherited.
+    Nothing is counted twice.
 
     Args:
         limits: This agent's caps.
-        action: `observe`, `halt`, `wrap_up`, `raise` or `ask`; unless given, that of `enable()`,
+        action: `observe`, `halt`, `wrap_up`, `raise` or `ask`; the default is that of `enable()`,
             else `halt`.
-        tree: Caps for an invocation of this agent together with everything that it starts.
+        tree: Caps for an invocation of this agent including its sub-agents.
 
     Raises:
         ValueError: `limits` or `tree` are not `Limits`, `action` is not one of these, or a limit
@@ -38,7 +38,7 @@ class LimitsPlugin(Plugin):
         action: Action | None = None,
         tree: Limits = NO_LIMITS,
     ) -> None:
-        """Keep them until the agent is there."""
+        """Store the limits until the agent exists."""
         super().__init__()
         if action is not None:
             ACTION.of_value("action", action)
@@ -49,7 +49,7 @@ class LimitsPlugin(Plugin):
 
     @property
     def name(self) -> str:
-        """Name under which the agent knows this plugin."""
+        """Name of this plugin."""
         return "otel-limits"
 
     def init_agent(self, agent: Agent) -> None:

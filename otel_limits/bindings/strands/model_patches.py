@@ -1,4 +1,4 @@
-"""The methods by which models ask their providers: followed in every class, and put back."""
+"""Patches the methods of model classes that call providers, and restores them."""
 
 from __future__ import annotations
 
@@ -12,37 +12,36 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
 
 MODEL_METHODS: Final = ("stream", "structured_output")
-"""The methods by which a model asks its provider."""
+"""The methods of a model that call its provider."""
 
 
 class Patches:
-    """What stands in the place of methods of classes, and how all of it is taken back."""
+    """Replaced methods of classes, and their originals."""
 
     def __init__(self) -> None:
-        """Patch nothing yet."""
+        """Create an empty set of patches."""
         self._originals: dict[tuple[Any, str], tuple[Any, Any]] = {}
 
     def __contains__(self, place: tuple[Any, str]) -> bool:
-        """Tell whether what a class has under a name is patched."""
+        """Return whether an attribute of a class is patched."""
         return place in self._originals
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        """Put a wrapper in the place of what a class has under a name, where it has something."""
-        # What the class itself defines: a patched copy of an inherited method would follow each
-        # call twice, once here and once in the class that it comes from.
+        """Wrap a method that a class itself defines."""
+        # Not inherited ones: each call would be tracked twice, here and in the parent class.
         original = vars(owner).get(name)
         if original is not None and (owner, name) not in self:
             self.put(owner, name, wrapper(original))
 
     def put(self, owner: Any, name: str, ours: Any) -> None:
-        """Put something in the place of what a class has under a name, or has not."""
+        """Set an attribute of a class and remember the original, if any."""
         self._originals[owner, name] = vars(owner).get(name), ours
         setattr(owner, name, ours)
 
     def restore(self) -> None:
-        """Put every class back as it was."""
+        """Restore every class."""
         for (owner, name), (original, ours) in self._originals.items():
-            if vars(owner).get(name) is not ours:  # another instrumentation may stand around it
+            if vars(owner).get(name) is not ours:  # another instrumentation has wrapped it
                 continue
             if original is None:
                 delattr(owner, name)
@@ -52,15 +51,15 @@ class Patches:
 
 
 class ModelPatcher:
-    """Follows the classes of models, those that do not come from Strands' included."""
+    """Patches model classes, including those outside of Strands."""
 
     def __init__(self, patches: Patches, is_on: Callable[[], bool]) -> None:
-        """Follow none yet; while `is_on` says no, no further one is."""
+        """Patch no class yet. No class is patched while `is_on` returns False."""
         self._patches = patches
         self._is_on = is_on
 
     def watch_classes_of(self, model: Any) -> None:
-        """Follow every class that is derived from `model`, also one that a running tool defines."""
+        """Patch every subclass of `model`, including those defined later."""
         original = vars(model).get("__init_subclass__")
 
         def watch(derived: type, /, **kwargs: Any) -> None:
@@ -74,29 +73,29 @@ class ModelPatcher:
 
     @suppress_errors("binding")
     def watch_of(self, agent: Agent) -> None:
-        """Follow every model that may be asked: a tool may ask one that no agent has."""
+        """Patch every model that may be called, including models that no agent has."""
         for model in (agent.model, agent.aux_model):
             self._watch_model(model)
         self.watch_all()
 
     @suppress_errors("binding")
     def watch_all(self) -> None:
-        """Follow every class there is: a node of a graph may ask without an agent."""
+        """Patch all model classes: a node of a graph may call one without an agent."""
         from strands.models import Model
 
-        # At every invocation: a class may have an `__init_subclass__` that asks no parent.
+        # At every invocation: an `__init_subclass__` may not call its parent's.
         for derived in subclasses_of(Model):
             self._watch_class(derived)
 
     def _watch_model(self, model: Any) -> None:
-        """Follow a model by its class: an attribute of an object would go along into its copies."""
+        """Patch the class of a model, as an attribute of the object would be copied with it."""
         for name in MODEL_METHODS:
             owner = next((each for each in type(model).__mro__ if name in vars(each)), None)
             if owner is not None:
                 self._watch_class(owner)
 
     def _watch_class(self, owner: type) -> None:
-        """Follow what instances of a class ask; what it inherits is followed at its parents."""
+        """Patch a class; inherited methods are patched in its parents."""
         if self._is_on() and not all((owner, name) in self._patches for name in MODEL_METHODS):
             from otel_limits.bindings.strands import tracked_requests as requests
 
@@ -105,8 +104,8 @@ class ModelPatcher:
 
 
 def subclasses_of(owner: type) -> list[type]:
-    """Return every class that is derived from `owner`, by now; one of two parents comes twice."""
+    """Return all current subclasses of `owner`; one with two parents occurs twice."""
     derived: list[type] = owner.__subclasses__()
-    for each in derived:  # which grows meanwhile
+    for each in derived:  # grows during the loop
         derived += each.__subclasses__()
     return derived

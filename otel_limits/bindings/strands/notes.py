@@ -1,4 +1,4 @@
-"""Puts sentences for the model into what it is sent, without touching what is kept."""
+"""Adds sentences for the model to a request, without changing the stored conversation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def append_nudge(message: Message, repeated: object) -> None:
-    """Add the nudge to the result of the call that repeats, in a copy: the tool may keep its own.
+    """Add the nudge to a copy of the repeated call's result: the tool may keep its own object.
 
     Args:
         message: The results of a turn, in the order of the requests.
-        repeated: That result; the last one where it is not among them.
+        repeated: The result; if it is not among them, the last one is used.
     """
     results = [block["toolResult"] for block in message["content"]]
     position = next((n for n, each in enumerate(results) if each is repeated), -1)
@@ -27,10 +27,9 @@ def append_nudge(message: Message, repeated: object) -> None:
 
 
 def with_note(messages: Any, note: str) -> Any:
-    """Add a note at the end of what the model is sent."""
-    # At the end of the last message and not before it: everything in front stays byte for byte the
-    # same, so that a provider's prompt cache still fits. Into the same message, as several
-    # providers refuse two of one role in a row.
+    """Add a note at the end of the messages for the model."""
+    # At the end, so that everything before it stays identical and the provider's prompt cache still
+    # applies. In the last message, as several providers refuse two of one role in a row.
     if messages and messages[-1]["role"] == "user":
         last = {**messages[-1], "content": [*messages[-1]["content"], {"text": note}]}
         return [*messages[:-1], last]
@@ -38,7 +37,7 @@ def with_note(messages: Any, note: str) -> Any:
 
 
 def without_tools(messages: Messages) -> Messages:
-    """Tell a conversation without tool blocks, for a call that has no tools.
+    """Rewrite a conversation without tool blocks, for a call that has no tools.
 
     Some providers, Amazon Bedrock among them, refuse tool blocks where no tools are declared.
     """
@@ -52,7 +51,7 @@ def without_tools(messages: Messages) -> Messages:
 
 
 def _as_text(block: ContentBlock) -> list[ContentBlock]:
-    """Tell a call or a result in words; pictures and documents stay what they are."""
+    """Describe a call or a result in text. Pictures and documents are kept."""
     if "toolUse" in block:
         use = block["toolUse"]
         # Not escaped: `\u00e4` costs the model several tokens for one letter.

@@ -1,4 +1,4 @@
-"""Sees invocations, groups and model calls begin and end, by patches of Strands' classes."""
+"""Patches Strands' classes to intercept invocations, groups and model calls."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ if TYPE_CHECKING:
 
 
 class ClassPatcher:
-    """Patches Strands' classes as they are imported, and puts them back.
+    """Patches Strands' classes when they are imported, and restores them.
 
-    A module that the application does not use is not imported for it. Whatever is missing in
-    Strands, importing it never fails because of us.
+    Modules that the application does not use are not imported. Names missing in Strands never make
+    its import fail.
     """
 
     def __init__(self) -> None:
-        """Patch nothing yet."""
+        """Create a patcher that is off."""
         self._on = False
         self._registered = False
         self._patches = Patches()
         self._doors = ModelPatcher(self._patches, lambda: self._on)
 
     def start(self) -> None:
-        """Patch the classes that are there, and those that are imported later."""
+        """Patch classes that are imported already, and later ones on import."""
         if self._on:
             return
         self._on = True
         for module, patch in PATCHES.items():
-            # wrapt has no way to take a hook back, so that each is registered once for the life of
-            # the process and asks whether we are on. Later starts patch by themselves what has been
-            # imported by then.
+            # wrapt cannot remove a hook, so each is registered once per process and checks whether
+            # the patcher is on. Later starts patch modules that are imported already.
             if module in sys.modules and self._registered:
                 self._patched(module, patch)
             elif not self._registered:
@@ -54,8 +53,8 @@ class ClassPatcher:
         self._registered = True
 
     def stop(self) -> None:
-        """Put every class back as it was."""
-        # First, so that what is imported meanwhile is not patched any more.
+        """Restore every class."""
+        # First, so that concurrent imports are no longer patched.
         self._on = False
         self._patches.restore()
 
@@ -87,11 +86,11 @@ class ClassPatcher:
         self._patches.wrap(module.Swarm, "stream_async", self._group_stream)
 
     def models(self, module: Any) -> None:
-        """Patch models, those that are defined later included."""
+        """Patch models, including those defined later."""
         self._doors.watch_classes_of(module.Model)
 
     def servers(self, module: Any) -> None:
-        """Patch what serves agents over A2A."""
+        """Patch the server for A2A."""
         from otel_limits.bindings.strands.a2a import track_execute
 
         self._patches.wrap(module.StrandsA2AExecutor, "execute", track_execute)
@@ -101,8 +100,7 @@ class ClassPatcher:
     def _agent_start(self, original: Any) -> Any:
         @functools.wraps(original)
         def start(agent: Agent, *args: Any, **kwargs: Any) -> Any:
-            # Before the span is made: it may be the first, and the provider that would see it not
-            # yet set.
+            # Before the span is created: it may be the first, before a provider is set.
             _prepare(agent)
             span = original(agent, *args, **kwargs)
             self._begun(agent, span)
@@ -114,7 +112,7 @@ class ClassPatcher:
     def _begun(self, agent: Agent, span: trace.Span) -> None:
         from otel_limits.bindings.strands.invocations import begin
 
-        policy_of = self._policy_of(agent) or self._policy_of(agent)  # a fault must not let it go
+        policy_of = self._policy_of(agent) or self._policy_of(agent)  # again after an error
         is_followed = False
         if policy_of is not None:
             self._doors.watch_of(agent)
@@ -124,7 +122,7 @@ class ClassPatcher:
         if host is not None and host.is_on and not is_followed:
             host.report_untracked_agent(agent.name)
 
-    # With a guard of its own: what fails here must not leave the agent without its other limits.
+    # With a separate guard: errors here must not leave the agent without its other limits.
     @suppress_errors("quotas")
     def _wait_for_quotas(self, agent: Agent) -> None:
         from otel_limits.bindings.strands.attach import attach_quota_hooks
@@ -135,7 +133,7 @@ class ClassPatcher:
 
     @suppress_errors("binding")
     def _policy_of(self, agent: Agent) -> Callable[[str], Policy] | None:
-        """Return what applies to an agent, which is attached to if something does."""
+        """Return the policies of an agent and attach to it; `None` if none apply."""
         from otel_limits.bindings.strands.attach import attach
 
         host, own = HOST.host, _own_of(agent)
@@ -155,8 +153,8 @@ class ClassPatcher:
             self._ending(agent)
             try:
                 return original(agent, response, error, cancellation)
-            # Also where ending the span fails: otherwise the invocation would be live for ever, and
-            # the next one of this agent taken for one inside it.
+            # Also if ending the span fails: otherwise the invocation would never end, and the next
+            # one of this agent would seem nested.
             finally:
                 self._ended(agent, response, error, cancellation)
 
@@ -177,7 +175,7 @@ class ClassPatcher:
         end(agent, *outcome)
 
     def _agent_stream(self, original: Any) -> Any:
-        """Follow invocations where nothing else says when one begins and ends."""
+        """Wrap `stream_async`, for releases without methods that start and end the span."""
 
         @functools.wraps(original)
         async def stream_async(agent: Agent, *args: Any, **kwargs: Any) -> Any:
@@ -202,7 +200,7 @@ class ClassPatcher:
         return stream_async
 
     def _structured_output(self, original: Any) -> Any:
-        """Follow `agent.structured_output(…)`, which asks the model without the agent loop."""
+        """Wrap `agent.structured_output(…)`, which calls the model without the agent loop."""
 
         @functools.wraps(original)
         async def structured_output_async(
@@ -228,13 +226,13 @@ class ClassPatcher:
     # --- groups -----------------------------------------------------------------------------------
 
     def _group_stream(self, original: Any) -> Any:
-        """Let the nodes of a graph or swarm share one budget tree."""
+        """Wrap a graph or swarm, so that its nodes share one budget tree."""
         from otel_limits.bindings.strands.activities import within
 
         @functools.wraps(original)
         async def stream_async(group: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
             before = CURRENT.get()
-            # A fault must not let its nodes go: without a scope each is limited by itself alone.
+            # Again after an error: without a scope, each node would be limited alone.
             scope = self._group_begun(group) or self._group_begun(group)
             events = within(scope or before, original(group, *args, **kwargs))
             try:
@@ -242,7 +240,7 @@ class ClassPatcher:
                     yield event
             finally:
                 try:
-                    await events.aclose()  # which cancels what is left of its nodes
+                    await events.aclose()  # cancels its remaining nodes
                 finally:
                     CURRENT.set(before)
                     if scope is not None:
@@ -255,11 +253,11 @@ class ClassPatcher:
         from otel_limits.bindings.strands.activities import watch_nodes
 
         host = HOST.host
-        assert host is not None  # it is what switched the patches on
+        assert host is not None  # set before the patches are applied
         self._doors.watch_all()
         watch_nodes(group)
         name = str(getattr(group, "id", "group"))
-        # Last: nothing that fails afterwards may leave its trees with a member that never ends.
+        # Last: an error after it would leave the trees with a member that never ends.
         return host.runs.group(name, host.policy(name))
 
     @suppress_errors("binding")
@@ -277,7 +275,7 @@ def _prepare(agent: Agent) -> None:
 
 
 def _own_of(agent: Agent) -> Callable[[str], Policy] | None:
-    """Return what applies to an agent by a plugin of its own, or of what it is a copy of."""
+    """Return the policies of an agent's plugin, including one it has as a copy."""
     from otel_limits.bindings.strands.attach import attachment_of
     from otel_limits.bindings.strands.invocations import STATES
 

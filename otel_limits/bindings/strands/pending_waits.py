@@ -1,4 +1,4 @@
-"""Waits of an invocation for what may never come, and how they end when it is ended meanwhile."""
+"""Waits of an invocation that can be interrupted when the invocation is ended."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 PATIENCE_SECONDS: Final = 0.25
-"""How long what was interrupted may clean up, before that is interrupted as well."""
+"""Time for clean-up after an interruption, before that is interrupted, too."""
 
 GRACE_SECONDS: Final = 0.02
-"""How much later a leg is interrupted than what it waits for, which ends it better."""
+"""Delay before a leg is interrupted, as interrupting its inner wait ends it more cleanly."""
 
 WHY: Final = "otel-limits ends the invocation"
-"""Message of our cancellation, for whoever reads a traceback, and to know it by in Python 3.10."""
+"""Message of our cancellation, for tracebacks, and to recognize it in Python 3.10."""
 
 
 class InvocationEndedError(Exception):
-    """The invocation was ended while something was waited for."""
+    """The invocation was ended during a wait."""
 
 
 class PendingWaits:
-    """What an invocation waits for, over all of its legs."""
+    """The waits of an invocation, over all of its legs."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Create an empty set of waits."""
         self.is_cut = False
-        """True when the invocation was ended: nothing is waited for any more."""
+        """True once the invocation was ended: there are no further waits."""
         self.is_asking = False
-        """True from when a response is asked for until there is one, between two attempts too."""
+        """True from when a response is requested until it arrives, including between attempts."""
         self.open: list[Wait] = []
 
     def cut(self) -> None:
@@ -45,40 +45,40 @@ class PendingWaits:
 
 
 class Wait:
-    """A place that waits again and again, in whichever task reads the agent's stream.
+    """Repeated waits for the next event, in the task that reads the agent's stream.
 
-    Its task is cancelled, and takes that back here, as `asyncio.timeout` does it. A task of its
-    own for each wait would cost two switches per chunk, and would move the provider's code into
-    another context.
+    To interrupt a wait, the task is cancelled, and uncancelled here, like in `asyncio.timeout`. A
+    separate task for each wait would cost two switches per chunk, and would move the provider's
+    code into another context.
     """
 
-    # No `__init__`: a fault in it would come out where nobody could take it.
+    # No `__init__`: an error in it could not be suppressed.
     _waits: PendingWaits | None = None
-    """What it is among; nobody ends it before it is."""
+    """The waits of the invocation; `None` before `join`."""
     _is_leg = False
     _task: asyncio.Task[Any] | None = None
-    """Who waits; `None` between two waits, when the code of the stream's reader runs."""
+    """The waiting task; `None` between two waits, when the stream's reader runs."""
     _reader: asyncio.Task[Any] | None = None
-    """Who waited last, and how often others had cancelled it before it began to."""
+    """The task that waited last, and how often others had cancelled it before."""
     _others = 0
     _cancellations = 0
-    """How often we have cancelled it in the present wait."""
+    """How often we have cancelled the task in the current wait."""
 
     @suppress_errors("binding")
     def join(self, waits: PendingWaits, *, is_leg: bool = False) -> None:
-        """Be among `waits` from now on.
+        """Join the waits of an invocation.
 
         Args:
             waits: Those of the invocation.
-            is_leg: It waits for whatever a leg does. That is only interrupted while a response is
-                asked for, and by nothing that ends it better: tools are waited for.
+            is_leg: It waits for a whole leg. That is only interrupted while a response is
+                requested, and if no inner wait can be: tools are not interrupted.
         """
         self._waits, self._is_leg = waits, is_leg
         waits.open.append(self)
 
     @suppress_errors("binding")
     def close(self) -> None:
-        """Nothing will be waited for here any more."""
+        """Leave the waits of the invocation."""
         if self._waits is not None and self in self._waits.open:
             self._waits.open.remove(self)
 
@@ -86,17 +86,17 @@ class Wait:
         """Wait for the next event.
 
         Raises:
-            CutOffError: The invocation was ended, before or meanwhile.
-            StopAsyncIteration: There is none.
+            CutOffError: The invocation was ended, before or during the wait.
+            StopAsyncIteration: There is no further event.
         """
-        # Little is done here, as it is for each event of a stream.
+        # Kept short, as this runs for each event of a stream.
         try:
             self._task = task = current_task()
             if task is not self._reader:
                 self._reader, self._others = task, _cancellations_of(task)
-            # Looked at when it is known who waits, as whoever cuts does both in the opposite order.
+            # Read after the task is set, as `cut` writes and reads in the opposite order.
             is_late = self._waits is not None and self._waits.is_cut
-            if is_late and self._is_leg:  # which still has to come to its end
+            if is_late and self._is_leg:  # which still has to end
                 self.interrupt()
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             report_suppressed("binding", error)
@@ -118,11 +118,11 @@ class Wait:
 
     @suppress_errors("binding")
     def _is_cut_off(self, error: BaseException) -> bool:
-        """Tell whether it is by us that a wait has ended with an error."""
+        """Return whether a wait ended with an error because of our cancellation."""
         return bool(self._uncancel()) and _is_ours(self._reader, self._others, error)
 
     def interrupt(self) -> None:
-        """End the present wait, if there is one, from any thread."""
+        """End the current wait, if any, from any thread."""
         task = self._task
         if task is None:
             return
@@ -133,7 +133,7 @@ class Wait:
             )
 
     def _cancel(self) -> None:
-        """Cancel the task, in its loop, and again while it does not end: some swallow it."""
+        """Cancel the task in its loop, repeatedly, as some code swallows cancellations."""
         task, waits = self._task, self._waits
         if task is None or waits is None or (self._is_leg and not waits.is_asking):
             return
@@ -144,12 +144,12 @@ class Wait:
 
     @property
     def is_waiting(self) -> bool:
-        """True while something is waited for."""
+        """True during a wait."""
         return self._task is not None
 
     @suppress_errors("binding")
     def _uncancel(self) -> bool:
-        """Take our cancellations back, which nobody else may see; False when there are none."""
+        """Undo our cancellations, which must stay invisible. Return whether there were any."""
         number, self._cancellations = self._cancellations, 0
         if sys.version_info >= (3, 11) and self._reader is not None:
             for _ in range(number):
@@ -158,7 +158,7 @@ class Wait:
 
 
 def current_task() -> asyncio.Task[Any] | None:
-    """Return the task that runs; `None` where it is not asyncio that runs it."""
+    """Return the current task; `None` outside of asyncio."""
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -166,18 +166,18 @@ def current_task() -> asyncio.Task[Any] | None:
 
 
 def _cancellations_of(task: asyncio.Task[Any] | None) -> int:
-    """Return how often a task was cancelled and has not taken it back."""
+    """Return the number of a task's pending cancellations."""
     return task.cancelling() if sys.version_info >= (3, 11) and task is not None else 0
 
 
 def _is_ours(task: asyncio.Task[Any] | None, others: int, error: BaseException) -> bool:
-    """Tell whether a wait that we cancelled ended by that, and not by somebody's own cancellation.
+    """Return whether a wait ended by our cancellation, not by another one.
 
-    What a provider makes of ours, such as an error of a broken line, is ours as well.
+    Any other error, such as a connection error of the provider, follows from our cancellation.
     """
     if not isinstance(error, asyncio.CancelledError):
         return isinstance(error, Exception)
     if sys.version_info < (3, 11):
         return error.args == (WHY,)
-    else:  # noqa: RET505  mypy knows then which of the two it checks
+    else:  # noqa: RET505  so that mypy checks one branch
         return _cancellations_of(task) <= others

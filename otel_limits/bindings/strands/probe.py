@@ -1,4 +1,4 @@
-"""Looks for everything of Strands that is used, by private names and by public ones."""
+"""Checks that all used names of Strands exist, private and public ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 ATTACHED_BY: Final = ("Agent.add_hook", "Agent.add_middleware")
-"""Public methods of agents that are looked up only when they are called."""
+"""Public methods of agents, looked up only when called."""
 
 CANCEL: Final = "Agent.cancel"
 
@@ -29,21 +29,21 @@ GROUPS: Final = {
     "strands.multiagent.graph": "Graph.stream_async",
     "strands.multiagent.swarm": "Swarm.stream_async",
 }
-"""Where the agents of a group begin to share limits."""
+"""Methods of groups, whose agents share limits."""
 
 CLIENTS: Final = ("strands.models.openai",)
-"""Where models of a vendor are, whose client a program need not have."""
+"""Models of vendors, whose client need not be installed."""
 
-UNFOLLOWED: Final = "Without it no agent can be followed or stopped."
+UNFOLLOWED: Final = "Without it no agent can be tracked or halted."
 
 
 def gaps() -> tuple[Gap, ...]:
-    """Return what is missing.
+    """Return the missing names.
 
     Raises:
         ImportError: Strands is not installed.
     """
-    import strands.agent.agent  # noqa: F401  the whole of it, before any part is looked for
+    import strands.agent.agent  # noqa: F401  complete, before its parts are checked
 
     core = {each.module for each in PRIVATE_NAMES}.difference(CLIENTS)
     return (*_private_gaps(core), *_public_gaps(), *_gaps_of_models())
@@ -56,7 +56,7 @@ def _private_gaps(modules: Collection[str]) -> Iterator[Gap]:
 
 
 def _public_gaps() -> Iterator[Gap]:
-    # What stands in for the methods that begin and end the span of an invocation.
+    # `stream_async` replaces missing methods that start and end the span of an invocation.
     needed = (
         ATTACHED_BY if all(found(AGENT, name) for name in SPAN_METHODS) else (*ATTACHED_BY, STREAM)
     )
@@ -67,10 +67,10 @@ def _public_gaps() -> Iterator[Gap]:
         without = "Deadlines and kills take effect before the next model call only."
         yield _gap(f"{AGENT}.{CANCEL}", without, is_vital=False)
     if found(AGENT, DIRECT) is None:
-        without = "Nothing follows agent.structured_output(), which other releases have."
+        without = "agent.structured_output(), which other releases have, is not tracked."
         yield _gap(f"{AGENT}.{DIRECT}", without, is_vital=False)
     try:
-        # The binding imports every other name, so that one that is gone shows here.
+        # These import every other name, so a missing one raises here.
         import otel_limits.bindings.strands.patches
         import otel_limits.bindings.strands.tracked_requests  # noqa: F401
     except ImportError as error:
@@ -79,18 +79,18 @@ def _public_gaps() -> Iterator[Gap]:
 
 def _gaps_of_models() -> Iterator[Gap]:
     if found(MODEL, "Model.stream") is None:
-        without = "Without it no call of a model can be counted."
+        without = "Without it no model call can be counted."
         yield _gap(f"{MODEL}.Model.stream", without, is_vital=True)
     if found(MODEL, "Model.structured_output") is None:
-        without = "Nothing follows model.structured_output(), which other releases have."
+        without = "model.structured_output(), which other releases have, is not tracked."
         yield _gap(f"{MODEL}.Model.structured_output", without, is_vital=False)
 
 
 def gaps_of(part: str) -> tuple[Gap, ...]:
-    """Return what a kind of groups lacks, or the models of a vendor once they are imported.
+    """Return the missing names of a kind of groups, or of a vendor's models once imported.
 
     Raises:
-        ImportError: There is no such kind.
+        ImportError: There is no such module.
     """
     return _gaps_of_group(part) if part in GROUPS else tuple(_private_gaps([part]))
 
@@ -101,15 +101,15 @@ def _gaps_of_group(module: str) -> tuple[Gap, ...]:
     if found(module, name) is not None:
         return ()
     without = (
-        "Without it the agents of a group cannot be limited together; each of them is limited by "
-        "itself."
+        "Without it the agents of a group cannot be limited together; each of them is limited "
+        "alone."
     )
     gap = _gap(f"{module}.{name}", without, is_vital=True)
     return (dataclasses.replace(gap, spares_agents=True),)
 
 
 def _name_in(error: ImportError) -> str:
-    """Name what could not be imported, without the path of a file."""
+    """Return the name that could not be imported, without a file path."""
     name = re.match(r"cannot import name '(\w+)'", str(error))
     return f"{error.name}.{name[1]}" if name else str(error.name or error)
 
@@ -119,7 +119,7 @@ def _gap(name: str, without: str, *, is_vital: bool) -> Gap:
 
 
 def _version() -> str:
-    """Name the release; a frozen application may have left its metadata out."""
+    """Return the release; frozen applications may lack its metadata."""
     try:
         return f"strands-agents {version('strands-agents')}"
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Projects how many input tokens a model call will have, by what is in its messages."""
+"""Projects the input tokens of a model call from its messages."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _copy(value: Any, depth: int) -> Any:
 def projected_input(
     model: object,
     messages: object,
-    beside: Sequence[object] = (),
+    extra: Sequence[object] = (),
     cache: ConversationTokens | None = None,
 ) -> int:
     """Estimate the input tokens of a request: at least 1.
@@ -130,7 +130,7 @@ def projected_input(
     Args:
         model: The model that is called; images and documents count by its vendor's rules.
         messages: The conversation, or other content.
-        beside: What every request also contains: tools, the system prompt.
+        extra: Other content of every request: tools, the system prompt.
         cache: Tokens of earlier messages of the same agent.
     """
     try:
@@ -142,7 +142,7 @@ def projected_input(
             tokens = cache.count(messages, to)
         else:
             tokens = tokens_of_content(messages, to)
-        return max(1, tokens + tokens_of_content(beside, to))
+        return max(1, tokens + tokens_of_content(extra, to))
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         report_suppressed("binding", error)
         return 1
@@ -166,9 +166,9 @@ def _baseline(messages: object, provider: str) -> tuple[int, object]:
 
 
 def tokens_of_content(content: object, to: Recipient) -> int:
-    """Tokens of text, a content block, a message or a list of any of them, about."""
+    """Estimate the tokens of text, a content block, a message or a list of them."""
     tokens, texts = 0, []
-    # No recursion: a runaway agent is deep in its own by the time it asks.
+    # No recursion: a runaway agent may be close to the recursion limit.
     left = [(content, MAX_DEPTH)]
     while left:
         part, depth = left.pop()
@@ -211,7 +211,7 @@ MEDIA: Final[Mapping[str, Callable[[Mapping[str, Any], Recipient], int]]] = {
     "image": lambda part, to: tokens_of_image(_bytes_of(part), to),
     "video": lambda part, to: tokens_of_video(_bytes_of(part), to),
 }
-"""Bytes that are never text, by the name of their block."""
+"""Counts tokens of binary content, by block type."""
 
 CONTAINERS: Final = frozenset(
     {
@@ -241,4 +241,4 @@ PASSED_OVER: Final = frozenset(
         "tracking_id",  # Strands' own, of each message
     }
 )
-"""What no model is sent, or what costs nothing there."""
+"""Fields that are not sent to models, or are free."""

@@ -1,4 +1,4 @@
-"""Reads what Strands says about messages, models and tool calls."""
+"""Reads Strands' messages, models and tool calls."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from otel_limits.runs.run import Run
 
 DICTIONARIES: Final = (dict, Mapping)
-"""The first is as good as always what there is: asking for the second takes ten times as long."""
+"""Nearly always the first applies: checking for the second takes ten times as long."""
 
 MODEL_CLASSES: Final = 32
-"""Classes of models whose provider is remembered."""
+"""Number of model classes whose provider is cached."""
 
 MODELS: Final = "strands.models"
 ABSTRACT: Final = ("model",)
-"""Modules that are of no provider."""
+"""Modules that belong to no provider."""
 
 BEFORE_REQUEST: Final[Mapping[str, tuple[str, ...]]] = {
     "gemini": ("messageStart",),
     "ollama": ("messageStart", "contentBlockStart"),
 }
-"""Chunks that these send before they ask the vendor: they say nothing of it."""
+"""Chunks that these providers send before the request: no sign of an answer."""
 
 
 def model_id(model: object) -> str:
-    """Return the id under which the provider knows a model, or `unknown`.
+    """Return a model's ID at the provider, or `unknown`.
 
-    SageMaker knows endpoints only: the name of one is the model's.
+    For SageMaker it is the name of the endpoint.
     """
     try:
         config = getattr(model, "config", None)
@@ -62,11 +62,11 @@ def model_id(model: object) -> str:
 
 @functools.lru_cache(MODEL_CLASSES)
 def provider_of(model: type) -> str:
-    """Who serves models of a class: Strands names its module after their provider.
+    """Return the provider of a model class, after which Strands names the module.
 
-    A class that is derived from one of those asks the same provider.
+    Subclasses have the same provider.
     """
-    # A class of the application's own has no provider that could be known; its name tells most.
+    # The provider of an application's class is unknown; its name is the best label.
     for each in model.__mro__:
         package, _, module = each.__module__.rpartition(".")
         if package == MODELS and module not in ABSTRACT:
@@ -75,7 +75,7 @@ def provider_of(model: type) -> str:
 
 
 def note_chunk(call: InFlightCall, chunk: Mapping[str, Any]) -> None:
-    """Note what a chunk of a response says: its text, and the usage that was reported."""
+    """Add the text and the usage in a chunk of a response to its call."""
     try:
         if "contentBlockDelta" in chunk:
             call.answered = call.has_content = True
@@ -91,7 +91,7 @@ def note_chunk(call: InFlightCall, chunk: Mapping[str, Any]) -> None:
 
 
 def note_output(call: InFlightCall, event: Mapping[str, Any]) -> None:
-    """Note what an event of a structured output says: most providers only give the output."""
+    """Add an event of a structured output to its call: most providers return only the output."""
     try:
         if "metadata" in event or "contentBlockDelta" in event:
             note_chunk(call, event)
@@ -106,20 +106,20 @@ def note_output(call: InFlightCall, event: Mapping[str, Any]) -> None:
 
 
 def note_failed_output(call: InFlightCall, error: Exception) -> None:
-    """Note that a structured output failed, by an answer perhaps that is billed all the same."""
+    """Note that a structured output failed, possibly with an answer that is billed."""
     completion = getattr(error, "completion", None)  # openai, LengthFinishReasonError
     if completion is not None:
         call.record = record_of_response(completion, call.provider)
-    # What cannot be read as the output is a ValueError, of Strands' classes and of pydantic.
+    # An answer that does not match the output model is a ValueError, of Strands or pydantic.
     if completion is not None or isinstance(error, ValueError):
         call.answered = True
 
 
 def schema_of(output_model: object) -> object:
-    """Return the schema that a provider is sent with a request for structured output."""
+    """Return the schema in a request for structured output."""
     try:
         return output_model.model_json_schema()  # type: ignore[attr-defined]
-    except Exception:  # noqa: BLE001  what is not an output model has none, which is not a fault
+    except Exception:  # noqa: BLE001  other objects have none, which is not an error
         return None
 
 
@@ -132,18 +132,18 @@ def _text_in(delta: Mapping[str, Any]) -> str:
 
 
 def note_answer(call: InFlightCall, usage: Mapping[str, Any], message: Message) -> None:
-    """Note the answer of a model whose chunks nobody saw."""
+    """Add an answer whose chunks were not tracked to its call."""
     record = record_of_usage(usage, call.provider)
-    if record.usage.total:  # the loop has zeros where there was no usage
+    if record.usage.total:  # the loop writes zeros if there was no usage
         call.record = record
     call.parts.append(as_json(message["content"]))
 
 
 def span_of_call(run: Run) -> str | None:
-    """Return the id of the `chat` span of the loop's call that is going out, if it has one.
+    """Return the ID of the `chat` span of the loop's current call, if it has one.
 
-    It is current while the provider is asked. Where no tracer makes spans, what is current is the
-    span around the agent, not the call's own.
+    It is current during the request. Without a tracer, the current span is one around the agent,
+    not the call's.
     """
     context = trace.get_current_span().get_span_context()
     span_id = trace.format_span_id(context.span_id)
@@ -152,30 +152,30 @@ def span_of_call(run: Run) -> str | None:
 
 
 def audit_attributes(agent: Agent, keys: tuple[str, ...]) -> dict[str, str]:
-    """What `keys` are set to on the agent, or in the baggage of whoever called it."""
+    """Return the values of `keys` on the agent, or in the caller's baggage."""
     if not keys:
         return {}
-    # The agent's own wins: baggage may come over the network, from whoever called this service.
+    # The agent's own win: baggage may come over the network, from callers of this service.
     found = {**baggage.get_all(), **agent.trace_attributes}
     return {key: str(found[key]) for key in keys if key in found}
 
 
 def tool_uses(agent: Agent, message: Message) -> list[Mapping[str, Any]]:
-    """Return the tool calls that a message asks for, but for those that an earlier leg finished."""
+    """Return the tool calls that a message requests, except those finished in an earlier leg."""
     asked: list[Mapping[str, Any]] = [
         block["toolUse"] for block in message["content"] if "toolUse" in block
     ]
     finished = _finished(agent)
     if finished:
         asked = [use for use in asked if use["toolUseId"] not in finished]
-    # Only a request for structured output registers any, so that no other turn has to look.
+    # Only requests for structured output register any.
     if agent.tool_registry.dynamic_tools:
         asked = [use for use in asked if not is_output_tool(agent, use["name"])]
     return asked
 
 
 def _finished(agent: Agent) -> Collection[str]:
-    """Ids of the calls that ended before an interrupt that is being resumed: none runs again."""
+    """Return the IDs of calls that ended before the interrupt being resumed."""
     pending = getattr(interrupt_state(agent), "pending_tool_execution", None)
     if pending is None:
         return ()
@@ -183,41 +183,40 @@ def _finished(agent: Agent) -> Collection[str]:
 
 
 def is_output_tool(agent: Agent, name: str) -> bool:
-    """Tell whether a tool is the framework's own way to structured output."""
+    """Return whether a tool is the framework's own tool for structured output."""
     tool = agent.tool_registry.dynamic_tools.get(name)
     return tool is not None and isinstance(tool, StructuredOutputTool)
 
 
 def denial_of(result: Mapping[str, Any] | None, event: AfterToolsEvent) -> Mapping[str, Any] | None:
-    """Return the error that a call was answered with that came to no tool.
+    """Return the error result of a call that reached no tool.
 
-    A hook denied the whole turn, or no tool can have such a name. `None` when there is no such
-    error, or when it only says that the agent is cancelled.
+    A hook denied the whole turn, or the name is invalid. `None` if there is no such error, or if it
+    only reports that the agent is cancelled.
     """
-    # Strands 1.62 answers every call of a cancelled turn with an error, which no tool and no hook
-    # gave.
+    # Strands 1.62 answers every call of a cancelled turn with its own error.
     if event.agent.cancel_signal.is_set():
         return None
     return result if result is not None and status_of(result) == "error" else None
 
 
 def acceptance_of(result: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return what a call was answered with that goes on in the background, if it does."""
+    """Return the result of a call that continues in the background, if it does."""
     return result if result is not None and status_of(result) == "success" else None
 
 
 def status_of(result: Mapping[str, Any]) -> Literal["success", "error"]:
-    """Return how a tool call ended."""
+    """Return the status of a tool call."""
     return "error" if result.get("status") == "error" else "success"
 
 
 def identity_of(call: Call) -> str:
-    """Return what is equal for equal calls with equal results."""
+    """Return a fingerprint of a call and its result."""
     return fingerprint(call.request, call.result)
 
 
 def call_of(run: Run, use: Mapping[str, Any], result: Mapping[str, Any]) -> Call:
-    """Make what loop detection sees of a call: hashes."""
+    """Return the hashes of a call for loop detection."""
     name = use["name"]
     return Call(
         tool=name,
@@ -228,7 +227,7 @@ def call_of(run: Run, use: Mapping[str, Any], result: Mapping[str, Any]) -> Call
 
 
 def text_of(result: Mapping[str, Any]) -> str:
-    """Return what a tool answered, as text."""
+    """Return the result of a tool as text."""
     return "\n".join(
         str(part["text"]) if "text" in part else json.dumps(part, default=str, ensure_ascii=False)
         for part in result.get("content", ())

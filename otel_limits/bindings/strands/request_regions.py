@@ -1,4 +1,4 @@
-"""Finds out where a request is answered: by its settings, its client, its address or variables."""
+"""Determines the region of a request from settings, client, address or variables."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ REGIONAL_HOSTS: Final = (
     re.compile(r"://aiplatform\.([a-z]+)\.rep\.googleapis\.com"),
     re.compile(r"://bedrock[a-z-]*\.([a-z0-9-]+)\.(?:amazonaws\.com|api\.aws)"),
 )
-"""Addresses that have a part of the world in them."""
+"""Addresses that contain a region."""
 
 IN_MODEL_ID: Final = (
     re.compile(r"/([a-z]{2,3}-[a-z-]+-\d)/"),
     re.compile(r"arn:aws[^:]*:bedrock:([^:]+):"),
 )
-"""LiteLLM's ids may have the region of Bedrock in them, and ARNs do."""
+"""Model IDs of LiteLLM may contain Bedrock's region; ARNs always do."""
 
 LITELLM_VERTEX: Final = "us-central1"
-"""Where LiteLLM asks Google unless it is told: litellm, llms/vertex_ai/vertex_llm_base.py,
+"""LiteLLM's default for Google: litellm, llms/vertex_ai/vertex_llm_base.py,
 `get_vertex_region`. https://docs.litellm.ai/docs/providers/vertex."""
 YES: Final = ("true", "1")
 
@@ -48,12 +48,12 @@ class ModelSetting(NamedTuple):
 
 
 def region_of(model: Any, settings: Iterable[ModelSetting], addresses: Iterable[str]) -> str | None:
-    """Return where the vendor is to answer, where that is not the whole world.
+    """Return the region of a request, or `None` if it is global.
 
     Args:
-        model: Who is asked.
-        settings: All that it is set to.
-        addresses: Those that its client was told.
+        model: The model that is called.
+        settings: Its settings.
+        addresses: The addresses that its client is configured with.
     """
     said = next(_places(model, settings, tuple(addresses)), GLOBAL)
     return None if said == GLOBAL else said
@@ -62,7 +62,7 @@ def region_of(model: Any, settings: Iterable[ModelSetting], addresses: Iterable[
 def _places(
     model: Any, settings: Iterable[ModelSetting], addresses: tuple[str, ...]
 ) -> Iterator[str]:
-    """Yield the places that are named, beginning with the one that decides."""
+    """Yield configured regions in order of precedence."""
     for name, value in settings:
         if name in REGIONS and isinstance(value, str) and value:
             yield value
@@ -85,9 +85,9 @@ def _bedrock(model: Any) -> Iterator[str]:
 
 
 def _google(model: Any) -> str | None:
-    """Where google-genai asks: its `_api_client.py`, BaseApiClient.
+    """Return the region of google-genai: its `_api_client.py`, BaseApiClient.
 
-    Its own API knows no regions. Vertex AI is asked for the whole world unless somebody says more.
+    Google's own API has no regions. Vertex AI is global by default.
     """
     if (client := custom_client(model)) is not None:
         return UNTOLD if getattr(client, "vertexai", False) else None
@@ -97,13 +97,13 @@ def _google(model: Any) -> str | None:
     if is_vertex is None:
         by_variable = variable("GOOGLE_GENAI_USE_ENTERPRISE", "GOOGLE_GENAI_USE_VERTEXAI")
         is_vertex = (by_variable or "").lower() in YES
-    # A key that was given goes before the place that a variable names.
+    # An explicit key takes precedence over a location from a variable.
     is_by_key = told.get("api_key") and not told.get("project")
     return variable("GOOGLE_CLOUD_LOCATION") if is_vertex and not is_by_key else None
 
 
 def _litellm(name: str) -> Iterator[str | None]:
-    """Where LiteLLM asks Google and Amazon, by the id of the model.
+    """Yield LiteLLM's regions for Google and Amazon, by model ID.
 
     litellm, main.py, `vertex_ai_location`; llms/bedrock/base_aws_llm.py, `_get_aws_region_name`.
     """
@@ -115,11 +115,11 @@ def _litellm(name: str) -> Iterator[str | None]:
     elif seller == "aws":
         yield from (found[1] for each in IN_MODEL_ID if (found := each.search(name)))
         yield variable("AWS_REGION_NAME", "AWS_REGION", "AWS_DEFAULT_REGION")
-        yield UNTOLD  # it asks for a profile in a file, which is not for us to open
+        yield UNTOLD  # from a profile in a file, which we do not read
 
 
 def variable(*names: str) -> str | None:
-    """Return what the first of some variables says that is set; clients of vendors read these."""
+    """Return the first of some environment variables that is set, as vendors' clients do."""
     host = HOST.host
     return None if host is None else next(filter(None, map(host.variable, names)), None)
 

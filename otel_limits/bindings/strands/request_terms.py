@@ -1,4 +1,4 @@
-"""Reads what a request asks for that its price depends on, from the settings of its model."""
+"""Reads the pricing terms of a request from the settings of its model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from otel_limits.core.terms import (
 from otel_limits.core.vendors import canonical, vendor_at, vendor_of
 
 MAX_DEPTH: Final = 5
-"""How deep settings are looked into; a tool's own settings are three levels down."""
+"""Maximum nesting of settings; a tool's settings are three levels deep."""
 
 TIERS: Final = (
     "service_tier",  # OpenAI, Anthropic, Mistral, Groq
@@ -30,9 +30,9 @@ TIERS: Final = (
     "speed",  # Anthropic: "fast"
 )
 SAME_TIERS: Final = {("service_tier", "fast"): "priority"}
-"""What OpenAI takes for another tier: "The response will show service_tier=priority regardless",
-https://platform.openai.com/docs/api-reference/responses/create. Anthropic's `speed` is a tier of
-its own."""
+"""Aliases of OpenAI's tiers: "The response will show service_tier=priority regardless",
+https://platform.openai.com/docs/api-reference/responses/create. Anthropic's `speed` is a separate
+tier."""
 
 GOOGLE_SEARCHES: Final = (
     "google_search",
@@ -43,7 +43,7 @@ GOOGLE_SEARCHES: Final = (
     "parallel_ai_search",
     "retrieval",  # of Vertex AI Search
 )
-"""Fields of google-genai's `Tool` that are billed by the prompt or by the search:
+"""Fields of google-genai's `Tool` that are billed per prompt or per search:
 https://ai.google.dev/gemini-api/docs/pricing, https://cloud.google.com/vertex-ai/generative-ai/pricing."""
 SEARCHES: Final = (
     "web_search_options",  # OpenAI Chat, Perplexity
@@ -52,13 +52,13 @@ SEARCHES: Final = (
     *GOOGLE_SEARCHES,
     *(re.sub("_(.)", lambda found: found[1].upper(), name) for name in GOOGLE_SEARCHES),
 )
-"""Settings that let a vendor search for the model; LiteLLM writes Google's with capitals."""
+"""Settings that enable a vendor's search; LiteLLM writes Google's in camel case."""
 SEARCH_TYPES: Final = (
     "web_search",  # OpenAI's Responses API; Anthropic, with a date; OpenRouter, after its name
     "x_search",  # https://docs.x.ai/developers/pricing
     "builtin_function",  # Kimi's `$web_search`: https://platform.kimi.com/docs/pricing/tools
 )
-"""What is within the type of a search tool."""
+"""Substrings of the type of a search tool."""
 PLUGINS: Final = "plugins"
 WEB_PLUGIN: Final = {"id": "web"}
 """OpenRouter's search: https://openrouter.ai/docs/features/web-search."""
@@ -73,46 +73,46 @@ CACHE_TTLS: Final = ("tools_ttl", "system_prompt_ttl")
 CACHE_CONTROL: Final = "cache_control"
 """Anthropic's own."""
 WITHOUT_POINTS: Final = ("openai", "openai_responses", "azure", "gemini", "mistral")
-"""To whom Strands' classes and LiteLLM send no points at which to cache, and no hour for which:
-`_openai_cache.py` of Strands."""
+"""Providers to which Strands and LiteLLM send no cache points and no TTL: `_openai_cache.py` of
+Strands."""
 TYPE: Final = "type"
-"""What a tool is, among others."""
+"""Key of a tool's type, among others."""
 
 READ: Final = frozenset(
     {*TIERS, *REGIONS, *SEARCHES, PLUGINS, SYSTEM_TOOL, *MODALITIES}
     | {*CACHED, *CACHE_TTLS, CACHE_CONTROL, TYPE}
 )
-"""Settings that a price depends on. Few models have any; each call looks through all of them."""
+"""Settings that affect the price. Few models have any, but each call checks them all."""
 
 ADDRESSES: Final = ("base_url", "api_base", "azure_endpoint", "server_url", "host")
-"""Arguments of clients that say where they send to."""
+"""Arguments of clients with the address."""
 MOVABLE: Final = frozenset(
     {"anthropic", "litellm", "mistral", "ollama", "openai", "openai_responses"}
 )
-"""Classes of models that are used with other vendors than the one that they are named after."""
+"""Model classes that are also used with other vendors than their namesake."""
 
 BY_VARIABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "openai": ("OPENAI_BASE_URL",),
     "openai_responses": ("OPENAI_BASE_URL",),
     "litellm": ("OPENAI_BASE_URL", "OPENAI_API_BASE"),
 }
-"""Where clients take the address of OpenAI from unless they are told: openai, _client.py; litellm,
+"""Variables with OpenAI's address, read by clients by default: openai, _client.py; litellm,
 main.py."""
 
 RECORDS: Final = ("__dataclass_fields__", "model_fields")
-"""What the classes of records have, such as CacheConfig and the tools of google-genai."""
+"""Attributes of record classes, such as CacheConfig and the tools of google-genai."""
 
 LEAVES: Final = (str, int, float, type(None))
-"""What most settings are, and has nothing in it."""
+"""Types of most settings, which contain no others."""
 
 
 def terms_of(model: Any, content: object = ()) -> PricingTerms:
-    """Return what a request of a model asks for, by its settings and by all that it is sent.
+    """Return the pricing terms of a request, from its model's settings and its content.
 
-    What is not said is the vendor's default.
+    Missing settings mean the vendor's default.
     """
     try:
-        # LiteLLM's class sends what its client is given with every request.
+        # LiteLLM's class sends its client's arguments with every request.
         held = [getattr(model, name, None) for name in ("config", "client_args")]
         settings = tuple(_settings(held, MAX_DEPTH + 1))
         blocks = _blocks(content)
@@ -139,7 +139,7 @@ def terms_of(model: Any, content: object = ()) -> PricingTerms:
 
 
 def _settings(held: Any, depth: int) -> Iterator[ModelSetting]:
-    """Yield every setting that is `READ`, however deep it is."""
+    """Yield every setting in `READ`, at any depth."""
     if depth == 0:
         return
     if isinstance(held, Mapping):
@@ -156,10 +156,10 @@ def _settings(held: Any, depth: int) -> Iterator[ModelSetting]:
 
 
 def _blocks(content: object) -> list[Mapping[str, Any]]:
-    """Return the parts of which a request consists, from within its messages and lists."""
+    """Return the content blocks of a request."""
     blocks: list[Mapping[str, Any]] = []
-    # Level by level, and no generators: all of a conversation is looked at for each model call, as
-    # what is cached or spoken in an old message is sent again.
+    # Level by level, without generators, for speed: the whole conversation is scanned for each
+    # model call, as cache points and audio in old messages are sent again.
     level = [content]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
@@ -176,7 +176,7 @@ def _blocks(content: object) -> list[Mapping[str, Any]]:
 
 
 def _tier(settings: Iterable[ModelSetting]) -> str:
-    """Return the first tier that is not the standard one."""
+    """Return the first tier that is not the standard tier."""
     for name, value in settings:
         held = value.get("type") if isinstance(value, Mapping) else value
         if name in TIERS and isinstance(held, str):
@@ -189,7 +189,7 @@ def _tier(settings: Iterable[ModelSetting]) -> str:
 def _ttls(
     model: Any, settings: Iterable[ModelSetting], blocks: Iterable[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield how long each part that is cached is to stay in the cache."""
+    """Yield the TTL of each cached part."""
     for name, value in settings:
         if name == CACHE_CONTROL and isinstance(value, Mapping):
             yield str(value.get("ttl") or FIVE_MINUTES)
@@ -226,12 +226,12 @@ def _is_search(setting: ModelSetting) -> bool:
 
 
 def _has(value: object, wanted: Mapping[str, str]) -> bool:
-    """Tell whether a setting has what is wanted, beside anything else."""
+    """Return whether a setting contains the wanted items."""
     return isinstance(value, Mapping) and wanted.items() <= value.items()
 
 
 def _addresses(model: Any) -> list[str]:
-    """Return the addresses that a client was told, where it may be told one of somebody else."""
+    """Return a client's addresses, if its class may be used with other vendors."""
     provider = provider_of(model.__class__)
     if provider not in MOVABLE:
         return []

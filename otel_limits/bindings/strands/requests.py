@@ -1,4 +1,4 @@
-"""Says what is known of a model call before it goes out: its input, and the most it may answer."""
+"""Describes a model call before it is sent: its input, and the cap on its output."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ OUTPUT_CAPS: Final = (
     "maxTokens",
     "maxOutputTokens",
 )
-"""What providers call the most output tokens of an answer: the last two in Bedrock's and Gemini's
-own spelling, `num_predict` in Ollama's, `n_predict` in llama.cpp's, `max_new_tokens` in those of
-containers on SageMaker."""
+"""Providers' names for the cap on output tokens: the last two are Bedrock's and Gemini's,
+`num_predict` is Ollama's, `n_predict` llama.cpp's, and `max_new_tokens` that of containers on
+SageMaker."""
 
 NOT_SENT: Final = {"llamacpp": frozenset({"n_predict"})}
-"""What a class drops of its settings: llama.cpp's server would know this one, but Strands' class of
-that name sends only what is on its lists (strands/models/llamacpp.py, `_format_request`)."""
+"""Settings that a class does not send: llama.cpp's server supports this one, but Strands' class
+sends only listed settings (strands/models/llamacpp.py, `_format_request`)."""
 
 CONFIGS: Final = ("config", "payload_config", "client_args")
-"""Attributes of a model that hold its settings: the second one is SageMaker's, and what is in the
-third one, LiteLLM's class sends with every request."""
+"""Attributes of a model that hold its settings: the second is SageMaker's; LiteLLM's class sends
+the third with every request."""
 
 SETTINGS: Final = (
     "params",
@@ -49,13 +49,13 @@ SETTINGS: Final = (
     "generation_config",
     "inferenceConfig",
 )
-"""Settings within settings that go to the provider as they are."""
+"""Nested settings that are sent to the provider unchanged."""
 
 MAX_DEPTH: Final = 3
 
 
 def call_to(model: Any, content: object) -> InFlightCall:
-    """Describe a call of a model before it goes out, by all that it is sent."""
+    """Describe a model call by its content."""
     return _described(model, projected_input(model, content), content)
 
 
@@ -63,7 +63,7 @@ def call_to(model: Any, content: object) -> InFlightCall:
 def call_by_context(context: Any, cache: ConversationTokens) -> InFlightCall:
     """Describe a call of the agent loop by the context of its stage.
 
-    The loop keeps what vendors said of earlier responses, and takes it out of what is sent.
+    Unlike the request, the context contains the usage of earlier responses.
     """
     model, beside = context.model, (context.tool_specs, context.system_prompt)
     asked = projected_input(model, context.messages, beside, cache)
@@ -78,7 +78,7 @@ def _described(model: Any, asked: int, content: object) -> InFlightCall:
 
 @suppress_errors("binding")
 def request_of(run: Run, event: BeforeModelCallEvent, cache: ConversationTokens) -> Request:
-    """Say what is known of a model call before it goes out."""
+    """Describe a model call for the quotas."""
     agent = event.agent
     tools = agent.tool_registry.get_all_tool_specs()
     return Request(
@@ -96,9 +96,9 @@ def request_of(run: Run, event: BeforeModelCallEvent, cache: ConversationTokens)
 
 
 def output_cap(model: object) -> int | None:
-    """Return the most output tokens that a model may answer with, where its settings say so.
+    """Return the cap on output tokens in a model's settings, if any.
 
-    Where several say so, the provider takes one of them, nobody knows which: the highest is safe.
+    If there are several, it is unknown which one the provider uses: the highest is safe.
     """
     held = (getattr(model, name, None) for name in CONFIGS)
     dropped = NOT_SENT.get(provider_of(cast("type", type(model))), frozenset())
@@ -107,7 +107,7 @@ def output_cap(model: object) -> int | None:
 
 
 def _caps(settings: Any, names: tuple[str, ...], depth: int) -> Iterator[int]:
-    """Yield the caps in some settings, and in those within them."""
+    """Yield the caps in settings and nested settings."""
     if settings is None or not isinstance(settings, DICTIONARIES) or depth == 0:
         return
     for name in names:

@@ -35,14 +35,14 @@ class Answer:
 
     text: str = ""
     tools: tuple[tuple[str, Mapping[str, Any]], ...] = ()
-    """Names and arguments of the tools that it asks for."""
+    """Names and arguments of the requested tools."""
     usage: Mapping[str, int] | None = field(
         default_factory=lambda: {"inputTokens": 10, "outputTokens": 5, "totalTokens": 15}
     )
-    """What the provider reports; `None` when it reports nothing."""
+    """Usage that the provider reports; `None` if it reports nothing."""
     stop_reason: str | None = None
     error: BaseException | None = None
-    """Raised after the chunks, or at once when there are none."""
+    """Raised after the chunks, or immediately if there are none."""
 
 
 def says(text: str, **changes: Any) -> Answer:
@@ -51,17 +51,17 @@ def says(text: str, **changes: Any) -> Answer:
 
 
 def uses(*names: str, arguments: Mapping[str, Any] | None = None, **changes: Any) -> Answer:
-    """Script a response that asks for tools."""
+    """Script a response that requests tools."""
     return Answer(tools=tuple((name, arguments or {}) for name in names), **changes)
 
 
 def fails(error: BaseException) -> Answer:
-    """Script a request that fails before anything came back."""
+    """Script a request that fails before any response."""
     return Answer(error=error, usage=None)
 
 
 def endless(answer: Answer) -> Iterator[Answer]:
-    """Script the same response for ever."""
+    """Script the same response forever."""
     return itertools.repeat(answer)
 
 
@@ -76,7 +76,7 @@ def tokens(total: int) -> dict[str, int]:
 
 
 class ScriptedModel(Model):
-    """Answers from a script and counts what it is asked.
+    """Answers from a script and records requests.
 
     Attributes:
         calls: Requests that reached it.
@@ -85,7 +85,7 @@ class ScriptedModel(Model):
     """
 
     def __init__(self, script: Iterable[Answer], model_id: str = "scripted") -> None:
-        """Take the answers in order; running out of them is an error of the test."""
+        """Use the answers in order; running out of them is an error of the test."""
         self.config = {"model_id": model_id}
         self.calls = 0
         self.requests: list[Messages] = []
@@ -93,7 +93,7 @@ class ScriptedModel(Model):
         self._script = iter(script)
 
     def update_config(self, **model_config: Any) -> None:
-        """Take over configuration, as every model does."""
+        """Update the configuration, as every model does."""
         self.config.update(model_config)
 
     def get_config(self) -> dict[str, str]:
@@ -129,7 +129,7 @@ class ScriptedModel(Model):
 
     def _keep(self, messages: Messages, tool_specs: list[ToolSpec] | None) -> None:
         """Keep what was asked, as it was at that moment."""
-        # The agent goes on to write into these very objects.
+        # The agent later modifies these objects.
         self.requests.append(copy.deepcopy(messages))
         self.tool_specs.append(tool_specs)
 

@@ -1,8 +1,8 @@
-"""Side calls: model calls that no agent's loop makes, and what a spent budget does to them.
+"""Side calls: model calls outside of an agent's loop, and their refusal by limits.
 
-A refusal is the limit's error, as an exception is what every caller of a model expects. Where the
-loop itself asked for the call, such as for a summary, the error comes out of the loop and becomes
-its halt. Application code that asked gets it, and can do without the model.
+A refusal raises the limit's error, as every caller of a model expects exceptions. If the loop
+itself requested the call, e.g. for a summary, the error leaves the loop and becomes its halt.
+Application code gets the error, and can continue without the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def admit_side_call(run: Run, call: InFlightCall) -> None:
-    """Reserve what a side call may use, or raise the error of the limit that it would pass."""
+    """Reserve usage for a side call, or raise the error of the limit that it would exceed."""
     try:
         verdict = run.calls.admit(call)
         if verdict is not None and verdict.action == "observe" and not run.finished:
@@ -35,13 +35,13 @@ def admit_side_call(run: Run, call: InFlightCall) -> None:
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         report_suppressed("binding", error)
         return
-    # Raised out here, where the guard above would not take the refusal for a fault of ours.
+    # Raised outside of the guard above, which would suppress it as an internal error.
     if verdict is not None and call.reservation is None:
         raise _error_of(run, verdict)
 
 
 def _error_of(run: Run, verdict: Verdict) -> LimitReachedError:
-    if run.is_direct:  # the request is the invocation, which ends by this
+    if run.is_direct:  # the request is the whole invocation
         run.halt(verdict, "raised")
     breaches = {"breach": verdict.breach, "breaches": verdict.breaches}
     error = limit_reached(verdict, replace(run.stop(verdict.reason), **breaches))  # type: ignore[arg-type]
@@ -50,16 +50,16 @@ def _error_of(run: Run, verdict: Verdict) -> LimitReachedError:
 
 
 def note_refusal(run: Run, verdict: Verdict) -> None:
-    """Remember that something was refused that the loop of `run` may have asked for."""
+    """Remember a refused side call that the loop of `run` may have requested."""
     if isinstance(run.state, LiveInvocation):
         run.state.side_verdict = verdict
 
 
 def halt_from_error(live: LiveInvocation, error: Exception) -> Verdict | None:
-    """Return the halt that an error out of the loop means, if it means one.
+    """Return the halt that caused an error of the loop, if any.
 
-    It is one when the loop asked for a call that was refused: the error of that limit, or whatever
-    a steering handler or a classifier makes of an agent of its own that gave no output.
+    The loop requested a call that was refused. The error is that of the limit, or one that a
+    steering handler or a classifier raises because its own agent gave no output.
     """
     for each in chain_of(error):
         if isinstance(each, LimitReachedError) and each.stop is not None and each.stop.breaches:
@@ -70,7 +70,7 @@ def halt_from_error(live: LiveInvocation, error: Exception) -> Verdict | None:
 
 
 def _is_of(run: Run, limit: str, cap: object, invocation_id: str) -> bool:
-    """Tell whether a breach is one of this invocation, or of a tree that it stands in."""
+    """Return whether a breach is one of this invocation, or of a tree that contains it."""
     if invocation_id == run.invocation.id:
         return True
     name = limit.removeprefix(TREE_PREFIX)
@@ -81,16 +81,16 @@ def _is_of(run: Run, limit: str, cap: object, invocation_id: str) -> bool:
 
 @suppress_errors("binding")
 def refused_to_loop(run: Run) -> bool:
-    """Tell whether a halted invocation was asked for by the loop of another one, and tell that.
+    """Return whether another invocation's loop started a halted one, and note its refusal.
 
-    What it gives back would be taken for an answer: a summary in the place of the conversation.
-    It is raised there. A tool gets it as the agent's answer, and so does who reads a stream.
+    The loop would use our message as an answer, e.g. as the summary of a conversation, so the halt
+    is raised there. For a tool or the reader of a stream, the message is the agent's answer.
     """
     verdict, parent = run.verdict, getattr(run.parent, "state", None)
     if verdict is None or verdict.breach is None or not isinstance(parent, LiveInvocation):
         return False
     if parent.run.finished or not any(each.is_waiting for each in parent.waits.open):
-        return False  # its loop stands still, while the application does something else
+        return False  # its loop is idle, while other code of the application runs
     if not _is_of(parent.run, verdict.breach.limit, verdict.breach.cap, ""):
         return False
     note_refusal(parent.run, verdict)
@@ -98,7 +98,7 @@ def refused_to_loop(run: Run) -> bool:
 
 
 def results_for(messages: Sequence[Message], text: str) -> Message | None:
-    """Make the results of tools that the last message asks for and that nobody has run."""
+    """Return error results for the tools that the last message requests but that never ran."""
     asked = [
         block["toolUse"]["toolUseId"]
         for message in messages[-1:]

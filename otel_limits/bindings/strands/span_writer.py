@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @suppress_errors("span")
 def end_quietly(span: trace.Span | None) -> None:
-    """End the span that a refusal leaves, or Strands ends it as an error, which it is not."""
+    """End the span of a refused call with status OK, before Strands ends it as an error."""
     if span is None or not span.is_recording():
         return
     name = getattr(span, "name", "")
     if name == SPANS.cycle or name.startswith(CALL_PREFIXES):
-        # OpenTelemetry ignores any status after OK, and any end after the first: the error that
-        # Strands writes when it sees the refusal pass by changes nothing any more.
+        # OpenTelemetry ignores any status after OK, and any end after the first, so the error that
+        # Strands writes for the refusal has no effect.
         span.set_status(trace.StatusCode.OK)
         span.end()
 
@@ -44,8 +44,8 @@ def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic
         semconv.MESSAGE_SYNTHETIC: synthetic,
         **limit_of(verdict),
     }
-    # As attributes and as an event: backends filter spans by the former, and show the latter on a
-    # time line.
+    # As attributes and as an event: backends filter spans by attributes and show events on a
+    # timeline.
     span.set_attributes(attributes)
     span.add_event(semconv.HALT_EVENT, attributes)
     if run.action == "raised":
@@ -55,12 +55,12 @@ def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic
 
 @suppress_errors("span")
 def write_end(span: trace.Span | None, run: Run) -> None:
-    """Write what an invocation cost, and what would have ended it, to its live span."""
+    """Write the cost of an invocation, and its would-be halt, to its live span."""
     if span is None or not span.is_recording():
         return
     attributes = cost_of(run)
     if run.action == "observed" and run.verdict is not None:
-        # Not as a stop reason: the one that the invocation has is the framework's.
+        # Not as the stop reason, which is the framework's.
         attributes[semconv.STOP_WOULD_BE] = run.verdict.reason
         attributes[semconv.STOP_ACTION] = run.action
         attributes[semconv.STOP_MESSAGE] = run.sentence
@@ -70,7 +70,7 @@ def write_end(span: trace.Span | None, run: Run) -> None:
 
 
 def limit_of(verdict: Verdict) -> dict[str, Any]:
-    """Attributes that say which limit decided, if one did."""
+    """Return attributes of the limit behind a verdict, if any."""
     if verdict.breach is None:
         return {}
     refusal = verdict.breach.quota
@@ -84,20 +84,20 @@ def limit_of(verdict: Verdict) -> dict[str, Any]:
 
 
 def cost_of(run: Run) -> dict[str, Any]:
-    """Attributes that say what model calls cost, by those whose price is known."""
+    """Return attributes with the cost of model calls with a known price."""
     tally = run.tally
-    # Of calls without a price nothing is known: 0 would say that they were free.
+    # Without a known price there is no cost: 0 would mean free.
     if not tally.cost and (tally.unpriced_calls or not tally.tokens):
         return {}
     attributes: dict[str, Any] = {semconv.COST: float(tally.cost)}
-    if tally.unpriced_calls:  # the cost is not all of it
+    if tally.unpriced_calls:  # the cost is incomplete
         attributes[semconv.UNPRICED_CALLS] = tally.unpriced_calls
     return attributes
 
 
 @suppress_errors("span")
 def write_warnings(span: trace.Span | None, warnings: tuple[LimitWarning, ...]) -> None:
-    """Write each soft threshold that was passed to the live agent span."""
+    """Write each exceeded soft threshold to the live agent span."""
     for warning in warnings:
         if span is not None and span.is_recording():
             span.add_event(
@@ -112,6 +112,6 @@ def write_warnings(span: trace.Span | None, warnings: tuple[LimitWarning, ...]) 
 
 
 def json_value(value: object) -> object:
-    """Return a value that JSON knows."""
-    # Money is a Decimal, which neither JSON nor a span knows: as text it stays exact.
+    """Return a JSON-compatible value."""
+    # Money is a Decimal, which neither JSON nor spans support: as text it stays exact.
     return value if isinstance(value, (int, float)) else str(value)

@@ -1,4 +1,4 @@
-"""Follows both stages of an agent: a leg, where stops get their reason, and a model call in it."""
+"""Middleware stages for legs, which set stop reasons, and for model calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     Next = MiddlewareNext[Any, Any]
     Events = AsyncGenerator[Any, None]
 
-# Of the many events of a leg, those that say how far it is.
+# Events of a leg that show its progress.
 MILESTONES: Final = frozenset((StartEventLoopEvent, StructuredOutputEvent, EventLoopStopEvent))
 
 
@@ -53,33 +53,33 @@ MILESTONES: Final = frozenset((StartEventLoopEvent, StructuredOutputEvent, Event
 
 
 def agent_stage(context: Any, next_fn: Next) -> Events:
-    """Follow a leg of a live invocation; anything else passes through."""
+    """Track a leg of an invocation in progress. Pass anything else through."""
     live = live_of(context.agent)
     if live is None or live.staged:
         return next_fn(context)
-    # Deep copies of middleware have our handlers twice once they are attached to again.
+    # Deep copies of middleware may have our handlers twice.
     return _follow_leg(cast("Agent", context.agent), live, next_fn, context)
 
 
 async def _follow_leg(
     agent: Agent, followed: LiveInvocation, next_fn: Next, context: Any
 ) -> Events:
-    """Put our stop reason in place of the framework's, and raise where that is the action."""
+    """Replace the framework's stop reason by ours, and raise if that is the action."""
     followed.staged, halted = True, False
     inside: Run | Group | None = followed.run
     events, wait = next_fn(context), Wait()
     wait.join(followed.waits, is_leg=True)
     try:
         while True:
-            if CURRENT.get() is not inside:  # one task may read several streams in turns
+            if CURRENT.get() is not inside:  # one task may alternate between streams
                 CURRENT.set(inside)
             try:
                 event = await wait.next_of(events)
             except StopAsyncIteration:
                 break
             inside = CURRENT.get()
-            # Two steps deep and not behind a decorator: this runs for each token of a stream, and
-            # deep down in a runaway every frame of ours is one that the agent has less.
+            # Inline, not behind a decorator: this runs for each token of a stream, and each of our
+            # frames brings a runaway agent closer to the recursion limit.
             if type(event) in MILESTONES:
                 try:
                     halted = _track_progress(agent, event)
@@ -89,7 +89,7 @@ async def _follow_leg(
     except Exception as error:
         live = live_of(agent)
         if live is None or not _is_refused(live, error):
-            followed.run.freeze_outcome()  # what hooks still do changes nothing
+            followed.run.freeze_outcome()  # hooks that still run change nothing
             raise
         if isinstance(
             error, InvocationEndedError
@@ -98,18 +98,20 @@ async def _follow_leg(
         halted = True
         yield await _answer_for_model(agent, live, context)
     finally:
-        CURRENT.set(inside)  # whoever closes it, and in whichever task
-        followed.staged = followed.waits.is_asking = False  # a hook may resume before anything runs
+        CURRENT.set(inside)  # in the task that closes it
+        followed.staged = followed.waits.is_asking = (
+            False  # a hook may resume before anything else runs
+        )
         wait.close()
         await events.aclose()
-    # Only now, as what is left of the generator would otherwise end in another context.
+    # Last, as the generator would otherwise end in another context.
     if halted and (raised := _raised(agent)) is not None:
         raise raised
 
 
 @suppress_errors("binding")
 def _raised(agent: Agent) -> LimitReachedError | None:
-    """Return what the halt of a leg raises, if it does; a hook may have resumed it since."""
+    """Return the error that the halt of a leg raises, if any; a hook may have resumed the leg."""
     live = live_of(agent)
     run = live and live.run
     if run and run.verdict and (run.action == "raised" or refused_to_loop(run)):
@@ -118,12 +120,12 @@ def _raised(agent: Agent) -> LimitReachedError | None:
 
 
 def _is_refused(live: LiveInvocation, error: Exception) -> bool:
-    """Tell a refusal of ours, also where a middleware has made an error of its own of it."""
+    """Return whether an error is our refusal, possibly wrapped by a middleware."""
     ours = (
         RefusedError,
         InvocationEndedError,
         LimitReachedError,
-    )  # the last, where the loop asked for a summary
+    )  # the last if the loop requested a summary
     if live.verdict is not None and any(isinstance(each, ours) for each in chain_of(error)):
         return True
     if (verdict := halt_from_error(live, error)) is None:
@@ -133,7 +135,7 @@ def _is_refused(live: LiveInvocation, error: Exception) -> bool:
 
 
 def _track_progress(agent: Agent, event: object) -> bool:
-    """Follow the leg past one of its milestones; True when it is the end, and our halt."""
+    """Process a milestone of a leg. Return whether it is the end, by our halt."""
     live = live_of(agent)
     if live is None:
         return False
@@ -142,7 +144,7 @@ def _track_progress(agent: Agent, event: object) -> bool:
     if isinstance(event, StructuredOutputEvent):
         live.has_output = True
         return False
-    if live.overflowed:  # a cycle after an overflow that nobody retried is the recovery
+    if live.overflowed:  # a cycle after an overflow without retry is the recovery
         live.overflowed = False
         live.run.reset_iterations()
     if live.run.unsampled:
@@ -152,7 +154,7 @@ def _track_progress(agent: Agent, event: object) -> bool:
 
 @suppress_errors("binding")
 def _stop(agent: Agent, live: LiveInvocation, event: Any) -> bool:
-    """Note how the leg ended; True when it was our halt."""
+    """Note the end of a leg. Return whether it was our halt."""
     reason, message, *_ = event["stop"]
     apply_halt_if_due(agent, live, message)
     verdict = live.run.verdict if message is live.marked else None
@@ -164,14 +166,14 @@ def _stop(agent: Agent, live: LiveInvocation, event: Any) -> bool:
 
 
 async def _answer_for_model(agent: Agent, live: LiveInvocation, context: Any) -> Any:
-    """Answer in the model's place and end the leg."""
-    assert live.verdict is not None  # what a refusal carries
-    # A refused call leaves the user's message, or tool results, as the last one. With an answer
-    # after it the history is one that every provider accepts when the conversation goes on.
+    """Answer instead of the model and end the leg."""
+    assert live.verdict is not None  # set by every refusal
+    # After a refused call, the last message is the user's, or tool results. With an answer after
+    # it, every provider accepts the history when the conversation continues.
     name = live.run.invocation.agent
     message: Any = halt_message(live.verdict, name)
     live.asked = False
-    # What was refused may be a call that a hook made before the tools: they have no results then.
+    # If the refused call was made by a hook before the tools, they have no results.
     unanswered = results_for(agent.messages, halt_text(live.verdict, name))
     if unanswered is not None and not is_of_another(agent, live, agent.messages[-1]):
         await append_message(agent, unanswered)
@@ -188,32 +190,32 @@ async def _answer_for_model(agent: Agent, live: LiveInvocation, context: Any) ->
 
 @dataclass(slots=True, eq=False)
 class ModelPass:
-    """One pass through the model stage: a middleware inside of ours may call models repeatedly."""
+    """One pass through the model stage, in which inner middleware may call models repeatedly."""
 
     live: LiveInvocation
     context: InvokeModelContext
     admitted: InFlightCall | None
-    """The call that the stage has let out, until it goes."""
+    """The call that the stage has admitted, until it is sent."""
     calls: list[InFlightCall] = field(default_factory=list)
     failure: Exception | None = None
-    """What the last call that failed did so with."""
+    """The error of the last failed call."""
     has_streamed: bool = False
-    """True when a response was streamed, by whatever model."""
+    """True if any model streamed a response."""
 
     @suppress_errors("binding")
     def close(self, answer: ModelStopReason | None) -> None:
-        """Count what is still open: a cancelled stream is left without being closed."""
+        """Settle open calls: a cancelled stream may be left without being closed."""
         calls, answered = self.live.run.calls, answer is not None
         admitted, self.admitted = self.admitted, None
         if admitted is not None and not self.calls and self.has_streamed:
-            # Not by a class that is patched, such as a proxy or a mock: only its answer tells.
+            # By a class that is not patched, such as a proxy or a mock: only its answer is known.
             call = calls.open(admitted)
             if answer is not None:
                 note_answer(call, answer.usage, answer.message)
             calls.settle(call, failed=not answered)
         elif admitted is not None:
-            # A pass without a call whose answer was not streamed is one that a middleware answered
-            # by itself, from a cache for instance: no model was asked, and none is counted.
+            # Without a call and without a stream, a middleware answered, e.g. from a cache: no
+            # model call is counted.
             calls.release(admitted)
         for call in self.calls:
             if call.is_open:
@@ -221,7 +223,7 @@ class ModelPass:
 
 
 def note_failure(model_pass: ModelPass | None, error: Exception) -> None:
-    """Remember how a call of the loop failed, to tell it from what a middleware raises."""
+    """Remember the error of a call, to distinguish it from errors of middleware."""
     if model_pass is not None:
         model_pass.failure = error
 
@@ -229,13 +231,12 @@ def note_failure(model_pass: ModelPass | None, error: Exception) -> None:
 PASS: Final[contextvars.ContextVar[ModelPass | None]] = contextvars.ContextVar(
     "otel_limits_pass", default=None
 )
-"""The pass through a model stage that the present task is within."""
+"""The current task's pass through the model stage."""
 
 
 def model_stage(context: Any, next_fn: Next) -> Events:
-    """Follow a model call of a live invocation; anything else passes through."""
-    # A deep copy of the agent's middleware has this handler twice; the outer pass is the one that
-    # follows.
+    """Track a model call of an invocation in progress. Pass anything else through."""
+    # A deep copy of the agent's middleware has this handler twice; only the outer pass is active.
     live, within = live_of(context.agent), PASS.get()
     if live is None or (within is not None and within.live is live):
         return next_fn(context)
@@ -243,17 +244,17 @@ def model_stage(context: Any, next_fn: Next) -> Events:
 
 
 async def _answer_cancelled(live: LiveInvocation) -> Events:
-    """Answer for a call that was cancelled while it waited: Strands would send and then drop it."""
+    """Answer a call that was cancelled while it waited: Strands would still send it."""
     live.asked, live.is_cancelled, live.waits.is_asking = True, False, False
     live.response = answer = cancelled_answer()
     yield answer
 
 
 async def _follow_call(live: LiveInvocation, next_fn: Next, context: InvokeModelContext) -> Events:
-    """Let a model call out, or refuse it before it costs anything.
+    """Admit a model call, or refuse it before it costs anything.
 
-    All of it waits until somebody asks for the response: a middleware may prepare several calls,
-    and make none of them. The call itself is counted where it leaves for the provider.
+    This happens when the response is read: a middleware may prepare several calls and make none.
+    The call itself is counted when it is sent to the provider.
     """
     live.asked = True
     call = call_by_context(context, STATES.of(context.agent).tokens) or InFlightCall("unknown")
@@ -264,10 +265,10 @@ async def _follow_call(live: LiveInvocation, next_fn: Next, context: InvokeModel
         events = ending_as_last(events, live)
     try:
         while True:
-            # Each time, as one task may read the streams of several agents in turns.
+            # For each event, as one task may alternate between streams of several agents.
             if CURRENT.get() is not live.run:
                 CURRENT.set(live.run)
-            # Set only while the inner part runs: between two events, the reader's code does.
+            # Set only while the inner part runs: between events, the reader's code runs.
             token = PASS.set(model_pass)
             try:
                 event = await anext(events)
@@ -285,7 +286,7 @@ async def _follow_call(live: LiveInvocation, next_fn: Next, context: InvokeModel
             raise
         end_quietly(trace.get_current_span())
         raise RefusedError from error
-    finally:  # at once, also when nobody reads on: what the loop does next may be told of it
+    finally:  # also if the reader stops early: later steps of the loop may depend on it
         if answer is not None:
             live.overflowed = live.waits.is_asking = False
         model_pass.close(answer)
@@ -294,7 +295,7 @@ async def _follow_call(live: LiveInvocation, next_fn: Next, context: InvokeModel
 
 @suppress_errors("binding")
 def _with_notes(live: LiveInvocation, context: InvokeModelContext) -> InvokeModelContext | None:
-    """Tell the model what it has to know; the conversation does not keep it."""
+    """Add notes for the model, which are not stored in the conversation."""
     if live.wrapping is not None:
         told = with_note(without_tools(context.messages), wrap_up_note(live.wrapping))
         return replace(
@@ -307,9 +308,9 @@ def _with_notes(live: LiveInvocation, context: InvokeModelContext) -> InvokeMode
 
 @suppress_errors("binding")
 def _is_halt(model_pass: ModelPass, error: Exception) -> bool:
-    """Tell whether a failed call is a halt: a gateway's budget is spent, or it was the last.
+    """Return whether a failed call is a halt: a gateway's budget is spent, or it was the last.
 
-    What a middleware inside of ours raises is its own: a question to a human, or a mistake.
+    Errors of inner middleware are not: they may be a question to a human, or a bug.
     """
     live = model_pass.live
     live.overflowed = isinstance(error, ContextWindowOverflowException)

@@ -1,4 +1,4 @@
-"""Strands Agents, as the rest of the product knows it; nothing of it is imported before its use."""
+"""The interface of the Strands binding. Strands is not imported before it is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StrandsFramework:
-    """Follows Strands agents."""
+    """Tracks Strands agents."""
 
     name = "strands"
     module = "strands.agent.agent"
@@ -40,7 +40,7 @@ class StrandsFramework:
         "tool_use",
     )
     successes: Collection[str] = ("end_turn", "stop_sequence", "tool_use")
-    """`tool_use` is how an invocation ends that answers with a structured output."""
+    """`tool_use` is the end of an invocation that answers with a structured output."""
     _patcher: ClassPatcher | None = None
 
     @property
@@ -53,7 +53,7 @@ class StrandsFramework:
         HOST.host = host
 
     def gaps(self) -> Sequence[Gap]:
-        """Import Strands, and look for everything of it that is used.
+        """Import Strands and return the names of it that are used but missing.
 
         Raises:
             ImportError: It is not installed.
@@ -63,7 +63,7 @@ class StrandsFramework:
         return gaps()
 
     def gaps_of(self, part: str) -> Sequence[Gap]:
-        """Look for what is used of a module about groups of agents, or of a vendor's models.
+        """Return the missing names of a module for groups of agents, or of a vendor's models.
 
         Raises:
             ImportError: It is not installed.
@@ -73,29 +73,29 @@ class StrandsFramework:
         return gaps_of(part)
 
     def watch(self) -> None:
-        """Follow every invocation from now on."""
+        """Track every invocation."""
         from otel_limits.bindings.strands.patches import ClassPatcher
 
         self._patcher = self._patcher or ClassPatcher()
         self._patcher.start()
 
     def release(self) -> bool:
-        """Follow no invocation any more, but those of agents with a plugin.
+        """Stop tracking invocations, except those of agents with a plugin.
 
-        What was attached stays, as Strands cannot remove middleware, and passes all through.
+        Middleware stays attached, as Strands cannot remove it, and passes everything through.
 
         Returns:
-            True while an agent with a plugin has an invocation that is live.
+            True while an agent with a plugin has an invocation in progress.
         """
-        # Looked up, not imported: that would import Strands into a program that may not use it, and
-        # where it was never imported, no invocation was ever followed.
+        # Looked up, not imported: an import would load Strands into a program that may not use it.
+        # Without the module, no invocation was ever tracked.
         invocations = sys.modules.get("otel_limits.bindings.strands.invocations")
         states = tuple(invocations.STATES) if invocations is not None else ()
         for state in states:
             if state.own is None:
                 state.abort()
-        # An agent with a plugin keeps its limits after `disable()`, and it is the patches that see
-        # it begin. Where none is left but garbage that nobody has collected, they pass all through.
+        # An agent with a plugin keeps its limits after `disable()`, and needs the patches. If only
+        # uncollected garbage is left, the patches pass everything through.
         attach = sys.modules.get("otel_limits.bindings.strands.attach")
         if self._patcher is not None and (attach is None or not attach.ALL_WITH_OWN):
             self._patcher.stop()

@@ -1,4 +1,4 @@
-"""Hooks of the tools of a turn: admitted in request order, told and judged when all have ended."""
+"""Hooks for the tools of a turn: admitted in request order, recorded when all have ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from otel_limits.runs.run import Run
 
 Answered: TypeAlias = "tuple[Mapping[str, Any], Mapping[str, Any], float | None]"
-"""A tool use, its result, and the seconds that it ran for if it did."""
+"""A tool use, its result, and its duration in seconds if it ran."""
 
 
 @suppress_errors("binding")
@@ -51,15 +51,15 @@ def before_tools(event: BeforeToolsEvent) -> None:
     if CURRENT.get() is not live.run:
         CURRENT.set(live.run)
     against = live.wrapping or live.verdict
-    if against is not None:  # the last answer asks for them, or one that came before a kill
+    if against is not None:  # requested by the last answer, or before a kill
         event.cancel = f"Not run: {reason_text(against)}."
         return
-    # A turn that a hook denied as a whole takes no calls from anybody's budget.
+    # A turn that a hook denied as a whole uses no budget.
     denied = bool(event.cancel)
     live.batch = batch = Batch(tool_uses(event.agent, event.message), denied=denied)
     if denied:
         return
-    # Now, and not as each one starts: tools run at once, and the order of the requests decides.
+    # Before any of them starts: tools run concurrently, and the order of the requests decides.
     for position, request in enumerate(batch.requests):
         breach = live.run.tools.admit(request["name"])
         if breach is not None:
@@ -68,7 +68,7 @@ def before_tools(event: BeforeToolsEvent) -> None:
 
 @suppress_errors("binding")
 def before_tool(event: BeforeToolCallEvent) -> None:
-    """Answer in the place of a tool that has no call left, or whose invocation was ended."""
+    """Refuse a tool call that exceeds a limit, or whose invocation was ended."""
     note_request(event)
     live = live_of(event.agent)
     if live is None:
@@ -84,27 +84,27 @@ def before_tool(event: BeforeToolCallEvent) -> None:
 
 @suppress_errors("binding")
 def after_tool(event: AfterToolCallEvent) -> None:
-    """Keep the final attempt: a retry comes by here again."""
+    """Keep the final attempt: each retry overwrites it."""
     live = live_of(event.agent)
     if live is not None and live.batch is not None and owner_of(event) in (live.run, None):
         position = live.batch.position_of(event.tool_use)
         if position is not None:
-            # The event and not its result, which a hook that runs after ours may still replace.
+            # The event, as hooks that run after ours may still replace its result.
             live.batch.results[position] = event
 
 
 @suppress_errors("binding")
 def after_tools(event: AfterToolsEvent) -> None:
-    """End the loop when a limit was reached and the loop would go on."""
+    """End the loop if a limit was reached and the loop would continue."""
     live = live_of(event.agent)
     if live is None:
         return
     run = live.run
     answered = _finish_batch(live, event)
-    # Before the judgement, so that a warning does not come after the halt that it announces.
+    # Before limits are checked, so that a warning precedes its halt.
     if run.policy.warn_at:
         write_warnings(event.agent.trace_span, run.warn())
-    # Only when all of the turn is told: the last tool may be the one that passes a limit.
+    # Only after the whole turn is recorded: the last tool may reach a limit.
     verdict = live.wrapping or run.check_limits()
     for number, (use, result, _) in enumerate(answered, start=1):
         halts = verdict is not None and number == len(answered)
@@ -115,9 +115,8 @@ def after_tools(event: AfterToolsEvent) -> None:
 
 
 def _finish_batch(live: LiveInvocation, event: AfterToolsEvent) -> list[Answered]:
-    """Tell the calls that were answered, in request order, and look for repetitions."""
-    # Taken away, so that `after_leg` finds a batch only where a hook stopped the turn before its
-    # end.
+    """Record the answered calls in request order, and check for loops."""
+    # Removed, so that `after_leg` finds a batch only if a hook ended the turn early.
     run, batch, live.batch = live.run, live.batch, None
     if batch is None:
         return []
@@ -133,7 +132,7 @@ def _finish_batch(live: LiveInvocation, event: AfterToolsEvent) -> list[Answered
                 calls.append(call_of(run, use, result))
                 identity = identity_of(calls[-1])
             run.tools.record(use["name"], status_of(result), seconds, identity)
-    if run.loops is not None and event.message["content"]:  # or all of it waits for a human
+    if run.loops is not None and event.message["content"]:  # empty if all of it waits for a human
         run.check_loops(calls, live.text)
         if (repeated := run.nudge()) is not None:
             append_nudge(event.message, answered[repeated][1] if answered else None)
@@ -141,25 +140,25 @@ def _finish_batch(live: LiveInvocation, event: AfterToolsEvent) -> list[Answered
 
 
 def _answer_to(position: int, run: Run, batch: Batch, event: AfterToolsEvent) -> Answered | None:
-    """Return what the model is told of a call that no limit refused; only those that ran count."""
+    """Return the answer to a call that no limit refused; only calls that ran count."""
     request, done = batch.requests[position], batch.results.get(position)
     if done is not None and done.cancel_message is None:
         return done.tool_use, done.result, done.duration
-    # No event of an end, and yet a success: the tool was taken over by a background task.
+    # Success without an event: the tool continues as a background task.
     told = batch.result_in(position, [block["toolResult"] for block in event.message["content"]])
     if done is None and (accepted := acceptance_of(told)) is not None:
         return request, accepted, None
-    # Only what was admitted has taken anything from the budget.
+    # Only admitted calls have used budget.
     if not batch.denied:
         run.tools.release(request["name"])
     denial: Mapping[str, Any] | None = done.result if done is not None else denial_of(told, event)
     if denial is None:
         return None
-    return {**request, "name": clean(request["name"])}, denial, None  # a model may make it up
+    return {**request, "name": clean(request["name"])}, denial, None  # a model may invent the name
 
 
 def _ends_anyway(live: LiveInvocation, event: AfterToolsEvent) -> bool:
-    """Tell whether the loop stops after these tools without us: the natural end wins."""
+    """Return whether the loop ends after these tools anyway: a natural end wins."""
     return bool(
         event.end_turn
         or live.has_output

@@ -1,4 +1,4 @@
-"""Every way out to a provider: what asks `Model.stream` or `Model.structured_output` is counted."""
+"""Tracks every call to `Model.stream` and `Model.structured_output`."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
     from otel_limits.bindings.strands.stages import ModelPass
     from otel_limits.runs.run import Run
 
-# --- the doors ------------------------------------------------------------------------------------
+# --- wrappers of models ---------------------------------------------------------------------------
 
 
 def track_stream(original: Any) -> Any:
-    """Make what stands in the place of a model's `stream`."""
+    """Wrap a model's `stream`."""
     call = _as_function(original)
 
     @functools.wraps(original)
     def stream(model: Any, *args: Any, **kwargs: Any) -> Any:
-        # Read where the stream is asked for and not where it is read: an application may hand the
-        # generator to another task, whose context knows nothing of this invocation.
+        # Determined when the stream is requested: an application may pass the generator to another
+        # task, whose context does not have this invocation.
         ask = functools.partial(call, model, *args, **kwargs)
         run, model_pass = _run_of_task(model), PASS.get()
         if run is None:
@@ -73,10 +73,10 @@ def track_stream(original: Any) -> Any:
 
 
 def track_structured_output(original: Any) -> Any:
-    """Make what stands in the place of a model's `structured_output`.
+    """Wrap a model's `structured_output`.
 
-    Three providers ask their own `stream` for it, which is that same call. The others use an API of
-    its own, and tell nobody what the provider reported.
+    Three providers call their own `stream` for it, which is the same call. The others use a
+    separate API and do not expose the reported usage.
     """
     call = _as_function(original)
     is_coroutine = inspect.iscoroutinefunction(original)  # of a model that breaks the protocol
@@ -102,7 +102,7 @@ def track_structured_output(original: Any) -> Any:
 SENT: Final = frozenset(
     ("messages", "prompt", "system_prompt", "system_prompt_content", "tool_specs")
 )
-"""What of the arguments of `stream` and `structured_output` the provider is sent."""
+"""Arguments of `stream` and `structured_output` that are sent to the provider."""
 
 
 async def _only(ask: Callable[[], Any]) -> AsyncGenerator[Any, None]:
@@ -114,8 +114,8 @@ async def _result_of(events: AsyncGenerator[Any, None]) -> Any:
 
 
 def _as_function(method: Any) -> Callable[..., Any]:
-    """Return what takes an object first, of whatever stands for a method of its class."""
-    # Not always a function: another instrumentation may have put its own thing there.
+    """Return a function that takes the model first, for any kind of method."""
+    # Not always a function: another instrumentation may have replaced it by an object.
     if isinstance(method, FunctionType):
         return method
     bind = getattr(method, "__get__", lambda _, __: method)
@@ -124,42 +124,42 @@ def _as_function(method: Any) -> Callable[..., Any]:
 
 @suppress_errors("binding")
 def _run_of_task(model: Any) -> Run | None:
-    """Return what a request of the present task counts for, if it is followed."""
+    """Return the invocation that a request of the current task counts for, if any."""
     scope, host = current_scope()[0], HOST.host
-    if isinstance(scope, Group):  # a node that is not an agent asks by itself
+    if isinstance(scope, Group):  # a node that is not an agent calls a model
         if host is None or not host.is_on:
             return None
         scope = host.runs.run_of(scope, model_id(model))
     return None if scope is None or scope.released else scope
 
 
-# --- one passage ----------------------------------------------------------------------------------
+# --- one request ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class TrackedRequest:
-    """One request on its way through a door, of which several may stand one within the other.
+    """A request through a model's method. Such requests may be nested.
 
-    A class that asks its parent's `stream`, or a model that asks another one, is one request. What
-    a model asks beyond the first is a request of its own.
+    A class that calls its parent's `stream`, or a model that calls another one, is one request.
+    Further calls of such a model are separate requests.
     """
 
     run: Run
     model: Any
     content: object
-    """What is asked, to estimate it by."""
+    """The content of the request, to estimate its tokens."""
     note: Callable[[InFlightCall, Any], None]
-    """Notes what an event says of the call."""
+    """Adds an event to the call."""
     model_pass: ModelPass | None = None
-    """The pass of the agent's loop that asks, if it does."""
+    """The pass of the agent's loop that makes the request, if any."""
     within: EnclosingCall = field(default_factory=EnclosingCall)
     around: EnclosingCall | None = None
-    """The request that this one is, where it began further out."""
+    """The outer request that this one is part of."""
     is_whole: bool = False
-    """True when the answer has come to its end, although the stream has not."""
+    """True once the answer is complete, even if the stream is not."""
 
     def begin(self) -> EnclosingCall:
-        """Judge the call and open it, or carry the one that we are within."""
+        """Admit and open the call, or join the outer one."""
         self.within.run, self.within.model = self.run, self.model
         around = ENCLOSING_CALL.get()
         if around is not None and around.call in self.run.calls.in_flight:
@@ -168,15 +168,15 @@ class TrackedRequest:
                 return self.within
             self._share(around)
         call = self._describe() or InFlightCall("unknown")
-        # Outside of every guard: what it raises is the refusal, which has to reach who asked.
+        # Outside of every guard: its refusal must reach the caller.
         self._admit(call)
-        # Once more where a fault broke it off: a call that is not opened is not counted.
+        # Repeated after an internal error: a call that is not opened is not counted.
         self.within.call = self._open(call) or self._open(call)
         return self.within
 
     @suppress_errors("binding")
     def _describe(self) -> InFlightCall | None:
-        """Say what is known of a call: it is the one that the stage has let out, or one more."""
+        """Return the call that the stage has admitted, or describe a new one."""
         model, model_pass = self.model, self.model_pass
         if model_pass is None:
             return call_to(model, self.content)
@@ -184,17 +184,17 @@ class TrackedRequest:
         call = call or call_by_context(
             model_pass.context, STATES.of(model_pass.context.agent).tokens
         )
-        # A middleware may have chosen another one.
+        # A middleware may have chosen another model.
         if call is not None and model is not model_pass.context.model:
             call.model = "unknown"
             self._redescribe(call)
         return call
 
     def _redescribe(self, call: InFlightCall) -> None:
-        """Say of a call what is known of the model that asks the vendor, whichever is around it.
+        """Update a call with the inner model, which sends the request.
 
-        The usage is written as that vendor writes it. A name that the outer model has stays: it is
-        what the policy file may have a price of.
+        Usage has that vendor's format. The outer model's ID is kept, as the policy file may have a
+        price for it.
         """
         if call.model == "unknown":
             call.model = model_id(self.model)
@@ -205,25 +205,25 @@ class TrackedRequest:
     def _carry(self, around: EnclosingCall) -> None:
         around.is_carried = True
         self.around, self.within.call = around, around.call
-        if around.call is not None and self.model is not around.model:  # a model around another
+        if around.call is not None and self.model is not around.model:  # a model that wraps another
             self._redescribe(around.call)
 
     @suppress_errors("binding")
     def _share(self, around: EnclosingCall) -> None:
-        """A second request within one: what the outer one says from here on is of both."""
+        """Note a second request within an outer one, whose further events belong to both."""
         around.is_shared = True
         if around.is_over:
             _settle(self.run, around.call)
 
     def _admit(self, call: InFlightCall) -> None:
-        """Refuse a call that some limit has no place for."""
+        """Reserve usage for the call, or raise its refusal."""
         model_pass, live = self.model_pass, self.run.state
         if model_pass is not None:
             _attach_again(model_pass.live)
-            if call.reservation is None:  # a middleware asks again, and more has been used by now
+            if call.reservation is None:  # a repeated call of a middleware
                 admit_call(model_pass.live, call, None)
         elif not self.run.finished and isinstance(live, LiveInvocation) and _attach_again(live):
-            # Our stage was not in the agent's registry any more: this is its loop.
+            # Our stage is no longer in the agent's registry: this call is its loop's.
             live.asked = True
             admit_call(live, call, None)
         else:
@@ -233,7 +233,7 @@ class TrackedRequest:
     def _open(self, call: InFlightCall) -> InFlightCall:
         self.run.calls.open(call)
         if self.model_pass is not None:
-            # What is current around a call beside the loop is the span of a tool, or of what asks.
+            # The current span of a side call is that of a tool or of the calling code.
             call.span_id = span_of_call(self.run)
             self.model_pass.calls.append(call)
         else:
@@ -243,7 +243,7 @@ class TrackedRequest:
 
     @suppress_errors("binding")
     def note_event(self, event: Any) -> None:
-        """Note what an event says; whoever is further in has noted the texts already."""
+        """Add an event to the call; an inner request has added the texts already."""
         within = self.within
         self.is_whole = self.is_whole or "messageStop" in event
         if within.call is None:
@@ -256,21 +256,21 @@ class TrackedRequest:
 
     @suppress_errors("binding")
     def resume_reading(self) -> None:
-        """Somebody reads on, so that the call uses more."""
+        """Resume counting when the stream is read again."""
         if self.within.call is not None and self.within.call.is_paused:
             self.run.calls.resume(self.within.call)
 
     @suppress_errors("binding")
     def join(self, wait: Wait) -> None:
-        """Put a wait among those of the invocation, which end with that."""
+        """Add a wait to those of the invocation, which ends them."""
         live = self.run.state
         if self.around is None and isinstance(live, LiveInvocation) and not self.run.finished:
             wait.join(live.waits)
 
     def raise_if_ended(self, cut: InvocationEndedError) -> None:
-        """Raise why the invocation was ended to whoever asked a model by himself.
+        """Raise the halt reason to callers outside the agent loop.
 
-        To the agent's loop the stream ends, and its stage answers for what is not whole.
+        For the agent's loop the stream just ends, and its stage answers if it is incomplete.
         """
         if self.model_pass is not None:
             self.model_pass.live.is_cut = not self.is_whole
@@ -280,10 +280,10 @@ class TrackedRequest:
 
     @suppress_errors("binding")
     def fail(self, error: Exception) -> None:
-        """Count a call that failed: a middleware may ask again before anybody else learns of it."""
+        """Settle a failed call: a middleware may repeat it without raising the error."""
         call = self.within.call
         if isinstance(error, NotImplementedError) and call is not None and not call.answered:
-            self.run.calls.release(call)  # nobody was asked
+            self.run.calls.release(call)  # nothing was sent
         elif self.note is note_output and call is not None:
             note_failed_output(call, error)
         _settle(self.run, call, error)
@@ -292,13 +292,13 @@ class TrackedRequest:
 
     @suppress_errors("binding")
     def finish(self, *, answered: bool) -> None:
-        """Count the call, unless others know better how it ended."""
+        """Settle the call, unless an outer request or the stage does."""
         call = self.within.call
         if self.around is not None:
             self.around.is_over = True
             if self.around.is_shared:
                 _settle(self.run, call)
-        elif answered or self.model_pass is None:  # else the stage knows whether the loop had it
+        elif answered or self.model_pass is None:  # else the stage settles it
             _settle(self.run, call)
 
 
@@ -306,17 +306,17 @@ _try_to_track = suppress_errors("binding")(TrackedRequest)
 
 
 def _tracked(*known: Any) -> TrackedRequest | None:
-    """Begin to follow a request, once more where a fault broke that off."""
+    """Create a tracked request; repeated after an internal error."""
     return _try_to_track(*known) or _try_to_track(*known)
 
 
 async def _follow(passage: TrackedRequest, ask: Callable[[], Any]) -> AsyncGenerator[Any, None]:
-    """Let a call out, pass on what the provider sends, and count the call when it ends."""
+    """Admit a call, pass on its events, and settle it at the end."""
     within = passage.begin()
     answered, events, wait = False, None, Wait()
     passage.join(wait)
     try:
-        # Only now, as a provider's own `stream` may be a function that sends at once.
+        # After admission, as a provider's `stream` may be a function that sends immediately.
         events = ask()
         chunks = aiter(events)
         while True:
@@ -346,7 +346,7 @@ async def _follow(passage: TrackedRequest, ask: Callable[[], Any]) -> AsyncGener
 
 @suppress_errors("binding")
 def _attach_again(live: LiveInvocation) -> bool:
-    """Stay attached where an application has replaced a registry; True when stages were lost."""
+    """Attach again if an application has replaced a registry. Return whether stages were lost."""
     agent = live.agent()
     if agent is None or (agent.hooks is live.hooks and has_stages(agent)):
         return False
@@ -357,15 +357,15 @@ def _attach_again(live: LiveInvocation) -> bool:
 
 
 def _settle(run: Run, call: InFlightCall | None, error: Exception | None = None) -> None:
-    """Count a call that has not been counted yet; `error` is what it failed with."""
+    """Settle a call that is still open; `error` is the reason for its failure."""
     if call is None or not call.is_open:
         return
     if error is not None and not call.has_content:
-        # Some begin to stream before they ask, and of what is not streamed nothing else tells.
+        # Some models send chunks before the request, so chunks alone do not prove an answer.
         is_refused = http_status(error) is not None or is_unsent(error)
         is_taken_on = not is_refused and (call.answered or is_answer(error))
         call.answered = is_taken_on or is_filtered(error)
-    # Who waits no longer is billed all the same, be it we, the application or the network.
+    # An answer is billed even if otel-limits, the application or the network stopped waiting.
     aborted = error is not None and (
         isinstance(error, LimitReachedError) or is_timeout(error) or is_answer_cut(error)
     )
