@@ -26,7 +26,7 @@ KEPT: Final = {"max_turns": "turns", "max_model_calls": "model_calls", "max_toke
 
 
 class Books:
-    """What every budget has used and what is reserved in it, by what is asked of `Calls`.
+    """The expected usage and reservations of every budget, updated as `CallTracker` is called.
 
     They are kept under the lock of the runs, so that they are right at every decision.
     """
@@ -35,15 +35,15 @@ class Books:
         self.runs: dict[str, Run] = {}
         self.used: dict[int, Counter[str]] = {}
         self.calls: dict[InFlightCall, tuple[Run, int]] = {}
-        """The calls under way, with the tokens that each may still use."""
+        """The in-flight calls, with the tokens that each may still use."""
         self.turns: set[Run] = set()
-        """Whose loop has a turn reserved."""
+        """Runs whose loop has a turn reserved."""
         self.retried: dict[Run, int] = {}
         """The tokens of a call of the loop that failed, until it is tried again."""
         self.outputs: dict[tuple[int, str], int] = {}
         self.late: Counter[int] = Counter()
-        """Side calls that a budget does not hold: they came when nothing was under way in it any
-        more, or were read on after their invocation had ended."""
+        """Side calls outside a budget: they came after its last member ended, or were read after
+        their invocation had ended."""
         self.checked = 0
         self.problems: list[str] = []
 
@@ -56,7 +56,7 @@ class Books:
             self.used.setdefault(id(budget), Counter())
 
     def __call__(self, event: Event) -> None:
-        """Add a model call that is told: `Calls.settle` tells it, under the lock."""
+        """Add a published model call: `CallTracker.settle` publishes it, under the lock."""
         if isinstance(event, ModelCall):
             run = self.runs[event.invocation.id]
             self.add(run, "model_calls", 1)
@@ -84,7 +84,7 @@ class Books:
         """A call was let out or refused; one of the loop gives up first what it had kept."""
         had_turn = run in self.turns
         if turn:
-            self.let_go(run)
+            self.release_unused(run)
         if call.reservation is not None:
             self.hold(run, call)
             if not turn:
@@ -101,7 +101,7 @@ class Books:
         if retried and call.is_of_loop and tokens is not None:
             self.retried.setdefault(run, tokens)
 
-    def let_go(self, run: Run) -> None:
+    def release_unused(self, run: Run) -> None:
         """A loop gives up what it has kept."""
         self.turns.discard(run)
         self.retried.pop(run, None)
@@ -128,7 +128,7 @@ class Books:
                 self.problems.append(f"refused below its cap: {breach}, and the books say {found}")
 
     def level(self, budget: Budget, name: str, *, with_reserved: bool) -> int:
-        """What is used of something, and reserved."""
+        """Usage and reservations of one quantity."""
         reserved = 0
         if with_reserved and name == "turns":
             reserved = sum(budget in run.budgets.all for run in self.turns)
@@ -191,13 +191,13 @@ class Books:
     def _on_response_accepted(self, original: Any, calls: Any) -> None:
         with calls._scope.runs.lock:
             original(calls)
-            self.let_go(calls._scope)
+            self.release_unused(calls._scope)
             self.add(calls._scope, "turns", 1)
 
     def _release_unused(self, original: Any, calls: Any) -> None:
         with calls._scope.runs.lock:
             original(calls)
-            self.let_go(calls._scope)
+            self.release_unused(calls._scope)
 
     def _release(self, original: Any, calls: Any, call: InFlightCall) -> None:
         with calls._scope.runs.lock:
@@ -228,7 +228,7 @@ def bound(around: Any) -> Any:
 
 
 def is_of(breach: Breach, budget: Budget) -> bool:
-    """Tell whether a breach can be one of this budget."""
+    """Return whether a breach can be one of this budget."""
     name = breach.limit.removeprefix(budget.prefix)
     caps = dict(budget.policy.limits.items())
     return breach.limit.startswith(budget.prefix) and caps.get(name) == breach.cap

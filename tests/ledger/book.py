@@ -40,13 +40,13 @@ class Call:
     written: int = 0
     price: str | None = None
     saved: str | None = None
-    """What a cache saved."""
+    """USD that a cache saved."""
     model: str = "m"
     kind: CallKind = "measured"
     estimated: bool = False
     turn: int | None = None
     tools: Sequence[str] = ()
-    """Tools that it asks for; `search!` fails, and after `=` is what the call is told by."""
+    """Its tool calls; `search!` fails, and the part after `=` is the fingerprint."""
     side: bool = False
 
     @property
@@ -154,7 +154,7 @@ class Book:
         )
 
     def close(self) -> None:
-        """Have everything written."""
+        """Flush everything."""
         self._observer.close()
 
 

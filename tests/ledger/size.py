@@ -1,4 +1,4 @@
-"""How large a ledger of many calls is, and what asking it takes.
+"""Size of a ledger with many calls, and the cost of queries on it.
 
 `python -m tests.ledger.size 1000000` writes one model call with one tool call each, ten of them
 in an invocation, through the product, then runs `VACUUM`. It prints bytes per call, and CPU
@@ -93,7 +93,7 @@ def write(path: Path, calls: int) -> None:
 
 
 def bytes_by_table(path: Path) -> dict[str, float]:
-    """Bytes of each table, with its indexes, where this SQLite can tell."""
+    """Bytes of each table, with its indexes, if this SQLite reports them."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("VACUUM")
         sizes = (
@@ -110,7 +110,7 @@ def main() -> None:
     compileall.compile_dir(Path(otel_limits.__file__).parent, quiet=1)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "ledger.db"
-        # In a process of its own: what a child used at most begins with what its parent uses.
+        # In a separate process: a child's peak memory starts at its parent's usage.
         writer = multiprocessing.get_context("spawn").Process(target=write, args=(path, calls))
         writer.start()
         writer.join()
@@ -122,7 +122,7 @@ def main() -> None:
         for question in QUESTIONS:
             ask = ["-m", "otel_limits.cli", "audit", *question, "--ledger", str(path)]
             child = subprocess.Popen([sys.executable, *ask], stdout=subprocess.DEVNULL, env=home)
-            # Of this child alone: all of them together would tell the largest of them.
+            # Of this child alone: RUSAGE_CHILDREN would report the largest child.
             _, status, used = os.wait4(child.pid, 0)
             child.returncode = os.waitstatus_to_exitcode(status)
             if child.returncode:

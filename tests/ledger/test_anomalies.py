@@ -1,4 +1,4 @@
-"""`anomalies`: days that were not as usual, and silence where nobody can know."""
+"""`anomalies`: unusual days, and no finding where there is too little data."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_little_data_is_silence(ledger: LedgerFile, capsys: Output) -> None:
 
 
 def test_without_prices_tokens_are_compared(ledger: LedgerFile, capsys: Output) -> None:
-    """And turns beside them: ten times as many on the last day."""
+    """Turns are checked as well: ten times as many on the last day."""
     more = Entry(calls=[Call()] * 10, at=NINE + 11 * DAY)
     write(ledger.address, *days(*[None] * 11), more)
     found = answer(capsys)
@@ -68,7 +68,7 @@ def test_without_prices_tokens_are_compared(ledger: LedgerFile, capsys: Output) 
 
 
 def test_each_group_has_its_own_range(ledger: LedgerFile, capsys: Output) -> None:
-    """What is usual for a large agent is not for a small one."""
+    """A large agent's usual day is unusual for a small one."""
     large = days(*["100"] * 11, agent="large")
     write(ledger.address, *large, *days(*USUAL, "9.0", agent="small"))
     assert [row["agent"] for row in answer(capsys)["cost"]] == ["small"]
@@ -99,7 +99,7 @@ def test_an_audit_key_hides_no_figure(ledger: LedgerFile, capsys: Output, key: s
 
 @pytest.mark.parametrize("name", ["day", "month", "tool"])
 def test_days_have_no_days(ledger: LedgerFile, capsys: Output, name: str) -> None:
-    """What has no days of its own, or cannot be asked so, is a sentence."""
+    """Columns without days, or without a usual range, are rejected with a message."""
     write(ledger.address, Entry())
     assert main(["audit", "anomalies", "--by", name]) == 2
     assert f"cannot group by {name}" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What an auditor is told: every number of every answer, against invocations that are known."""
+"""Audit answers: every number, checked against known invocations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TURNS_CAP = Breach("max_turns", 3, 3, "max_turns", "turns")
 
 @pytest.fixture
 def ask(ledger: LedgerFile, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Ask a question and get the answer as JSON."""
+    """Query the ledger and return the answer as JSON."""
 
     def question(*arguments: str) -> Any:
         assert ledger.path.exists()
@@ -148,7 +148,7 @@ def test_conditions_can_be_one_argument(ledger: LedgerFile, ask: Ask) -> None:
 
 
 def test_a_pattern_is_no_pattern_of_the_database(ledger: LedgerFile, ask: Ask) -> None:
-    """`%` and `_` stand for themselves, and case counts."""
+    """`%` and `_` are literal, and case counts."""
     write(ledger.address, *(Entry(agent=name) for name in ("a%b_c", "aXbYc", "A%B_C")))
     found = ask("spend", "--by", "agent", "--where", "agent=a%b_*")
     assert [row["agent"] for row in found["spend"]] == ["a%b_c"]
@@ -164,7 +164,7 @@ def test_a_window(week: LedgerFile, ask: Ask) -> None:
 def test_a_call_is_summed_once_however_its_days_are_split(
     ledger: LedgerFile, ask: Ask, days: int
 ) -> None:
-    """Whatever day a window begins or ends at, in its middle or at midnight."""
+    """At any start or end of a window, within a day or at midnight."""
     calls = [Call(input=1 << day, output=0) for day in range(days)]
     write(ledger.address, *(Entry(calls=[c], at=NINE + n * DAY) for n, c in enumerate(calls)))
     for first in range(days):
@@ -303,7 +303,7 @@ def test_the_most_expensive_halts_have_their_traces(halts: LedgerFile, ask: Ask)
     ]
 
 
-def test_what_has_no_price_costs_no_zero(halts: LedgerFile, ask: Ask) -> None:
+def test_unpriced_calls_do_not_cost_zero(halts: LedgerFile, ask: Ask) -> None:
     """An unknown price is never $0."""
     answer = ask("stops")
     costs = {row["reason"] + row["agent"]: row["cost_usd"] for row in answer["stops"]}
@@ -311,7 +311,7 @@ def test_what_has_no_price_costs_no_zero(halts: LedgerFile, ask: Ask) -> None:
     assert answer["costliest_halted"][-1]["cost_usd"] is None
 
 
-def test_what_has_no_price_saves_no_zero(ledger: LedgerFile, ask: Ask) -> None:
+def test_unpriced_calls_do_not_save_zero(ledger: LedgerFile, ask: Ask) -> None:
     """The same of what a limit would have saved."""
     write(ledger.address, Entry(calls=[Call()] * 3))
     answer = ask("backtest", "--max-turns", "1")
@@ -384,7 +384,7 @@ def test_imported_calls_are_replayed_by_their_times(ledger: LedgerFile, ask: Ask
     assert cut["saved_tokens"] == (1 + 10) + 2 * 20
 
 
-def test_a_backtest_says_what_a_cap_saves(ledger: LedgerFile, ask: Ask) -> None:
+def test_backtest_reports_the_savings_of_a_cap(ledger: LedgerFile, ask: Ask) -> None:
     """The calls beyond the cap are saved; a natural end on the last permitted turn is no halt."""
     write(
         ledger.address,
@@ -408,7 +408,7 @@ def test_a_backtest_says_what_a_cap_saves(ledger: LedgerFile, ask: Ask) -> None:
 
 
 def test_the_earliest_of_several_limits_halts(ledger: LedgerFile, ask: Ask) -> None:
-    """Which one, and at which turn, stands with each invocation."""
+    """Each invocation shows the limit and the turn."""
     write(ledger.address, Entry(calls=[Call(input=1000, output=0)] * 10))
     caps = ("--max-turns", "8", "--max-token-budget", "3500")
     (cut,) = ask("backtest", *caps)["cuts"]
@@ -580,7 +580,7 @@ def wait():
 
 
 def slow_question(wait: str, *arguments: str) -> list[str]:
-    """Make the command of a question that goes on when `wait` does."""
+    """Make the command of a query that continues when `wait` does."""
     return [sys.executable, "-c", wait + TAKES_ITS_TIME, *arguments]
 
 

@@ -31,7 +31,7 @@ HALT: dict[str, Any] = {
 
 
 def entries(ended: list[int], halted: int) -> list[Entry]:
-    """Invocations with so many turns, and some that were halted at the cap."""
+    """Invocations with these numbers of turns, and some halted at the cap."""
     return [
         *(Entry(calls=[Call()] * turns) for turns in ended),
         *(Entry(calls=[Call()] * CAP, **HALT) for _ in range(halted)),
@@ -55,7 +55,7 @@ def test_a_cap_that_was_too_low_suggests_nothing(ledger: LedgerFile, capsys: Out
 
 
 def test_half_of_a_thousand_halted_at_fifteen_turns() -> None:
-    """459 of 1,000 were halted there: nobody knows what 99 % need, and it is not 15 and some."""
+    """459 of 1,000 were halted there: the 99th percentile is unknown, not 15 plus a margin."""
     ended = [1 + n % 15 for n in range(541)]
     known = percentile(ended, [15] * 459, 0.99)
     assert (known.value, known.low, known.high) == (None, None, None)
@@ -78,8 +78,8 @@ def test_the_cap_that_was_in_force_would_halt_the_same_again(
         assert (found["halted"], found["unknown"], found["saved_tokens"]) == (10, 0, 0)
 
 
-def test_what_came_further_tells_what_the_halted_needed(ledger: LedgerFile, capsys: Output) -> None:
-    """Those that were let go on for longer tell it for the ones that were halted early."""
+def test_longer_invocations_reveal_needs_of_halted_ones(ledger: LedgerFile, capsys: Output) -> None:
+    """Invocations that continued for longer show the needs of those halted early."""
     write(ledger.address, *entries([2] * 20 + [8] * 20, halted=10))
     text, agents = suggested(capsys)
     assert agents["worker"]["limits"]["max_turns"] == math.ceil(8 * 1.2)
@@ -87,13 +87,13 @@ def test_what_came_further_tells_what_the_halted_needed(ledger: LedgerFile, caps
 
 
 def test_a_small_sample_has_a_wide_interval(ledger: LedgerFile, capsys: Output) -> None:
-    """20 invocations cannot tell what 1 in 100 needs."""
+    """20 invocations are too few for a 99th percentile."""
     write(ledger.address, *entries([1, 2, 3, 4] * 5, halted=0))
     text, _ = suggested(capsys)
     assert "4 (95% interval: 4 to above every observation) turns" in text
 
 
-def test_a_backtest_says_what_it_cannot_know(ledger: LedgerFile, capsys: Output) -> None:
+def test_backtest_names_its_uncertainty(ledger: LedgerFile, capsys: Output) -> None:
     """With a higher cap than the one in force the halted ones may have been halted or not."""
     write(ledger.address, *entries([3] * 20, halted=10))
     found = {}

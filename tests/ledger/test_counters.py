@@ -43,19 +43,19 @@ AUTHORIZATION = "Basic YXVkaXRvcjp0ZXN0"  # auditor:test
 
 @dataclass(frozen=True)
 class Process:
-    """One process as it was scraped, each of which is an agent of its own."""
+    """One scraped process, which is a separate agent."""
 
     agent: str
     calls: dict[int, float]
     """Times of scrapes that found it, with what it had counted."""
     started: Mapping[int, float] | float | None = None
-    """When it began, or by the time of the scrape, if it tells."""
+    """Its start time, or the time of the scrape if it exports none."""
     alive: tuple[int, ...] = ()
     """Further scrapes, which found no call of this agent yet."""
 
 
 def every_minute(begin: int, end: int, value: Callable[[int], float]) -> dict[int, float]:
-    """Scrapes, half a minute beside each full one."""
+    """Scrapes at each full minute and half a minute around it."""
     return {at: value(at) for at in range(begin + 30, end, 60)}
 
 
@@ -102,7 +102,7 @@ TRUE = {  # agent: what Prometheus proves, and what it permits
     "steady": (59, 61),
     "gap before": (49, 49 + 100 + 1),  # and not its whole life
     "long gap before": (49, 49 + 100 + 1),
-    "whole life": (49, 1000 + 49 + 1),  # nobody knows when it began
+    "whole life": (49, 1000 + 49 + 1),  # its start time is unknown
     "restarted": (58, 60),
     "overtook itself": (50, 50),
     "born": (7 + 49, 7 + 49 + 1),
@@ -152,7 +152,7 @@ def samples() -> str:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Prometheus that only tells who says who they are."""
+    """The address of a Prometheus that requires credentials."""
     directory = tmp_path_factory.mktemp("prometheus")
     with remembering(directory, samples(), WEB, AUTHORIZATION) as url:
         yield url
@@ -160,7 +160,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks."""
+    """The credentials."""
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_AUTHORIZATION", AUTHORIZATION)
 
 
@@ -186,7 +186,7 @@ def entry(agent: str, calls: int) -> Entry:
 
 
 @pytest.mark.usefixtures("known")
-def test_what_is_proven_and_what_is_possible(
+def test_proven_and_possible_increases(
     url: str, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Restarts, gaps and births: the range holds the truth, and not more than it must."""
@@ -218,7 +218,7 @@ def verdicts(answer: Any, agent: str) -> dict[str, tuple[Any, str]]:
 
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("calls", [59, 60, 61])
-def test_whatever_the_samples_permit_is_no_difference(
+def test_increase_within_the_possible_range_is_not_a_difference(
     url: str, ledger: LedgerFile, capsys: pytest.CaptureFixture[str], calls: int
 ) -> None:
     """Calls, tokens, money and stops agree exactly, although the window cuts through intervals."""
@@ -234,7 +234,7 @@ def test_whatever_the_samples_permit_is_no_difference(
 
 
 @pytest.mark.usefixtures("known")
-def test_what_is_beyond_the_range_is_a_difference(
+def test_increase_outside_the_possible_range_is_a_difference(
     url: str, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Counted from the nearest end of the range, in the unit of each."""
@@ -254,10 +254,10 @@ def test_what_is_beyond_the_range_is_a_difference(
 
 
 @pytest.mark.usefixtures("known")
-def test_what_nobody_has_scraped_yet_is_no_difference(
+def test_unscraped_increase_is_not_a_difference(
     url: str, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A live process has counted it, and will be asked a moment later."""
+    """A live process has counted it, and will be scraped a moment later."""
     just_now = Entry(agent="alive", calls=[Call()] * 9, at=UNTIL - 10.0)
     write(ledger.address, entry("alive", 60), just_now)
     assert verdicts(ask(capsys, url, "--tolerance", "0")[1], "alive")["model calls"] == (0, "yes")
@@ -266,7 +266,7 @@ def test_what_nobody_has_scraped_yet_is_no_difference(
 
 
 @pytest.mark.usefixtures("known")
-def test_what_was_imported_or_repriced_is_compared_as_it_was_counted(
+def test_imported_and_repriced_calls_compare_as_counted(
     url: str, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No process counted what was imported, and none knew a later price."""
@@ -328,7 +328,7 @@ SECRETS = ("s3cret", "Bearer s3cret\r\nHost: elsewhere", "Bearer s3cr\u00e9t", "
 
 
 @pytest.mark.parametrize("text", SECRETS)
-def test_what_is_no_credential_is_refused_and_not_shown(
+def test_invalid_credentials_are_rejected_and_not_shown(
     ledger: LedgerFile,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -385,7 +385,7 @@ def asked_by(answer: Callable[[str], int]) -> Iterator[tuple[int, list[tuple[str
 def test_credentials_do_not_follow_to_another_place(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where an answer sends us on to is not told who asks."""
+    """Credentials are not sent to a redirect's target."""
     write(ledger.address, *steady(1))
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_AUTHORIZATION", AUTHORIZATION)
     with asked_by(lambda host: 302 if host.startswith("127") else 404) as (port, seen):

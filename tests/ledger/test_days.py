@@ -110,7 +110,7 @@ def test_a_time_without_an_offset_is_of_the_zone(
 
 
 @pytest.mark.parametrize("condition", ["day=tomorrow", "day=2026-11-*", "month=9999-13", "week=x"])
-def test_what_is_not_a_day_is_refused(night: LedgerFile, capsys: Output, condition: str) -> None:
+def test_invalid_day_is_rejected(night: LedgerFile, capsys: Output, condition: str) -> None:
     """With a sentence that has the name and an example, never with 0 rows."""
     assert main(["audit", "spend", "--where", condition]) == 2
     name, _, value = condition.partition("=")
@@ -131,7 +131,7 @@ def test_a_percentile_as_people_write_it(night: LedgerFile, capsys: Output, text
 
 
 @pytest.mark.parametrize("text", ["0", "101", "nan", "x", "-1"])
-def test_what_is_not_a_percentile_is_refused(capsys: Output, text: str) -> None:
+def test_invalid_percentile_is_rejected(capsys: Output, text: str) -> None:
     """With its bounds, not with a traceback."""
     with pytest.raises(SystemExit):
         main(["audit", "suggest", f"--percentile={text}"])
@@ -147,7 +147,7 @@ ZONES = ("UTC", "Europe/Berlin", "Asia/Kathmandu", "America/New_York", "Australi
     st.sampled_from(sorted(PERIODS)),
 )
 def test_every_time_is_in_the_period_of_its_name(when: datetime, zone: str, name: str) -> None:
-    """Whatever the clocks do, grouping by a period and selecting it mean the same."""
+    """Across clock changes, grouping by a period and selecting it mean the same."""
     moment = when.replace(tzinfo=timezone.utc)
     local = moment.astimezone(ZoneInfo(zone))
     begin, end = span(name, label(name, local), ZoneInfo(zone))
@@ -155,6 +155,6 @@ def test_every_time_is_in_the_period_of_its_name(when: datetime, zone: str, name
 
 
 def test_the_last_month_of_the_calendar_is_refused() -> None:
-    """What follows it has no name."""
+    """The next one has no name."""
     with pytest.raises(LedgerError, match="month must be"):
         span("month", "9999-12", timezone.utc)

@@ -27,8 +27,8 @@ ON_A_SERVER = ("postgresql",)
     ],
     ids=["SQLite", "PostgreSQL"],
 )
-def test_what_was_promised_survives(names: tuple[str, ...]) -> None:
-    """Whatever happens, rows are there that were promised, and verification tells the truth."""
+def test_durable_rows_survive_every_drill(names: tuple[str, ...]) -> None:
+    """Durable rows survive, and verification reports the truth."""
     command = [sys.executable, "-m", "tests.drills", "--small", *names]
     held = subprocess.run(command, capture_output=True, text=True, check=False)
     assert held.returncode == 0, held.stdout + held.stderr

@@ -1,4 +1,4 @@
-"""What is lost when: acknowledged rows never are, whatever happens to process and database."""
+"""Durability: acknowledged rows survive any failure of process and database."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ while True:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look again at a broken database at once, so that a test need not wait."""
+    """Retry a broken database immediately, so that a test need not wait."""
     monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(writer_module, "TAKE_BACK_SECONDS", 0.05)
     monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
@@ -120,14 +120,14 @@ def test_a_signal_loses_no_acknowledged_row(
     child.send_signal(end)
     rest, _ = child.communicate()
     acknowledged = after + rest.count("acknowledged\n")
-    take_back(ledger)
+    restore(ledger)
     assert whole(ledger) >= acknowledged
 
 
-def take_back(ledger: LedgerFile) -> None:
+def restore(ledger: LedgerFile) -> None:
     """Take rows back from spill files, as the next program does."""
     writer = Writer(database_module.Database(ledger.address), SpillFiles(ledger.address))
-    writer._take_back()
+    writer._restore()
     writer.close()
 
 
@@ -137,7 +137,7 @@ def test_with_call_every_call_is_durable(program: Start, ledger: LedgerFile, end
     text = AGENT.replace('return "nothing"', f"os.kill(os.getpid(), signal.{end})") + "run()\n"
     child = program(text, OTEL_LIMITS_LEDGER_SYNC="call")
     child.communicate()
-    take_back(ledger)
+    restore(ledger)
     assert [call["number"] for call in ledger.calls()] == [1]
 
 
@@ -194,13 +194,13 @@ def kill(child: subprocess.Popen[str]) -> None:
 
 
 def test_background_keeps_what_it_has_gathered(program: Start, ledger: LedgerFile) -> None:
-    """Rows are written although nobody waits for them, and are there after SIGKILL."""
+    """Rows are written even if no caller waits for them, and survive SIGKILL."""
     text = AGENT + "run(); print('returned'); input()\n"
     child = program(text, OTEL_LIMITS_LEDGER_SYNC="background")
-    hear(child, "returned")
+    wait_for_line(child, "returned")
     eventually(lambda: has_tables(ledger) and whole(ledger) == 1)
     kill(child)
-    take_back(ledger)
+    restore(ledger)
     assert whole(ledger) == 1
 
 
@@ -209,12 +209,12 @@ def test_background_loses_what_it_still_gathers(program: Start, ledger: LedgerFi
     returns = "run(); print('returned'); input()\n"
     text = AGENT + returns + GATHERS_FOR_EVER + returns
     child = program(text, OTEL_LIMITS_LEDGER_SYNC="background")
-    hear(child, "returned")
+    wait_for_line(child, "returned")
     eventually(lambda: has_tables(ledger) and whole(ledger) == 1)
-    say(child)
-    hear(child, "returned")
+    send_line(child)
+    wait_for_line(child, "returned")
     kill(child)
-    take_back(ledger)
+    restore(ledger)
     assert (len(ledger.invocations()), whole(ledger)) == (1, 1)
 
 
@@ -224,32 +224,32 @@ def test_an_invocation_under_way_loses_what_is_still_gathered(
 ) -> None:
     """SIGKILL within its second turn: its beginning and first call were written, no more was."""
     child = program(TWO_TURNS, OTEL_LIMITS_LEDGER_SYNC=sync)
-    hear(child, "turn 1")
+    wait_for_line(child, "turn 1")
     eventually(lambda: has_tables(ledger) and len(ledger.calls()) == 1)
-    say(child)
-    hear(child, "turn 2")
+    send_line(child)
+    wait_for_line(child, "turn 2")
     kill(child)
-    take_back(ledger)
+    restore(ledger)
     (invocation,) = ledger.invocations()
     assert invocation["ended_us"] is None
     assert [call["number"] for call in ledger.calls()] == [1]
 
 
-def say(child: subprocess.Popen[str]) -> None:
+def send_line(child: subprocess.Popen[str]) -> None:
     """Let a program go on that waits for a line."""
     assert child.stdin is not None
     child.stdin.write("go on\n")
     child.stdin.flush()
 
 
-def hear(child: subprocess.Popen[str], line: str) -> None:
+def wait_for_line(child: subprocess.Popen[str], line: str) -> None:
     """Wait until a program says something."""
     assert child.stdout is not None
     assert child.stdout.readline() == line + "\n"
 
 
 def has_tables(ledger: LedgerFile) -> bool:
-    """Tell whether the file has been made, and not only begun."""
+    """Return whether the file is complete, not only started."""
     if not ledger.path.exists():
         return False
     with contextlib.closing(sqlite3.connect(ledger.path)) as connection:
@@ -263,13 +263,13 @@ def test_an_exception_loses_nothing_of_what_is_under_way(
     child = program(FAILS_MEANWHILE, OTEL_LIMITS_LEDGER_SYNC="background")
     _, errors = child.communicate(timeout=60)
     assert (child.returncode, "RuntimeError: nobody catches this" in errors) == (1, True), errors
-    take_back(ledger)
+    restore(ledger)
     assert len(ledger.invocations()) == 1
     assert [call["number"] for call in ledger.calls()] == [1]
 
 
 def test_background_loses_nothing_at_a_normal_end(program: Start, ledger: LedgerFile) -> None:
-    """What is still in memory when a program ends is written then."""
+    """Rows still in memory when a program ends are written then."""
     child = program(AGENT + "run(); run()\n", OTEL_LIMITS_LEDGER_SYNC="background")
     _, errors = child.communicate()
     assert child.returncode == 0, errors
@@ -277,7 +277,7 @@ def test_background_loses_nothing_at_a_normal_end(program: Start, ledger: Ledger
 
 
 def test_a_failing_end_loses_nothing(program: Start, ledger: LedgerFile) -> None:
-    """The same after an exception that nobody catches."""
+    """The same after an uncaught exception."""
     child = program(AGENT + "run()\nraise SystemExit(3)\n", OTEL_LIMITS_LEDGER_SYNC="background")
     child.communicate()
     assert (child.returncode, whole(ledger)) == (3, 1)
@@ -287,7 +287,7 @@ FORKS = (
     AGENT
     + """
 import threading
-run()  # a fork while another thread imports is beyond anybody's help
+run()  # a fork during another thread's import cannot be made safe
 busy = threading.Thread(target=lambda: [run() for _ in range(29)])
 busy.start()
 children = []
@@ -308,14 +308,14 @@ def test_forks_lose_and_double_nothing(program: Start, ledger: LedgerFile) -> No
     child = program(FORKS)
     output, errors = child.communicate(timeout=100)
     assert output == "0\n", errors
-    take_back(ledger)
+    restore(ledger)
     rows = ledger.invocations()
     assert (len(rows), whole(ledger)) == (38, 38)
     assert len(ledger.calls()) == 38 * 3
 
 
-def test_a_fork_that_nobody_announced_is_noticed(ledger: LedgerFile) -> None:
-    """UWSGI forks behind Python's back: the process id tells."""
+def test_unannounced_fork_is_detected(ledger: LedgerFile) -> None:
+    """UWSGI forks without Python's hooks: the process ID reveals it."""
     observer = LedgerObserver(ledger.address)
     writer = observer.writer
     writer.put([("otel_limits_attributes", {"invocation_id": "i", "key": "k", "value": "parent"})])
@@ -337,7 +337,7 @@ def locked(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]
 
 
 def vanished_for_good(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Somebody replaced the file by a directory."""
+    """The file was replaced by a directory."""
     aside = ledger.path.with_name("aside.db")
     ledger.path.rename(aside)
     ledger.path.mkdir()
@@ -350,7 +350,7 @@ def vanished_for_good(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callabl
 
 
 def unreadable(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Somebody wrote over the file."""
+    """The file was overwritten."""
     close_connections()
     content = ledger.path.read_bytes()
     ledger.path.write_bytes(b"this is no database at all" * 100)
@@ -360,7 +360,7 @@ def unreadable(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], N
     def repair() -> None:
         backup = ledger.path.with_name("backup.db")
         backup.write_bytes(content)
-        backup.replace(ledger.path)  # at once: a file that is still empty is a ledger to begin
+        backup.replace(ledger.path)  # atomic: an empty file would be taken for a new ledger
 
     return repair
 
@@ -399,7 +399,7 @@ def full(_ledger: LedgerFile, patch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def close_connections() -> None:
-    """Have the next write open the database anew."""
+    """Make the next write reopen the database."""
     assert RUNTIME._wiring.opened("ledger") is not None
     RUNTIME._wiring.opened("ledger").writer._database.close()
 
@@ -457,19 +457,19 @@ def test_spill_files_are_left_alone_for_ten_seconds_after_a_failure(
     assert ledger.spills()
     with monkeypatch.context() as outage:
         outage.setattr(database_module.Database, "write", lambda *_: open_nothing())
-        opened.writer._take_back()
+        opened.writer._restore()
     now += 9.9
-    opened.writer._take_back()
+    opened.writer._restore()
     assert ledger.spills()
     now += 0.1
-    opened.writer._take_back()
+    opened.writer._restore()
     assert (ledger.spills(), whole(ledger)) == ([], 1)
 
 
 def test_a_file_that_vanishes_is_made_anew(
     ledger: LedgerFile, worker: Agent, tmp_path: Path
 ) -> None:
-    """Rows must not go into a file that no name leads to any more."""
+    """Rows must not go into a file without a name."""
     enable()
     worker("go")
     eventually(lambda: not ledger.spills())
@@ -482,7 +482,7 @@ def test_a_file_that_vanishes_is_made_anew(
 def test_a_file_that_vanishes_takes_no_later_row_with_it(
     ledger: LedgerFile, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
-    """Of an invocation under way, what follows the deletion is in the new file.
+    """Of an active invocation, rows after the deletion are in the new file.
 
     So is what came before it, where the writer was not done with that yet.
     """
@@ -526,7 +526,7 @@ def rows_of(name: str) -> Rows:
 
 
 def test_a_spill_file_that_vanishes_takes_no_later_row_with_it(ledger: LedgerFile) -> None:
-    """An open file can be written to when nobody can find it any more: another one is begun."""
+    """An unlinked file can still be written to, so rows must go to a new one."""
     spill = SpillFiles(ledger.address)
     for number in range(3):
         spill.append(rows_of(f"{number}"), to_disk=False)
@@ -542,7 +542,7 @@ def test_a_spill_file_that_vanishes_takes_no_later_row_with_it(ledger: LedgerFil
 
 
 def test_a_log_that_vanishes_takes_no_later_row_with_it(ledger: LedgerFile) -> None:
-    """Who deletes a directory may meet files that were made anew meanwhile, and leave some."""
+    """Deleting a directory may meet recreated files, and leave some."""
     database = database_module.Database(ledger.address)
     for number in range(3):
         database.write(rows_of(f"{number}"))
@@ -558,7 +558,7 @@ def test_a_log_that_vanishes_takes_no_later_row_with_it(ledger: LedgerFile) -> N
 def test_a_ledger_in_whose_place_is_a_link_takes_later_rows(
     ledger: LedgerFile, tmp_path: Path
 ) -> None:
-    """Who moves it elsewhere leaves a link, and the log of the open file has no name any more."""
+    """Moving it may leave a link, while the open file's log has lost its name."""
     database = database_module.Database(ledger.address)
     database.write(rows_of("first"))
     moved = tmp_path / "elsewhere"
@@ -594,21 +594,21 @@ while "ledger" not in INTERNAL_ERRORS._logged:
 
 @pytest.mark.skipif(
     not hasattr(os, "geteuid") or (os.geteuid() != 0 and os.environ.get("CI") != "true"),
-    reason="Only root can become somebody who may not write a file.",
+    reason="Only root can switch to a user without write permission.",
 )
 def test_a_read_only_file(ledger: LedgerFile, tmp_path: Path, program: Start) -> None:
-    """Rows of a program that may not write the ledger wait beside it for one that may."""
+    """Rows of a program without write permission wait next to the ledger for one that has it."""
     open_the_way(tmp_path)
     child = program(AGENT + READ_ONLY)
     _, errors = child.communicate()
     assert (child.returncode, "rows spilled to" in errors) == (0, True), errors
     assert ledger.spills()
-    take_back(ledger)
+    restore(ledger)
     assert whole(ledger) == 2
 
 
 def open_the_way(path: Path) -> None:
-    """Let everybody reach a directory, and write into it."""
+    """Let all users reach a directory, and write into it."""
     path.chmod(0o777)
     for parent in path.parents:
         if parent.stat().st_mode & 0o005 != 0o005:
@@ -623,12 +623,12 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
 
 
 def test_a_full_disk(program: Start, ledger: LedgerFile) -> None:
-    """Where no file can grow any more, rows are in memory; the agent never feels it."""
+    """On a full disk, rows stay in memory; the agent never feels it."""
     child = program(AGENT + NO_ROOM + "for _ in range(400): run()\nprint('done')\n")
     output, errors = child.communicate(timeout=100)
     assert output == "done\n", errors
     assert "rows spilled to" in errors
-    take_back(ledger)
+    restore(ledger)
     assert whole(ledger) > 50
 
 
@@ -661,7 +661,7 @@ def test_memory_takes_what_no_file_takes(
     eventually(lambda: whole(ledger) == 5)
 
 
-def test_what_only_memory_took_is_written_at_the_end_if_the_database_is_back(
+def test_rows_in_memory_are_written_at_exit_after_recovery(
     faulty: None,
     ledger: LedgerFile,
     worker: Agent,
@@ -707,7 +707,7 @@ def test_rows_that_nothing_takes_are_counted_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Each of both failures is told with its reason, and at last how many rows are lost."""
+    """Both failures are logged with their reasons, and finally the number of lost rows."""
     file = tmp_path / "no directory"
     file.touch()
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(file / "ledger.db"))
@@ -731,7 +731,7 @@ def test_the_log_names_the_place_where_rows_wait(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where nothing can be written beside the ledger, that is the data directory."""
+    """If nothing can be written next to the ledger, that is the data directory."""
     file = tmp_path / "no directory"
     file.touch()
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(file / "ledger.db"))
@@ -749,10 +749,10 @@ def open_nothing() -> Any:
     raise OSError(28, "No space left on device")
 
 
-def test_a_hanging_database_keeps_nobody_waiting(
+def test_hanging_database_does_not_delay_agents(
     ledger: LedgerFile, worker: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one write hangs, invocations return, and their rows are durable all the same."""
+    """While one write hangs, invocations return, and their rows are still durable."""
     enable()
     worker("go")
     eventually(lambda: whole(ledger) == 1)
@@ -771,13 +771,13 @@ def test_a_hanging_database_keeps_nobody_waiting(
     eventually(lambda: whole(ledger) == 4)
 
 
-def test_a_lock_that_outlives_an_invocation_keeps_nobody_waiting(
+def test_long_lock_does_not_delay_agents(
     ledger: LedgerFile, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends while the lock is held and the write still waits, and the event loop turns."""
     monkeypatch.setattr(
         database_module, "BUSY_SECONDS", 60.0
-    )  # longer than anybody may wait for it
+    )  # longer than any caller may wait for it
     waits, has_ended = threading.Event(), threading.Event()
     write = database_module.Database.write
 
@@ -816,7 +816,7 @@ def test_a_lock_that_outlives_an_invocation_keeps_nobody_waiting(
 
 
 def ended_in_spills(ledger: LedgerFile) -> set[str]:
-    """Invocations whose end stands in a spill file."""
+    """Invocations whose end is in a spill file."""
     lines = [line for path in ledger.spills() for line in path.read_text().splitlines()[1:]]
     return {
         row["id"]
@@ -831,7 +831,7 @@ def ended_in_spills(ledger: LedgerFile) -> set[str]:
 def test_a_spill_of_a_dead_process_is_taken_by_the_next(
     ledger: LedgerFile, program: Start, worker: Agent
 ) -> None:
-    """What a killed process left beside a broken database is there once it works again."""
+    """Rows of a killed process are restored once the broken database works again."""
     ledger.path.mkdir()
     child = program(RUNS_FOR_EVER)
     assert child.stdout is not None
@@ -845,7 +845,7 @@ def test_a_spill_of_a_dead_process_is_taken_by_the_next(
 
 
 def test_a_spill_of_a_live_process_is_left_alone(ledger: LedgerFile) -> None:
-    """Nobody takes a file to which somebody still appends."""
+    """A file that is still appended to is left alone."""
     spill = SpillFiles(ledger.address)
     row = ("otel_limits_attributes", {"invocation_id": "i", "key": "k", "value": "v"})
     spill.append([row], to_disk=True)
@@ -860,7 +860,7 @@ def test_a_spill_of_a_live_process_is_left_alone(ledger: LedgerFile) -> None:
 def test_a_spill_that_is_gone_by_now_is_nobodys(
     ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever held it was done with it between our looking at it and our turn."""
+    """Its writer finished between our check and our turn."""
     spill = SpillFiles(ledger.address)
     spill.append([("otel_limits_attributes", attribute("i"))], to_disk=True)
     spill.seal()
@@ -883,7 +883,7 @@ def test_half_a_line_was_never_acknowledged(ledger: LedgerFile) -> None:
     (path,) = ledger.spills()
     with path.open("a") as file:
         file.write('["otel_limits_attributes",{"invocation_id":"j"')
-    take_back(ledger)
+    restore(ledger)
     assert list(ledger.attributes()) == [("i", "k")]
     assert list(path.parent.glob("*.damaged")) == []
 
@@ -900,14 +900,14 @@ def test_half_a_line_was_never_acknowledged(ledger: LedgerFile) -> None:
     ],
 )
 def test_a_damaged_line_costs_no_other(faulty: None, ledger: LedgerFile, line: str) -> None:
-    """A line that cannot be a row is kept aside for whoever can read it; the rest is taken."""
+    """A damaged line is kept for later inspection; the rest is restored."""
     spill = SpillFiles(ledger.address)
     spill.append([("otel_limits_attributes", attribute("i"))], to_disk=True)
     spill.seal()
     (path,) = ledger.spills()
     path.write_text(f"{line}\n{path.read_text()}")
     assert main(["audit", "verify"]) == 1
-    take_back(ledger)
+    restore(ledger)
     assert list(ledger.attributes()) == [("i", "k")]
     (kept,) = path.parent.glob("*.damaged")
     assert kept.read_text().splitlines()[0] == line
@@ -919,15 +919,15 @@ def attribute(identity: str) -> dict[str, str]:
 
 
 def test_rows_of_an_older_version_are_completed(ledger: LedgerFile) -> None:
-    """A row that lacks a column, or has one that is gone, is taken all the same."""
+    """A row with a missing or a removed column is still restored."""
     spill = SpillFiles(ledger.address)
     spill.append([("otel_limits_attributes", attribute("i") | {"was": "once"})], to_disk=True)
     spill.seal()
-    take_back(ledger)
+    restore(ledger)
     assert list(ledger.attributes()) == [("i", "k")]
 
 
-# --- many at once ---------------------------------------------------------------------------------
+# --- concurrency ----------------------------------------------------------------------------------
 
 EIGHT = """
 import sys
@@ -949,7 +949,7 @@ observer.close()
 
 
 def record_from_processes(address: str, directory: Path, processes: int, rows: int) -> None:
-    """Have several processes record so many model calls each, at the same time."""
+    """Let several processes record model calls concurrently."""
     children = [
         subprocess.Popen(
             [sys.executable, "-c", EIGHT, str(number), address, str(rows), str(directory / "data")]
@@ -962,7 +962,7 @@ def record_from_processes(address: str, directory: Path, processes: int, rows: i
 def test_eight_processes_in_one_file(ledger: LedgerFile) -> None:
     """Eight processes record 10,000 model calls each into one file: every row is there, once."""
     record_from_processes(str(ledger.path), ledger.path.parent, 8, 10_000)
-    take_back(ledger)
+    restore(ledger)
     connection = sqlite3.connect(ledger.path)
     found = connection.execute(
         "SELECT agent, count(*), count(DISTINCT number), sum(input_tokens)"
@@ -973,7 +973,7 @@ def test_eight_processes_in_one_file(ledger: LedgerFile) -> None:
 
 
 def test_threads_share_one_writer(ledger: LedgerFile, make_agent: MakeAgent) -> None:
-    """Many threads end invocations at once; each finds its own rows durable."""
+    """Many threads end invocations concurrently; each finds its own rows durable."""
     enable(Limits(max_turns=2))
 
     def work() -> None:
@@ -991,7 +991,7 @@ def test_threads_share_one_writer(ledger: LedgerFile, make_agent: MakeAgent) -> 
 def test_a_ledger_that_is_closed_while_its_thread_begins(
     ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever switches off at that moment meets no error, and no row is lost."""
+    """Disabling at that moment raises no error and loses no row."""
     writer = Writer(database_module.Database(ledger.address), SpillFiles(ledger.address))
     closed: list[str] = []
 
@@ -1002,7 +1002,7 @@ def test_a_ledger_that_is_closed_while_its_thread_begins(
     closing = threading.Thread(target=close)
 
     class Slow(threading.Thread):
-        """Somebody closes the ledger before it has begun, unless he has to wait for that."""
+        """Close the ledger before it has started, unless that has to wait."""
 
         def start(self) -> None:
             """Begin late."""
@@ -1024,7 +1024,7 @@ def test_a_row_that_comes_when_the_ledger_has_been_closed_is_kept(ledger: Ledger
     writer.close()
     writer.put(rows_of("afterwards"))
     assert len(ledger.spills()) == 1
-    take_back(ledger)
+    restore(ledger)
     assert set(ledger.attributes()) == {("before", "k"), ("afterwards", "k")}
 
 
@@ -1051,7 +1051,7 @@ def test_an_exit_while_the_database_hangs_is_short(program: Start, ledger: Ledge
     _, errors = child.communicate(timeout=60)
     connection.close()
     assert child.returncode == 0, errors
-    take_back(ledger)
+    restore(ledger)
     assert whole(ledger) == 1
 
 

@@ -69,7 +69,7 @@ def test_spans_of_the_libraries_themselves_are_imported(library: str, ledger: Le
 def test_the_same_spans_again_are_the_same_calls(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All files at once, and then once more: it is said how many were there already."""
+    """Importing all files, then again: the second run reports how many were already there."""
     files = [str(file) for file in EMITTED.glob("*.jsonl")]
     for _ in range(2):
         assert main(["ledger", "import", *files]) == 0
@@ -79,8 +79,8 @@ def test_the_same_spans_again_are_the_same_calls(
 
 
 @listed
-def test_what_the_libraries_show_can_be_priced(ledger: LedgerFile) -> None:
-    """By model and vendor as each of them names those; one price for one call, whoever saw it."""
+def test_imported_calls_of_libraries_are_priced(ledger: LedgerFile) -> None:
+    """By each library's model and vendor names; one price for one call, whichever reports it."""
     files = [str(EMITTED / f"{library}.jsonl") for library in FILES if FILES[library][1] != UNTOLD]
     assert main(["ledger", "import", *files]) == 0
     prices: dict[tuple[str, int], set[int]] = {}
@@ -141,10 +141,10 @@ def test_only_model_calls_are_counted(
     assert len(ledger.calls()) == calls
 
 
-def test_a_file_without_a_model_call_says_so(
+def test_file_without_model_calls_is_reported(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a sentence, as whoever exported it meant something else."""
+    """With a message, because the file was exported for another purpose."""
     assert not ledger.path.exists()
     file = tmp_path / "spans.jsonl"
     file.write_text(spans({"http.request.method": "GET"}))
@@ -156,7 +156,7 @@ def test_a_file_without_a_model_call_says_so(
 def test_an_attribute_without_a_value_costs_nothing_else(
     unset: dict[str, Any], ledger: LedgerFile, tmp_path: Path
 ) -> None:
-    """A count that is unset is one that nobody said; the other spans of the line are read."""
+    """An unset count is unreported; the other spans of the line are read."""
     document = json.loads(spans({"gen_ai.operation.name": "chat", **USED}))
     (span,) = document["resourceSpans"][0]["scopeSpans"][0]["spans"]
     span["attributes"][-1] = {"key": "gen_ai.usage.output_tokens", **unset}
@@ -170,7 +170,7 @@ def test_an_attribute_without_a_value_costs_nothing_else(
 def test_a_share_of_cached_tokens_is_never_above_all(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Strands 1.30 passed on what Bedrock said: tokens from a cache beside the input."""
+    """Strands 1.30 passed on Bedrock's report: cached tokens excluded from the input."""
     file = tmp_path / "spans.jsonl"
     used = {
         "gen_ai.operation.name": "chat",

@@ -64,7 +64,7 @@ def silent(*within: Tree) -> Tree:
 
 
 def other(kind: str, *within: Tree) -> Tree:
-    """What is no model call."""
+    """Spans that are not model calls."""
     return ("openinference.instrumentation.langchain", {"openinference.span.kind": kind}, [*within])
 
 
@@ -131,7 +131,7 @@ def agent_with(action: Callable[[], object], **more: Any) -> Agent:
 
     @tool
     def ask() -> str:
-        """Ask a model."""
+        """Call a model."""
         action()
         return "x"
 
@@ -141,7 +141,7 @@ def agent_with(action: Callable[[], object], **more: Any) -> Agent:
 
 @pytest.fixture
 def events() -> list[Event]:
-    """What is told."""
+    """Publish events."""
     return []
 
 
@@ -159,7 +159,7 @@ def stop_of(events: list[Event]) -> Stop:
 @pytest.mark.parametrize("name", FORESTS)
 @pytest.mark.usefixtures("source")
 def test_a_call_is_booked_once(name: str, events: list[Event]) -> None:
-    """Whatever is around it and within it, also where hooks alone follow the agent."""
+    """With any span around or within it, and also when only hooks follow the agent."""
     forest, tokens = FORESTS[name]
     enable(observers=[events.append])
     agent_with(lambda: grow(*forest))("go")
@@ -188,7 +188,7 @@ def test_an_import_counts_as_it_was_counted_live(
 
 
 @pytest.mark.usefixtures("source")
-def test_it_is_held_by_the_budget_and_told(
+def test_traced_call_counts_in_the_budget_and_is_published(
     ledger: LedgerFile, metric: Metric, events: list[Event]
 ) -> None:
     """An agent is halted by what its tools use; ledger and metrics have each call."""
@@ -204,7 +204,7 @@ def test_it_is_held_by_the_budget_and_told(
 
 @pytest.mark.usefixtures("source")
 def test_a_span_that_ends_later_is_booked(ledger: LedgerFile, events: list[Event]) -> None:
-    """Such as that of a stream which somebody reads on when the agent is done."""
+    """For example a stream that is read after the agent is done."""
     enable(observers=[events.append])
     began = []
     start = trace.get_tracer("foreign").start_span
@@ -223,7 +223,7 @@ def test_a_span_that_ends_later_is_booked(ledger: LedgerFile, events: list[Event
 def test_one_that_ends_before_what_is_within_it_is_booked_once(
     events: list[Event], *, is_late: bool
 ) -> None:
-    """Neither has an id; and what begins later beside them is a call of its own."""
+    """Neither has an ID; a later sibling is a separate call."""
     enable(observers=[events.append])
     spans: list[trace.Span] = []
 
@@ -249,7 +249,7 @@ def test_one_that_ends_before_what_is_within_it_is_booked_once(
 
 
 def tangle(between: str, begins: tuple[int, ...], ends: tuple[int, ...]) -> None:
-    """Make four spans, each within the one before, that end in an order of their own.
+    """Make four nested spans that end in the given order.
 
     Args:
         between: The kind of the second one.
@@ -284,7 +284,7 @@ ORDERS = [
 
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize(("between", "calls"), [("CHAIN", 1), ("TOOL", 2)])
-def test_what_is_within_a_call_is_known_whatever_ends_first(
+def test_nested_call_is_recognized_in_any_order_of_ends(
     events: list[Event], between: str, calls: int
 ) -> None:
     """Four spans deep, in all orders; also where one begins when those around it have ended."""
@@ -301,7 +301,7 @@ def test_what_is_within_a_call_is_known_whatever_ends_first(
 
 @pytest.mark.usefixtures("source")
 def test_a_span_that_hangs_under_nothing_is_booked(events: list[Event]) -> None:
-    """What the task works for is known without the span above it."""
+    """The task's scope is known without the parent span."""
     enable(observers=[events.append])
 
     def ask() -> None:
@@ -315,7 +315,7 @@ def test_a_span_that_hangs_under_nothing_is_booked(events: list[Event]) -> None:
 
 @pytest.mark.usefixtures("source")
 def test_the_client_of_the_agents_own_model_is_not_booked_again(events: list[Event]) -> None:
-    """Its calls are counted where their responses pass, whoever shows them as well."""
+    """Its calls are counted where their responses pass, whichever client also reports them."""
     enable(observers=[events.append])
 
     class Instrumented(ScriptedModel):
@@ -331,7 +331,7 @@ def test_the_client_of_the_agents_own_model_is_not_booked_again(events: list[Eve
 
 
 class Late(ScriptedModel):
-    """A model whose client tells of a call when it is over, as LiteLLM's does by a callback."""
+    """A model whose client reports a call after it ended, as LiteLLM's does by a callback."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -351,7 +351,7 @@ class Late(ScriptedModel):
 
 @pytest.mark.usefixtures("source")
 def test_a_client_may_show_a_call_when_it_is_over(events: list[Event]) -> None:
-    """Of the loop, while the agent goes on and when it is done."""
+    """A call of the loop, while the agent runs and after it is done."""
     enable(observers=[events.append])
     model = Late([uses("ask"), says("x")])
     agent_with(model.tell, model=model)("go")
@@ -379,7 +379,7 @@ def test_a_client_of_a_tool_may_show_a_call_when_it_is_over(events: list[Event])
 
 
 def test_nothing_is_booked_outside_of_an_agent(events: list[Event]) -> None:
-    """Before one, after one, and beside one."""
+    """Before, after, and parallel to one."""
     enable(observers=[events.append])
     grow(oi())
     agent_with(lambda: None)("go")

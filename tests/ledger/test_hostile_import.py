@@ -1,4 +1,4 @@
-"""Files of spans that somebody prepared, or a disk damaged: what is good in them is imported."""
+"""Manipulated or damaged span files: their valid part is imported."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ HOSTILE = {
 def test_a_bad_line_costs_no_good_one(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str
 ) -> None:
-    """It is counted and shown with file and line; fifty lines beside it are imported."""
+    """It is counted and shown with file and line; the fifty lines around it are imported."""
     path = tmp_path / "spans.jsonl"
     lines = [line(number) for number in range(1, 51)]
     lines.insert(25, bad)
@@ -119,7 +119,7 @@ def test_a_file_of_something_else_is_refused(
 def test_bad_lines_are_shown_beside_spans_without_a_call(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The model calls that somebody misses may have been in them."""
+    """The missing model calls may have been in them."""
     path = tmp_path / "spans.jsonl"
     path.write_text(f"{line(1, attributes=[], name='GET')}\nnonsense\n", encoding="utf-8")
     assert main(["ledger", "import", str(path)]) == 1

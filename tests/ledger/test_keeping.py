@@ -42,7 +42,7 @@ Output = pytest.CaptureFixture[str]
 
 
 def usage(sent: int, received: int) -> dict[str, int]:
-    """What a provider reports."""
+    """The usage that a provider reports."""
     return {"inputTokens": sent, "outputTokens": received, "totalTokens": sent + received}
 
 
@@ -51,7 +51,7 @@ def usage(sent: int, received: int) -> dict[str, int]:
 
 @pytest.fixture
 def exported(make_agent: MakeAgent, spans: InMemorySpanExporter, tmp_path: Path) -> Path:
-    """Spans of one agent, invoked three times, that nobody watched: 1,110 and 111 tokens.
+    """Spans of one agent, invoked three times without otel-limits: 1,110 and 111 tokens.
 
     Those of a last call are unknown: Strands' span of it has zeros, and what was said.
     """
@@ -119,7 +119,7 @@ def test_importing_again_changes_nothing(
 def test_an_import_that_is_broken_off_leaves_what_adds_up(
     exported: Path, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
-    """Totals are written with the calls: whoever asks meanwhile finds a ledger that is whole."""
+    """Totals are written with the calls, so a concurrent query finds a consistent ledger."""
     monkeypatch.setattr(imports, "PORTION", 1)
     write_rows, found = Database.write, []
 
@@ -152,7 +152,7 @@ def test_nothing_that_was_said_is_imported(exported: Path, ledger: LedgerFile) -
         assert b"SECRET-PROMPT" not in path.read_bytes()
 
 
-def test_what_was_recorded_live_is_not_imported(
+def test_live_recorded_calls_are_not_imported(
     make_agent: MakeAgent,
     spans: InMemorySpanExporter,
     ledger: LedgerFile,
@@ -356,7 +356,7 @@ def test_an_export_that_cannot_be_written(kept: LedgerFile, tmp_path: Path, caps
         "audit verify",
     ],
 )
-def test_standard_output_that_cannot_be_written_is_told(
+def test_unwritable_standard_output_is_reported(
     ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, capsys: Output, command: str
 ) -> None:
     """A reader that has seen enough is no error; a full disk is one, and not the ledger's."""
@@ -374,9 +374,7 @@ def test_standard_output_that_cannot_be_written_is_told(
     assert "ledger.db" not in said
 
 
-def test_what_is_not_a_file_is_written_to_and_not_replaced(
-    ledger: LedgerFile, tmp_path: Path
-) -> None:
+def test_special_file_is_written_to_and_not_replaced(ledger: LedgerFile, tmp_path: Path) -> None:
     """A link stays a link, and a pipe a pipe: so would /dev/stdout of a container."""
     write(ledger.address, Entry())
     export = ["ledger", "export", "--format", "jsonl", "--output"]

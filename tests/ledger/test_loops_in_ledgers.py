@@ -60,7 +60,7 @@ RUNAWAY = Entry(
 """Turns 2 and 3 repeat the call of turn 1: half of the third call, and all of the last, follow."""
 
 
-def test_what_repeats_itself(ledger: LedgerFile, capsys: Output) -> None:
+def test_repeated_calls_are_grouped(ledger: LedgerFile, capsys: Output) -> None:
     """By agent and tool, with the cost of what got the results again."""
     quiet = Entry(calls=[Call(tools=["search=a", "search=b", "other"]), Call(tools=["other"])])
     write(ledger.address, RUNAWAY, quiet, RUNAWAY)
@@ -93,8 +93,8 @@ def test_a_part_of_the_ledger_is_asked(ledger: LedgerFile, capsys: Output) -> No
     assert "has no state" in capsys.readouterr().err
 
 
-def test_calls_that_nobody_told_apart_repeat_nothing(ledger: LedgerFile, capsys: Output) -> None:
-    """What was imported, or refused, has no hash."""
+def test_calls_without_a_hash_repeat_nothing(ledger: LedgerFile, capsys: Output) -> None:
+    """Imported and refused calls have no hash."""
     write(ledger.address, Entry(calls=[Call(tools=["search"] * 5), Call()]))
     answer = asked(capsys, "loops")
     assert (answer["loops"], answer["worst"]) == ([], [])
@@ -112,7 +112,7 @@ def test_loops_of_calls_without_turns_have_no_cost(ledger: LedgerFile, capsys: O
     assert asked(capsys, "show", "00000001")["tools"][0]["turns"] is None
 
 
-def test_a_real_loop_is_told_without_a_limit_on_it(
+def test_real_loop_is_found_without_a_loop_limit(
     ledger: LedgerFile, make_agent: MakeAgent, capsys: Output
 ) -> None:
     """Seven turns of the same call, which only a cap on turns has ended."""

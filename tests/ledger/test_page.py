@@ -92,7 +92,7 @@ def open_page(
 
 
 def texts(page: Any, selector: str) -> list[str]:
-    """What stands in every element of a selector."""
+    """The text of every element that matches a selector."""
     return [element.text for element in page.find_elements(By.CSS_SELECTOR, selector)]
 
 
@@ -156,7 +156,7 @@ def test_bars_say_their_numbers(page: Any) -> None:
 
 
 def test_the_configured_cap_is_drawn_in(page: Any) -> None:
-    """A line stands at the right edge of the bar for three turns."""
+    """A line is at the right edge of the bar for three turns."""
     assert texts(page, "#chart-turns text.marked") == ["max_turns 3"]
     mark = page.find_element(By.CSS_SELECTOR, "#chart-turns line.mark").rect["x"]
     bar = page.find_element(By.CSS_SELECTOR, "#chart-turns rect.halted").rect

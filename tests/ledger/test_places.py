@@ -1,4 +1,4 @@
-"""Where rows wait: beside the ledger, in the data directory, or among the temporary files."""
+"""Places for spill files: next to the ledger, in the data directory, or in the temporary one."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_password_is_no_part_of_a_name(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="the system has no links")
 def test_no_link_is_followed(ledger: LedgerFile, temporary: Path, tmp_path: Path) -> None:
-    """A directory or a file of somebody else among the temporary files is not touched."""
+    """Another user's directory or file in the temporary directory is not touched."""
     trap = tmp_path / "trap"
     trap.mkdir(mode=0o700)
     (temporary / f"otel-limits-{os.geteuid()}").symlink_to(trap)
@@ -188,7 +188,7 @@ def test_no_link_is_followed(ledger: LedgerFile, temporary: Path, tmp_path: Path
 
 
 def test_a_directory_that_others_can_enter_is_not_ours(ledger: LedgerFile, temporary: Path) -> None:
-    """Whoever made it first among the temporary files could write into it."""
+    """Whichever user created it first in the temporary directory could write into it."""
     place = temporary / f"otel-limits-{os.geteuid()}"
     place.mkdir(mode=0o777)
     place.chmod(0o777)
@@ -210,7 +210,7 @@ def test_a_cut_last_line_costs_no_other(ledger: LedgerFile, cut: int) -> None:
 
 
 def test_a_test_has_directories_of_its_own(temporary: Path) -> None:
-    """Data and temporary files, in the programs that it starts too: nobody's orphans are met."""
+    """Data and temporary files, also of started programs, so foreign orphans are not met."""
     code = "import os, tempfile; print(tempfile.gettempdir(), os.environ['XDG_DATA_HOME'])"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stdout.split() == [str(temporary), str(temporary / "data")]
@@ -272,7 +272,7 @@ def test_children_lose_nothing_in_the_background(
 # --- retention ------------------------------------------------------------------------------------
 
 
-def test_what_is_too_old_is_deleted_in_the_background(ledger: LedgerFile) -> None:
+def test_old_trees_are_deleted_in_the_background(ledger: LedgerFile) -> None:
     """While a program records, and nothing that is younger."""
     write(ledger.address, *(Entry() for _ in range(120)))
     book = Book(ledger.address, first=500)
@@ -300,7 +300,7 @@ def test_pruning_gives_back_the_space_of_a_restored_file(ledger: LedgerFile) -> 
 
 
 def test_a_group_can_read(ledger: LedgerFile, tmp_path: Path) -> None:
-    """0640 in directories of 0750, also what SQLite keeps beside its file."""
+    """0640 in directories of 0750, also SQLite's own files next to it."""
     group = os.getgroups()[-1] if os.getgroups() else os.getegid()
     ledger.path = tmp_path / "shared" / "ledger.db"
     address = replace(ledger.address, group=group)

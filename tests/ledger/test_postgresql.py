@@ -68,7 +68,7 @@ class Server:
         self._run("pg_ctl", "-D", str(self.data), "-l", str(self.log), "-w", "-o", options, "start")
 
     def stop(self) -> None:
-        """Stop it at once."""
+        """Stop it immediately."""
         self._run("pg_ctl", "-D", str(self.data), "-m", "immediate", "-w", "stop")
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -93,7 +93,7 @@ class Server:
 def own_server() -> Iterator[Server]:
     """A running server.
 
-    Its directory is not below that of pytest, which nobody but its owner may enter.
+    Its directory is not below that of pytest, which only its owner may enter.
     """
     with tempfile.TemporaryDirectory() as directory:
         if os.geteuid() == 0:
@@ -128,7 +128,7 @@ def database(
 
 
 def test_an_agent_is_recorded(server: Server, database: str, make_agent: MakeAgent) -> None:
-    """What an agent spent is in the database when its invocation has returned, or soon after."""
+    """Spend is in the database when the invocation has returned, or soon after."""
     enable(Limits(max_turns=3))
     make_agent(ScriptedModel(endless(uses("search"))))("go")
     sums = "SELECT count(*), sum(input_tokens), sum(output_tokens) FROM otel_limits_model_calls"
@@ -138,7 +138,7 @@ def test_an_agent_is_recorded(server: Server, database: str, make_agent: MakeAge
 
 
 def tables(server: Server, database: str) -> bool:
-    """Tell whether the ledger's tables are there."""
+    """Return whether the ledger's tables are there."""
     found = server.ask(database, "SELECT to_regclass('otel_limits_model_calls')::text")
     return found != [(None,)]
 
@@ -162,7 +162,7 @@ def encoding(
 def test_a_database_in_another_encoding(
     server: Server, encoding: str, make_agent: MakeAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it has no characters for is escaped, and keeps no other row from it."""
+    """Unsupported characters are escaped, and no other row is affected."""
     enable()
     for agent in ("日本", "über"):
         make_agent(ScriptedModel([says("x")]), name=agent)("go")
@@ -274,7 +274,7 @@ QUESTIONS = (
 
 
 def answer(capsys: pytest.CaptureFixture[str], place: str, *question: str) -> str:
-    """What a question prints, without the address."""
+    """The output of a query, without the address."""
     assert main([*question, "--ledger", place]) == 0
     shown = str(parse("test", place, Path("/data")))
     return capsys.readouterr().out.replace(shown, "LEDGER").replace(json.dumps(shown), "LEDGER")
@@ -348,7 +348,7 @@ def test_prune_gives_the_space_back_when_it_is_asked_to(
     assert len(server.ask(database, "SELECT * FROM otel_limits_invocations")) == 1
 
 
-def test_who_does_not_own_the_tables_can_prune_them(
+def test_user_without_table_ownership_can_prune(
     server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows are deleted; that their space cannot be given back to the disk is a sentence."""
@@ -368,14 +368,14 @@ def test_who_does_not_own_the_tables_can_prune_them(
         server.ask(database, "DROP OWNED BY keeper; DROP ROLE keeper")
 
 
-def test_what_is_too_old_is_deleted_in_the_background(
+def test_old_rows_are_deleted_in_the_background(
     server: Server,
     database: str,
     make_agent: MakeAgent,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whole trees of which nothing is young, and old calls of nobody, while an agent records."""
+    """Whole trees without recent rows, and old calls without a tree, while an agent records."""
     now, address = time.time(), parse("test", server.url(database), tmp_path / "data")
     book = Book(address)
     for n in range(60):  # more than one portion
@@ -403,7 +403,7 @@ def test_what_is_too_old_is_deleted_in_the_background(
     disable()
 
 
-def test_what_waits_is_in_every_answer(
+def test_pending_rows_are_in_every_answer(
     server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], faulty: None
 ) -> None:
     """Once, also what is in the database already, or ends there what has begun; nothing changes."""
@@ -464,7 +464,7 @@ def test_calls_are_priced_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in a file: once, with the former price beside the new one, and in the totals."""
+    """As in a file: once, with the recorded price next to the new one, and in the totals."""
     policy = tmp_path / "limits.yaml"
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
     policy.write_text("models: {other: {price: {input: 1, output: 1}}}\n")
@@ -569,7 +569,7 @@ def test_whether_a_ledger_can_be_written_is_found_out_without_writing(
 
 
 @pytest.mark.parametrize("right", ["temporary tables", "nothing else"])
-def test_who_may_only_read_can_ask(
+def test_read_only_user_can_query(
     server: Server,
     database: str,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""Does a ledger say rightly whether it is complete, and does asking it write nothing."""
+"""Completeness verdicts of a ledger are true, and reading it writes nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ask(capsys: pytest.CaptureFixture[str], *question: str) -> tuple[int, Any]:
 
 
 def events_of(entry: Entry, ledger: LedgerFile) -> list[Any]:
-    """Return what is told of an invocation, and have nobody write it."""
+    """Return the events of an invocation, without recording them."""
     told: list[Any] = []
     book = Book(ledger.address)
     book._observer = told.append  # type: ignore[assignment]
@@ -66,7 +66,7 @@ def record(ledger: LedgerFile, *events: Any) -> None:
 
 
 def states(answer: Any) -> dict[str, tuple[int, str]]:
-    """What was found, and what it means."""
+    """The findings, and the verdict."""
     return {each["check"]: (each["found"], each["state"]) for each in answer["verify"]}
 
 
@@ -137,7 +137,7 @@ def test_input_that_stands_as_output_is_found(
     assert "differ by 1 input token, 1 output token;" in ask(capsys, "spend")[1]["complete"]
 
 
-def test_what_cancels_out_is_found_by_each_and_not_denied_by_the_sum(
+def test_errors_that_cancel_out_are_found(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One invocation says a token more than its calls have, and another one less."""
@@ -157,7 +157,7 @@ def test_what_cancels_out_is_found_by_each_and_not_denied_by_the_sum(
 def test_a_loss_is_not_forgotten_when_totals_are_brought_up_to_date(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A call after the end has a number, which tells how many were made before it."""
+    """A call after the end has a number, which shows how many were made before it."""
     told = events_of(entry(), ledger)
     record(ledger, *told)
     change(ledger, "DELETE FROM otel_limits_model_calls WHERE number = 2")
@@ -169,7 +169,7 @@ def test_a_loss_is_not_forgotten_when_totals_are_brought_up_to_date(
 def test_a_pipe_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has the name of a file, and nobody writes to it."""
+    """It has a spill file's name, but no writer."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     os.mkfifo(tmp_path / "pipe.db")
     status, said = ask(capsys, "spend", "--ledger", str(tmp_path / "pipe.db"))
@@ -200,7 +200,7 @@ def test_a_ledger_can_have_a_name_that_is_not_text(
         ("/", "'/' is a directory. Use a file in it: /ledger.db"),
     ],
 )
-def test_what_does_not_name_a_file_is_refused_with_what_to_write(
+def test_invalid_file_name_is_rejected_with_a_fix(
     capsys: pytest.CaptureFixture[str], address: str, sentence: str
 ) -> None:
     """The sentence has the value."""
@@ -233,7 +233,7 @@ class Down:
 
 
 def spill(ledger: LedgerFile, *told: Entry, first: int = 50) -> SpillFiles:
-    """Have entries wait in a spill file, as if the database had not been there."""
+    """Make entries wait in a spill file, as in an outage of the database."""
     book = Book(ledger.address, first)
     book._observer.writer._database = Down(ledger)  # type: ignore[assignment]
     for each in told:
@@ -307,7 +307,7 @@ def test_a_row_that_is_missing_changed_or_double_is_found(
     assert ask(capsys, "spend")[1]["complete"].startswith("NOT complete")
 
 
-def test_what_is_open_fails_only_when_it_is_old(
+def test_open_invocation_fails_only_when_stale(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A killed run is said; its calls are in every question, and fail a verification later."""
@@ -329,7 +329,7 @@ def test_a_call_after_the_end_counts_in_every_question(
     assert ask(capsys, "stops")[1]["totals"]["stops"]["tokens"] == 360
 
 
-def test_what_nobody_measured_or_priced_is_told_with_its_share(
+def test_unmeasured_and_unpriced_shares_are_reported(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It fails nothing: the numbers are complete, but some of them are estimates."""
@@ -391,7 +391,7 @@ def test_a_ledger_that_could_not_be_made_yet_is_what_waits_for_it(
 def test_a_row_that_waits_and_is_there_counts_once(
     faulty: None, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was written to both, because nobody knew whether the database took it, is one row."""
+    """A row written to both, because the commit was uncertain, counts once."""
     write(ledger.address, entry(), first=50)
     spill(ledger, entry(), first=50)
     _, answer = ask(capsys, "spend")
@@ -458,7 +458,7 @@ def test_an_orphan_fails_when_it_is_old(
     assert ask(capsys, "verify", "--stale", "1d")[0] == 0
 
 
-def test_what_is_not_a_spill_file_is_not_adopted(
+def test_non_spill_file_is_not_adopted(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A sentence, and the file is left as it is."""
@@ -507,13 +507,13 @@ def test_a_file_that_is_no_database_is_refused(
     assert path.read_bytes() == content
 
 
-def test_a_question_works_while_somebody_records(
+def test_query_works_during_recording(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is in the write-ahead log alone is in the answer."""
+    """Rows in the write-ahead log alone are in the answer."""
     book = Book(ledger.address)
     book.write(entry())
-    # A ledger without a row is complete, too: only its calls tell that they have been written.
+    # A ledger without a row is complete, too: only its calls show that they were written.
     eventually(lambda: "2 calls add up" in str(ask(capsys, "verify")))
     assert ledger.path.with_name("ledger.db-wal").stat().st_size > 0
     assert ask(capsys, "spend")[1]["totals"]["spend"]["tokens"] == 240
@@ -526,11 +526,11 @@ def test_a_copy_of_two_moments_is_not_taken_for_the_ledger(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A log that begins anew while a ledger is copied to be read costs no rows of the answer."""
+    """A log that restarts while a ledger is copied for reading loses no rows of the answer."""
     write(ledger.address, entry())
     beside = LedgerFile(tmp_path / "beside" / "ledger.db")
     beside.path.parent.mkdir()
-    # SQLite cannot make the file beside it that it needs, as in a directory of somebody else.
+    # SQLite cannot create its shared-memory file, as in another user's directory.
     shared = beside.path.with_name("ledger.db-shm")
     shared.symlink_to(shared)
     copies: list[Path] = []
@@ -641,7 +641,7 @@ BEYOND = str(10**30)
         (("ledger", "prune", "--older-than", "99999999d"), 0),
     ],
 )
-def test_what_no_column_and_no_calendar_can_hold(
+def test_values_out_of_range_are_salvaged_or_reported(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str], question: tuple[str, ...], status: int
 ) -> None:
     """Larger than every figure is an answer or a sentence, and never a traceback."""
@@ -676,7 +676,7 @@ def test_a_spreadsheet_finds_no_formula(
 def test_a_damaged_page_costs_its_own_rows_only(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: float
 ) -> None:
-    """What can be read is in the new ledger, and what is missing there is said."""
+    """Readable rows are in the new ledger, and missing ones are reported."""
     write(ledger.address, *(entry(agent=f"agent {n}") for n in range(200)))
     data = bytearray(ledger.path.read_bytes())
     start = int(len(data) * where) // 4096 * 4096
@@ -696,7 +696,7 @@ def test_a_damaged_page_costs_its_own_rows_only(
 def test_rows_that_never_were_are_not_missing(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a file that was cut off nobody knows how many rows it had, so that no number says it."""
+    """The row count of a truncated file is unknown, so no number is printed."""
     write(ledger.address, *(entry(agent=f"agent {n}") for n in range(200)))
     data = ledger.path.read_bytes()
     ledger.path.write_bytes(data[: len(data) // 2])
@@ -738,7 +738,7 @@ PAGES = ("sums", "proof")
 def test_rows_of_another_table_are_damage(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where one page stands in the place of another, SQLite reads nonsense without a word."""
+    """If a page is replaced by another, SQLite reads nonsense without an error."""
     write(ledger.address, *(entry() for _ in range(40)))
     with closing(sqlite3.connect(ledger.path)) as connection:
         last = dict(connection.execute("SELECT name, max(pageno) FROM dbstat GROUP BY name"))

@@ -1,4 +1,4 @@
-"""What every question of an audit has: a help, options, a place in the documentation, an answer."""
+"""Every audit command has help, options, a place in the documentation, and an answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAID = {
     "backtest": ["--max-turns", "1"],
     "reconcile": ["--prometheus", "http://prometheus.test"],
 }
-"""What some questions cannot be asked without."""
+"""Required options of some commands."""
 
 HALTED = Entry(
     calls=[Call(price="0.25")] * 2,
@@ -64,7 +64,7 @@ def test_a_question_and_its_options_have_help(
 
 @every_question
 def test_a_question_is_documented(question: Question) -> None:
-    """Who reads the documentation finds the command."""
+    """A reader of the documentation finds the command."""
     command = f"otel-limits audit {question.name}"
     assert command in DOCUMENTATION, f"add {command} to otel_limits/docs/audit.md"
 

@@ -103,7 +103,7 @@ def recorded(ledger: LedgerFile, tmp_path: Path) -> Iterator[str]:
 
 
 def scraped(url: str) -> str | None:
-    """How many stops Prometheus has seen: an invocation tells its own after all else."""
+    """Stops that Prometheus has seen: an invocation publishes its own last."""
     try:
         with urllib.request.urlopen(  # noqa: S310  our own server
             f"{url}/api/v1/query?query=sum(otel_limits_stops_total)"
@@ -136,7 +136,7 @@ def test_both_agree_exactly(recorded: str, capsys: pytest.CaptureFixture[str]) -
 def test_a_difference_above_the_tolerance_is_status_1(
     recorded: str, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What only the ledger has is named, and decides the exit status."""
+    """Rows that only the ledger has are named, and decide the exit status."""
     write(ledger.address, Entry(agent="unscraped", at=time.time() - 60))
     arguments = ["audit", "reconcile", "--prometheus", recorded, "--format", "json"]
     assert main(arguments) == 1
@@ -175,7 +175,7 @@ def test_a_prometheus_that_does_not_answer(
         "[" * 100_000,
     ],
 )
-def test_what_answers_otherwise_is_not_a_prometheus(
+def test_non_prometheus_answer_is_rejected(
     ledger: LedgerFile,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

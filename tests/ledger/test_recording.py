@@ -1,4 +1,4 @@
-"""What a ledger records of real agents: every model call once, exactly, and nothing of its text."""
+"""Recording of real agents: every model call once, exactly, and none of its text."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ CACHED = {
     "cacheReadInputTokens": 90,
     "cacheWriteInputTokens": 10,
 }
-"""As Bedrock and Anthropic report it: cached tokens beside the input, not in it."""
+"""As Bedrock and Anthropic report it: input excludes cached tokens."""
 
 
 def test_a_model_call_is_one_row(source: str, ledger: LedgerFile, make_agent: MakeAgent) -> None:
-    """Who asked which model for what, when, and how many tokens it took."""
+    """Agent, model, session, time and tokens of a call."""
     enable()
     make_agent(ScriptedModel([uses("search"), says("x")]))("go")
     first, second = ledger.calls()
@@ -91,7 +91,7 @@ def test_the_ids_of_a_row_are_those_of_the_span(
 def test_without_spans_there_are_no_ids(
     hooks_only: None, ledger: LedgerFile, make_agent: MakeAgent
 ) -> None:
-    """An invocation without a recorded span is told by its own id, and is marked blind."""
+    """An invocation without a recorded span is identified by its own ID, and marked unsampled."""
     enable()
     make_agent(ScriptedModel([says("x")]))("go")
     (call,), (invocation,) = ledger.calls(), ledger.invocations()
@@ -134,7 +134,7 @@ def test_how_much_is_known_of_a_call(  # noqa: PLR0913, PLR0917  fixtures
     state: str,
     estimated: int,
 ) -> None:
-    """Measured, zero, unmeasured, estimated and failed calls are told apart."""
+    """Measured, zero, unmeasured, estimated and failed calls are distinguished."""
     monkeypatch.setenv("OTEL_LIMITS_UNMEASURED", unmeasured)
     enable()
     agent = make_agent(ScriptedModel([answer]))
@@ -237,17 +237,17 @@ def test_tools_are_written_as_they_are_read() -> None:
     assert len(after_tools_text(many)) <= MOST_TOOLS * (MAX_NAME + 1)
 
 
-def test_equal_calls_are_told_without_a_limit_on_them(
+def test_equal_calls_are_recorded_without_a_loop_limit(
     source: str, ledger: LedgerFile, make_agent: MakeAgent
 ) -> None:
-    """Who has set no limit on loops can be told by an audit that there are some."""
+    """Without a loop limit, an audit can still show that there are loops."""
     enable()
     make_agent(ScriptedModel([uses("search"), uses("search"), says("x")]))("go")
     one, other = ledger.tools()
     assert one["fingerprint"] == other["fingerprint"] is not None
 
 
-def test_what_caching_saved_is_kept(
+def test_cache_savings_are_recorded(
     source: str, ledger: LedgerFile, make_agent: MakeAgent, tmp_path: Any
 ) -> None:
     """Reading 90 tokens saved 0.9 of their price, writing 10 cost a quarter of it more."""
@@ -295,7 +295,7 @@ def test_a_child_stands_under_its_parent(source: str, ledger: LedgerFile) -> Non
 def test_audit_keys_are_recorded(
     source: str, ledger: LedgerFile, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is named is taken from the baggage and the agent; what is not named is not."""
+    """Named keys are taken from the baggage and the agent; others are not."""
     monkeypatch.setenv("OTEL_LIMITS_AUDIT_KEYS", "tenant.id,user.id")
     enable()
     token = context.attach(baggage.set_baggage("user.id", "u1"))
@@ -384,7 +384,7 @@ def everything(ledger: LedgerFile) -> list[Any]:
 def test_a_replay_changes_nothing(
     source: str, ledger: LedgerFile, make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """Facts that are told again leave the ledger as it was."""
+    """Replayed events leave the ledger unchanged."""
     enable(Limits(max_turns=3), observers=[events.append])
     make_agent(ScriptedModel(endless(uses("search"))))("go")
     before = everything(ledger)
@@ -423,7 +423,7 @@ def call_of(invocation: str, span: str | None, **changes: Any) -> ModelCall:
 
 
 def test_the_same_fact_twice_is_one_call(ledger: LedgerFile) -> None:
-    """What is replayed, as from a spill file that was taken back already, changes nothing."""
+    """Replayed rows, as from a spill file that was already restored, change nothing."""
     observer = LedgerObserver(ledger.address)
     for _ in range(2):
         observer(call_of("one", "s" * 16, at=1000.0))
@@ -441,7 +441,7 @@ def test_two_calls_of_one_span_are_two(ledger: LedgerFile) -> None:
 
 
 def test_two_calls_of_one_number_are_two(ledger: LedgerFile) -> None:
-    """A call that has the number of another one and a time of its own is kept, without a number."""
+    """A call with a duplicate number but a different time is kept, without a number."""
     observer = LedgerObserver(ledger.address)
     twice = [call_of("one", None, number=2, at=2.0), call_of("one", None, number=2, at=2.5)]
     for call in (call_of("one", None, number=1, at=1.0), *twice, *twice):
@@ -478,14 +478,14 @@ for _ in range(5):
 def test_seeded_workers_lose_no_call(
     ledger: LedgerFile, program: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    """Four processes that seed alike, at once, in one ledger."""
+    """Four processes with the same seed, concurrently, in one ledger."""
     for child in [program(SEEDED) for _ in range(4)]:
         _, said = child.communicate(timeout=60)
         assert child.returncode == 0, said
     assert len(ledger.calls()) == 20
 
 
-def test_the_end_of_an_invocation_is_told_once(ledger: LedgerFile) -> None:
+def test_end_of_an_invocation_is_recorded_once(ledger: LedgerFile) -> None:
     """A second end, a late beginning, and an end without a beginning do no harm."""
     observer = LedgerObserver(ledger.address)
     stop = Stop(
@@ -556,13 +556,13 @@ def test_disable_ends_recording(ledger: LedgerFile, make_agent: MakeAgent) -> No
 
 
 def test_a_plugin_records_too(ledger: LedgerFile, make_agent: MakeAgent) -> None:
-    """An agent with limits of its own is recorded where the environment names a ledger."""
+    """An agent with its own limits is recorded where the environment names a ledger."""
     plugin = otel_limits.LimitsPlugin(Limits(max_turns=1))
     make_agent(ScriptedModel(endless(uses("search"))), plugins=[plugin])("go")
     assert [row["reason"] for row in ledger.invocations()] == ["max_turns"]
 
 
-def test_who_keeps_no_ledger_does_not_pay_for_one() -> None:
+def test_no_ledger_costs_nothing() -> None:
     """Without a ledger SQLAlchemy is never imported."""
     program = (
         "import sys, otel_limits\n"

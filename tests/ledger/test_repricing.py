@@ -43,13 +43,13 @@ def recorded(ledger: LedgerFile, policy: Path, make_agent: Callable[..., Any]) -
 
 
 def spent(ledger: LedgerFile, capsys: pytest.CaptureFixture[str], *options: str) -> Any:
-    """What an audit says of the cost."""
+    """The audit's answer about cost."""
     capsys.readouterr()
     assert main(["audit", "spend", "--ledger", str(ledger.path), "--format", "json", *options]) == 0
     return json.loads(capsys.readouterr().out)["totals"]["spend"]
 
 
-def test_what_was_unpriced_is_priced(
+def test_unpriced_calls_are_priced(
     recorded: LedgerFile, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Calls and their invocations, with source and version; doing it again changes nothing."""
@@ -91,7 +91,7 @@ def test_the_first_price_stays(
     assert (former["cost_usd"], former["unpriced_tokens"]) == (None, 20)
 
 
-def test_a_price_that_nobody_knows_any_more_stays(
+def test_price_no_longer_listed_stays(
     recorded: LedgerFile, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing takes a known price away."""
@@ -114,7 +114,7 @@ def test_calls_of_a_time_can_be_chosen(
     assert {call["price_pico"] for call in recorded.calls()} == {None}
 
 
-def test_what_nobody_can_know_stays_unpriced(
+def test_unknowable_price_stays_unpriced(
     recorded: LedgerFile, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Why it was not known when it was recorded is in the row; it is no text by now."""

@@ -61,7 +61,7 @@ def queryparam(name: str, values: Sequence[str]) -> str:
 
 
 def commands(selected: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """The lines that somebody copies, as a shell takes them apart."""
+    """The copied lines, split as a shell does."""
     begin = datetime.fromtimestamp(NINE, timezone.utc)
     times = {"__from": begin, "__to": begin + timedelta(days=1)}
 
@@ -91,7 +91,7 @@ def commands(selected: Mapping[str, Sequence[str]]) -> list[list[str]]:
         ({"model": ["large"]}, {"coder": 1, SHELL: 1, MARKDOWN: 1}),
         ({"agent": ["coder", SHELL], "model": ["small"], "reason": ["max_turns", "killed"]},
          {"coder": 1, SHELL: 1}),
-        ({"agent": ["nobody"]}, {}),
+        ({"agent": ["unknown"]}, {}),
     ],
 )  # fmt: skip
 def test_it_asks_for_what_is_selected(
@@ -144,7 +144,7 @@ def test_a_name_that_metrics_cut_is_found(ledger: LedgerFile, capsys: Output) ->
 
 
 @pytest.mark.parametrize("text", ["var-job=nightly&var-agent=a", "research", "var-agent=_other"])
-def test_what_a_ledger_does_not_know_is_refused(
+def test_unknown_dashboard_variable_is_rejected(
     ledger: LedgerFile, capsys: Output, text: str
 ) -> None:
     """An answer about every job would look like one about the job that is selected."""

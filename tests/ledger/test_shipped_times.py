@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def test_a_write_waits_five_seconds_for_a_lock(ledger: LedgerFile) -> None:
-    """SQLite itself says how long a connection of ours waits."""
+    """SQLite itself reports the busy timeout of our connections."""
     database = Database(ledger.address)
     with database.changing() as connection:
         waits = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
@@ -44,7 +44,7 @@ def test_an_agent_waits_twenty_milliseconds(faulty: None, tmp_path: Path) -> Non
 def test_a_database_that_is_back_has_every_row_soon(
     faulty: None, ledger: LedgerFile, make_agent: MakeAgent
 ) -> None:
-    """It is tried again after a second, and has what went to the spill file meanwhile."""
+    """It is retried after a second, and then contains the rows of the spill file."""
     agent = make_agent(ScriptedModel([says("x"), says("y")]))
     enable()
     agent("go")

@@ -1,4 +1,4 @@
-"""What a ledger says of model calls that the agent's loop did not make."""
+"""Model calls outside the agent's loop, in a ledger."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_side_call_is_marked(late: LedgerFile) -> None:
     assert len({row["invocation_id"] for row in rows}) == 1
 
 
-def test_spend_tells_side_calls_apart(late: LedgerFile, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spend_separates_side_calls(late: LedgerFile, capsys: pytest.CaptureFixture[str]) -> None:
     """They can be grouped by, and asked for alone."""
     rows = ask(capsys, "spend", "--by", "side")["spend"]
     assert {row["side"]: (row["calls"], row["tokens"]) for row in rows} == {

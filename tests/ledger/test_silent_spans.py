@@ -96,14 +96,14 @@ def side_calls(events: list[Event]) -> list[ModelCall]:
 
 @pytest.fixture
 def events() -> list[Event]:
-    """What is told."""
+    """Publish events."""
     return []
 
 
 @pytest.mark.parametrize("name", SILENT_FORESTS)
 @pytest.mark.usefixtures("source")
 def test_a_call_without_tokens_is_counted_once(name: str, events: list[Event]) -> None:
-    """As an unmeasured call, unless another span tells its tokens; also with hooks alone."""
+    """As an unmeasured call, unless another span reports its tokens; also with hooks alone."""
     forest, kinds = SILENT_FORESTS[name]
     enable(observers=[events.append])
     agent_with(lambda: grow(*forest))("go")
@@ -146,7 +146,7 @@ ORDERS = [
 
 
 def tangle(outer: str, inner: str, begins: tuple[int, ...], ends: tuple[int, ...]) -> None:
-    """Make a call within a chain within a call, which end in an order of their own."""
+    """Make a call within a chain within a call, which end in the given order."""
     chain = {"openinference.span.kind": "CHAIN"}
     spans: list[trace.Span] = []
     for number, attributes in enumerate((KNOWN[outer], chain, KNOWN[inner])):
@@ -208,7 +208,7 @@ def test_one_that_ends_after_the_agent_is_counted(
 def test_a_span_around_a_call_that_is_counted_anyway_shows_that_call(
     shown: str, events: list[Event]
 ) -> None:
-    """Such as Langfuse's around one of Strands' models; what is beside it counts."""
+    """For example Langfuse's around one of Strands' models; its siblings count."""
     enable(observers=[events.append])
     helper = ScriptedModel([says("x"), says("y")], model_id="helper")
 
@@ -265,7 +265,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("convention", WRITTEN)
 @pytest.mark.usefixtures("source")
 def test_the_texts_of_a_span_are_estimated(convention: str, events: list[Event]) -> None:
-    """Prompt and answer, as each instrumentation has them; what is told is taken as it is."""
+    """Prompt and answer, as each instrumentation has them; reported usage is taken as is."""
     enable(observers=[events.append])
     agent_with(lambda: grow(("any", WRITTEN[convention], [])))("go")
     (call,) = side_calls(events)
@@ -332,7 +332,7 @@ def test_a_call_that_failed_uses_nothing(events: list[Event]) -> None:
 
 @pytest.mark.usefixtures("source")
 def test_an_agent_is_halted_by_what_its_tools_use(ledger: LedgerFile, metric: Metric) -> None:
-    """Where nobody tells the tokens, by the estimate; metrics and ledger have each call once."""
+    """Unreported tokens are estimated; metrics and ledger have each call once."""
     enable(Limits(max_token_budget=3 * tokens_of_text(ENGLISH)))
     model = ScriptedModel(endless(uses("ask")))
     text = {**WRITTEN["OpenInference"], "llm.model_name": "m"}
@@ -345,7 +345,7 @@ def test_an_agent_is_halted_by_what_its_tools_use(ledger: LedgerFile, metric: Me
 
 
 def test_a_span_that_is_only_named_like_a_call_is_not_one(events: list[Event]) -> None:
-    """Anybody may call theirs `chat`; with the name of a model it is one."""
+    """Any span may be called `chat`; with the name of a model it is one."""
     enable(observers=[events.append])
 
     def ask() -> None:
@@ -358,14 +358,14 @@ def test_a_span_that_is_only_named_like_a_call_is_not_one(events: list[Event]) -
 
 
 def test_many_of_them_within_one_that_is_open_are_counted(events: list[Event]) -> None:
-    """Of those that wait for it to tell their tokens, a thousand are remembered."""
+    """Of those waiting for it to report their tokens, a thousand are remembered."""
     enable(observers=[events.append])
     agent_with(lambda: grow(other("CHAIN", *[silent()] * 1_200)))("go")
     assert Counter(each.kind for each in side_calls(events)) == {"unmeasured": 1_200}
 
 
 def test_an_import_reads_messages_that_are_structured(ledger: LedgerFile, tmp_path: Path) -> None:
-    """As the conventions allow it instead of JSON; what is nested for ever is passed over."""
+    """As the conventions allow instead of JSON; infinitely nested values are skipped."""
     said: Any = {"kvlistValue": {"values": [{"key": "content", "value": {"stringValue": ENGLISH}}]}}
     nested: Any = {}
     for _ in range(100):

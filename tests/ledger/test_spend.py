@@ -1,4 +1,4 @@
-"""What `spend` tells beside sums: tools, changes, forecasts, caches, waste, names that collide."""
+"""`spend` besides sums: tools, changes, forecasts, caches, waste, name collisions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NOW = datetime(2026, 11, 18, 12, tzinfo=timezone.utc).timestamp()
 
 @pytest.fixture
 def at_noon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked is asked on that day."""
+    """The query runs on that day."""
     monkeypatch.setattr("otel_limits.audit.forecast.time.time", lambda: NOW)
 
 
@@ -76,7 +76,7 @@ TOOLS = Entry(
 )
 
 
-def test_what_follows_a_tool_is_its_cost(ledger: LedgerFile, capsys: Output) -> None:
+def test_cost_of_a_tool_is_the_next_calls(ledger: LedgerFile, capsys: Output) -> None:
     """A call after several tools is shared by how often each was called; all add up."""
     write(ledger.address, TOOLS)
     answer = asked(capsys, "--by", "tool")
@@ -95,7 +95,7 @@ def test_what_follows_a_tool_is_its_cost(ledger: LedgerFile, capsys: Output) -> 
 
 
 def test_tools_and_other_names(ledger: LedgerFile, capsys: Output) -> None:
-    """Beside what tool calls have too stand their figures; beside a model they are not known."""
+    """Columns that tool calls have too show their figures; models show none."""
     write(ledger.address, TOOLS, Entry(agent="other", calls=[Call(tools=["search"]), Call()]))
     rows = {
         (row["agent"], row["tool"]): row for row in asked(capsys, "--by", "agent,tool")["spend"]
@@ -173,7 +173,7 @@ def test_an_audit_key_with_one_of_our_names(ledger: LedgerFile, capsys: Output, 
     assert both["spend"][0][f"key:{key}"] == "acme"
 
 
-def test_a_key_that_nobody_recorded_is_refused(ledger: LedgerFile, capsys: Output) -> None:
+def test_unrecorded_key_is_rejected(ledger: LedgerFile, capsys: Output) -> None:
     """With its prefix as without."""
     write(ledger.address, Entry(attributes={"tokens": "acme"}))
     for name in ("cost", "key:agent", "key:", "key:key:tokens"):
@@ -194,8 +194,8 @@ def test_a_cell_of_a_csv_is_no_formula(ledger: LedgerFile, capsys: Output, value
 # --- caches and waste -----------------------------------------------------------------------------
 
 
-def test_what_caching_saved(ledger: LedgerFile, capsys: Output) -> None:
-    """Written tokens beside those that were read, and the money of both."""
+def test_cache_savings_are_shown(ledger: LedgerFile, capsys: Output) -> None:
+    """Tokens written and read, and the cost of both."""
     calls = [Call(cached=50, price="1", saved="0.75"), Call(written=60, price="1", saved="-0.25")]
     write(ledger.address, Entry(calls=calls), Entry(agent="without"))
     rows = {row["agent"]: row for row in asked(capsys, "--by", "agent")["spend"]}
@@ -204,7 +204,7 @@ def test_what_caching_saved(ledger: LedgerFile, capsys: Output) -> None:
     assert rows["without"]["cache_saved_usd"] is None
 
 
-def test_what_a_success_costs_and_what_was_wasted(ledger: LedgerFile, capsys: Output) -> None:
+def test_cost_per_success_and_waste(ledger: LedgerFile, capsys: Output) -> None:
     """Only what came to its natural end is a success; an open one is neither."""
     write(
         ledger.address,
@@ -227,7 +227,7 @@ def test_what_a_success_costs_and_what_was_wasted(ledger: LedgerFile, capsys: Ou
 def test_without_a_way_to_select_invocations_there_are_no_outcomes(
     ledger: LedgerFile, capsys: Output
 ) -> None:
-    """Nobody can say what an invocation wasted on one of its models."""
+    """The waste per model is unknown."""
     write(ledger.address, Entry())
     assert "outcomes" not in asked(capsys, "--where", "model=m")
     assert "outcomes" not in asked(capsys, "--prices", "recorded")
@@ -337,7 +337,7 @@ def test_few_movers_and_all_others(movers: None, capsys: Output) -> None:
         (("--compare", "7d", "--where", "day=2026-11-11", "--where", "day=2026-11-12"), "got 2"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
+def test_incomparable_periods_are_rejected(
     movers: None, capsys: Output, arguments: tuple[str, ...], sentence: str
 ) -> None:
     """With a sentence that says why."""
@@ -345,7 +345,7 @@ def test_what_cannot_be_compared_is_refused(
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-13", "2026-1", "7", "-7d", "2026-W60", ""])
-def test_what_is_not_a_period_is_refused(capsys: Output, text: str) -> None:
+def test_invalid_period_is_rejected(capsys: Output, text: str) -> None:
     """With examples of what is one."""
     with pytest.raises(SystemExit):
         main(["audit", "spend", f"--compare={text}"])
@@ -493,7 +493,7 @@ def test_the_range_holds_what_came(shape: str) -> None:
 
 
 def _rolled(rolled: random.Random, shape: str, day: int) -> dict[int, int]:
-    """What a day spends in some of its hours; the first day is a Thursday."""
+    """Hourly spend of a day; the first day is a Thursday."""
     scale = 1_000.0
     if shape == "office" and (day + 3) % 7 >= 5:
         scale = 50.0

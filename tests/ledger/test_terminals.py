@@ -103,7 +103,7 @@ def wide_ledger(tmp_path_factory: pytest.TempPathFactory) -> LedgerFile:
 def test_no_line_is_wider_than_the_terminal(
     question: str, width: int, wide_ledger: LedgerFile
 ) -> None:
-    """A line that the terminal has to wrap is not a table any more."""
+    """A wrapped line breaks the table."""
     lines = on_terminal(wide_ledger, width, question)
     assert [line for line in lines if cell_len(line) > width] == []
 
@@ -182,7 +182,7 @@ def test_many_rows_fit_too() -> None:
 
 
 def test_a_name_is_shortened_in_its_middle() -> None:
-    """Beginning and end tell names apart; an id keeps what `show` finds it by."""
+    """The start and end distinguish names; an ID keeps the part that `show` finds it by."""
     assert shortened("research-emea", 9) == "rese…emea"
     assert shortened("0123456789abcdef", 9, keep_beginning=True) == "01234567…"
     assert cell_len(shortened("摘要摘要摘要", 7)) <= 7
@@ -191,7 +191,7 @@ def test_a_name_is_shortened_in_its_middle() -> None:
 @every_width
 @pytest.mark.parametrize("question", ["tools", "changes", "show"])
 def test_money_is_whole_in_every_answer(question: str, width: int, wide_ledger: LedgerFile) -> None:
-    """What a tool costs, what changed, and what a tree has used."""
+    """Cost per tool, changes, and usage of a tree."""
     lines = on_terminal(wide_ledger, width, question)
     assert any("$21,789.63" in line for line in lines)
     if question == "changes":
@@ -211,7 +211,7 @@ def test_columns_of_zeros_make_room_first() -> None:
     assert "Cost" in layout.head[0]
 
 
-def test_a_table_without_rows_says_so(wide_ledger: LedgerFile) -> None:
+def test_empty_table_is_labeled(wide_ledger: LedgerFile) -> None:
     """Headings over nothing look as if something were missing."""
     lines = on_terminal(wide_ledger, 80, "grants")
     assert lines[lines.index("Quota changes") + 1] == "None."

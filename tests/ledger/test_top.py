@@ -51,5 +51,5 @@ def test_days_stay_in_their_order(capsys: Output) -> None:
 
 @pytest.mark.parametrize("arguments", [("--by", "agent", "--top", "4"), ("--by", "agent")])
 def test_without_others_there_is_no_such_row(capsys: Output, arguments: tuple[str, ...]) -> None:
-    """What has room is listed."""
+    """Items that fit are listed."""
     assert len(rows_of(capsys, *arguments)) == len(PRICES)

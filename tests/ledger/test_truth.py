@@ -49,14 +49,14 @@ def agent(*script: Answer, name: str = "a", **arguments: Any) -> Agent:
 
 @dataclass(frozen=True)
 class Truth:
-    """What a scenario really used, as scripted."""
+    """The real usage of a scenario, as scripted."""
 
     tokens: int
     """Reported by the model."""
     calls: int
     """Requests that reached it."""
     estimated_calls: int = 0
-    """Of these, those without usage that were billed all the same."""
+    """Of these, those without usage that were still billed."""
     stops: dict[str, int] = field(default_factory=dict)
     """Invocations by reason."""
 
@@ -176,7 +176,7 @@ def structured() -> Truth:
 
 
 def unreported() -> Truth:
-    """A provider reports no usage: an estimate stands in, and says so."""
+    """If a provider reports no usage, an estimate replaces it and is marked."""
     agent(uses("search"), says("x", usage=None))("go")
     return Truth(ONE, 2, estimated_calls=1, stops={"end_turn": 1})
 
@@ -214,7 +214,7 @@ def abandoned() -> Truth:
 
 
 def cached() -> Truth:
-    """Cached tokens beside the input are input too, once."""
+    """Cached tokens outside the input are input too, once."""
     usage = {
         "inputTokens": 40,
         "outputTokens": 7,
@@ -227,7 +227,7 @@ def cached() -> Truth:
 
 
 def in_parallel() -> Truth:
-    """Many agents at once, on one event loop."""
+    """Many concurrent agents, on one event loop."""
 
     async def work() -> None:
         many = [agent(uses("search"), says("x"), name=f"n{number}") for number in range(12)]

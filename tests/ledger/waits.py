@@ -1,6 +1,6 @@
 """How long an agent waits for its ledger when an invocation ends: `python -m tests.ledger.waits`.
 
-Each invocation has a ledger of its own, of which nobody has learned yet that it is slow.
+Each invocation has a new ledger, which is not yet known to be slow.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ INVOCATIONS: Final = 200
 
 @contextmanager
 def in_order(_: Path) -> Iterator[None]:
-    """Nobody else uses it."""
+    """No other process uses it."""
     yield
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Somebody else writes for as long as the agent waits, and longer."""
+    """Another process writes for longer than the agent waits."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         yield
@@ -58,7 +58,7 @@ def waits(directory: Path, state: str, invocations: int) -> list[float]:
         half = len(told) // 2
         for event in told[:half]:
             observer(event)
-        # The first one makes the tables, for which nobody waits: its rows are in a file meanwhile.
+        # The first one creates the tables without making its caller wait: its rows spill to a file.
         eventually(functools.partial(is_made, address))
         with STATES[state](path):
             for event in told[half:-1]:
@@ -71,7 +71,7 @@ def waits(directory: Path, state: str, invocations: int) -> list[float]:
 
 
 def is_made(address: Address) -> bool:
-    """Tell whether a ledger has been made, and nothing waits for it."""
+    """Return whether a ledger exists, and nothing waits for it."""
     return address.file is not None and address.file.exists() and not candidates(address)
 
 

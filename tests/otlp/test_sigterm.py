@@ -15,7 +15,7 @@ import pytest
 
 from tests.launching import BIN, RUN, fresh_environment
 from tests.ledger.conftest import LedgerFile
-from tests.ledger.test_durability import take_back
+from tests.ledger.test_durability import restore
 from tests.otlp.receiver import Received
 from tests.otlp.test_otlp import attributes, over
 from tests.processes import bounded
@@ -120,7 +120,7 @@ def test_the_first_process_of_a_container_ends_as_well(tmp_path: Path) -> None:
         (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(first), signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM
-    take_back(ledger)
+    restore(ledger)
     (row,) = ledger.invocations()
     assert row["reason"] == "max_turns"
 
@@ -142,7 +142,7 @@ def test_rows_of_the_ledger_are_not_lost(tmp_path: Path) -> None:
     with halted(*BY_RUN, **environ) as process:
         process.send_signal(signal.SIGTERM)
     assert process.returncode == -signal.SIGTERM
-    take_back(ledger)  # a machine under load has not made the database within a second
+    restore(ledger)  # a machine under load has not made the database within a second
     (row,) = ledger.invocations()
     assert (row["reason"], row["model_calls"]) == ("max_turns", 2)
 
