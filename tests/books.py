@@ -164,18 +164,18 @@ class Books:
 
     def _admit(self, original: Any, calls: Any, call: InFlightCall, **how: Any) -> Verdict | None:
         run = calls._scope
-        with run.runs.lock:
+        with run.services.lock:
             verdict: Verdict | None = original(calls, call, **how)
             self.admitted(run, call, verdict, turn=how.get("turn", False))
         return verdict
 
     def _reserve(self, original: Any, calls: Any, call: InFlightCall) -> None:
-        with calls._scope.runs.lock:
+        with calls._scope.services.lock:
             original(calls, call)
             self.hold(calls._scope, call)
 
     def _resume(self, original: Any, calls: Any, call: InFlightCall) -> None:
-        with calls._scope.runs.lock:
+        with calls._scope.services.lock:
             if call.is_open and call.reservation is None:
                 self.late.update(id(each) for each in calls._scope.budgets)
             original(calls, call)
@@ -183,29 +183,29 @@ class Books:
     def _settle(
         self, original: Any, calls: Any, call: InFlightCall, *record: Any, **how: Any
     ) -> None:
-        with calls._scope.runs.lock:
+        with calls._scope.services.lock:
             original(calls, call, *record, **how)
             retried = how.get("failed", False) and not how.get("aborted", False)
             self.settled(calls._scope, call, retried=retried)
 
     def _on_response_accepted(self, original: Any, calls: Any) -> None:
-        with calls._scope.runs.lock:
+        with calls._scope.services.lock:
             original(calls)
             self.release_unused(calls._scope)
             self.add(calls._scope, "turns", 1)
 
     def _release_unused(self, original: Any, calls: Any) -> None:
-        with calls._scope.runs.lock:
+        with calls._scope.services.lock:
             original(calls)
             self.release_unused(calls._scope)
 
     def _release(self, original: Any, calls: Any, call: InFlightCall) -> None:
-        with calls._scope.runs.lock:
+        with calls._scope.services.lock:
             original(calls, call)
             self.calls.pop(call, None)
 
     def _settle_all(self, original: Any, calls: Any) -> None:
-        with calls._scope.runs.lock:
+        with calls._scope.services.lock:
             original(calls)
             self.forget_given_back()
 
