@@ -422,7 +422,7 @@ def test_check_warns_of_a_quota_below_a_single_call(
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
     status, _, (sentence,) = check()
     assert status == 0
-    assert 'quotas["small"] permits 1,000 tokens, less than the 4,096' in sentence
+    assert 'quotas["small"] is 1,000 tokens, less than the 4,096' in sentence
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -197,7 +197,7 @@ def test_a_quota_is_asked_about(
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", "redis://127.0.0.1:1/0")
     assert main(["quotas", "reset", "tenant"]) != 0
     assert capsys.readouterr().err == (
-        "otel-limits: There is no quota 'tenant'. Did you mean tenants?\n"
+        "otel-limits: No quota named 'tenant'. Did you mean tenants?\n"
     )
 
 

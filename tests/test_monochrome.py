@@ -73,15 +73,15 @@ def test_no_number_and_no_time_of_a_quota_is_cut(width: int) -> None:
     assert "20,000,000" in shown
     assert shown.count("used up") == 2
     assert shown.count("2026-") == shown.count("2026-11-24T06:00:00Z")
-    assert "Begins again" in shown
-    assert shown.endswith("7 keys further from their end are not shown (--top).")
+    assert "Resets" in shown
+    assert shown.endswith("7 more keys not shown (--top).")
 
 
 def test_a_file_has_all_of_a_quota() -> None:
     """It has no edge."""
     shown = str(table_of(rows()))
     assert "tenants-of-europe  acme-research-and-development  20,000,000" in shown
-    assert "No room for" not in shown
+    assert "Hidden columns" not in shown
 
 
 def test_every_series_of_a_chart_but_the_first_has_a_pattern() -> None:

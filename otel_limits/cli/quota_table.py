@@ -1,4 +1,4 @@
-"""The table of `otel-limits quotas`: how much of each is used, and when it begins again."""
+"""The table of `otel-limits quotas`: usage and reset times."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ COLUMNS: Final = (
     Column("left", "Left", "count", is_key=True),
     Column("limit", "Limit", "count"),
     Column("unit", "Unit", "date"),
-    Column("resets", "Begins again", "date"),
+    Column("resets", "Resets", "date"),
     Column("state", "State", "date", is_key=True),
 )
-"""Units, times and states are kept whole, as dates are: half of one says nothing."""
-BLOCKED: Final = Column("blocked", "Blocked for", is_key=True)
+"""Units, times and states are never truncated, like dates."""
+BLOCKED: Final = Column("blocked", "Block reason", is_key=True)
 
 
 def table_of(uses: Uses, width: int | None = None) -> Text:
-    """Lay rows out as a table; one that is nearly used up is coloured, and says so.
+    """Render usage as a table; rows near their limit are highlighted.
 
     Args:
-        uses: What is shown.
-        width: Columns of the terminal; without one nothing is left out.
+        uses: The rows.
+        width: Columns of the terminal; `None` shows every column.
     """
     states = [_state(row) for row in uses.rows]
     rows = [_cells(row, state) for row, (state, _) in zip(uses.rows, states, strict=True)]
     columns: tuple[Column, ...] = COLUMNS
-    # In a column of its own: at the end of a key that is shortened nobody could read either.
+    # A separate column: appended to a truncated key, neither would be readable.
     if any(row.blocked for row in uses.rows):
         columns = (*COLUMNS, BLOCKED)
         rows = [[*cells, row.blocked or ""] for cells, row in zip(rows, uses.rows, strict=True)]
     layout = fit(Table(name="quotas", title="", columns=columns, rows=rows), width)
     shown = Text("\n").join(Text(line, style="bold") for line in layout.head)
-    # Without a heading each value has a line of its own, and its state says what a colour would.
+    # Without a heading, each value has its own line, and the state is in the text.
     styles = [style for _, style in states] if layout.head else [""] * len(layout.body)
     for line, style in zip(layout.body, styles, strict=True):
         shown.append("\n" if shown else "").append(line, style=style)
     if layout.left_out:
         titles = ", ".join(layout.left_out)
-        shown.append(f"\nNo room for: {titles}. --format json has them.", style="dim italic")
+        hint = f"\nHidden columns: {titles}. Use --format json to see them."
+        shown.append(hint, style="dim italic")
     if uses.omitted:
-        one, several = "key further from its end is", "keys further from their end are"
-        shown.append(f"\n{pluralize(uses.omitted, one, several)} not shown (--top).")
+        shown.append(f"\n{pluralize(uses.omitted, 'more key', 'more keys')} not shown (--top).")
     return shown
 
 
@@ -67,12 +67,12 @@ def _cells(row: KeyUse, state: str) -> list[Any]:
 
 
 def _plain(number: Any) -> Any:
-    # A Decimal would be shown as 1E+1 otherwise.
+    # Otherwise a Decimal could appear as 1E+1.
     return Decimal(f"{number:f}") if isinstance(number, Decimal) else number
 
 
 def _state(row: KeyUse) -> tuple[str, str]:
-    """Say what a key permits, or how near it is to its end, in words and in a colour."""
+    """Return the state of a key and its style."""
     if row.blocked is not None:
         return "blocked", "bold red"
     share = 1 - float(row.remaining) / float(row.limit)

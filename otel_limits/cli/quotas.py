@@ -1,4 +1,4 @@
-"""The commands about a fleet: show quotas, reset or extend them, end agents in every process."""
+"""Fleet commands: show and change quotas, kill agents in every process."""
 
 from __future__ import annotations
 
@@ -41,69 +41,66 @@ if TYPE_CHECKING:
 NO_ANSWER: Final = 1
 TIMEOUT_SECONDS: Final = 2.0
 WATCH_SECONDS: Final = 1.0
-SET_A_STORE: Final = "Set OTEL_LIMITS_QUOTA_STORE, such as redis://localhost:6379/0."
-IN_MEMORY: Final = (
-    "Quotas are counted in the memory of each process, where nobody else can see them. "
-    f"{SET_A_STORE}"
-)
+SET_A_STORE: Final = "Set OTEL_LIMITS_QUOTA_STORE, e.g. redis://localhost:6379/0."
+IN_MEMORY: Final = f"Quotas are kept in process memory and cannot be read from here. {SET_A_STORE}"
 NO_WAY_TO_AGENTS: Final = (
-    "Processes hear of a kill from the store that counts their quotas, and none is set. "
-    f"{SET_A_STORE} The agents need the same value."
+    f"Kills are sent through the quota store, and none is set. {SET_A_STORE} "
+    "The agents need the same value."
 )
-NOBODY_LISTENS: Final = (
-    "No process listens to this store. Check that OTEL_LIMITS_QUOTA_STORE and "
-    "OTEL_LIMITS_QUOTA_NAMESPACE have the values here that they have where the agents run."
+NO_SUBSCRIBERS: Final = (
+    "No process is subscribed to this store. Check that OTEL_LIMITS_QUOTA_STORE and "
+    "OTEL_LIMITS_QUOTA_NAMESPACE match those of the agents."
 )
 
 QUOTAS_HELP: Final = """\
-Show every quota: how much is used, reserved and left, and when it begins again.
+Show quota usage, reservations and reset times.
 
-Quotas are those of the policy file (OTEL_LIMITS_POLICY), counted on OTEL_LIMITS_QUOTA_STORE. Keys
-that came from outside, such as a tenant in the baggage, are shown as the beginning of a hash.
-Calls that killed workers did not settle, but that the ledger has, are counted first.
+Reads the quotas of the policy file (OTEL_LIMITS_POLICY) from OTEL_LIMITS_QUOTA_STORE. Keys from
+outside, e.g. a tenant in the baggage, appear as the first characters of a hash. Calls that the
+ledger recorded but killed workers did not settle are settled first.
 """
 
 RESET_HELP: Final = """\
-Set the count of one key of a quota back to 0, in the present window.
+Reset one quota key for the current window.
 
-Write KEY as the quota has it (acme, or researcher/acme), or as the table shows it. A quota without
-keys needs none. What is reserved for calls under way stays reserved.
+KEY is written as in the quota (acme, or researcher/acme) or as in the table. Omit it for a quota
+without keys. Reservations of in-flight calls stay.
 """
 
 GRANT_HELP: Final = """\
-Permit one key of a quota more, for a time.
+Raise the limit of one quota key temporarily.
 
-Until then every window permits AMOUNT more. The ledger keeps who granted it and when: see
-otel-limits audit grants.
+Raises the limit of each window by AMOUNT until WHEN. The ledger records who granted it and when:
+see otel-limits audit grants.
 
   otel-limits quotas grant tenants acme 100000 --until 2026-12-01
   otel-limits quotas grant nightly 5.50 --until 2026-12-01T06:00+01:00
 """
 
 REVOKE_HELP: Final = """\
-Take back what was granted to one key of a quota.
+Revoke grants for one quota key.
 
-What has been used stays counted.
+Usage stays counted.
 """
 
 BLOCK_HELP: Final = """\
-Permit one key of a quota nothing, whatever is left.
+Block one quota key.
 
-Agents stop before their next model call with quota_exceeded and the reason's text. The ledger keeps
-who blocked it and why: see otel-limits audit grants.
+Agents are halted before their next model call with quota_exceeded and the given reason. The ledger
+records who blocked it and why: see otel-limits audit grants.
 
   otel-limits quotas block tenants acme --until 2026-12-01 --reason 'unpaid since October'
 """
 
 UNBLOCK_HELP: Final = """\
-Remove the block of one key of a quota.
+Unblock one quota key.
 """
 
 KILL_HELP: Final = """\
-End live invocations of agents in every process that shares the quota store.
+Kill active invocations in all processes that share the quota store.
 
-A response that is being streamed is cut off, and running tools are waited for. The stop reason is
-"killed". Invocations that begin afterwards are not affected.
+Streaming responses are cut off; running tools finish. The stop reason is "killed". Later
+invocations are not affected.
 
   otel-limits kill --agent 'research-*'
 """
@@ -112,29 +109,29 @@ A response that is being streamed is cut off, and running tools are waited for. 
 def add(commands: Any) -> None:
     """Add `quotas` and `kill`."""
     quotas = add_command(commands, "quotas", QUOTAS_HELP, exit_status(show))
-    quotas.add_argument("--watch", action="store_true", help="show it again every second")
+    quotas.add_argument("--watch", action="store_true", help="refresh every second")
     quotas.add_argument(
         "--format", choices=("table", "json"), default="table", help="table or json"
     )
     quotas.add_argument(
-        "--top", metavar="N", help="show the N keys of each quota that are nearest their end"
+        "--top", metavar="N", help="show the N keys of each quota closest to the limit"
     )
     quotas.add_argument(
         "--key",
         metavar="GLOB",
         dest="key_glob",
         default="*",
-        help="show the keys that are shown like this, such as 'team-*'",
+        help="show only keys matching this pattern, e.g. 'team-*'",
     )
     add_changes(quotas.add_subparsers(title="commands", metavar="COMMAND"))
     kill = add_command(commands, "kill", KILL_HELP, exit_status(kill_agents))
     kill.add_argument(
-        "--agent", metavar="GLOB", required=True, help="name of the agents, such as 'research-*'"
+        "--agent", metavar="GLOB", required=True, help="agent name or pattern, e.g. 'research-*'"
     )
 
 
 def add_changes(below: Any) -> None:
-    """Add what changes one key of a quota."""
+    """Add the commands that change one key of a quota."""
     reset = add_command(below, "reset", RESET_HELP, exit_status(reset_key))
     grant = add_command(below, "grant", GRANT_HELP, exit_status(grant_more))
     revoke = add_command(below, "revoke", REVOKE_HELP, exit_status(revoke_grants))
@@ -143,18 +140,15 @@ def add_changes(below: Any) -> None:
     for command in (reset, grant, revoke, block, unblock):
         command.add_argument("name", metavar="NAME", help="the quota")
         command.add_argument("key", metavar="KEY", nargs="?", default="", help="whose share of it")
-    grant.add_argument("amount", metavar="AMOUNT", help="how much more, in the quota's unit")
-    when = "date and time (ISO 8601; UTC unless it says)"
+    grant.add_argument("amount", metavar="AMOUNT", help="increase, in the quota's unit")
+    when = "end, in ISO 8601 (default time zone: UTC)"
     grant.add_argument("--until", metavar="WHEN", required=True, help=when)
-    block.add_argument("--until", metavar="WHEN", help=f"{when}; unset, until it is unblocked")
-    block.add_argument("--reason", metavar="TEXT", default="", help="what stopped agents say")
+    block.add_argument("--until", metavar="WHEN", help=f"{when}; unset: until unblocked")
+    block.add_argument("--reason", metavar="TEXT", default="", help="reason shown to halted agents")
 
 
 def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
-    """Make a command return its exit status, and print errors as sentences.
-
-    Whatever reads what a user wrote raises a `ValueError` that is one.
-    """
+    """Make a command print user errors (`ValueError`) and return its exit status."""
 
     def call(options: Namespace) -> int:
         try:
@@ -162,18 +156,18 @@ def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], i
         except ValueError as error:
             return refuse([str(error)])
         except StoreError as error:
-            return refuse([f"The quota store does not answer ({error})."], NO_ANSWER)
+            return refuse([f"quota store unavailable ({error})"], NO_ANSWER)
         return 0
 
     return call
 
 
-# --- what they do -----------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------
 
 
 def show(options: Namespace) -> None:
-    """Show every quota, once or again and again."""
-    # Both are looked for before anything else: whoever forgot a variable is told at once.
+    """Show every quota, once or repeatedly."""
+    # Before anything else, to report missing variables first.
     quotas, store = known_quotas(), shared_store()
     top = None if options.top is None else WHOLE_NUMBER.of_text("--top", options.top)
 
@@ -181,7 +175,7 @@ def show(options: Namespace) -> None:
         return read_use(store, quotas, glob=options.key_glob, top=top)
 
     uses = read()
-    # The store notes which reservations have expired when somebody looks at their count.
+    # The store notices expired reservations when their count is read.
     if settle_for_killed_workers(store):
         uses = read()
     if not options.watch:
@@ -189,15 +183,14 @@ def show(options: Namespace) -> None:
         return
     try:
         watch(read, options.format)
-    # How `--watch` is left, which is not an error.
+    # Ctrl+C is how users leave `--watch`.
     except KeyboardInterrupt:
         return
 
 
 def settle_for_killed_workers(store: SharedStore) -> int:
-    """Count what killed workers have in the ledger and did not settle; returns how many calls."""
+    """Settle calls recorded by killed workers; return their number."""
     ledger = recorded_ledger()
-    # A worker that was killed left what it used only there.
     if ledger is None:
         return 0
     from otel_limits.ledger.queries import charges_in
@@ -206,93 +199,93 @@ def settle_for_killed_workers(store: SharedStore) -> int:
 
 
 def reset_key(options: Namespace) -> None:
-    """Begin to count from 0."""
-    # The address of the ledger first: a wrong one must not leave a change unrecorded.
+    """Reset the count of a key."""
+    # The ledger's address first: an invalid one must not leave a change unrecorded.
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
     store.reset(count_of(store, quota, key))
     record(ledger, changed(quota, key, "reset", 0, None))
-    sys.stdout.write(f"Quota {quota.name!r} counts {key.shown} from 0 again.\n")
+    sys.stdout.write(f"Reset {key.shown} of quota {quota.name!r}.\n")
 
 
 def grant_more(options: Namespace) -> None:
-    """Permit more for a time."""
+    """Raise the limit of a key temporarily."""
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
     unit = unit_name(quota.unit)
-    # Read as the policy file has it, so that 5.50 are dollars and 5.5 tokens are refused.
+    # Parsed as in the policy file: 5.50 is valid in USD, 5.5 is not in tokens.
     given = FIELDS[quota.unit].kind.of_text(f"AMOUNT (in {unit})", options.amount)
     amount = parts_in(quota.unit, given)
     until = end_of(store, options.until)
     store.grant(count_of(store, quota, key), amount, until)
     record(ledger, changed(quota, key, "grant", amount, until))
     sys.stdout.write(
-        f"Quota {quota.name!r} permits {key.shown} {in_unit(quota.unit, amount)} "
-        f"{unit} more until {shown_time(until)}.\n"
+        f"Raised the limit of {key.shown} in quota {quota.name!r} by "
+        f"{in_unit(quota.unit, amount)} {unit} until {shown_time(until)}.\n"
     )
 
 
 def revoke_grants(options: Namespace) -> None:
-    """Take back what was granted."""
+    """Revoke the grants of a key."""
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
     found = store.revoke(count_of(store, quota, key))
     if not found:
-        raise ValueError(f"Nothing is granted to {key.shown} of quota {quota.name!r} now.")
+        raise ValueError(f"{key.shown} of quota {quota.name!r} has no active grants.")
     record(ledger, changed(quota, key, "revoke", 0, None))
-    grants = pluralize(found, "grant is", "grants are")
-    sys.stdout.write(f"Quota {quota.name!r}: {grants} taken back from {key.shown}.\n")
+    grants = pluralize(found, "grant", "grants")
+    sys.stdout.write(f"Revoked {grants} of {key.shown} in quota {quota.name!r}.\n")
 
 
 def block_key(options: Namespace) -> None:
-    """Permit nothing."""
+    """Block a key."""
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
     until = FOREVER if options.until is None else end_of(store, options.until)
-    # Without an end it is a time that no clock reaches, so that stores need only one kind of block.
+    # Without an end, a time that no clock reaches: stores need only one kind of block.
     store.block(count_of(store, quota, key), Block(until, options.reason))
-    told = None if options.until is None else until
-    record(ledger, changed(quota, key, "block", 0, told, options.reason))
-    end = "it is unblocked" if told is None else shown_time(until)
-    sys.stdout.write(f"Quota {quota.name!r} permits {key.shown} nothing until {end}.\n")
+    recorded = None if options.until is None else until
+    record(ledger, changed(quota, key, "block", 0, recorded, options.reason))
+    end = "" if recorded is None else f" until {shown_time(until)}"
+    sys.stdout.write(f"Blocked {key.shown} of quota {quota.name!r}{end}.\n")
 
 
 def unblock_key(options: Namespace) -> None:
-    """Permit again what the quota permits."""
+    """Unblock a key."""
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
     if not store.unblock(count_of(store, quota, key)):
-        raise ValueError(f"Quota {quota.name!r} is not blocked for {key.shown}.")
+        raise ValueError(f"{key.shown} of quota {quota.name!r} is not blocked.")
     record(ledger, changed(quota, key, "unblock", 0, None))
-    sys.stdout.write(f"Quota {quota.name!r} is not blocked for {key.shown} any more.\n")
+    sys.stdout.write(f"Unblocked {key.shown} of quota {quota.name!r}.\n")
 
 
 def kill_agents(options: Namespace) -> None:
-    """End agents in every process."""
+    """Kill agents in every process."""
     sys.stdout.write(f"{kill_named(options.agent)}\n")
 
 
 def kill_named(pattern: str) -> str:
-    """End the agents whose name fits a glob, in every process; returns who was told, in words.
+    """Kill agents whose name matches a pattern, in every process; return a confirmation.
 
     Raises:
-        ValueError: There is no store that processes share.
-        StoreError: It does not answer.
+        ValueError: No shared store is configured.
+        StoreError: The store is unavailable.
     """
-    heard = shared_store(NO_WAY_TO_AGENTS).kill(pattern)
-    told = f"Told {pluralize(heard, 'process', 'processes')} to end agents named {pattern!r}."
-    # The store answered, so that it is the right one for nobody: most likely another namespace.
-    return told if heard else f"{told} {NOBODY_LISTENS}"
+    received = shared_store(NO_WAY_TO_AGENTS).kill(pattern)
+    sent = f"Sent kill for {pattern!r} to {pluralize(received, 'process', 'processes')}."
+    # The store answered, so most likely the namespace is another.
+    return sent if received else f"{sent} {NO_SUBSCRIBERS}"
 
 
 def count_of(store: SharedStore, quota: Quota, key: Key) -> Count:
-    """Name what is counted of a key now."""
-    # By the clock of the store, which all processes go by: that of this machine may be another.
+    """Return the current count of a key."""
+    # By the store's clock, which all processes use.
     return quota.count(key, store.now())
 
 
 def end_of(store: SharedStore, text: str) -> float:
-    """Read `--until`.
+    """Parse `--until`.
 
     Raises:
         ValueError: It is not a time in the future.
@@ -306,7 +299,7 @@ def end_of(store: SharedStore, text: str) -> float:
 def changed(
     quota: Quota, key: Key, change: Any, amount: int, until: float | None, reason: str = ""
 ) -> QuotaGrant:
-    """Make the event that a person changed what a quota permits."""
+    """Return the event for an operator's change of a quota."""
     return QuotaGrant(
         quota=quota.name,
         key=key.shown,
@@ -322,49 +315,49 @@ def changed(
 
 
 def record(address: Address | None, event: QuotaGrant) -> None:
-    """Publish the event, and write it to the ledger."""
-    # Here as well, where whoever listens is in this process; the others learn of it from the store.
+    """Publish the event and record it in the ledger."""
+    # For observers of this process; other processes learn of the change from the store.
     LIVE.observers.publish(event)
     if address is not None:
         from otel_limits.observers.ledger import LedgerObserver
 
         ledger = LedgerObserver(address)
-        # Through the observer that every process has, so that there is one way to write the row.
+        # Through the observer, so there is one way to write the row.
         ledger(event)
         ledger.close()
 
 
-# --- what they need ---------------------------------------------------------------------------
+# --- inputs ----------------------------------------------------------------------------------
 
 
 def known_quotas() -> list[Quota]:
-    """Read the quotas of the policy file.
+    """Return the quotas of the policy file.
 
     Raises:
-        ValueError: It has none, or something is wrong with it.
+        ValueError: It has none, or is invalid.
     """
     settings = config.read().settings
     policy = PolicyFile(settings.policy_path)
     if policy.mistakes:
-        # Each mistake is a line of its own, and begins like all that is told on standard error.
+        # One line per mistake, with the prefix of all lines on standard error.
         raise ValueError("\notel-limits: ".join(policy.mistakes))
     quotas = [entry.value for entry in policy.document.quotas.values()]
     if not quotas:
-        raise ValueError("There are no quotas. Set OTEL_LIMITS_POLICY to a file that has some.")
+        raise ValueError("No quotas found. Set OTEL_LIMITS_POLICY to a policy file with quotas.")
     return quotas
 
 
 def shared_store(unset: str = IN_MEMORY) -> SharedStore:
-    """Open the store that the fleet shares.
+    """Open the shared store of the fleet.
 
     Args:
-        unset: What to say where quotas are counted in memory.
+        unset: The error if quotas are kept in memory.
 
     Raises:
-        ValueError: They are, or the URL is not valid.
+        ValueError: Quotas are kept in memory, or the URL is invalid.
     """
     reading = config.read()
-    # The setting has its default then, and the message below would be about memory.
+    # An invalid setting falls back to memory, and the error below would mislead.
     wrong = [each for each in reading.mistakes if "OTEL_LIMITS_QUOTA_STORE" in each]
     if wrong:
         raise ValueError(wrong[0])
@@ -377,25 +370,25 @@ def shared_store(unset: str = IN_MEMORY) -> SharedStore:
 
 
 def named(store: SharedStore, options: Namespace) -> tuple[Quota, Key]:
-    """Find the quota and the key that the command line names.
+    """Return the quota and the key named on the command line.
 
     Raises:
-        ValueError: There is no such quota, or its keys look different.
+        ValueError: There is no such quota, or its keys have another form.
     """
     quotas = {quota.name: quota for quota in known_quotas()}
     quota = quotas.get(options.name)
     if quota is None:
         near = closest_match(options.name, quotas)
-        hint = f"Did you mean {near}?" if near else f"There are: {', '.join(quotas)}."
-        raise ValueError(f"There is no quota {redact_url(options.name)!r}. {hint}")
+        hint = f"Did you mean {near}?" if near else f"Known quotas: {', '.join(quotas)}."
+        raise ValueError(f"No quota named {redact_url(options.name)!r}. {hint}")
     return quota, find_key(store, quota, options.key)
 
 
-# --- how it looks -----------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------
 
 
 def print_use(uses: Uses, form: str) -> None:
-    """Print once."""
+    """Print usage once."""
     if form == "json":
         sys.stdout.write(json.dumps([as_json(row) for row in uses.rows], indent=2) + "\n")
         return
@@ -403,15 +396,15 @@ def print_use(uses: Uses, form: str) -> None:
     from otel_limits.cli.terminal import console
 
     screen = console()
-    # Only a terminal has an edge at which something would have to be left out.
+    # Only a terminal limits the width.
     screen.print(table_of(uses, screen.width if screen.is_terminal else None), soft_wrap=True)
 
 
 def watch(read: Callable[[], Uses], form: str) -> None:
-    """Print every second: over itself on a terminal, one JSON document per line otherwise."""
+    """Print usage every second: in place on a terminal, or as one JSON document per line."""
     if form == "json":
         while True:
-            # On one line each time: whoever reads a pipe can take it document by document.
+            # One line each, so pipes can be read document by document.
             sys.stdout.write(json.dumps([as_json(row) for row in read().rows]) + "\n")
             sys.stdout.flush()
             time.sleep(WATCH_SECONDS)
@@ -428,7 +421,7 @@ def watch(read: Callable[[], Uses], form: str) -> None:
 
 
 def as_json(row: KeyUse) -> dict[str, Any]:
-    """Write a row as JSON values; money as text, so that it stays exact."""
+    """Return a row as JSON values. Money is text, to stay exact."""
     texts = {
         name: str(value) if isinstance(value, Decimal) else value
         for name, value in dataclasses.asdict(row).items()

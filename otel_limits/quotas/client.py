@@ -109,9 +109,7 @@ class StoreClient:
             # the right windows.
             if reply.status != "elsewhere":
                 return reply
-        raise StoreError(
-            "the time that the store shows is in none of the windows that it is asked for"
-        )
+        raise StoreError("the store's clock is outside the requested windows")
 
     def fill(self, ticket: Ticket, *, forced: bool) -> None:
         """Work out what a ticket demands of the store now."""
@@ -190,7 +188,7 @@ class StoreClient:
             return future.result(self._timeout).standings[0]
         except TimeoutError:
             future.cancel()
-            raise StoreError("the store did not answer in time") from None
+            raise StoreError("quota store timeout") from None
 
     def settle_later(self, ticket: Ticket) -> None:
         """Settle a ticket without waiting."""
@@ -254,7 +252,7 @@ class StoreClient:
             # A settlement is left to the executor, since what was used has to be counted.
             if not isinstance(operation, Settle):
                 future.cancel()
-            raise StoreError("the store did not answer in time")
+            raise StoreError("quota store timeout")
         return self._on_reply(future.result())
 
     def _on_reply(self, reply: Reply) -> Reply:

@@ -60,7 +60,7 @@ class Template:
         for source in self.sources:
             require_source("key", source)
         if "}{" in self.text:
-            raise ValueError(f"key must keep its parts apart, as {{a}}/{{b}}, got {self.text!r}.")
+            raise ValueError(f"key must separate its parts, e.g. {{a}}/{{b}}, got {self.text!r}.")
         if self.text and not self.sources:
             raise ValueError(
                 f"key must name a source, or several as {{agent}}/{{model}}, got {self.text!r}."
@@ -89,7 +89,7 @@ class Template:
             return self._key(quota, [])
         match = self._pattern().fullmatch(text)
         if match is None:
-            raise ValueError(f"Quota {quota!r} has keys like {self.text!r}, got {text!r}.")
+            raise ValueError(f"Keys of quota {quota!r} look like {self.text!r}, got {text!r}.")
         return self._key(quota, list(match.groups()))
 
     def _key(self, quota: str, values: list[str]) -> Key:

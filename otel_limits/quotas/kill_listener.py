@@ -117,8 +117,8 @@ class KillListener(StoreThread):
         self._is_polling = True
         INTERNAL_ERRORS.publish("kill")
         logger.warning(
-            "otel-limits: this process may not listen for kills (%s), and looks for them every "
-            "%g s. Give its user the right to subscribe to the channels of otel-limits.",
+            "otel-limits: cannot subscribe to kills (%s); polling every %g s. Allow its user to "
+            "subscribe to the channels of otel-limits.",
             error,
             LOOK_SECONDS,
         )
@@ -132,7 +132,7 @@ class KillListener(StoreThread):
         self._seen.append(kill.id)
         ended = self._kill(kill.pattern, kill.at - self._clock_offset)
         logger.warning(
-            "otel-limits: told to end agents named %r: %s.",
+            "otel-limits: received kill for agents matching %r: %s.",
             kill.pattern,
-            pluralize(ended, "invocation ends", "invocations end"),
+            pluralize(ended, "invocation halted", "invocations halted"),
         )

@@ -127,9 +127,9 @@ def too_small(quota: Quota) -> str | None:
     if quota.unit != "tokens" or quota.amount >= least:
         return None
     return (
-        f'quotas["{quota.name}"] permits {quota.amount:,} tokens, less than the {least:,} that are '
-        "set aside for a model that declares no output cap: it admits one such call at a time. "
-        "Raise it, or give the model a cap such as max_tokens."
+        f'quotas["{quota.name}"] is {quota.amount:,} tokens, less than the {least:,} reserved for '
+        "a model without an output cap, so it admits one such call at a time. Raise it, or set "
+        "max_tokens on the model."
     )
 
 

@@ -90,8 +90,8 @@ def forget_expired(store: SharedStore) -> None:
     forgotten = store.forget_expired()
     if forgotten:
         sentence = (
-            f"{forgotten} model calls of workers that were killed were never settled, as no ledger "
-            "that is looked into has them: quotas do not count them"
+            f"{forgotten} model calls of killed workers were not settled and are not counted: "
+            "they are in no ledger that this fleet reads"
         )
         INTERNAL_ERRORS.report("quotas", StoreError(sentence), sentence)
 

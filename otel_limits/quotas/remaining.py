@@ -108,15 +108,15 @@ def _question(
     gate = LIVE.observers.gate
     held = {quota.name: quota for quota in gate.quotas()} if isinstance(gate, Engine) else {}
     if not isinstance(gate, Engine) or name not in held:
-        known = ", ".join(held) or "none; OTEL_LIMITS_POLICY names the file that has them"
+        known = ", ".join(held) or "none; set OTEL_LIMITS_POLICY to a file with quotas"
         near = closest_match(name, held)
-        hint = f"Did you mean {near}?" if near else f"There are: {known}."
-        raise ValueError(f"There is no quota {name!r} in force. {hint}")
+        hint = f"Did you mean {near}?" if near else f"Known quotas: {known}."
+        raise ValueError(f"No quota named {name!r} is enforced. {hint}")
     quota = held[name]
     given = {"agent": agent, "model": model}
     for source in quota.key.sources:
         if source in given and given[source] is None:
-            raise ValueError(f"Quota {name!r} counts for each {source}: give {source}=….")
+            raise ValueError(f"Quota {name!r} has one count per {source}: pass {source}=….")
 
     def look_up(source: str) -> object:
         kind, _, rest = source.partition(".")

@@ -147,7 +147,7 @@ class StoreWorker:
             # known to be gone.
             if self._is_down or self._closing.is_set() or not self._ensure_thread():
                 self._buffer(operation)
-                future.set_exception(StoreOutageError("the store does not answer"))
+                future.set_exception(StoreOutageError("quota store unavailable"))
                 return future
             self._waiting.append((operation, future))
             self._wake.notify()
@@ -187,7 +187,7 @@ class StoreWorker:
             for each in self._kept.values()
         )
         if lost:
-            INTERNAL_ERRORS.report("quotas", StoreError(f"{lost} settlements were not counted"))
+            INTERNAL_ERRORS.report("quotas", StoreError(f"{lost} settlements lost at exit"))
         self._store.close()
 
     # --- in the thread ----------------------------------------------------------------------------
@@ -257,8 +257,7 @@ class StoreWorker:
         # Counted without a second line in the log: the one below says more.
         INTERNAL_ERRORS.publish("quotas")
         logger.error(
-            "otel-limits: the quota store does not answer (%s); until it does, quotas are decided "
-            "by their on_store_error.",
+            "otel-limits: quota store unavailable (%s); using local shares, then on_store_error.",
             error,
         )
         # Outside the lock, as waking those who wait runs their code.
@@ -276,13 +275,13 @@ class StoreWorker:
         self._kept[operation.id] = operation
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
-            INTERNAL_ERRORS.report("quotas", StoreError("a settlement was lost: too many wait"))
+            INTERNAL_ERRORS.report("quotas", StoreError("settlement dropped: buffer full"))
 
     def _wait_for_store(self) -> None:
         # In this thread and not by an agent's call: while the store is down, no agent waits for it.
         while not self._closing.wait(LOOK_INTERVAL_SECONDS):
             if self._has_recovered() and self._send_buffered():
-                logger.warning("otel-limits: the quota store is back; what it missed was sent.")
+                logger.warning("otel-limits: quota store recovered; pending settlements sent.")
                 return
 
     def _has_recovered(self) -> bool:
@@ -321,7 +320,7 @@ class StoreWorker:
 def quarantine(operation: Operation, reply: Reply) -> None:
     """Count an operation that can never be done; sent again it would hold up all the others."""
     what = type(operation).__name__.lower()
-    sentence = f"the operation {what} of a quota was set aside, as {reply.error}"
+    sentence = f"quota operation {what} quarantined: {reply.error}"
     INTERNAL_ERRORS.report("quotas", StoreError(reply.error), sentence)
 
 

@@ -118,7 +118,8 @@ def zone_of(name: str, setting: str = "time_zone") -> ZoneInfo:
         near = closest_match(name, available_timezones())
         hint = f" Did you mean {near}?" if near else ""
         raise ValueError(
-            f"{setting} must be a name such as UTC or Europe/Berlin, got {redact_url(name)!r}.{hint}"
+            f"{setting} must be a time zone, e.g. UTC or Europe/Berlin, "
+            f"got {redact_url(name)!r}.{hint}"
         ) from None
 
 

@@ -120,7 +120,7 @@ def test_invalid_day_is_rejected(night: LedgerFile, capsys: Output, condition: s
 def test_an_unknown_zone_is_refused(night: LedgerFile, capsys: Output) -> None:
     """The option is named."""
     assert main(["audit", "spend", "--time-zone", "Mars/Base"]) == 2
-    assert "--time-zone must be a name such as UTC or Europe/Berlin" in capsys.readouterr().err
+    assert "--time-zone must be a time zone, e.g. UTC or Europe/Berlin" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["99", "99%", "0.99"])

@@ -281,7 +281,7 @@ def test_what_is_too_old_is_dropped_and_said(
         forget_expired(store)
         forget_expired(store)
         assert client.zrange(EXPIRED_KEY, 0, -1) == [b"new"]
-    assert caplog.text.count("2 model calls of workers that were killed were never settled") == 1
+    assert caplog.text.count("2 model calls of killed workers were not settled") == 1
 
 
 def test_many_that_no_ledger_knows_hide_nobody(server: Server, store: SharedStore) -> None:

@@ -151,7 +151,7 @@ def test_the_keys_nearest_their_end_are_shown_first(run: Run) -> None:
     """Of many thousands, and how many are not shown is said."""
     shown = json.loads(run("quotas", "--top", "3", "--format", "json")[1])
     assert [each["key"] for each in shown] == ["user-2499", "user-2498", "user-2497"]
-    assert "2,497 keys further from their end are not shown" in run("quotas", "--top", "3")[1]
+    assert "2,497 more keys not shown" in run("quotas", "--top", "3")[1]
 
 
 @pytest.mark.usefixtures("many_keys")
@@ -200,14 +200,15 @@ def test_namespaces_on_one_server_know_nothing_of_each_other(
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_NAMESPACE", "staging")
     run("quotas", "grant", "daily", "5", "--until", "2999-01-01")
     told = run("kill", "--agent", "*")[1]
-    assert told.startswith("Told 0 processes")
+    assert told.startswith("Sent kill for")
+    assert "to 0 processes" in told
     assert "OTEL_LIMITS_QUOTA_NAMESPACE" in told
     assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
     (row,) = json.loads(run("quotas", "--format", "json")[1])
     assert (row["used"], row["limit"]) == (0, 6)
     otel_limits.enable()
     assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "end_turn"]
-    assert "told to end agents" not in caplog.text
+    assert "received kill" not in caplog.text
 
 
 # --- reset and grant ------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def test_a_grant_lets_agents_go_on_until_its_end(used: Any, run: Run, events: li
     status, out, _ = run("quotas", "grant", "daily", "1", "--until", "2999-12-31T23:00+01:00")
     assert (status, out) == (
         0,
-        "Quota 'daily' permits (all) 1 model calls more until 2999-12-31T22:00:00Z.\n",
+        "Raised the limit of (all) in quota 'daily' by 1 model calls until 2999-12-31T22:00:00Z.\n",
     )
     assert [used("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
     (grant,) = (fact for fact in events if isinstance(fact, QuotaGrant))
@@ -236,7 +237,7 @@ def test_a_grant_lets_agents_go_on_until_its_end(used: Any, run: Run, events: li
 def test_a_reset_counts_from_0_again(used: Any, run: Run, events: list[Event]) -> None:
     """It is told, too, and every process goes on from there."""
     status, out, _ = run("quotas", "reset", "daily")
-    assert (status, out) == (0, "Quota 'daily' counts (all) from 0 again.\n")
+    assert (status, out) == (0, "Reset (all) of quota 'daily'.\n")
     assert [used("go").stop_reason for _ in range(3)] == ["end_turn", "end_turn", "quota_exceeded"]
     (reset,) = (fact for fact in events if isinstance(fact, QuotaGrant))
     assert (reset.change, reset.amount, reset.until) == ("reset", 0, None)
@@ -299,9 +300,9 @@ def test_money_is_granted_in_dollars(used: Any, run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("reset", "weekly"), "There is no quota 'weekly'. There are: daily, tenants, nightly."),
+        (("reset", "weekly"), "No quota named 'weekly'. Known quotas: daily, tenants, nightly."),
         (("reset", "daily", "acme"), "Quota 'daily' has no keys"),
-        (("reset", "tenants", "acme"), "has keys like '{agent}/{baggage.tenant.id}', got 'acme'"),
+        (("reset", "tenants", "acme"), "look like '{agent}/{baggage.tenant.id}', got 'acme'"),
         (
             ("grant", "daily", "0", "--until", "2999-01-01"),
             "AMOUNT (in model calls) must be a whol",
@@ -336,7 +337,7 @@ def test_without_a_policy_there_is_nothing_to_show(
     assert run("quotas") == (
         2,
         "",
-        "otel-limits: There are no quotas. Set OTEL_LIMITS_POLICY to a file that has some.\n",
+        "otel-limits: No quotas found. Set OTEL_LIMITS_POLICY to a policy file with quotas.\n",
     )
 
 
@@ -355,8 +356,8 @@ def test_a_policy_with_a_mistake_is_not_shown(
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (("quotas",), "Quotas are counted in the memory of each process"),
-        (("kill", "--agent", "x"), "Processes hear of a kill from the store"),
+        (("quotas",), "Quotas are kept in process memory"),
+        (("kill", "--agent", "x"), "Kills are sent through the quota store"),
     ],
 )
 def test_without_a_shared_store_nothing_can_be_seen_from_outside(
@@ -378,7 +379,7 @@ def test_a_store_that_does_not_answer_is_said_to(
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", "redis://127.0.0.1:1/0")
     status, _, err = run("quotas")
     assert status == 1
-    assert err.startswith("otel-limits: The quota store does not answer (")
+    assert err.startswith("otel-limits: quota store unavailable (")
 
 
 # --- revoke, block, unblock -----------------------------------------------------------------------
@@ -389,11 +390,11 @@ def test_what_was_granted_is_taken_back(used: Any, run: Run) -> None:
     run("quotas", "grant", "daily", "5", "--until", "2999-01-01")
     assert used("go").stop_reason == "end_turn"
     status, out, _ = run("quotas", "revoke", "daily")
-    assert (status, out) == (0, "Quota 'daily': 1 grant is taken back from (all).\n")
+    assert (status, out) == (0, "Revoked 1 grant of (all) in quota 'daily'.\n")
     assert used("go").stop_reason == "quota_exceeded"
     status, _, said = run("quotas", "revoke", "daily")
     assert status == 2
-    assert said == "otel-limits: Nothing is granted to (all) of quota 'daily' now.\n"
+    assert said == "otel-limits: (all) of quota 'daily' has no active grants.\n"
 
 
 def test_a_grant_to_a_key_that_was_never_used_is_listed(used: Any, run: Run) -> None:
@@ -418,7 +419,7 @@ def test_a_blocked_key_stops_with_the_reason(used: Any, run: Run) -> None:
     rows = json.loads(run("quotas", "--format", "json")[1])
     assert [each["remaining"] for each in rows if each["blocked"] is not None] == [0]
     shown = " ".join(run("quotas")[1].split())
-    assert "Blocked for" in shown
+    assert "Block reason" in shown
     assert " blocked unpaid, = since 1 October" in shown
     assert run("quotas", "unblock", *arguments)[0] == 0
     with carrying(tenant__id="acme"):
@@ -499,7 +500,7 @@ def test_a_kill_ends_live_invocations_of_the_agents_that_fit(
         for model in models:
             await model.began.wait()
         told = await asyncio.to_thread(run, "kill", "--agent", "research-*")
-        assert told == (0, "Told 1 process to end agents named 'research-*'.\n", "")
+        assert told == (0, "Sent kill for 'research-*' to 1 process.\n", "")
         results = await asyncio.gather(*tasks, other.invoke_async("go"))
         return [result.stop_reason for result in results]
 
@@ -536,7 +537,7 @@ def test_a_kill_leaves_the_next_invocation_alone(
     hold({}, server.url)
     eventually(listening(server))
     run("kill", "--agent", "*")
-    eventually(lambda: "told to end agents" in caplog.text)
+    eventually(lambda: "received kill for" in caplog.text)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     assert agent("go").stop_reason == "end_turn"
     otel_limits.disable()
@@ -585,12 +586,12 @@ def test_a_kill_that_is_heard_late_leaves_alone_what_began_after_it(
         second = asyncio.create_task(agents[1].invoke_async("go"))
         await models[1].began.wait()
         reasons = [(await first).stop_reason]
-        await asyncio.to_thread(eventually, lambda: "1 invocation ends" in caplog.text)
+        await asyncio.to_thread(eventually, lambda: "1 invocation halted" in caplog.text)
         otel_limits.kill(agent="research-1")
         return [*reasons, (await second).stop_reason]
 
     assert asyncio.run(invoke()) == ["killed", "killed"]
-    assert "told to end agents named 'research-*': 1 invocation ends." in caplog.text
+    assert "received kill for agents matching 'research-*': 1 invocation halted." in caplog.text
 
 
 def test_a_kill_that_nobody_was_told_is_found_when_a_call_asks(
@@ -627,7 +628,7 @@ def test_a_process_that_may_not_listen_looks_for_kills(
     faults = ("otel_limits_internal_errors_total", {"component": "kill"})
     before = metric(faults[0], **faults[1])
     hold({}, own_server.url.replace("redis://", "redis://deaf:hunter2@"))
-    eventually(lambda: "may not listen for kills" in caplog.text)
+    eventually(lambda: "cannot subscribe to kills" in caplog.text)
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", own_server.url)
 
     async def invoke() -> str:
@@ -639,7 +640,7 @@ def test_a_process_that_may_not_listen_looks_for_kills(
 
     assert asyncio.run(invoke()) == "killed"
     assert metric(faults[0], **faults[1]) == before + 1
-    assert caplog.text.count("may not listen for kills") == 1
+    assert caplog.text.count("cannot subscribe to kills") == 1
     assert "hunter2" not in caplog.text
 
 
@@ -694,7 +695,7 @@ def test_a_kill_reaches_every_process(server: Server, hold: Hold, run: Run) -> N
         assert os.read(reading, 1) == b"r"
         children.append((child, reading))
     eventually(listening(server, 4))
-    assert "Told 4 processes" in run("kill", "--agent", "x")[1]
+    assert "to 4 processes" in run("kill", "--agent", "x")[1]
     for child, reading in children:
         assert os.read(reading, 1) == b"x"
         os.close(reading)
@@ -733,7 +734,7 @@ def test_a_kill_from_another_program_ends_the_running_agents_of_every_process(
             check=True,
             timeout=PATIENCE,
         )
-        assert told.stdout == "Told 3 processes to end agents named 'research-*'.\n"
+        assert told.stdout == "Sent kill for 'research-*' to 3 processes.\n"
         said = [json.loads(worker.communicate(timeout=PATIENCE)[0]) for worker in workers]
     assert said == [{"research-1: killed": 1, "research-2: killed": 1, "writer: end_turn": 1}] * 3
 

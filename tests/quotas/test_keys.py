@@ -123,7 +123,7 @@ def test_a_person_writes_a_key_as_the_template_has_it(
 
 def test_a_key_that_does_not_fit_the_template_is_refused() -> None:
     """Both are named."""
-    with pytest.raises(ValueError, match=r"has keys like '\{agent\}/\{model\}', got 'x'"):
+    with pytest.raises(ValueError, match=r"look like '\{agent\}/\{model\}', got 'x'"):
         Template("{agent}/{model}").key_of_text("q", "x")
     with pytest.raises(ValueError, match=r"has no keys: write '\(all\)'"):
         Template("").key_of_text("q", "x")

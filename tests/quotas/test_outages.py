@@ -248,7 +248,7 @@ def test_an_outage_costs_one_timeout_and_not_one_per_call(
         for _ in range(30):
             agent("go")
     assert waits == []
-    assert caplog.text.count("the quota store does not answer") == 1
+    assert caplog.text.count("quota store unavailable") == 1
     assert len([event for event in events if event == InternalError(component="quotas")]) == 1
 
 
@@ -479,7 +479,7 @@ def test_only_what_was_used_is_missed_at_the_end(
     eventually(lambda: gate._client._executor._is_down)
     monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda _, error: said.append(str(error)))
     gate.close()
-    assert said == ["1 settlements were not counted"] * lost
+    assert said == ["1 settlements lost at exit"] * lost
 
 
 def test_a_client_that_quotes_its_url_tells_no_password(
@@ -487,7 +487,7 @@ def test_a_client_that_quotes_its_url_tells_no_password(
 ) -> None:
     """Two slashes too few, and the user and the password are a path."""
     hold({"calls": CALLS}, "unix:////u:hunter2@host.sock")
-    eventually(lambda: "does not answer" in caplog.text)
+    eventually(lambda: "quota store unavailable" in caplog.text)
     assert "hunter2" not in caplog.text
 
 
@@ -546,4 +546,4 @@ def test_a_settlement_that_can_never_be_done_holds_up_no_other(
     gate: Any = LIVE.observers.gate
     eventually(lambda: not gate._client._executor._is_down)
     assert otel_limits.remaining("calls", agent="jane").used == 1
-    assert any("was set aside, as WRONGTYPE" in str(sentence) for sentence in said)
+    assert any("quarantined: WRONGTYPE" in str(sentence) for sentence in said)

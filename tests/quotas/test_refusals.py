@@ -156,8 +156,8 @@ def test_the_present_baggage_says_whose_share_is_meant(hold: Hold, make_agent: M
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("call", r"There is no quota 'call' in force. Did you mean calls?"),
-        ("calls", r"Quota 'calls' counts for each agent: give agent=…"),
+        ("call", r"No quota named 'call' is enforced. Did you mean calls?"),
+        ("calls", r"Quota 'calls' has one count per agent: pass agent=…"),
     ],
 )
 def test_a_question_that_cannot_be_answered_says_why(hold: Hold, name: str, sentence: str) -> None:
