@@ -1,11 +1,11 @@
-"""The prices that the package `genai-prices` brings along, or the application has fetched."""
+"""The prices bundled with the package `genai-prices`, or fetched by the application."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
 import importlib.util
-import logging  # noqa: F401  before a fork it is to wait after us: what is imported makes loggers
+import logging  # noqa: F401  before a fork, our lock comes before that of logging
 import os
 import sys
 import threading
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = "genai-prices"
 LIST: Final = "genai_prices.data"
-"""The module that makes the list: 16,000 objects."""
+"""The module that builds the list: 16,000 objects."""
 
 MODELS: Final = 1_000
-"""Models that are remembered; names can come from outside."""
+"""Cached models; names can come from outside."""
 
 PER_THOUSAND: Final = -3
 
@@ -41,7 +41,7 @@ PARTS: Final = {
     "input_audio": "input_audio_mtok",
     "output_audio": "output_audio_mtok",
 }
-"""Parts of a price, and what the list calls them."""
+"""Rates of a price, and their names on the list."""
 
 UNTOLD: Final = (
     "output_reasoning_mtok",
@@ -49,19 +49,19 @@ UNTOLD: Final = (
     "output_image_mtok",
     "output_video_mtok",
 )
-"""Prices of parts of the output that no framework tells apart: such a price stays unknown."""
+"""Rates of output parts that no framework reports separately: with one, the price is unknown."""
 
 VARIANTS: Final = ("service_tier", "processing", "speed")
-"""What the list calls a tier, by how a request asks for it."""
+"""The list's names for a tier, depending on how it is requested."""
 
 ONE_PRICE_FOR_ALL: Final = frozenset({"google"})
-"""Sellers whose price of audio is that of text unless they name another one:
-https://ai.google.dev/gemini-api/docs/pricing. Others leave it out, such as for
+"""Vendors whose audio costs the same as text unless listed separately:
+https://ai.google.dev/gemini-api/docs/pricing. Others omit it, for example for
 gpt-4o-audio-preview."""
 
 IMPORTS: Final = threading.RLock()
-"""Held while the package is imported: a process that forked meanwhile would wait for ever for the
-import to end, in a thread that it does not have. A fork waits instead."""
+"""Held while the package is imported: a process forked during the import would wait forever for it
+to finish, in a thread that does not exist there. The fork waits instead."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -72,46 +72,45 @@ if hasattr(os, "register_at_fork"):
 
 
 class CatalogEntry(NamedTuple):
-    """A model of the list."""
+    """A model on the list."""
 
     info: ModelInfo
     seller: str
     is_own: bool
-    """False where the seller has no list of its own for it, and the maker's prices stand in."""
+    """False if the vendor has no prices of its own for it, so that the maker's are used."""
 
 
 class Catalogue:
-    """The list of prices.
+    """The price list.
 
-    What the package knows of a model is kept, its list is not: it would be gone through in every
-    full garbage collection of the application. What stays is the code that makes it (1.5 MB, which
-    no collection looks at); to run that takes 7 ms and more, once for each model.
+    Entries are cached, but not the whole list, which every full garbage collection of the
+    application would traverse. The code that builds it stays in memory (1.5 MB, ignored by the
+    collector); running it takes at least 7 ms, once per model.
     """
 
     def __init__(self, installed: str) -> None:
-        """Load nothing yet, of the version that is `installed`."""
+        """Create the catalogue of the `installed` version, without loading it."""
         self._installed = installed
         self._found: tuple[DataSnapshot | None, dict[tuple[str, str], CatalogEntry | None]] = (
             None,
             {},
         )
-        """The list that the application has fetched, if any, and what was looked up since."""
+        """The list that the application has fetched, if any, and the look-ups since."""
         self._package: ModuleType | None = None
 
     @property
     def version(self) -> str:
-        """Version of the package, and of the newer list that the application has fetched."""
+        """Version of the package, and of a newer list fetched by the application."""
         fetched = self._found[0]
         if fetched is None or not fetched.from_auto_update:
             return self._installed
         return f"{self._installed}@{fetched.timestamp:%Y-%m-%dT%H:%M:%S}"
 
     def find(self, model: str, provider: str) -> CatalogEntry | None:
-        """What the package knows of a model of a provider, looked up once per price list."""
+        """Return the package's entry for a provider's model, looked up once per list."""
         fetched, found = self._found
-        # The list and what was found in it are one tuple, read in one step: another thread may
-        # replace both while this one looks, and an old price must not be taken for one of a new
-        # list.
+        # List and look-ups are one tuple, read in one step: another thread may replace both, and an
+        # old price must not be returned for a new list.
         key = (model, provider)
         if key in found and fetched is self._fetched():
             return found[key]
@@ -120,9 +119,9 @@ class Catalogue:
 
             self._package = data_snapshot
             fetched, found = self._found
-            # Whoever had the lock before may have looked up the same model. A newer list voids all
-            # answers of the older one; a full memory is emptied as a whole, as ids from outside
-            # have no end.
+            # The previous lock holder may have looked up the same model. A newer list invalidates
+            # all entries; a full cache is cleared as a whole, because IDs from outside are
+            # unbounded.
             if fetched is not self._fetched() or len(found) >= MODELS:
                 fetched, found = self._found = (self._fetched(), {})
             if key not in found:
@@ -130,37 +129,39 @@ class Catalogue:
             return found[key]
 
     def _fetched(self) -> DataSnapshot | None:
-        """Return the list that the application has put in the place of the package's own."""
-        # the public way to ask for it makes the package's own where there is none
+        """Return the list that the application has set instead of the package's own."""
+        # the public function builds the package's own list if there is none
         return None if self._package is None else self._package._custom_snapshot  # noqa: SLF001
 
 
 def installed_version() -> str | None:
-    """Version of the package, without importing it."""
+    """Return the version of the package, without importing it."""
     if importlib.util.find_spec(PACKAGE.replace("-", "_")) is None:
         return None
     return importlib.metadata.version(PACKAGE)
 
 
 def bundled_catalog() -> DataSnapshot:
-    """Return the list that the package brings along, for as long as the caller keeps it.
+    """Return the package's list, to be freed by the caller.
 
-    That of the package itself is there for good once anybody asked for it.
+    The package's own copy stays in memory once loaded.
     """
     from genai_prices.data_snapshot import DataSnapshot, get_snapshot
 
-    # Where the application has imported the list anyway, a second one would only double it.
+    # If the application has imported the list anyway, a second copy would only double it.
     code = None if LIST in sys.modules else _code_of_list()
     if code is None:
         return get_snapshot()
     names: dict[str, Any] = {"__name__": LIST, "__package__": LIST.partition(".")[0]}
-    exec(code, names)  # noqa: S102  it is what an import of the module runs
+    exec(code, names)  # noqa: S102  what an import of the module runs
     return DataSnapshot(providers=names["providers"], from_auto_update=False)
 
 
 @functools.cache
 def _code_of_list() -> CodeType | None:
-    """Return what an import of the list runs; compiled once, as bytecode may not be on the disk."""
+    """Return the code that an import of the list runs; compiled once, since there may be no
+    bytecode file.
+    """
     spec = importlib.util.find_spec(LIST)
     get_code = getattr(spec and spec.loader, "get_code", None)
     code: CodeType | None = get_code(LIST) if get_code is not None else None
@@ -168,7 +169,7 @@ def _code_of_list() -> CodeType | None:
 
 
 def price_of(listed: CatalogEntry, sale: BillableCall, when: datetime) -> Price | None:
-    """What a model costs at this time and with this much input, if its list says all of it."""
+    """Return the price of a model at a time and for an input size, if the list has all of it."""
     prices = _prices_at(listed, sale.tier, when)
     if prices is None:
         return None
@@ -180,7 +181,7 @@ def price_of(listed: CatalogEntry, sale: BillableCall, when: datetime) -> Price 
     fresh, output = rates.pop("input"), rates.pop("output")
     silent = (fresh is None and usage.input) or (output is None and usage.output)
     if silent or fresh is output is None:
-        return None  # nothing in the list does not mean a price of 0
+        return None  # a missing price is not 0
     if any(parts.get(part) is not None for part in UNTOLD):
         return None
     if listed.seller in ONE_PRICE_FOR_ALL:
@@ -198,15 +199,15 @@ def price_of(listed: CatalogEntry, sale: BillableCall, when: datetime) -> Price 
 
 
 def _prices_at(listed: CatalogEntry, tier: str, when: datetime) -> ModelPrice | None:
-    """Return the prices of a tier; `None` where the list does not say what it costs."""
+    """Return the prices of a tier; `None` if they are not on the list."""
     if tier == STANDARD:
         return listed.info.get_prices(when)
-    if not listed.is_own:  # the tiers of the maker are not those of the seller
+    if not listed.is_own:  # the maker's tiers are not the vendor's
         return None
     for variant in listed.info.price_variants or ():
         constraint = variant.constraint
         is_active = constraint is None or constraint.active(when)
-        # A variant that asks for more than the tier, such as a region too, would be a guess here.
+        # A variant with further conditions, such as a region, would be a guess here.
         named = {name: tier for name in variant.when if name in VARIANTS}
         if is_active and named and variant.when == named:
             return listed.info.get_prices(when, named)
@@ -214,7 +215,7 @@ def _prices_at(listed: CatalogEntry, tier: str, when: datetime) -> ModelPrice | 
 
 
 def _find(model: str, provider: str, fetched: DataSnapshot | None) -> CatalogEntry | None:
-    """Find a model in a list, or in the package's, by who sells it."""
+    """Return the entry for a model, from the given list or the package's."""
     prices = bundled_catalog() if fetched is None else fetched
     known = {each.id for each in prices.providers}
     article = listing_of(model, provider, known=provider in known)
@@ -227,16 +228,16 @@ def _offered(article: ModelListing, prices: DataSnapshot) -> CatalogEntry | None
         found, info = prices.find_provider_model(reference, None, seller, None)
     except LookupError:
         return None
-    # A search without a seller may find whoever has a similar name: only the named seller counts.
+    # A search without a vendor may find a similar name elsewhere: only the named vendor counts.
     if seller not in (None, found.id):
         return None
     return CatalogEntry(info, found.id, is_own=any(info is each for each in found.models))
 
 
 def _tier(rate: Decimal | TieredPrices | None, prompt: int) -> Decimal | None:
-    """USD per unit at the tier that the input of the whole call reaches."""
+    """Return the rate of the tier that the input of the whole call reaches."""
     if rate is None or isinstance(rate, Decimal):
         return rate
-    # The list has its tiers in ascending order, so that the last one reached is the highest.
+    # The tiers are in ascending order, so the last one reached is the highest.
     reached = [tier.price for tier in rate.tiers if prompt > tier.start]
     return reached[-1] if reached else rate.base

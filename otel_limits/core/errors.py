@@ -35,42 +35,43 @@ if TYPE_CHECKING:
 
 
 class ConfigurationError(ValueError):
-    """Settings that cannot be used.
+    """Invalid settings.
 
     Attributes:
         mistakes: One sentence per mistake.
     """
 
     def __init__(self, mistakes: Sequence[str]) -> None:
-        """Keep the sentences apart for those who print them one by one."""
-        # The list itself is the argument: an exception is pickled, and copied, by its arguments.
+        """Keep the sentences separate, so that they can be printed one by one."""
+        # The list itself is the argument, because exceptions are pickled and copied by their
+        # arguments.
         super().__init__(mistakes)
         self.mistakes = tuple(mistakes)
 
     def __str__(self) -> str:
-        """Every sentence, one per line."""
+        """Return all sentences, one per line."""
         return "\n".join(self.mistakes)
 
 
 class LedgerError(Exception):
-    """A question to the ledger cannot be answered; the sentence says why and what to do."""
+    """The ledger cannot be queried; the message has the reason and the fix."""
 
 
 class LedgerMovedError(LedgerError):
-    """Somebody began to write a ledger while it was asked without write access: ask again."""
+    """The ledger changed during a query without write access: try again."""
 
 
 class NewerLedgerError(LedgerError):
-    """A newer otel-limits wrote the ledger, and this one does not understand it."""
+    """A newer otel-limits wrote the ledger, with a schema that this one does not know."""
 
     def __init__(self, found: int, known: int) -> None:
-        """Take the version of the tables, and the latest that this program knows."""
+        """Create the error from the ledger's schema version and the latest known one."""
         super().__init__(found, known)
         self.found = found
         self.known = known
 
     def __str__(self) -> str:
-        """Say both, and what to do."""
+        """Return both versions, and the fix."""
         return (
             f"The ledger has schema version {self.found}, and this otel-limits knows versions up "
             f"to {self.known}. Install the otel-limits that wrote it, or a later one."
@@ -83,9 +84,9 @@ class LimitReachedError(Exception):
     The agent's history is valid and the agent can be called again.
 
     Attributes:
-        observed: What had been used.
-        cap: What the limit permits.
-        stop: How the invocation ended, or `None` when the exception was not raised by a halt.
+        observed: The usage.
+        cap: The limit.
+        stop: How the invocation ended, or `None` if the exception was not raised by a halt.
     """
 
     limit: str = "limit"
@@ -93,44 +94,44 @@ class LimitReachedError(Exception):
     stop: Stop | None = None
 
     def __init__(self, observed: Number, cap: Number) -> None:
-        """Take what was used and what is permitted."""
+        """Create the error from the usage and the cap."""
         super().__init__(observed, cap)
         self.observed = observed
         self.cap = cap
 
     def __str__(self) -> str:
-        """Say what message, log and span say of the halt, where one raised this."""
+        """Return the sentence of the halt, as in its message, log line and span."""
         stop = self.stop
         if stop is None:
             return self._fallback_message()
         return halt_sentence(stop.agent, stop.reason, stop.action, stop.breach)
 
     def _fallback_message(self) -> str:
-        """Name the limit, what it permits and what was used."""
+        """Return the limit with its usage and cap."""
         return f"{self.limit} reached: {self.observed} of {self.cap} {self.unit} used."
 
 
-class MaxIterationsReachedException(LimitReachedError):  # noqa: N818  the name users know
+class MaxIterationsReachedException(LimitReachedError):  # noqa: N818  Strands' spelling
     """`max_iterations` was reached within one leg of an invocation."""
 
     limit = "max_iterations"
     unit = "turns"
 
     def __init__(self, iterations: int, max_iterations: int) -> None:
-        """Take the turns of the leg and what is permitted."""
+        """Create the error from the turns of the leg and the cap."""
         super().__init__(iterations, max_iterations)
         self.iterations = iterations
         self.max_iterations = max_iterations
 
 
-class MaxTurnsReachedException(LimitReachedError):  # noqa: N818  the name users know
+class MaxTurnsReachedException(LimitReachedError):  # noqa: N818  Strands' spelling
     """`max_turns` was reached."""
 
     limit = "max_turns"
     unit = "turns"
 
     def __init__(self, turns: int, max_turns: int) -> None:
-        """Take the turns of the invocation and what is permitted."""
+        """Create the error from the turns of the invocation and the cap."""
         super().__init__(turns, max_turns)
         self.turns = turns
         self.max_turns = max_turns
@@ -143,14 +144,14 @@ class MaxModelCallsReachedError(LimitReachedError):
     unit = "model calls"
 
 
-class MaxTokenBudgetReachedException(LimitReachedError):  # noqa: N818  the name users know
+class MaxTokenBudgetReachedException(LimitReachedError):  # noqa: N818  Strands' spelling
     """`max_token_budget` was reached."""
 
     limit = "max_token_budget"
     unit = "tokens"
 
     def __init__(self, tokens: int, max_token_budget: int) -> None:
-        """Take the tokens of the invocation and what is permitted."""
+        """Create the error from the tokens of the invocation and the cap."""
         super().__init__(tokens, max_token_budget)
         self.tokens = tokens
         self.max_token_budget = max_token_budget
@@ -171,7 +172,7 @@ class MaxOutputTokensReachedError(LimitReachedError):
 
 
 class MaxToolCallsReachedError(LimitReachedError):
-    """`max_tool_calls`, or the cap of a single tool, was passed by a call that was refused."""
+    """A call was refused by `max_tool_calls`, or by the cap of a single tool."""
 
     limit = "max_tool_calls"
     unit = "calls"
@@ -195,53 +196,53 @@ class LoopDetectedError(LimitReachedError):
     """The agent repeats itself.
 
     Attributes:
-        tool_name: The tool that it repeats, if it is one.
-        count: How often.
+        tool_name: The repeated tool, if it is a tool.
+        count: The number of repetitions.
     """
 
     limit = "a loop limit"
 
     def __init__(self, tool_name: str | None, count: int) -> None:
-        """Take the tool and how often it was repeated."""
+        """Create the error from the repeated tool and the number of repetitions."""
         super().__init__(count, count)
-        # What pickling passes to `__init__` when the exception comes from another process.
+        # The arguments that unpickling passes to `__init__`.
         self.args = (tool_name, count)
         self.tool_name = tool_name
         self.count = count
 
     def _fallback_message(self) -> str:
-        """Name the tool and how often."""
+        """Return the tool and the number of repetitions."""
         tool = f" of tool {self.tool_name!r}" if self.tool_name else ""
         return f"loop detected: {self.count} repetitions{tool}."
 
 
 class QuotaExceededError(LimitReachedError):
-    """A quota is used up, or a gateway said that its budget is."""
+    """A quota is exhausted, or the budget of a gateway."""
 
     limit = "quota"
 
 
 class QuotaUnavailableError(LimitReachedError):
-    """Nobody knows whether a quota has enough left, because its store does not answer."""
+    """A quota could not be checked, because its store is unavailable."""
 
     limit = "quota"
 
     def _fallback_message(self) -> str:
-        """Say what could not be asked."""
+        """Return the reason."""
         return "The quotas could not be asked: their store does not answer."
 
 
 class KilledError(LimitReachedError):
-    """An operator ended the invocation."""
+    """The invocation was killed."""
 
     limit = "killed"
 
     def __init__(self, observed: Number = 1, cap: Number = 0) -> None:
-        """There is nothing to count."""
+        """Create the error; a kill has no usage or cap."""
         super().__init__(observed, cap)
 
     def _fallback_message(self) -> str:
-        """Say no more than is known."""
+        """Return the reason."""
         return "The invocation was killed."
 
 
@@ -263,10 +264,10 @@ BY_REASON: Final[Mapping[str, type[LimitReachedError]]] = {
 
 
 def limit_reached(verdict: Verdict, stop: Stop) -> LimitReachedError:
-    """Make the exception that tells of `verdict`."""
+    """Create the exception for `verdict`."""
     breach = verdict.breach
     error: LimitReachedError
-    # No breach is what a kill leaves: nothing was counted that could be told.
+    # A kill has no breach.
     if breach is None:
         error = KilledError()
     elif breach.reason == "loop_detected":

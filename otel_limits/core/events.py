@@ -1,4 +1,4 @@
-"""What happened: one event per event, handed to every observer; none can change it."""
+"""The immutable events that observers receive."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
 """What otel-limits did at the end of an invocation."""
 
 HALTED: Final = ("halted", "raised", "wrapped_up")
-"""Actions by which a limit ended an invocation."""
+"""Actions that ended an invocation at a limit."""
 SYNTHETIC: Final = ("halted", "raised")
-"""Those that leave a message which no model wrote; `wrapped_up` leaves the model's last answer."""
+"""Those that leave a synthetic message; `wrapped_up` leaves the model's final answer."""
 
 CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
-"""How much is known of a model call. A halt has no kind: no model was called."""
+"""How much is known about a model call. A halt is not a call and has no kind."""
 
 ToolStatus = Literal["success", "error", "refused"]
 """How a tool call ended."""
@@ -42,72 +42,71 @@ Decision: TypeAlias = Literal[
     "degraded_local_admitted",
     "degraded_local_refused",
 ]
-"""What a quota said to a model call. `waited` was admitted after a wait for it, and `gave_up` was
-refused after one; `observed` would have been refused; `unpriced` is a call that a quota in money
-does not count; the degraded ones were made without the store."""
+"""A quota's decision about a model call. `waited`: admitted after waiting; `gave_up`: refused after
+waiting; `observed`: would have been refused; `unpriced`: a call that a quota in USD does not
+count; `degraded_*`: made without the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """Which invocation an event belongs to."""
+    """The invocation that an event belongs to."""
 
     agent: str
     id: str
-    """Unique over processes and restarts."""
+    """Unique across processes and restarts."""
     root_id: str
-    """The outermost invocation of its budget tree; its own id when it is that one."""
+    """The outermost invocation of its budget tree, possibly itself."""
     parent_id: str | None = None
-    """The invocation that started it, if one did."""
+    """The invocation that started it, if any."""
     trace_id: str | None = None
-    """32 hexadecimal digits, or `None` when the invocation has no recorded span."""
+    """32 hexadecimal digits, or `None` if the invocation has no recorded span."""
     span_id: str | None = None
     """16 hexadecimal digits of the `invoke_agent` span."""
     sampled: bool = False
-    """True when that span is going to be exported, so that a link to its trace leads somewhere."""
+    """True if that span will be exported, so that links to the trace work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """An invocation began."""
+    """An invocation started."""
 
     invocation: Invocation
     limits: Limits
     action: ActionTaken
-    """What will be done when a limit is reached."""
+    """The action that will be taken at a limit."""
     unsampled: bool
-    """True when its span did not reach the span processor, so that hooks are followed."""
+    """True if its span did not reach the span processor, so it is tracked through hooks."""
     model: str | None = None
-    """Id of the agent's model, where it has one."""
+    """ID of the agent's model, if it has one."""
     session_id: str | None = None
-    """The agent's session, where the framework has one."""
+    """The agent's session, if the framework has one."""
     attributes: Mapping[str, str] = field(default_factory=dict)
-    """What the keys chosen for audit were set to, in the baggage or on the agent."""
+    """Values of the audit keys, from the baggage or the agent."""
     at: float = field(default_factory=time.time)
     """Wall clock time, in seconds since the epoch."""
     tree: Mapping[str, Number] = field(default_factory=dict)
-    """The caps of the budget trees that it belongs to, such as `tree_max_turns`, the tightest
-    where several trees have one."""
+    """The caps of its budget trees, such as `tree_max_turns`; the tightest of several."""
     has_quotas: bool = False
-    """True while there are quotas that its model calls may have to ask."""
+    """True if quotas may apply to its model calls."""
     configured_action: str = "halt"
-    """What is done when a limit is reached, as it is configured, such as `ask`."""
+    """The configured action at a limit, such as `ask`."""
 
     def __post_init__(self) -> None:
-        """Keep both dictionaries as they are now, whatever becomes of those given."""
+        """Copy both dictionaries, so that later changes don't affect the event."""
         object.__setattr__(self, "attributes", FrozenDict(self.attributes))
         object.__setattr__(self, "tree", FrozenDict(self.tree))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """An event loop cycle began, replays of interrupted tools included."""
+    """An event loop cycle started, including replays of interrupted tools."""
 
     invocation: Invocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A model response was taken into the conversation."""
+    """A model response was accepted into the conversation."""
 
     invocation: Invocation
     number: int
@@ -116,91 +115,91 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
-    """One request to a provider, settled."""
+    """A request to a provider that has been settled."""
 
     invocation: Invocation
     number: int
     """1 for the first model call of the invocation."""
     model: str
-    """Model id as the provider knows it, or `unknown`."""
+    """Model ID as the provider knows it, or `unknown`."""
     kind: CallKind
     usage: Usage
-    """Tokens as they count against the budget."""
+    """Tokens as counted against the budget."""
     estimated: bool
-    """True when `usage` is an estimate because the provider reported none."""
+    """True if `usage` is an estimate because the provider reported none."""
     span_id: str | None
-    """16 hexadecimal digits of the `chat` span, where there is one."""
+    """16 hexadecimal digits of the `chat` span, if there is one."""
     seconds: float | None
-    """Duration of the call, where it is known."""
+    """Duration of the call, if known."""
     price: Decimal | None = None
-    """USD, or `None` when the price is unknown: never a guess, never 0 for unknown."""
+    """USD, or `None` if the price is unknown: never a guess, never 0 for unknown."""
     price_source: str | None = None
-    """Where the price comes from, such as `genai-prices` or `policy`."""
+    """The source of the price, such as `genai-prices` or `policy`."""
     price_version: str | None = None
-    """Version of that source, so that a price can be checked later."""
+    """Version of that source, so that the price can be checked later."""
     price_basis: str | None = None
-    """What the price depends on beside tokens and tier, as JSON; `None` for nothing."""
+    """Other pricing inputs than tokens and tier, as JSON; `None` if there are none."""
     unpriced: str | None = None
-    """Why the price is unknown, in words."""
+    """Why the price is unknown."""
     cache_saved: Decimal | None = None
-    """USD that it would have cost more without a cache, below 0 where writing to one cost more than
-    reading saved; `None` where it used none, or nobody knows."""
+    """USD saved by a cache, negative if writing cost more than reading saved; `None` if unknown or
+    if it used no cache."""
     cost_is_limited: bool = False
-    """True when there is a limit on cost that an unknown price passes by."""
+    """True if a cost limit does not cover calls without a known price."""
     tier: str | None = None
-    """The service tier that it was billed at, such as `standard`, where it is known."""
+    """The service tier it was billed at, such as `standard`, if known."""
     provider: str = "unknown"
-    """Who serves the model, such as `bedrock`."""
+    """The provider of the model, such as `bedrock`."""
     reported: Usage | None = None
-    """Tokens exactly as the provider reported them; `None` when it reported none."""
+    """Tokens exactly as the provider reported them; `None` if it reported none."""
     reported_total: int | None = None
-    """The provider's own total, which may or may not contain cached tokens."""
+    """The provider's own total, with or without cached tokens."""
     turn: int = 0
-    """Number of the turn that it worked for; retries of a response share it."""
+    """Number of the turn it was made for, shared by retries of a response."""
     iteration: int = 0
     """The same, counted per leg."""
     quota_operation: str | None = None
-    """Id under which shared quotas count it; `None` where none applies."""
+    """ID under which shared quotas count it; `None` if no quota applies."""
     quota_charges: str | None = None
-    """What they count, for whoever settles in the place of a killed worker."""
+    """The quota charges, for settling on behalf of a killed worker."""
     after_tools: Mapping[str, int] = field(default_factory=dict)
-    """The tools whose results are new in its request, and how often each was called in the turn
-    before; none where the agent's loop did not make it."""
+    """The tools whose results are new in its request, with their calls in the turn before; empty
+    for a side call."""
     side: bool = False
-    """True when the agent's loop did not make it: a summary, a direct structured output, a model
-    that a tool asks, memory extraction, a background task. It may come after the `Stop`."""
+    """True for a call outside the agent loop: a summary, direct structured output, a model call by
+    a tool, memory extraction, a background task. It may follow the `Stop`."""
     at: float = field(default_factory=time.time)
     """Wall clock time at which its end was seen, in seconds since the epoch."""
 
     def __post_init__(self) -> None:
-        """Keep the tools as they are now, whatever becomes of those given."""
+        """Copy the tools, so that later changes don't affect the event."""
         object.__setattr__(self, "after_tools", FrozenDict(self.after_tools))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One tool that the model asked for, in its final attempt."""
+    """A tool call requested by the model, in its final attempt."""
 
     invocation: Invocation
     number: int
     """1 for the first tool call of the invocation, in the order of the requests."""
     tool: str
     status: ToolStatus
-    """`refused` when a limit kept it from running; `error` also when a hook denied it, or when no
-    tool can have its name."""
+    """`refused` if a limit blocked it; `error` also if a hook denied it, or if no tool can have its
+    name."""
     seconds: float | None
-    """Duration of that attempt; `None` when no tool ran, or when it goes on in the background."""
+    """Duration of that attempt; `None` if no tool ran, or if it continues in the background."""
     fingerprint: str | None
-    """Hash of name, arguments and result: equal for equal calls; nothing can be read from it."""
+    """Hash of name, arguments and result: equal for equal calls, and not reversible."""
     turn: int = 0
-    """Number of the turn that asked for it."""
+    """Number of the turn that requested it."""
     at: float = field(default_factory=time.time)
     """Wall clock time at which its end was seen, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitWarning:
-    """A soft threshold of a limit was passed: once per invocation, limit and threshold."""
+    """A soft threshold of a limit was crossed: once per invocation, limit and threshold."""
 
     invocation: Invocation
     threshold: float
@@ -210,36 +209,35 @@ class LimitWarning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """A limit was reached: the agent was stopped, or would have been (`observed`)."""
+    """A limit was reached: the agent was halted, or would have been (`observed`)."""
 
     invocation: Invocation
     reason: str
-    """The stop reason that it leads to."""
+    """The stop reason."""
     breaches: tuple[Breach, ...]
-    """Every limit that was reached, the one that decides first; none when it was killed."""
+    """Every limit that was reached, the deciding one first; none for a kill."""
     action: ActionTaken
     sentence: str = field(default="", compare=False)
-    """All of it for a reader: what was stopped, by which limit, how much of how much, where that is
-    set, and what to do next."""
+    """The halt in one sentence: agent, limit, usage, where the limit is set, and the next step."""
 
     @property
     def breach(self) -> Breach | None:
-        """The limit that decides."""
+        """The deciding limit."""
         return self.breaches[0] if self.breaches else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """How an invocation ended, told once per finished invocation."""
+    """How an invocation ended; published once per invocation."""
 
     reason: str
-    """The stop reason of its result, `error` after an exception, `aborted` when nobody waited for
-    a result, `evicted` when it was dropped from the bounded registry of live invocations."""
+    """The stop reason of its result, `error` after an exception, `aborted` if the caller went away,
+    `evicted` if it was removed as too old or one too many."""
     action: ActionTaken
     breach: Breach | None
-    """The limit that decided, when one did."""
+    """The deciding limit, if any."""
     breaches: tuple[Breach, ...] = ()
-    """Every limit that had been reached when the first one decided."""
+    """Every limit that was reached, the deciding one first."""
     turns: int = 0
     usage: Usage = NO_USAGE
     agent: str = ""
@@ -248,7 +246,7 @@ class Stop:
     cycles: int = 0
     model_calls: int = 0
     started: float = 0.0
-    """Wall clock time at which the invocation began, in seconds since the epoch."""
+    """Wall clock time at which the invocation started, in seconds since the epoch."""
     seconds: float = 0.0
     """Duration of the invocation."""
     tool_calls: int = 0
@@ -257,90 +255,90 @@ class Stop:
     unpriced_calls: int = 0
     """Model calls with tokens but without a known price."""
     invocation: Invocation | None = field(default=None, compare=False)
-    """Its place in the budget tree; not kept in the conversation."""
+    """Its position in the budget tree; not kept in the conversation."""
     levels: tuple[Level, ...] = field(default=(), compare=False)
-    """How much of each limit that is set had been used."""
+    """Utilization of each configured limit."""
 
     @property
     def quota(self) -> QuotaRefusal | None:
-        """How the quota stood that ended the invocation, when one did."""
+        """The state of the quota that ended the invocation, if one did."""
         return self.breach.quota if self.breach is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaDecision:
-    """A quota was asked whether a model call may go out."""
+    """A quota decided about a model call."""
 
     invocation: Invocation
     quota: str
     key: str
-    """Whose share of the quota; what came from outside appears as a hash."""
+    """The partition of the quota; values from outside appear as a hash."""
     decision: Decision
     wanted: Number
-    """What the call may take at most."""
+    """Maximum usage of the call."""
     unit: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaUse:
-    """How one key of a quota stands in the present window, over all processes."""
+    """The state of one quota key in the current window, across all processes."""
 
     quota: str
     key: str
     unit: str
     used: Number
     reserved: Number
-    """Set aside for calls that are under way."""
+    """Reserved by in-flight calls."""
     limit: Number
-    """What is permitted, grants included."""
+    """The limit, including grants."""
     resets: float
-    """When the window ends, in seconds since the epoch; without one, a day ahead at least."""
+    """End of the window, in seconds since the epoch; at least a day ahead if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaWait:
-    """A model call begins to wait for a quota, or its wait is over, however it ended."""
+    """A model call starts or stops waiting for a quota."""
 
     invocation: Invocation
     quota: str
     key: str
-    """Whose share of the quota; what came from outside appears as a hash."""
+    """The partition of the quota; values from outside appear as a hash."""
     seconds: float | None
-    """How long it waited; `None` when it begins."""
+    """Time spent waiting; `None` at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaGrant:
-    """A person changed what a quota permits to one key, or set its use back to 0."""
+    """A person granted, revoked, reset, blocked or unblocked a quota key."""
 
     quota: str
     key: str
     change: Literal["grant", "revoke", "reset", "block", "unblock"]
     amount: Number
-    """What was granted; 0 for every other change."""
+    """The amount granted; 0 for any other change."""
     unit: str
     until: float | None
-    """Seconds since the epoch at which the grant or the block ends."""
+    """End of the grant or the block, in seconds since the epoch."""
     by: str
-    """User and host that did it."""
+    """User and host."""
     at: float
-    """Seconds since the epoch at which it was done."""
+    """Time of the change, in seconds since the epoch."""
     id: str
-    """Unique over all changes."""
+    """Unique across all changes."""
     reason: str = ""
-    """Why, in the words of whoever blocked a key."""
+    """The reason given for a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InternalError:
-    """Something inside otel-limits failed and was kept away from the agent."""
+    """Something inside otel-limits failed; the agent was not affected."""
 
     component: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverDropped:
-    """An observer lost events: it failed on them, or could not keep up."""
+    """An observer lost events: it failed, or could not keep up."""
 
     observer: str
     events: int = 1
@@ -348,7 +346,7 @@ class ObserverDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverLag:
-    """How long an observer kept the end of an invocation waiting."""
+    """The delay that an observer added at the end of an invocation."""
 
     observer: str
     seconds: float
@@ -360,18 +358,18 @@ class PolicyRead:
 
     path: str
     valid: bool
-    """False when it was refused, so that the version before it stays in force."""
+    """False if it was rejected, so that the previous version stays in effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enforcing:
-    """It is known whether limits are in force in this process."""
+    """It was determined whether limits are enforced in this process."""
 
     source: str
-    """By which way otel-limits was switched on first: `run`, `autoload`, `instrumentor`,
-    `provider`, `code` or `plugin`."""
+    """How otel-limits was first enabled: `run`, `autoload`, `instrumentor`, `provider`, `code` or
+    `plugin`."""
     in_force: bool
-    """False when it is switched on and cannot stop any agent."""
+    """False if it is enabled but cannot halt any agent."""
 
 
 Event: TypeAlias = (
@@ -395,9 +393,9 @@ Event: TypeAlias = (
 )
 
 Observer: TypeAlias = Callable[[Event], None]
-"""Anything that is told every event. It may fail: that is logged, counted and never felt.
+"""A function that receives every event. Its exceptions are logged, counted and suppressed.
 
-It may have two attributes. `component` is what its failures are counted under. `subscribes_to` is
-a tuple of types of events: it is told those, and every `Stop`. Where that is a dictionary, its
-values are what takes the events of each type.
+It may have two attributes. `component` is the name under which its errors are counted.
+`subscribes_to` is a tuple of event types: it receives those, and every `Stop`. It can also be a
+dictionary from event types to functions that handle them.
 """

@@ -1,7 +1,7 @@
-"""Says of a halt what was stopped, by which limit, where that is set, and what to do next.
+"""The sentence about a halt: the agent, the limit, where it is set, and what to do next.
 
-Message, log line, exception, span, event and audit take their sentence from here, so that whoever
-has read one of them knows all of them.
+Message, log line, exception, span, event and audit all use it, so that they can be recognized as
+the same halt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from otel_limits.core.limits import Breach
 
 GATEWAY_BUDGET: Final = "gateway_budget"
-"""Stands for the name of a limit where a gateway or a vendor has refused a call."""
+"""Replaces the name of a limit if a gateway or a vendor has refused a call."""
 
 DONE: Final[Mapping[str, str]] = {
     "halted": "was halted",
@@ -30,7 +30,7 @@ DONE: Final[Mapping[str, str]] = {
     "observed": "would have been halted",
     "none": "was refused a model call",
 }
-"""What became of the agent, by the action that was taken."""
+"""The outcome for the agent, by the action that was taken."""
 
 KILLED_NEXT: Final = "Call the agent again when it may go on."
 OBSERVED_NEXT: Final = "It goes on, because the action is observe."
@@ -43,17 +43,17 @@ NEXT: Final[Mapping[str, str]] = {
     QUOTA_UNAVAILABLE_STOP_REASON: "Bring its store back; on_store_error in the policy file says "
     "what is done without it.",
 }
-"""What to do about a halt, by its stop reason, where raising the limit is not the first answer."""
+"""The next step after a halt, by stop reason, if it is not to raise the limit."""
 
 
 def halt_sentence(agent: str, reason: str, action: str, breach: Breach | None) -> str:
-    """Say what was stopped, by which limit at how much, where it is set, and what to do next.
+    """Return a sentence with the halted agent, the limit, where it is set, and the next step.
 
     Args:
-        agent: Name of the agent; empty where nobody knows it.
+        agent: Name of the agent; empty if unknown.
         reason: The stop reason.
-        action: What was done, such as `halted`.
-        breach: The limit that decided, if one did.
+        action: The action taken, such as `halted`.
+        breach: The deciding limit, if any.
     """
     who = f"Agent {agent!r}" if agent else "The agent"
     done = DONE.get(action, DONE["halted"])
@@ -69,8 +69,8 @@ def halt_sentence(agent: str, reason: str, action: str, breach: Breach | None) -
 
 
 def reached(breach: Breach) -> str:
-    """Name the limit, the tool it is about, and how much of how much was used."""
-    # The note of a quota has its name in it, with the key and the window that are meant.
+    """Return the limit with its tool, usage and cap."""
+    # The note of a quota contains its name, its key and its window.
     is_quota = breach.reason in (QUOTA_EXCEEDED_STOP_REASON, QUOTA_UNAVAILABLE_STOP_REASON)
     limit = breach.reason if is_quota else breach.limit
     tool = f" for tool {breach.subject!r}" if breach.subject else ""
@@ -78,25 +78,25 @@ def reached(breach: Breach) -> str:
 
 
 def set_in(breach: Breach) -> str:
-    """End a sentence, and say in another one where its limit is set, if that is known."""
+    """End a sentence, and add where its limit is set, if known."""
     return f". The limit is set in {breach.origin}." if breach.origin else "."
 
 
 def next_step(breach: Breach) -> str:
-    """Say what whoever reads of a halt can do about it."""
-    # No limit of ours was reached, so that nothing here could be raised.
+    """Return what the reader can do about a halt."""
+    # No limit of otel-limits was reached, so none can be raised here.
     if breach.limit == GATEWAY_BUDGET:
         return "Raise the budget there."
     if breach.reason in NEXT:
         return NEXT[breach.reason]
-    if breach.note:  # the cap was not reached, but nobody knows what a call took
+    if breach.note:  # the cap was not reached, but the usage of a call is unknown
         return (
             "Give the price under models in the policy file."
             if breach.unit == "USD"
             else "OTEL_LIMITS_UNMEASURED=estimate counts such calls by an estimate."
         )
     there = " there" if breach.origin else ""
-    # Called again within its tree, the agent would be halted at once: the tree has nothing left.
+    # The tree is exhausted: the agent would be halted immediately if called again within it.
     if breach.limit.startswith(TREE_PREFIX):
         return f"The whole tree shares it: call again what began the tree, or raise it{there}."
     return f"Call the agent again to go on, or raise the limit{there}."

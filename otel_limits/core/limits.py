@@ -1,4 +1,4 @@
-"""Which limits there are, in one table, and the caps of one agent."""
+"""The table of all limits, and the caps of one agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_ITERATIONS_STOP_REASON: Final = "max_iterations"
 MAX_TURNS_STOP_REASON: Final = "max_turns"
 MAX_MODEL_CALLS_STOP_REASON: Final = "max_model_calls"
-MAX_TOKEN_BUDGET_STOP_REASON: Final = "max_token_budget"  # noqa: S105  a reason, no password
+MAX_TOKEN_BUDGET_STOP_REASON: Final = "max_token_budget"  # noqa: S105  not a password
 MAX_INPUT_TOKENS_STOP_REASON: Final = "max_input_tokens"
 MAX_OUTPUT_TOKENS_STOP_REASON: Final = "max_output_tokens"
 MAX_TOOL_CALLS_STOP_REASON: Final = "max_tool_calls"
@@ -39,47 +39,47 @@ KILLED_STOP_REASON: Final = "killed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One limit: what it caps, how its cap is written, and how it is told."""
+    """One limit: what it caps, how its cap is parsed and how it is shown."""
 
     name: str
-    """Its field of `Limits`; the variable, the option and the key of the policy file follow."""
+    """Its field of `Limits`, from which variable, option and policy key are derived."""
     reason: str
-    """The stop reason that it leads to."""
+    """The stop reason of its halts."""
     unit: str
     help: str
     observed: Callable[[Tally], Number]
-    """What of a tally is measured by the cap."""
+    """Returns the capped value of a tally."""
     kind: Kind[Any] = CAP
-    """How the cap is read."""
+    """How the cap is parsed."""
     is_refusal: bool = False
-    """True when a call beyond it is refused before it runs, and the refusal is the breach."""
+    """True if a call beyond the cap is refused before it runs, and the refusal is the breach."""
     yields_to_output: bool = False
-    """True when the call that only forces structured output is still permitted."""
+    """True if the call that only forces structured output is still allowed."""
     in_tree: bool = True
-    """True when it makes sense for a whole budget tree."""
+    """True if it can apply to a whole budget tree."""
     leaves_room: bool = True
-    """False when not even a last answer may pass it."""
+    """False if not even a final answer may exceed it."""
     binds_side_calls: bool = False
-    """True when a model call can pass it that is not a turn."""
+    """True if a side call can exceed it."""
 
     @property
     def tree_help(self) -> str:
-        """`help` for the limit of a budget tree."""
+        """`help` for the same limit of a budget tree."""
         help_text = self.help.replace(", across all legs", "")
         return help_text.replace("per invocation", "across the whole budget tree")
 
 
 def _whole_milliseconds(tally: Tally) -> float:
-    # upwards, or whoever looks when the time is up, and looks once, may find some left
+    # rounded up, so that a check exactly at the deadline finds no time left
     return math.ceil(tally.seconds * 1000) / 1000
 
 
 def _in_no_tally(tally: Tally) -> Number:
-    # a tally does not tell tools apart: a run looks at its calls by tool instead
+    # a tally does not distinguish tools: the run checks its calls by tool instead
     raise NotImplementedError(tally)
 
 
-def _loop_limit(name: str, unit: str, help: str) -> Limit:  # noqa: A002  as the field
+def _loop_limit(name: str, unit: str, help: str) -> Limit:  # noqa: A002  named like the field
     return Limit(
         name=name,
         reason=LOOP_DETECTED_STOP_REASON,
@@ -87,7 +87,7 @@ def _loop_limit(name: str, unit: str, help: str) -> Limit:  # noqa: A002  as the
         help=f"{help}; 0 turns it off.",
         observed=attrgetter(name.removeprefix("max_")),
         kind=SWITCHABLE_CAP,
-        # Two agents that make the same call do not go round in a circle.
+        # Two agents that make the same call are not a loop.
         in_tree=False,
     )
 
@@ -101,8 +101,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             unit="turns",
             help="Turns per leg (between resumes or context overflows).",
             observed=attrgetter("iterations"),
-            # A response that ended the leg may still be followed by the one call that forces its
-            # output.
+            # One more call may force the output after the response that ended the leg.
             yields_to_output=True,
             in_tree=False,
         ),
@@ -120,7 +119,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             help="Model calls per invocation, including retries, failures, structured output and "
             "summaries.",
             observed=attrgetter("model_calls"),
-            # A last answer would be one more of them.
+            # A final answer would be one more call.
             leaves_room=False,
             binds_side_calls=True,
         ),
@@ -183,7 +182,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             "tools finish.",
             observed=_whole_milliseconds,
             kind=SECONDS,
-            # There is no time in which a last answer could be written.
+            # There is no time left for a final answer.
             leaves_room=False,
             binds_side_calls=True,
         ),
@@ -207,10 +206,10 @@ LIMITS: Final[Mapping[str, Limit]] = {
         ),
     )
 }
-"""Every limit by its name, in the order of their reasons.
+"""Every limit by its name, in the order of their stop reasons.
 
 A new limit is an entry here, a constant above, a field of `Limits` and of `Caps`, and whatever else
-tests/test_limit_table.py names.
+tests/test_limit_table.py reports.
 """
 
 LIMIT_NAMES: Final = tuple(LIMITS)
@@ -226,12 +225,12 @@ STOP_REASONS: Final = (
     QUOTA_UNAVAILABLE_STOP_REASON,
     KILLED_STOP_REASON,
 )
-"""Every stop reason of ours, in the order in which one is chosen out of several."""
+"""Every stop reason of otel-limits, by precedence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How much of one limit has been used."""
+    """The utilization of one limit."""
 
     limit: str
     cap: Number
@@ -239,49 +238,49 @@ class Level:
 
     @property
     def ratio(self) -> float:
-        """Fraction of the cap; 1 when it is reached."""
-        # Through float, as a cap may be a Decimal and what was used an int: a ratio is not money.
+        """Fraction of the cap; 1 when the limit is reached."""
+        # As floats, because a Decimal cap and an int cannot be divided.
         return float(self.observed) / float(self.cap)
 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """The event that a limit was reached."""
+    """A limit that was reached."""
 
     limit: str
-    """Name of the limit, such as `max_turns`, or `tree_max_turns` for that of a budget tree."""
+    """Name of the limit, such as `max_turns`, or `tree_max_turns` for a budget tree."""
     cap: Number
-    """What the limit permits."""
+    """The cap."""
     observed: Number
-    """What was counted when the limit was found to be reached; never below `cap`."""
+    """The count when the limit was reached; never below `cap`."""
     reason: str
-    """The stop reason that this breach leads to."""
+    """The stop reason of the halt."""
     unit: str = ""
-    """What is counted, such as `turns`."""
+    """Unit of the count, such as `turns`."""
     subject: str | None = None
-    """The tool that the breach is about, if it is about one."""
+    """The tool concerned, if any."""
     note: str = ""
-    """Half a sentence that says it better than cap and observed value do, where there is one."""
+    """Half a sentence that replaces count and cap, if there is one."""
     reserved: Number = 0
-    """How much of `observed` is not used yet, but reserved by model calls under way."""
+    """The part of `observed` that in-flight model calls have reserved but not used."""
     quota: QuotaRefusal | None = None
-    """How the quota stood, where one refused."""
+    """The state of the quota that refused, if one did."""
     origin: str = field(default="", compare=False)
-    """Where the limit is set, such as `OTEL_LIMITS_MAX_TURNS` or `limits.yaml:12`; empty where that
-    is not known."""
+    """Where the limit is set, such as `OTEL_LIMITS_MAX_TURNS` or `limits.yaml:12`; empty if
+    unknown."""
 
     @property
     def amount(self) -> str:
-        """How much was used of what is permitted, in words."""
-        # The limit of a tree is the one of the same name, with a prefix.
+        """Usage and cap, in words."""
+        # A tree limit has the same name with a prefix.
         kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
-        if kind is not None and kind.is_refusal:  # `observed` counts the call that did not run
+        if kind is not None and kind.is_refusal:  # `observed` includes the refused call
             return f"{self.cap} of {self.cap} {self.unit} used, and one more was asked for"
         if self.reason == LOOP_DETECTED_STOP_REASON:
             return f"{self.observed} of {self.cap} {self.unit}"
         if not self.reserved:
             return f"{self.observed} of {self.cap} {self.unit} used"
-        used = self.observed - self.reserved  # type: ignore[operator]  # both are of one kind
+        used = self.observed - self.reserved  # type: ignore[operator]  # of the same type
         return (
             f"{self.observed} of {self.cap} {self.unit}: {used} used, {self.reserved} reserved by "
             "model calls under way"
@@ -289,32 +288,32 @@ class Breach:
 
     @property
     def yields_to_output(self) -> bool:
-        """True when the call that only forces structured output is still permitted."""
-        # That of a tree never does: its other agents are not forcing any output.
+        """True if the call that only forces structured output is still allowed."""
+        # Never for a tree: its other agents are not forcing any output.
         return self.limit in LIMITS and LIMITS[self.limit].yields_to_output
 
     @property
     def leaves_room(self) -> bool:
-        """True when a last answer may pass the limit."""
+        """True if a final answer may exceed the limit."""
         kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
         return kind is None or kind.leaves_room
 
     @property
     def binds_side_calls(self) -> bool:
-        """True when a model call that the agent's loop does not make would pass the limit."""
+        """True if a side call would exceed the limit."""
         kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
         return kind is not None and kind.binds_side_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The caps of one agent. `None` means that there is no such cap.
+    """The caps of one agent; `None` for no cap.
 
-    A limit of N permits exactly N: the N-th response is taken, then the agent is halted. Tokens
-    and cost are known after a call, so they are passed by one call at most.
+    A limit of N allows exactly N: the N-th response is accepted, then the agent is halted. Tokens
+    and cost are known after a call, so one call may exceed them.
 
     Raises:
-        ValueError: A cap is out of its bounds.
+        ValueError: A cap is out of range.
     """
 
     max_iterations: int | None = None
@@ -335,46 +334,46 @@ class Limits:
     active: tuple[tuple[Limit, Number], ...] = field(
         init=False, repr=False, compare=False, default=()
     )
-    """The limits that measure a tally, with their caps."""
+    """The limits that apply to a tally, with their caps."""
 
     def __post_init__(self) -> None:
-        """Refuse a value that could quietly mean "no limit"."""
+        """Reject values that could quietly mean "no limit"."""
         for name, value in self.items():
             object.__setattr__(self, name, LIMITS[name].kind.of_value(name, value))
         caps = ((LIMITS[name], cap) for name, cap in self.items())
-        # 0 switches a loop limit off. Caps of single tools are asked where tools are admitted, as
-        # no tally tells tools apart.
+        # 0 disables a loop limit. Caps of single tools are checked where tools are admitted,
+        # because a tally does not distinguish tools.
         active = tuple((limit, cap) for limit, cap in caps if cap and not isinstance(cap, Mapping))
         object.__setattr__(self, "active", active)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be pickled and copied as the caps alone: the table of limits holds functions."""
+        """Pickle and copy the caps alone, because the table of limits contains functions."""
         return _limits_of, (dict(self.items()),)
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """The caps that are set, by name."""
-        # By the table and not by the fields: its order is the one in which limits are shown.
+        """Yield the caps that are set, by name."""
+        # In the order of the table, in which limits are shown.
         for name in LIMIT_NAMES:
-            # A limit of the table without a field is unset: a test names it, no import fails.
+            # A limit of the table without a field is unset: a test reports it, rather than an
+            # import failing.
             value = getattr(self, name, None)
             if value is not None:
                 yield name, value
 
     def merged_over(self, base: Limits) -> Limits:
-        """These caps, and `base`'s where this one has none; caps of single tools one by one."""
+        """Return these caps over those of `base`; caps of single tools are merged one by one."""
         caps = dict(base.items())
         for name, cap in self.items():
-            # Merged by tool: a cap for `fetch` in one place does not lift that for `search` in
+            # Merged by tool: a cap for `fetch` in one place does not remove that for `search` in
             # another.
             below = caps.get(name)
             caps[name] = {**below, **cap} if isinstance(below, Mapping) else cap
         return Limits(**caps)
 
     def extended_by(self, tally: Tally, calls_by_tool: Mapping[str, int]) -> Limits:
-        """Add to these caps what has been used already; one that is switched off stays so."""
+        """Return these caps plus current usage; disabled ones stay disabled."""
         caps = dict(self.items())
-        # Only what is active: 0 switches a loop limit off, and 0 with what was used would switch it
-        # on.
+        # Only active ones: 0 disables a loop limit, and adding usage would enable it.
         for limit, _ in self.active:
             caps[limit.name] += limit.observed(tally)
         if self.max_calls_per_tool is not None:
@@ -385,25 +384,25 @@ class Limits:
         return Limits(**caps)
 
     def levels(self, tally: Tally, prefix: str = "") -> tuple[Level, ...]:
-        """How much of each cap `tally` has used."""
+        """Return the utilization of each cap."""
         levels = []
-        for limit, cap in self.active:  # no comprehension, which would be a frame more
+        for limit, cap in self.active:  # a comprehension would add a stack frame
             levels.append(Level(prefix + limit.name, cap, limit.observed(tally)))
         return tuple(levels)
 
     def breaches(
         self, tally: Tally, prefix: str = "", reserved: Tally | None = None
     ) -> tuple[Breach, ...]:
-        """Every limit that `tally`, with what is reserved beside it, has reached."""
+        """Return every limit that `tally`, plus reservations, has reached."""
         breaches: tuple[Breach, ...] = ()
         for limit, cap in self.active:
-            # What would pass it is refused before it runs, so that what was counted says nothing.
+            # Calls beyond it are refused before they run, so the count does not matter.
             if limit.is_refusal:
                 continue
             observed = limit.observed(tally)
-            # The same reader for both, so that no limit can forget what is reserved.
+            # The same function for both, so that no limit can ignore reservations.
             held = 0 if reserved is None else limit.observed(reserved)
-            if observed + held >= cap:  # type: ignore[operator]  # both are of one kind
+            if observed + held >= cap:  # type: ignore[operator]  # of the same type
                 breaches += (
                     Breach(
                         prefix + limit.name,
@@ -444,10 +443,10 @@ NO_LIMITS: Final = Limits()
 
 
 def require_limits(name: str, limits: object) -> Limits:
-    """Return an argument that has to be `Limits`.
+    """Return an argument that must be `Limits`.
 
     Raises:
-        ValueError: It is not: a dictionary, for example, as Strands' own `limits=` takes one.
+        ValueError: It is not, but a dictionary, for example, as in Strands' own `limits=`.
     """
     if isinstance(limits, Limits):
         return limits
@@ -455,10 +454,10 @@ def require_limits(name: str, limits: object) -> Limits:
 
 
 def require_tree(limits: object) -> Limits:
-    """Return `limits`, if a whole budget tree can have them.
+    """Return `limits` if they are valid for a whole budget tree.
 
     Raises:
-        ValueError: One of them makes no sense for a tree.
+        ValueError: One of them does not apply to trees.
     """
     limits = require_limits("tree", limits)
     foreign = [name for name, _ in limits.items() if name not in TREE_LIMITS]

@@ -1,6 +1,6 @@
-"""Tells an agent that goes round in circles: repeated, cyclic and fruitless tool calls.
+"""Loop detection: repeated, cyclic and fruitless tool calls.
 
-Pure and bounded: nothing is kept of a call but its tool's name and two hashes.
+Pure and bounded: only the tool's name and two hashes of each call are kept.
 """
 
 from __future__ import annotations
@@ -20,50 +20,49 @@ from typing import Any, Final
 from uuid import UUID
 
 IDENTICAL_WINDOW: Final = 20
-"""Calls among which equal ones are counted."""
+"""Number of latest calls in which identical ones are counted."""
 
 PERIODS: Final = (2, 3, 4, 5)
-"""Lengths of the patterns that are looked for, in calls."""
+"""Lengths of the patterns, in calls."""
 
-# Hashes of 32 characters: some hundred kilobytes for an invocation that never ends.
+# Hashes of 32 characters: a few hundred kilobytes for an endless invocation.
 SEEN_CAPACITY: Final = 1_000
-"""Results and texts that are remembered; the one not met for longest is forgotten first."""
+"""Results and texts that are kept; the one not seen for longest is dropped first."""
 
 # --- calls ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One finished tool call, as far as loops are concerned."""
+    """One finished tool call, as input for loop detection."""
 
     tool: str
     request: str
     """Fingerprint of name and arguments."""
     result: str
-    """Fingerprint of what came back."""
+    """Fingerprint of the result."""
     exempt: bool = False
-    """True when this tool may repeat itself: the limits on tool calls don't see it."""
+    """True if the limits on tool calls ignore it."""
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What two calls share when one repeats the other."""
+        """The values that are equal if one call repeats another."""
         return self.request, self.result
 
 
 class LoopState:
-    """What one invocation repeats.
+    """The repetitions of one invocation.
 
-    Each count says what the last turn reached, so that a repetition in the middle of a batch is
-    not hidden by the rest of it. Several calls of one turn are taken one by one, in the order of
-    the requests. A turn without calls, or with exempt calls alone, leaves the three counts of
-    tool calls as they are.
+    Each count is the highest that the last turn reached, so that the rest of a batch does not hide
+    a repetition. Several calls of one turn are processed one by one, in request order. A turn
+    without calls, or with exempt calls only, leaves the three counts of tool calls unchanged.
 
     Attributes:
-        consecutive_same_tool: Calls of one tool in a row, within the leg.
+        consecutive_same_tool: Consecutive calls of one tool, within the leg.
         identical_tool_calls: Calls with equal request and result among the last 20.
-        repeated_tool_cycles: How often the calls went through the same pattern of 2 to 5 calls,
-            at least two of them different, with the same results; 0 until it comes a second time.
-        no_progress_turns: Turns in a row that added no new tool result and no new text.
+        repeated_tool_cycles: Repetitions of a pattern of 2 to 5 calls, at least two of them
+            different, with the same results; 0 until it occurs a second time.
+        no_progress_turns: Consecutive turns that added no new tool result and no new text.
     """
 
     __slots__ = (
@@ -80,7 +79,7 @@ class LoopState:
     )
 
     def __init__(self) -> None:
-        """Begin with nothing seen."""
+        """Create a state with nothing seen."""
         self.consecutive_same_tool = 0
         self.identical_tool_calls = 0
         self.repeated_tool_cycles = 0
@@ -91,31 +90,30 @@ class LoopState:
         self._matches = dict.fromkeys(PERIODS, 0)
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._blamed: dict[str, tuple[str | None, int]] = {}
-        """By limit: which tool, and the position of its call in the turn."""
+        """By limit: the tool, and the position of its call in the turn."""
 
     def leg(self) -> None:
-        """A leg begins: calls in a row start again; nothing else is per leg."""
+        """Start a leg: consecutive calls start again; nothing else is per leg."""
         self.consecutive_same_tool = 0
         self._last_tool = None
         self._in_a_row = 0
 
     def turn(self, calls: Sequence[Call], text: str | None) -> None:
-        """Take in one turn: its finished calls in the order of the requests, and its text."""
-        # Positions among all calls: an exempt one in front must not send the nudge to another
-        # result.
+        """Add a turn: its finished calls in request order, and its text."""
+        # Positions among all calls: an exempt one must not shift the nudge to another result.
         judged = [(position, call) for position, call in enumerate(calls) if not call.exempt]
         if judged:
             self._judge_calls(judged)
         if self._adds_anything(calls, text):
             self.no_progress_turns = 0
-        # A turn of exempt calls alone says nothing either way: polling is what they are exempt for.
+        # A turn of exempt calls only is neutral: exempt tools are meant to poll.
         elif judged or not calls:
             self.no_progress_turns += 1
         last = calls[-1].tool if calls else None
         self._blamed["max_no_progress_turns"] = (last, max(len(calls) - 1, 0))
 
     def culprit_tool(self, limit: str) -> str | None:
-        """The tool that brought the count of `limit` to where it is, if it was a tool.
+        """Return the tool that raised the count of `limit`, if it was a tool.
 
         Args:
             limit: Name of a loop limit, such as `max_identical_tool_calls`.
@@ -123,7 +121,7 @@ class LoopState:
         return self._blamed.get(limit, (None, 0))[0]
 
     def position(self, limit: str) -> int:
-        """Where among the calls of the last turn that one stands."""
+        """Return the position of that call in the last turn."""
         return self._blamed.get(limit, (None, 0))[1]
 
     def _judge_calls(self, calls: Sequence[tuple[int, Call]]) -> None:
@@ -134,62 +132,59 @@ class LoopState:
         self.repeated_tool_cycles = self._peak("max_repeated_tool_cycles", cycles, calls)
 
     def _peak(self, limit: str, counts: Sequence[int], calls: Sequence[tuple[int, Call]]) -> int:
-        # The first that reached the peak: what follows it in the turn may be innocent.
+        # The first one that reached the peak: later ones in the turn may be innocent.
         highest = max(counts)
         position, call = calls[counts.index(highest)]
         self._blamed[limit] = (call.tool, position)
         return highest
 
     def _take(self, call: Call) -> tuple[int, int, int]:
-        """Add one call; what it brings the three counts of tool calls to."""
-        # The window is per invocation, the row per leg: a human's answer between two calls ends a
-        # row.
+        """Add one call; return the resulting three counts of tool calls."""
+        # Per leg, unlike the window: a person's answer between two calls interrupts a sequence.
         self._in_a_row = self._in_a_row + 1 if call.tool == self._last_tool else 1
         self._last_tool = call.tool
-        # Before the call is in the window, as it is compared with those before it.
+        # Before the call is added to the window, since it is compared with earlier ones.
         self._match_periods(call.identity)
         self._window.append(call.identity)
         return self._in_a_row, self._window.count(call.identity), self._repetitions()
 
     def _match_periods(self, identity: tuple[str, str]) -> None:
-        """Keep, per period, how many calls in a row equalled the one a period before."""
-        # Only how long the match has lasted is kept, instead of comparing stretches of calls anew:
-        # each call costs the same, however long a loop goes on.
+        """Update, per period, how many consecutive calls equaled the one a period before."""
+        # Only the length of the match is kept, so each call costs the same however long a loop
+        # lasts.
         for period in PERIODS:
             repeats = len(self._window) >= period and self._window[-period] == identity
             self._matches[period] = self._matches[period] + 1 if repeats else 0
 
     def _repetitions(self) -> int:
-        """How often the pattern came that the last calls follow.
+        """Return how often the pattern of the last calls has occurred.
 
-        `m` calls that equal the ones a period before make a stretch of `m + period` calls.
+        `m` calls that equal the ones a period before form a sequence of `m + period` calls.
         """
         most = 0
         for period, matches in self._matches.items():
-            # A pattern of one call is what `max_identical_tool_calls` counts.
+            # `max_identical_tool_calls` counts patterns of one call.
             if matches >= period and len(set(list(self._window)[-period:])) > 1:
                 most = max(most, matches // period + 1)
         return most
 
     def _adds_anything(self, calls: Iterable[Call], text: str | None) -> bool:
-        """Remember results and text; True when any of them is new.
+        """Add results and text; return whether any of them is new.
 
-        A result is new when its tool has not returned it before: different arguments that only
-        bring the same error again are not progress.
+        A result is new if its tool has not returned it before: different arguments that cause the
+        same error again are not progress.
         """
         keys = [fingerprint(call.tool, call.result) for call in calls]
         if text and text.strip():
             keys.append(fingerprint(text.strip()))
-        # A list and not a generator: `any` would end at the first, and the others would
-        # not be remembered.
+        # A list, because `any` would stop at the first one and skip the others.
         news = [self._is_new(key) for key in keys]
         return any(news)
 
     def _is_new(self, key: str) -> bool:
         new = key not in self._seen
         self._seen[key] = None
-        # Also when it was there: what comes again and again must not be forgotten for
-        # what came once.
+        # Also if it was known: frequent values must outlive rare ones.
         self._seen.move_to_end(key)
         if len(self._seen) > SEEN_CAPACITY:
             self._seen.popitem(last=False)
@@ -199,11 +194,11 @@ class LoopState:
 # --- fingerprints -----------------------------------------------------------------------------
 
 MAX_PIECES: Final = 200_000
-"""Where the reading of one value ends: more than any model's context holds."""
+"""Maximum number of parts of one value: more than fits into any model's context."""
 
 SCALARS: Final[Mapping[type, Callable[[Any], str]]] = {
     str: encode_basestring_ascii,
-    int: hex,  # `repr` refuses a number of more than 4,300 digits
+    int: hex,  # `repr` rejects numbers of more than 4,300 digits
     float: repr,
     bool: repr,
     type(None): repr,
@@ -214,31 +209,31 @@ BASES: Final[Mapping[type, Callable[[Any], object]]] = {
     int: int.__int__,
     float: float.__float__,
 }
-"""How a subclass is read as what it stands for."""
+"""How to read a subclass as its base type."""
 
 CLOSING: Final = {"": "", "[": "]", "{": "}", "(": ")"}
 
 VALUES: Final = (complex, date, Decimal, Fraction, PurePath, time, timedelta, tzinfo, UUID)
-"""Types whose `str` says all that their values are."""
+"""Types whose `str` fully represents their values."""
 
 
 def fingerprint(*parts: object) -> str:
-    """Hash values so that equal ones have equal fingerprints and nothing can be read from them.
+    """Return an irreversible hash that is equal for equal values.
 
-    The values are written as canonical JSON, keys sorted: a tuple is a list, bytes and sets are
-    taken by content, other objects by type and attributes. Numbers are taken as they are written:
-    `1`, `1.0` and `True` differ, and `nan` equals itself. It never fails; what cannot be read,
-    refers to itself or comes after 200,000 pieces is left out.
+    The values are written as canonical JSON with sorted keys: a tuple equals a list; bytes and sets
+    are compared by content, other objects by type and attributes. Numbers are compared as written:
+    `1`, `1.0` and `True` differ, and `nan` equals itself. It never fails; unreadable values,
+    circular references and everything after 200,000 parts are skipped.
 
     Returns:
         32 hexadecimal digits (BLAKE2b).
     """
-    # A digest and not Python's `hash`, which differs from process to process: ledgers are compared.
+    # Not Python's `hash`, which differs between processes: ledgers are compared.
     return blake2b("".join(_pieces(parts)).encode("ascii"), digest_size=16).hexdigest()
 
 
 def _pieces(value: object) -> list[str]:
-    """Write `value` without recursion: a runaway agent leaves no frames for it."""
+    """Write `value` without recursion: a runaway agent leaves no stack frames for it."""
     pieces: list[str] = []
     unfinished: list[tuple[object, str, Iterator[object]]] = [(None, "", iter((value,)))]
     path: set[int] = set()
@@ -246,8 +241,7 @@ def _pieces(value: object) -> list[str]:
         owner, closing, children = unfinished[-1]
         child = _write_scalars(children, pieces)
         if child is _END:
-            # Its id is free only now: while it was on the stack, no other object could have got the
-            # same.
+            # Only now, because its ID cannot be reused while it is on the stack.
             pieces.append(closing)
             path.discard(id(owner))
             unfinished.pop()
@@ -266,10 +260,9 @@ _END: Final = object()
 
 
 def _write_scalars(children: Iterator[object], pieces: list[str]) -> object:
-    """Write what has no parts, up to the first child that has some, which is returned."""
+    """Write the values without parts, up to the first child that has some; return that one."""
     for child in children:
-        # By exact type: a subclass may write itself in any way, and is opened like a foreign
-        # object.
+        # By exact type: a subclass may have its own `repr`, and is opened like any other object.
         write = SCALARS.get(type(child))
         if write is None:
             return child
@@ -279,22 +272,22 @@ def _write_scalars(children: Iterator[object], pieces: list[str]) -> object:
 
 
 def _open(item: object) -> tuple[str, Iterable[object]]:
-    """How `item` is written: an opening bracket and the values within."""
+    """Return how to write `item`: an opening bracket and the values within."""
     try:
         if isinstance(item, (list, tuple, deque)):
-            # A copy made in one step: a deque raises when another thread adds to it meanwhile.
+            # Copied in one step: a deque raises if another thread adds to it during iteration.
             return "[", tuple(item)
         if isinstance(item, Mapping):
-            # By hash where a key is not text, as keys of several types cannot be compared.
+            # By hash if a key is not text, because keys of different types cannot be compared.
             pairs = sorted(item.items(), key=lambda pair: _order(pair[0]))
             return "{", [each for pair in pairs for each in pair]
         return _open_rare(item)
-    except Exception:  # noqa: BLE001  it is foreign, and its type is all that is known of it
+    except Exception:  # noqa: BLE001  third-party code: only its type is certain
         return "(", (_name(item),)
 
 
 def _open_rare(item: object) -> tuple[str, Iterable[object]]:
-    # Before `str` and `int`: an enum of either would be read as its value, and lose its name.
+    # Before `str` and `int`, or an enum of either would lose its name.
     if isinstance(item, Enum):
         return "(", (_name(item), item.name)
     for base, as_base in BASES.items():
@@ -303,7 +296,7 @@ def _open_rare(item: object) -> tuple[str, Iterable[object]]:
     if isinstance(item, (bytes, bytearray, memoryview)):
         return "(", ("bytes", bytes(item).hex())
     if isinstance(item, AbstractSet):
-        # Sets have no order, and that of strings differs from process to process.
+        # Sets have no order, and that of strings differs between processes.
         return "(", ("set", *sorted(map(fingerprint, item)))
     if isinstance(item, VALUES):
         return "(", (_name(item), str(item))

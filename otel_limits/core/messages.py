@@ -1,4 +1,4 @@
-"""The message that a halt leaves: how it is worded, and how its stop is written as JSON."""
+"""The message of a halt: its wording, and its stop as JSON."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Verdict
 
 MARKER: Final = "otel_limits"
-"""Key of our object under a message's `metadata["custom"]`, which never reaches a model."""
+"""Key of the stop under a message's `metadata["custom"]`, which is never sent to a model."""
 
 
 QUOTA_NUMBERS: Final = ("used", "reserved", "limit")
 
 
 def halt_text(verdict: Verdict, agent: str) -> str:
-    """What stands in the conversation where the agent was stopped."""
-    # Always "halted": `is_ours` knows the message by this text, before the action was taken.
+    """Return the text of the message that ends a halted conversation."""
+    # Always "halted": `is_ours` recognizes the message by this text, before the action was taken.
     said = halt_sentence(agent, verdict.reason, "halted", verdict.breach)
     return f"{said} otel-limits wrote this message, and no model."
 
 
 def partial_note(verdict: Verdict, agent: str) -> str:
-    """What stands below a last answer, so that nobody takes it for the whole."""
+    """Return the note below a final answer that marks it as incomplete."""
     said = halt_sentence(agent, verdict.reason, "wrapped_up", verdict.breach)
     return f"\nThis answer is partial. {said}"
 
 
 def reason_text(verdict: Verdict) -> str:
-    """Say in half a sentence which limit was reached."""
+    """Return which limit was reached, as half a sentence."""
     breach = verdict.breach
     if breach is None:
         return "the invocation was killed"
@@ -45,7 +45,7 @@ def reason_text(verdict: Verdict) -> str:
 
 
 def wrap_up_note(verdict: Verdict) -> str:
-    """Tell the model that its next answer is the last."""
+    """Return the note to the model that its next answer is the last."""
     return (
         f"The budget of this task is spent: {reason_text(verdict)}. You cannot use tools any more. "
         "Give your final answer now, from what you know already, and say what is missing."
@@ -53,7 +53,7 @@ def wrap_up_note(verdict: Verdict) -> str:
 
 
 def refusal_note(breach: Breach) -> str:
-    """Tell the model why a tool call did not run."""
+    """Return the note to the model why a tool call did not run."""
     which = f"tool {breach.subject!r}" if breach.subject else "tools"
     return (
         f"Not run: the limit of {breach.cap} calls of {which} is reached. "
@@ -68,7 +68,7 @@ NUDGE_NOTE: Final = (
 
 
 def budget_note(levels: Sequence[Level]) -> str:
-    """Tell the model what is left of each limit."""
+    """Return the note to the model with what is left of each limit."""
     left = ", ".join(
         f"{max(level.cap - level.observed, 0)} of {level.cap} ({level.limit})"  # type: ignore[operator]
         for level in levels
@@ -77,18 +77,18 @@ def budget_note(levels: Sequence[Level]) -> str:
 
 
 def halt_message(verdict: Verdict, agent: str) -> dict[str, Any]:
-    """Make the assistant message that ends a halted conversation."""
+    """Return the assistant message that ends a halted conversation."""
     return {"role": "assistant", "content": [{"text": halt_text(verdict, agent)}]}
 
 
 def stop_to_json(stop: Stop) -> dict[str, Any]:
-    """Write a stop as plain JSON values, the deciding limit on top."""
+    """Return a stop as plain JSON values, with the deciding limit at the top."""
     values: dict[str, Any] = dataclasses.asdict(stop, dict_factory=_exact)
     breach = values.pop("breach") or {}
-    # Both say again what the other fields do, and every message of a halt is stored with a session.
+    # Both repeat other fields, and every message of a halt is stored with a session.
     for name in ("levels", "invocation"):
         del values[name]
-    # The deciding limit is repeated on top, so that a query in a log needs no look into a list.
+    # The deciding limit is repeated at the top, so that log queries need not look into a list.
     return {
         **values,
         "limit": breach.get("limit"),
@@ -99,18 +99,18 @@ def stop_to_json(stop: Stop) -> dict[str, Any]:
 
 
 def _exact(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Write exact amounts as text, so that they stay exact in JSON."""
+    """Convert exact amounts to text, so that they stay exact in JSON."""
     return {name: str(each) if isinstance(each, Decimal) else each for name, each in items}
 
 
 def stop_from_json(marker: Mapping[str, Any]) -> Stop:
-    """Read back what `stop_to_json` wrote."""
+    """Parse the result of `stop_to_json`."""
     # A newer otel-limits may have written the message, with fields that this one does not know.
     known = {spec.name for spec in dataclasses.fields(Stop)}
     values = {name: value for name, value in marker.items() if name in known}
     breaches = tuple(_breach(each) for each in marker.get("breaches", ()))
     values["breaches"] = breaches
-    # The list is the truth and the breach its first: they cannot differ after a round trip.
+    # The breach is always the first of the list, so that they cannot differ.
     values["breach"] = breaches[0] if breaches else None
     values["usage"] = Usage(**marker.get("usage", {}))
     values["cost"] = Decimal(marker.get("cost", 0))
@@ -118,7 +118,7 @@ def stop_from_json(marker: Mapping[str, Any]) -> Stop:
 
 
 def _breach(values: Mapping[str, Any]) -> Breach:
-    """Read a breach back."""
+    """Parse a breach."""
     quota = values.get("quota")
     refusal = None if quota is None else QuotaRefusal(**_with_money(quota, *QUOTA_NUMBERS))
     known = {spec.name for spec in dataclasses.fields(Breach)}  # as above
@@ -128,7 +128,7 @@ def _breach(values: Mapping[str, Any]) -> Breach:
 
 
 def _with_money(values: Mapping[str, Any], *numbers: str) -> dict[str, Any]:
-    """Read numbers back; only amounts of money were written as text."""
+    """Parse numbers; only amounts of money were written as text."""
     return {
         name: Decimal(each) if name in numbers and isinstance(each, str) else each
         for name, each in values.items()

@@ -1,4 +1,4 @@
-"""Where a limit is set, in words: a variable, a line of a file, or a line of the application."""
+"""Where a limit is set: a variable, a line of a file, or a line of the application."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 PACKAGE: Final = "otel_limits"
 
 EXTENSION: Final = "the answer that extended it"
-"""Where a limit is set that a human was asked about, and gave more."""
+"""The origin of a limit that a person extended."""
 
 
 def origins_of(limits: Limits, origin: str, prefix: str = "") -> dict[str, str]:
-    """Say of each cap that it comes from one place; of caps of single tools, tool by tool."""
+    """Return the origin of each cap, for caps of single tools by tool."""
     origins: dict[str, str] = {}
     for name, cap in limits.items():
-        # Two places can each cap other tools, and both hold.
+        # Two places can each cap different tools, and both apply.
         names = [f"{name}.{tool}" for tool in cap] if isinstance(cap, Mapping) else [name]
         origins |= dict.fromkeys((prefix + each for each in names), origin)
     return origins
@@ -27,14 +27,13 @@ def origins_of(limits: Limits, origin: str, prefix: str = "") -> dict[str, str]:
 def file_name(path: str) -> str:
     """Return a path without its folders.
 
-    The sentence that it is for reaches models and users, who have nothing to do with the paths of a
-    machine.
+    Models and users read it, and the paths of a machine do not concern them.
     """
     return path.replace("\\", "/").rpartition("/")[2]
 
 
 def _place(path: str, line: int) -> str:
-    # ipykernel makes up a file for each cell, which nobody can open: ipykernel_4711/1490997570.py.
+    # ipykernel generates a file name for each cell: ipykernel_4711/1490997570.py.
     folders = path.replace("\\", "/").split("/")[:-1]
     if folders and folders[-1].startswith("ipykernel_"):
         return f"a cell of the notebook, line {line}"
@@ -42,10 +41,10 @@ def _place(path: str, line: int) -> str:
 
 
 def caller_location(door: str) -> str:
-    """Return where the application came in by a name of this package, as `app.py:12 (enable)`."""
-    import inspect  # only whoever sets a limit in code needs it
+    """Return the application's line that called this package, e.g. `app.py:12 (enable)`."""
+    import inspect  # only needed for limits that are set in code
 
-    # Up to the first frame that is not ours: `enable` may be reached through the plugin.
+    # The first frame outside this package: `enable` may be called by the plugin.
     frame = inspect.currentframe()
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))

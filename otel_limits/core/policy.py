@@ -1,4 +1,4 @@
-"""What applies to one agent, and the verdict that stops it."""
+"""The policy of one agent, and the verdict that halts it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Action = Literal["observe", "halt", "wrap_up", "raise", "ask"]
 ACTIONS: Final[tuple[Action, ...]] = ("observe", "halt", "wrap_up", "raise", "ask")
 
 Reached: TypeAlias = tuple[Breach, Action]
-"""A limit that was reached, and what its owner does about it."""
+"""A limit that was reached, and the action of its policy."""
 
 Unmeasured = Literal["estimate", "ignore", "halt"]
 UNMEASURED: Final[tuple[Unmeasured, ...]] = ("estimate", "ignore", "halt")
@@ -42,36 +42,36 @@ UNPRICED_CALLS: Final = choice(*UNPRICED)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why an agent is stopped."""
+    """Why an agent is halted."""
 
     reason: str
     breaches: tuple[Breach, ...] = ()
-    """Every limit that was reached, the one that decides first; none when it was killed."""
+    """Every limit that was reached, the deciding one first; none for a kill."""
     action: Action | None = None
-    """What is done about it; `None` for what the agent's policy says."""
+    """The action to take; `None` for that of the agent's policy."""
 
     @property
     def breach(self) -> Breach | None:
-        """The limit that decides."""
+        """The deciding limit."""
         return self.breaches[0] if self.breaches else None
 
 
 FINAL: Final = ("halt", "raise")
-"""Actions that leave room for no further model call."""
+"""Actions that allow no further model call."""
 
 KILLED: Final = Verdict(KILLED_STOP_REASON)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What applies to one agent: its limits, and what is done when one is reached.
+    """The limits of one agent, and the action at a limit.
 
     A field with metadata is a setting (see `otel_limits.settings.table`).
     """
 
     limits: Limits = NO_LIMITS
     tree: Limits = NO_LIMITS
-    """Caps for an invocation and everything that it starts, held by the outermost one."""
+    """Caps for a whole budget tree, set by its root."""
     action: Action = field(
         default="halt",
         metadata={
@@ -124,15 +124,15 @@ class Policy:
         },
     )
     watched_tools: frozenset[str] = frozenset()
-    """Names or globs of tools that loop limits look at where a wider glob exempts them."""
+    """Names or globs of tools that loop limits apply to, although a broader glob exempts them."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Where each cap is set, by its name; one of a tree as `tree_max_turns`, one of a tool as
+    """Where each cap is set, by its name; for a tree as `tree_max_turns`, for a tool as
     `max_calls_per_tool.search`."""
 
     def merged_over(
         self, limits: Limits, action: Action | None, tree: Limits, origin: str = ""
     ) -> Policy:
-        """What applies where these are set, over this policy; `action` where it is one."""
+        """Return these limits, and `action` if given, merged over this policy."""
         return replace(
             self,
             limits=limits.merged_over(self.limits),
@@ -146,30 +146,29 @@ class Policy:
         )
 
     def origin_of(self, limit: str, tool: str | None = None) -> str:
-        """Where a cap is set; empty where that is not known."""
+        """Return where a cap is set; empty if unknown."""
         return self.origins.get(f"{limit}.{tool}") or self.origins.get(limit, "")
 
     def exempts(self, tool: str) -> bool:
-        """Tell whether loop limits don't look at `tool`; the most specific glob decides."""
-        # Both kinds are ranked together: `poll_*` may be exempt and `poll_orders` watched all the
-        # same.
+        """Return whether loop limits ignore `tool`; the most specific glob decides."""
+        # Ranked together: `poll_*` may be exempt although `poll_orders` is watched.
         glob = best_match((*self.exempt_tools, *self.watched_tools), tool)
         return glob in self.exempt_tools
 
     def tree_policy(self) -> Policy:
-        """What applies to the budget tree of whoever has this policy: its caps are the limits."""
+        """Return the policy of the budget tree, whose limits are the tree caps."""
         return replace(self, limits=self.tree, tree=NO_LIMITS)
 
     def breaches(
         self, tally: Tally, reserved: Tally | None = None, prefix: str = ""
     ) -> tuple[Breach, ...]:
-        """Every limit that `tally`, with what is reserved beside it, has reached.
+        """Return every limit that `tally`, plus reservations, has reached.
 
-        With `unmeasured="halt"` a call of unknown size breaches every limit on tokens, with
-        `unpriced="halt"` a call of unknown price breaches that on cost.
+        With `unmeasured="halt"` a call of unknown size breaches every token limit, with
+        `unpriced="halt"` a call of unknown price breaches the cost limit.
         """
         breaches = self.limits.breaches(tally, prefix, reserved)
-        # After the caps themselves: one that what was counted has reached is told with its number.
+        # After the caps themselves, so that a cap that was reached is reported with its count.
         if tally.unmeasured_calls and self.unmeasured == "halt":
             why = f"no usage was reported by {clean(tally.unmeasured_model)}"
             breaches += self._unknown(tally, breaches, "token", prefix, why)
@@ -178,14 +177,14 @@ class Policy:
             breaches += self._unknown(tally, breaches, "USD", prefix, why)
         if not breaches:
             return breaches
-        # Only once something was reached: this is asked before every model call, and rarely
-        # answers.
+        # Only if something was reached: this runs before every model call, and rarely finds
+        # anything.
         return tuple(replace(each, origin=self.origin_of(each.limit)) for each in breaches)
 
     def _unknown(
         self, tally: Tally, known: tuple[Breach, ...], unit: str, prefix: str, why: str
     ) -> tuple[Breach, ...]:
-        """Every other limit in this unit: what was counted is below it, and is not all."""
+        """Return the other limits in this unit, whose count is incomplete."""
         named = {breach.limit for breach in known}
         return tuple(
             Breach(
@@ -202,12 +201,12 @@ class Policy:
 
 
 def verdict_of(reached: Iterable[Reached]) -> Verdict | None:
-    """Decide on one stop reason and one action; `None` when nothing was reached.
+    """Return one stop reason and one action; `None` if nothing was reached.
 
-    What is only observed stands behind what acts. A last answer, or a human's extension, is of
-    use only where no other limit ends the invocation all the same.
+    Would-be halts come last. A final answer or an extension helps only if no other limit ends the
+    invocation anyway.
     """
-    # By the order of STOP_REASONS, so that the same state ends with the same reason everywhere.
+    # In the order of STOP_REASONS, so that the same state always ends with the same reason.
     ordered = sorted(
         reached, key=lambda each: (each[1] == "observe", STOP_REASONS.index(each[0].reason))
     )

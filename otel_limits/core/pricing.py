@@ -1,4 +1,4 @@
-"""What a model call costs, in USD, or that nobody knows: never 0 for unknown, never a guess."""
+"""Price lookup. Unknown prices are `None`, never 0 and never a guess."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ POLICY: Final = "policy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceOverride:
-    """What the policy file says of some models: their price, or that they run locally."""
+    """An entry of the policy file: the price of some models, or that they run locally."""
 
     price: Price | None = None
-    """`None` for what runs on a machine of one's own, and costs nothing."""
+    """`None` for models that run locally and cost nothing."""
     provider: str | None = None
-    """It holds where the models are bought here only; everywhere where it is unset."""
+    """The provider that it applies to; all if unset."""
 
     def holds_for(self, *names: str) -> bool:
-        """Tell whether it is about what somebody sells who has these names."""
+        """Return whether it applies to a provider with these names."""
         if self.provider is None or self.provider in names:
             return True
         return canonical(self.provider).lower() in names
@@ -46,7 +46,7 @@ MISSING: Final = (
     "needs prices, and there are none. Run: pip install 'otel-limits[prices]' (Python 3.11 or "
     "newer), or give them in the policy file under models."
 )
-"""What is said of a limit on cost where no price can be known."""
+"""The message about a cost limit without any prices."""
 
 NOBODY_SAYS: Final = "no price is known for it"
 NO_TIER: Final = "the service tier is the vendor's choice, and its answer does not name it"
@@ -54,18 +54,18 @@ NO_OFFERS: Final[Mapping[str, PriceOverride]] = MappingProxyType({})
 
 
 class Prices:
-    """Prices of the policy file, and behind them the list of the package `genai-prices`.
+    """Prices from the policy file, then from the package `genai-prices`.
 
-    A model id is looked up in the policy, where the most specific glob decides, then in the
-    package. The package is imported with the first look-up there, and nothing is ever fetched; an
-    application that has it fetch newer prices gets those. Any number of threads may ask.
+    A model ID is looked up in the policy first, where the most specific glob decides, then in the
+    package. The package is imported on the first look-up there, and nothing is ever fetched; if the
+    application makes it fetch newer prices, those are used. Thread-safe.
 
     Attributes:
         source: `policy`, `genai-prices`, `policy+genai-prices` or `none`.
     """
 
     def __init__(self, offers: Mapping[str, PriceOverride | Price] = NO_OFFERS) -> None:
-        """Take what the policy file says, by model id or glob; a price alone holds everywhere."""
+        """Create the look-up from a policy file's entries; a bare price is for all providers."""
         self._offers = {
             glob: PriceOverride(price=each) if isinstance(each, Price) else each
             for glob, each in offers.items()
@@ -84,60 +84,59 @@ class Prices:
 
     @property
     def version(self) -> str:
-        """Tells the prices of one time from those of another, in the order of `source`."""
+        """The versions of the sources, in the order of `source`."""
         package = self._catalogue.version if self._catalogue is not None else ""
         return "+".join(filter(None, (self._policy_version, package)))
 
     @suppress_errors("pricing")
     def load(self) -> None:
-        """Import the package ahead of the first look-up, which is within a model call."""
+        """Import the package before the first look-up, which happens during a model call."""
         if self._catalogue is not None:
-            # Any model does: it is the first look-up that imports and compiles the list.
+            # Any model will do: the first look-up imports and compiles the list.
             self._catalogue.find("gpt-4o", "openai")
 
     def price(self, model: str, usage: Usage, when: datetime | None = None) -> Decimal | None:
-        """USD for one ordinary call of a model, whoever sells it; `None` when it is unknown."""
+        """Return the USD of one ordinary call of a model, from any vendor; `None` if unknown."""
         return self.quote(BillableCall(model=model, usage=usage), when).price
 
     def quote(self, sale: BillableCall, when: datetime | None = None) -> Quote:
-        """What one model call costs.
+        """Return the price of one model call.
 
-        Tiered prices follow the input of a call, so that calls are priced one by one.
+        Tiered prices depend on the input of a call, so calls are priced one by one.
 
         Args:
-            sale: The call, with all that its price depends on.
-            when: Time of the call, for prices that change; now where it is unset, UTC where it
-                has no zone.
+            sale: The call, with all its pricing inputs.
+            when: Time of the call, for prices that change; defaults to now. UTC if it has no zone.
 
         Returns:
             The exact amount and its source, or why there is none.
         """
         try:
             return self._quoted(sale, when)
-        except Exception as error:  # noqa: BLE001  the agent must not feel it
+        except Exception as error:  # noqa: BLE001  errors must not reach the agent
             report_suppressed("pricing", error)
             return Quote(unknown=NOBODY_SAYS)
 
     def _quoted(self, sale: BillableCall, when: datetime | None) -> Quote:
-        # The address knows better than the class: a client for OpenAI may be pointed anywhere.
+        # The address takes precedence over the class: an OpenAI client may call any server.
         seller = sale.seller or canonical(sale.provider)
         offer = self._offer(sale.model, seller, sale.provider)
         if (offer is not None and offer.price is None) or (
             offer is None and is_local(sale.model, seller)
         ):
             return Quote(price=NO_COST, source=LOCAL)
-        # After local models, which cost nothing whatever they did, and before any price.
+        # After local models, which are free in any case, and before any price.
         if sale.opens:
             return Quote(unknown="; ".join(sale.opens))
         if offer is not None and offer.price is not None:
-            # At every service tier: it is what the models cost whoever wrote the file.
+            # For every service tier: the author of the policy file knows the contract.
             return _quote_of(offer.price, sale, POLICY, self._policy_version)
         return self._by_list(sale, seller, when or datetime.now(timezone.utc))
 
     def _by_list(self, sale: BillableCall, seller: str, when: datetime) -> Quote:
         if self._catalogue is None:
             return Quote(unknown=NOBODY_SAYS) if self._offers else OF_NO_CALL
-        # The answer did not say which tier it was, and tiers differ by a factor of 2 and more.
+        # The answer did not contain the tier, and tiers differ by a factor of 2 and more.
         if sale.tier == AUTOMATIC:
             return Quote(unknown=NO_TIER)
         listed = self._catalogue.find(sale.model, seller)
@@ -145,7 +144,7 @@ class Prices:
         if listed is None or price is None:
             at = "" if sale.tier == STANDARD else f" at the service tier {sale.tier}"
             return Quote(unknown=NOBODY_SAYS + at)
-        # Last, as the premium is on top of whatever the tier costs.
+        # Last, because the premium applies on top of any tier.
         more = premium(listed.seller, listed.info.id, sale.region)
         if more is None:
             return Quote(unknown=f"{NOBODY_SAYS} in {sale.region}")

@@ -1,4 +1,4 @@
-"""How one key of a quota stands, as whoever is refused or asks is told."""
+"""The state of one quota key, as shown to the application."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaRefusal:
-    """What a model call that a quota refused can know of it."""
+    """The state of a quota that refused a model call."""
 
     quota: str
     key: str
-    """Whose share of the quota; what came from outside appears as a hash."""
+    """The partition of the quota; values from outside appear as a hash."""
     unit: str
-    """What `used`, `reserved` and `limit` count, such as `tokens` or `USD`."""
+    """Unit of `used`, `reserved` and `limit`, such as `tokens` or `USD`."""
     used: Number
     reserved: Number
-    """Set aside for calls that are under way."""
+    """Reserved by in-flight calls."""
     limit: Number
-    """What is permitted, grants included."""
+    """The limit, including grants."""
     resets_at: float
-    """When the window ends, in seconds since the epoch; without one, when to ask again."""
+    """End of the window, in seconds since the epoch; without a window, when to retry."""
     retry_after_seconds: float
-    """Seconds after which asking again is worth it."""
+    """Seconds until a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remaining:
-    """What is left of one key of a quota in the present window. Nothing was reserved to tell it."""
+    """Remaining usage of one quota key in the current window. Reading it reserves nothing."""
 
     quota: str
     key: str
-    """Whose share of the quota; what came from outside appears as a hash."""
+    """The partition of the quota; values from outside appear as a hash."""
     unit: str
-    """What the numbers count: `tokens`, `USD` (as `Decimal`), `model calls`, `invocations` or
-    `model calls at once`."""
+    """Unit of the numbers: `tokens`, `USD` (as `Decimal`), `model calls`, `invocations` or `model
+    calls at once`."""
     limit: Number
-    """What is permitted, grants included."""
+    """The limit, including grants."""
     used: Number
     reserved: Number
-    """Set aside for calls that are under way."""
+    """Reserved by in-flight calls."""
     left: Number
-    """What could still be reserved."""
+    """Usage that can still be reserved."""
     resets_at: float
-    """When the window ends, in seconds since the epoch; without one, now."""
+    """End of the window, in seconds since the epoch; now if there is no window."""

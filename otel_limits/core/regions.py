@@ -1,4 +1,4 @@
-"""What it costs more to be answered in one part of the world: lists do not say it, vendors do."""
+"""Regional price premiums missing from price lists."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from decimal import Decimal
 from typing import Final
 
 PREMIUM: Final = Decimal("1.1")
-"""Ten per cent on every token; each of the vendors below takes as much."""
+"""10% on every token, at all vendors below."""
 NO_PREMIUM: Final = Decimal(1)
 
 GLOBAL: Final = "global"
-"""How vendors call the whole world, which is what lists have the price of."""
+"""Vendors' name for requests without a region, whose prices are in the lists."""
 
 UNTOLD: Final = "the region of its client, which does not tell it"
-"""Said of a place that decides the price, and that nobody can read."""
+"""A region that determines the price but cannot be read."""
 
 OPENAI: Final = re.compile(r"(?:ft:)?gpt-(?:5\.[4-9]|[6-9]|realtime-2\.1)")
 """Models "released on or after March 5, 2026":
@@ -23,36 +23,36 @@ https://developers.openai.com/api/docs/guides/data-residency. That began with GP
 GOOGLE_SAME: Final = re.compile(
     r"claude-(?:3|instant|2|4-|(?:opus|sonnet)-4(?:-[01])?(?:@|-\d{8}|$))|gemini-(?:[12]|pro|flash)"
 )
-"""Models that cost the same everywhere: Claude before Sonnet 4.5, and Gemini before 3.
+"""Models with the same price everywhere: Claude before Sonnet 4.5, and Gemini before 3.
 https://platform.claude.com/docs/en/build-with-claude/claude-on-vertex-ai, "Global vs regional
 endpoints"; https://cloud.google.com/vertex-ai/generative-ai/pricing."""
 GOOGLE_MORE: Final = re.compile(r"claude-|gemini-(?:[3-9].*(?:flash|argon))")
-"""Models that cost more in regions and in multi-regions: LiteLLM's list of prices,
+"""Models with a premium in regions and multi-regions, from LiteLLM's price list,
 `regional_endpoint_uplift_multiplier`."""
 
 
 BOTH_LISTED: Final = ("global.", "regional.")
-"""What ids of models of Amazon begin with on the list where it has both prices: a model that costs
-more in every region, as https://aws.amazon.com/bedrock/pricing says of each."""
+"""Prefixes of Amazon's model IDs on the list if it has both prices: the model costs more in every
+region, see https://aws.amazon.com/bedrock/pricing."""
 AMERICAN: Final = re.compile(r"us-(?:east|west)-\d")
-"""Regions of Amazon whose prices the list has of all other models. Most of them cost more
-elsewhere, by 5 to 70 % and by no rule: https://aws.amazon.com/bedrock/pricing."""
+"""Amazon's regions whose prices are on the list for all other models. Elsewhere most cost 5 to 70%
+more, with no common factor: https://aws.amazon.com/bedrock/pricing."""
 
 
 def premium(seller: str, model: str, region: str | None) -> Decimal | None:
-    """By how much the prices of a list have to be multiplied; `None` where nobody knows.
+    """Return the factor on list prices; `None` if unknown.
 
     Args:
-        seller: Who sells, by the name on the list.
-        model: The id under which it is sold.
-        region: Where it is to be answered; `None` where nobody asked for a place.
+        seller: The vendor, as named on the list.
+        model: The vendor's model ID.
+        region: The requested region, if any.
     """
     if region is None:
         return NO_PREMIUM
     if seller == "openai":
         return PREMIUM if OPENAI.match(model) else NO_PREMIUM
     if seller == "anthropic":
-        # Models before Opus 4.6 refuse to be asked for a place:
+        # Models before Opus 4.6 reject a region:
         # https://platform.claude.com/docs/en/manage-claude/data-residency.
         return PREMIUM
     if seller == "aws":

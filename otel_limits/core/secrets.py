@@ -1,4 +1,4 @@
-"""Puts stars in the place of every secret in an address, however it is written."""
+"""Redacts secrets in URLs, connection strings and messages."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ SECRET_VALUE: Final = re.compile(
     r"(?i)([\w.-]*(?:pass|pwd|secret|token|key|auth|cred|sig)[\w.-]*\s*=\s*)"
     r"('[^']*'?|\"[^\"]*\"?|[^&;\s'\"]+)"
 )
-"""A parameter of a URL, or of a connection string of PostgreSQL, whose value is not shown."""
+"""A parameter of a URL, or of a PostgreSQL connection string, whose value is redacted."""
 
 USER: Final = re.compile(r"[\w.+%-]*")
-"""A name that can be shown; anything else before an `@` may be a piece of a password."""
+"""A name that can be shown; anything else before an `@` may be part of a password."""
 
 HOST: Final = re.compile(r"\[[0-9A-Fa-f:.%]*\](:\d*)?|[^:\[\]]*(:\d*)?")
-"""A host with its port. What has another thing after the colon may be a user with a password."""
+"""A host with its port. Anything else after the colon may mean a user with a password."""
 
 ACCOUNT: Final = re.compile(r"(?i)postgres|mysql")
-"""In schemes whose user alone is a name; elsewhere it may be a token, or a password."""
+"""Schemes whose user is only a name; elsewhere it may be a token or a password."""
 
 
 def redact_url(text: str) -> str:
-    """Return an address as it may be shown.
+    """Return a URL without its secrets.
 
-    Passwords have any characters here, also those that should have been escaped: everything up to
-    the last `@` belongs to user and password. Rather too much is hidden than too little.
+    Passwords may contain any character, even ones that must be escaped: everything up to the last
+    `@` belongs to user and password. When in doubt, redact.
     """
     scheme, separator, rest = text.partition("://")
     if not separator or "@" in scheme:
         separator = ""
         scheme, rest = "", text
-    # Up to the last `@`: a password may have one in it, and a host never does.
+    # Up to the last `@`: a password may contain one, a host never does.
     credentials, at, place = rest.rpartition("@")
-    # Without a scheme, what stands before an `@` may be a name like any other; with a colon in it,
-    # it is taken for a user with a password.
+    # Without a scheme, the text before an `@` may be an ordinary name; with a colon in it, it is
+    # treated as a user with a password.
     if at and (separator or ":" in credentials):
         rest = _masked_user(credentials, scheme) + at + _masked_hosts(place)
     elif separator:
@@ -47,15 +47,15 @@ def redact_url(text: str) -> str:
 
 
 def redact_text(sentence: str, words: Iterable[str]) -> str:
-    """Return a sentence of somebody else, who may have quoted what was typed, as it may be shown.
+    """Redact secrets in a third-party message that may quote the command line.
 
     Args:
-        sentence: What is to be shown.
-        words: The words of a command line.
+        sentence: The message.
+        words: The words of the command line.
     """
     for word in words:
-        # Parsers of command lines quote `--name=value` as a whole or its value alone, as it is or
-        # as Python writes it.
+        # Argument parsers quote `--name=value` as a whole or only its value, as typed or as Python
+        # `repr`.
         for piece in (word, word.partition("=")[2]):
             if piece != redact_url(piece):
                 sentence = sentence.replace(piece, redact_url(piece))
@@ -64,7 +64,7 @@ def redact_text(sentence: str, words: Iterable[str]) -> str:
 
 
 def _masked_user(credentials: str, scheme: str) -> str:
-    """Keep the user's name where it is one."""
+    """Keep the user's name if it is one."""
     user, colon, _ = credentials.partition(":")
     if not USER.fullmatch(user) or not (colon or ACCOUNT.search(scheme)):
         return STARS
@@ -72,8 +72,8 @@ def _masked_user(credentials: str, scheme: str) -> str:
 
 
 def _masked_hosts(rest: str) -> str:
-    """Hide what stands for a port, and all that follows, where the `@` was forgotten."""
-    # Several hosts, as of a replica set or a cluster, have commas between them.
+    """Redact everything after the host if it is no port, because an `@` was forgotten."""
+    # Several hosts, as of a replica set or a cluster, are separated by commas.
     hosts = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if all(HOST.fullmatch(host) for host in hosts.split(",")):
         return rest
@@ -82,14 +82,14 @@ def _masked_hosts(rest: str) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
-    """A value that is used and never shown, whoever prints it."""
+    """A value that is never printed."""
 
     value: str
 
     def __str__(self) -> str:
-        """Stars."""
+        """Return stars."""
         return STARS
 
     def __repr__(self) -> str:
-        """The same, recognisable."""
+        """Return stars, recognizable as a secret."""
         return f"Secret({STARS})"

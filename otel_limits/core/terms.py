@@ -1,4 +1,4 @@
-"""What a request asks for that its price depends on, beside the tokens that it takes."""
+"""Pricing terms of a request: everything but tokens that its price depends on."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 ONE_HOUR: Final = "1h"
 FIVE_MINUTES: Final = "5m"
-"""How long a cache lasts where nobody asks for more; writing for an hour costs 2 times the input
-instead of 1.25: https://platform.claude.com/docs/en/build-with-claude/prompt-caching."""
+"""Default lifetime of a cache entry; writing one for an hour costs 2 times the input price instead
+of 1.25 times: https://platform.claude.com/docs/en/build-with-claude/prompt-caching."""
 
 STANDARD: Final = "standard"
 STANDARDS: Final = frozenset(
@@ -22,32 +22,32 @@ STANDARDS: Final = frozenset(
         "traffic_type_unspecified",
     }
 )  # fmt: skip
-"""How vendors call the tier that nobody has to ask for."""
+"""Vendors' names for the default service tier."""
 PREFIXES: Final = ("on_demand_",)
-"""What Gemini puts before the name of a tier: `ON_DEMAND_PRIORITY`."""
+"""Gemini's prefix of tier names, as in `ON_DEMAND_PRIORITY`."""
 AUTOMATIC: Final = "auto"
-"""The vendor chooses the tier, and says in its answer which one it was: "the response body will
-include the service_tier value based on the processing mode actually used",
-https://platform.openai.com/docs/api-reference/chat/create. Not setting it is "auto" there, too, and
-standard unless the project says otherwise."""
+"""The vendor chooses the tier, and returns it: "the response body will include the service_tier
+value based on the processing mode actually used",
+https://platform.openai.com/docs/api-reference/chat/create. There, unset also means "auto", which
+is standard unless the project is configured otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricingTerms:
-    """What a request asks for. What it does not say is the vendor's default."""
+    """The terms that a request asks for; defaults are the vendor's."""
 
     seller: str | None = None
-    """Who sells, where the address of the request says so."""
+    """The vendor, if the address of the request identifies it."""
     tier: str = STANDARD
     region: str | None = None
-    """Where it is to be answered, where it asks for a part of the world."""
+    """The requested region, if any."""
     cache_ttls: frozenset[str] = frozenset({FIVE_MINUTES})
-    """How long what it puts in a cache is to stay there: `5m`, `1h`, or both."""
+    """Requested lifetimes of cache writes: `5m`, `1h`, or both."""
     audio_in: bool = False
-    """True when something spoken is in it, or may be."""
+    """True if the input contains, or may contain, audio."""
     audio_out: bool = False
     searches: bool = False
-    """True when the vendor may search the web for the model."""
+    """True if the vendor may search the web for the model."""
     paid_tools: frozenset[str] = frozenset()
     """Those of `PAID_TOOLS` that the vendor may use for the model."""
 
@@ -62,39 +62,40 @@ PAID_TOOLS: Final = {
     "collections_search": "it may have searched files, and nobody says how often",
     "image_generation": "it may have made images, and nobody says what they cost",
 }
-"""Tools of OpenAI's Responses API that are billed apart from tokens, by the type that a request has
-them under, and why a price is unknown with them: by the search, by the container and by the tokens
-of images, https://developers.openai.com/api/docs/pricing; and those of xAI, by the call,
-https://docs.x.ai/developers/pricing. No usage that is handed on tells of any of these."""
+"""Server-side tools that are billed separately from tokens, by their type in a request, with the
+reason why a price is unknown. Those of OpenAI's Responses API are billed per search, per
+container and per image token, https://developers.openai.com/api/docs/pricing; those of xAI per
+call, https://docs.x.ai/developers/pricing. The reported usage contains none of these."""
 
 
 SEARCH_MODEL: Final = re.compile(
     r"(?:^|/)(?:gpt-[\w.-]+-search-|sonar-pro-search)|:online$|^openrouter/perplexity/"
 )
-"""Models that search by themselves, for a fee that lists do not have with them:
+"""Models with built-in search, whose fee is not in price lists:
 https://developers.openai.com/api/docs/guides/tools-web-search, "Chat Completions"; OpenRouter's
 https://openrouter.ai/docs/features/web-search and https://openrouter.ai/perplexity/sonar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillableCall:
-    """One model call, with everything that its price depends on."""
+    """One model call with all its pricing inputs."""
 
     model: str
     provider: str = "unknown"
-    """Who was asked, by the name of the framework's module or of the conventions."""
+    """The provider, as named by the framework's module or by the conventions."""
     usage: Usage
     tier: str = STANDARD
     seller: str | None = None
-    """Who sells, where the address says something else than `provider`."""
+    """The vendor, if the address identifies one other than `provider`."""
     region: str | None = None
-    """Where it was answered, where that may cost more."""
+    """The region, if it may affect the price."""
     opens: tuple[str, ...] = ()
-    """Why the price cannot be known: the request permits several, and no answer says which."""
+    """Why the price cannot be known: the request allows several, and the answer does not tell them
+    apart."""
 
     @property
     def basis(self) -> str | None:
-        """What no column of a ledger has, as JSON; `None` for nothing."""
+        """The pricing inputs without a ledger column, as JSON; `None` if there are none."""
         parts = {name: getattr(self.usage, name) or None for name in BASIS}
         said = {**parts, "seller": self.seller, "region": self.region, "open": self.opens or None}
         known = {name: value for name, value in said.items() if value is not None}
@@ -108,23 +109,23 @@ BASIS: Final = ("input_audio", "output_audio", "web_searches")
 def billable_call(
     model: str, provider: str, usage: Usage, answered_tier: str | None, terms: PricingTerms
 ) -> BillableCall:
-    """Put together what a request asked for and what its answer said: the answer decides."""
-    # What the vendor answers is what it bills: "priority" may be served, and billed, as standard.
+    """Combine the terms of a request with its answer, which takes precedence."""
+    # Vendors bill the tier in the answer: "priority" may be served, and billed, as standard.
     tier = named_tier(terms.tier if answered_tier is None else answered_tier)
     opens = []
     if usage.cache_write and usage.cache_write_1h is None:
-        # All of it was asked for an hour, so that nothing has to be told apart.
+        # All of it was written for an hour.
         if terms.cache_ttls == {ONE_HOUR}:
             usage = replace(usage, cache_write_1h=usage.cache_write)
         elif ONE_HOUR in terms.cache_ttls:
             opens.append("it wrote to caches of 5 minutes and of 1 hour, and nobody says how much")
-    # What is cached of audio has another price at some vendors, and no usage says how much it was.
+    # Some vendors charge a different price for cached audio, and usage does not report its amount.
     is_cached = usage.cache_read + usage.cache_write > 0
     if (terms.audio_in and usage.input_audio is None) or (is_cached and usage.input_audio):
         opens.append("it has audio, and nobody says how much of it was cached or text")
     if terms.audio_out and usage.output_audio is None:
         opens.append("it may have answered with audio, and nobody says how much")
-    # As LiteLLM calls it, where a client of OpenAI asks OpenRouter.
+    # LiteLLM's name, for an OpenAI client that calls OpenRouter.
     named = f"openrouter/{model}" if terms.seller == "openrouter" else model
     if usage.web_searches is None and (terms.searches or SEARCH_MODEL.search(named)):
         opens.append("it may have searched the web, and nobody says how often")
@@ -143,10 +144,10 @@ def billable_call(
 def billable_call_in_ledger(
     model: str, provider: str, usage: Usage, tier: str | None, basis: str | None
 ) -> BillableCall:
-    """Put together again what a ledger has of a call; anybody may have written to its rows."""
+    """Restore a call from the ledger, whose rows may have been edited by hand."""
     try:
         said: Any = json.loads(basis) if basis else {}
-    # JSON that is nested deeply raises RecursionError, and rows can be written by anybody.
+    # Deeply nested JSON, which anyone could write to a row, raises RecursionError.
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
@@ -164,7 +165,7 @@ def billable_call_in_ledger(
 
 
 def named_tier(tier: str) -> str:
-    """Return the name of a tier, the same for all vendors."""
+    """Return the vendor-independent name of a tier."""
     name = tier.lower().replace("-", "_")
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)

@@ -1,4 +1,4 @@
-"""What was used: tokens of model calls, and the tally of an invocation or a budget tree."""
+"""Usage: the tokens of model calls, and the tally of an invocation or a budget tree."""
 
 from __future__ import annotations
 
@@ -7,73 +7,73 @@ from decimal import Context, Decimal
 from typing import Final, Literal, TypeAlias
 
 Number: TypeAlias = int | float | Decimal
-"""What is capped: whole turns, tokens and calls, seconds, or exact USD."""
+"""Values with a cap: whole turns, tokens and calls, seconds, or exact USD."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of one or many model calls.
+    """Tokens of one or more model calls.
 
     `input` includes cached tokens and `output` includes reasoning tokens, as the GenAI conventions
-    define them; `cache_read` and `cache_write` are parts of `input` and are never added to it.
-    So are the other parts: each is `None` where nobody said how much of the whole it is.
+    define them; `cache_read` and `cache_write` are parts of `input` and are never added to it. So
+    are the other parts: each is `None` if it was not reported.
     """
 
     input: int = 0
     output: int = 0
     cache_read: int = 0
     cache_write: int = 0
-    """Tokens put in a cache, for however long."""
+    """Tokens written to a cache, for any lifetime."""
     cache_write_1h: int | None = None
-    """Those of `cache_write` that are kept for an hour; vendors charge more for them."""
+    """Those of `cache_write` with a lifetime of one hour, for which vendors charge more."""
     reasoning: int | None = None
-    """Those of `output` that the model thought with."""
+    """Reasoning tokens of `output`."""
     input_audio: int | None = None
     output_audio: int | None = None
     web_searches: int | None = None
-    """Requests, not tokens: searches that the vendor made for the model, and charges for."""
+    """Number of web searches by the vendor, which it bills separately."""
 
     @property
     def total(self) -> int:
-        """Input and output together: what a token budget is compared with."""
+        """Input plus output: the value that a token budget limits."""
         return self.input + self.output
 
 
 NO_USAGE: Final = Usage()
 
 MAX_TOKENS: Final = 2**40
-"""More than any model takes or writes in one call: such a figure is a mistake, and is not read."""
+"""More than any model can use in one call: a larger number is an error and is ignored."""
 
 Sure: TypeAlias = Literal["measured", "partial", "missing"]
-"""How much of a call's usage is known: all of it, a part, or nothing."""
+"""How much of a call's usage is known: all, a part, or nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecord:
-    """What the vendor said of one model call, and what it means.
+    """The usage of one model call, as reported and as counted.
 
-    Only `otel_limits.usage` makes one: nothing else adds or subtracts tokens of a call.
+    Only `otel_limits.usage` creates one: nothing else adds or subtracts tokens of a call.
     """
 
     usage: Usage = NO_USAGE
-    """Tokens as they count; where a part is missing, what is readable."""
+    """Tokens as counted; the readable part if something is missing."""
     sure: Sure = "missing"
     has_input: bool = False
-    """True when the input is known."""
+    """True if the input is known."""
     has_output: bool = False
     total: int | None = None
-    """The vendor's own total, which may or may not contain cached tokens."""
+    """The vendor's own total, with or without cached tokens."""
     reported: Usage | None = None
-    """Tokens as the vendor sent them, 0 where it sent none; `None` when it sent no usage."""
+    """Tokens as the vendor sent them, 0 if missing; `None` if it sent no usage."""
     tier: str | None = None
-    """The service tier that the vendor says it used, in its words."""
+    """The service tier as named by the vendor."""
 
 
 NOTHING_REPORTED: Final = UsageRecord()
 
 
 def measured(usage: Usage) -> UsageRecord:
-    """Make the record of a call of which all is known."""
+    """Return the record of a call whose usage is fully known."""
     return UsageRecord(
         usage=usage, sure="measured", has_input=True, has_output=True, reported=usage
     )
@@ -82,29 +82,29 @@ def measured(usage: Usage) -> UsageRecord:
 NO_COST: Final = Decimal(0)
 
 EXACT: Final = Context(prec=60, traps=[])
-"""Enough digits for any sum of ours, whatever context the application has set."""
+"""Enough digits for any sum, whatever context the application has set."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one invocation, or one budget tree, has used so far."""
+    """The usage so far of one invocation or one budget tree."""
 
     iterations: int = 0
-    """Turns of the current leg; starts again at every leg and after a context overflow."""
+    """Turns of the current leg; reset by every leg and by a context overflow."""
     turns: int = 0
-    """Model responses taken into the conversation, over all legs."""
+    """Model responses accepted into the conversation, over all legs."""
     cycles: int = 0
-    """Event loop cycles, replays of interrupted tools included."""
+    """Event loop cycles, including replays of interrupted tools."""
     model_calls: int = 0
-    """Requests to a provider, retries and failures included."""
+    """Requests to a provider, including retries and failures."""
     unmeasured_calls: int = 0
     """Model calls whose provider reported no usage."""
     unmeasured_model: str = ""
     """The model of the last of them."""
     input: int = 0
-    """Input tokens of every model call, cached ones and estimates of unmeasured calls included."""
+    """Input tokens of every model call, including cached ones and estimates."""
     output: int = 0
-    """Output tokens of every model call, reasoning and estimates included."""
+    """Output tokens of every model call, including reasoning and estimates."""
     cache_read: int = 0
     cache_write: int = 0
     cost: Decimal = NO_COST
@@ -114,24 +114,24 @@ class Tally:
     unpriced_model: str = ""
     """The model of the last of them."""
     tool_calls: int = 0
-    """Tool calls that ran; retries are the same call, refused and denied ones are not counted."""
+    """Tool calls that ran, without retries and refused or denied calls."""
     refused_tool_calls: int = 0
-    """Tool calls that a limit kept from running."""
+    """Tool calls refused by a limit."""
     seconds: float = 0.0
-    """Monotonic time since the beginning."""
+    """Elapsed monotonic time."""
     consecutive_same_tool: int = 0
-    """Calls of one tool in a row, in request order, within the leg."""
+    """Consecutive calls of one tool, in request order, within the leg."""
     identical_tool_calls: int = 0
     """Most calls with equal tool, arguments and result among the last 20."""
     repeated_tool_cycles: int = 0
-    """Repetitions of the pattern of 2 to 5 calls that the last calls follow."""
+    """Repetitions of a pattern of 2 to 5 calls that the last calls follow."""
     no_progress_turns: int = 0
-    """Turns in a row that added nothing new."""
+    """Consecutive turns that added nothing new."""
 
     @property
     def usage(self) -> Usage:
         """The tokens."""
-        # Without the parts that only prices need: those are known per call, and not for a sum.
+        # Without the parts that only prices need, which are known per call only.
         return Usage(
             input=self.input,
             output=self.output,
@@ -141,5 +141,5 @@ class Tally:
 
     @property
     def tokens(self) -> int:
-        """Input and output together: what a token budget is compared with."""
+        """Input plus output: the value that a token budget limits."""
         return self.input + self.output

@@ -1,4 +1,4 @@
-"""One reader per kind of value: text, Python values, policy files and their schema share it."""
+"""Kinds of values: each is parsed and checked alike in text, code and policy files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ MAX_PORT: Final = 65_535
 DURATION_TEXT: Final = re.compile(r"(\d+)([smhdw])")
 DURATION_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
-# A value that a policy file repeats through aliases can be astronomically long: written out only
-# as far as a person would read.
+# YAML aliases can make a value astronomically long: abbreviated to what a person would read.
 WRITER: Final = reprlib.Repr()
 WRITER.maxlevel = 2
 WRITER.maxstring = WRITER.maxother = WRITER.maxlong = 200
@@ -58,57 +57,56 @@ class FrozenDict(dict[K, V]):
 
 
 class InvalidValueError(ValueError):
-    """A value is not of its kind; the text, if there is one, says what to do about it."""
+    """A value is invalid; the text, if any, is the fix."""
 
 
 class Kind(Generic[T]):
-    """One kind of value, however it is given.
+    """One kind of value, from any source.
 
-    A mistake is a `ValueError` with a sentence: name, what is permitted, what was given, and what
-    to do.
+    Mistakes raise `ValueError` with the name, the valid values, the given value and the fix.
     """
 
     schema: Mapping[str, Any]
-    """What is permitted, as JSON Schema."""
+    """The valid values, as JSON Schema."""
 
     def of_text(self, name: str, text: str) -> T:
-        """Read a variable of the environment or an option of the command line."""
+        """Parse an environment variable or a command line option."""
         raise NotImplementedError
 
     def of_value(self, name: str, value: object, written: str | None = None) -> T:
-        """Check what code or a policy file gives; `written` is how a file has it."""
+        """Check a value from code or a policy file; `written` is its text in the file."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedKind(Kind[T]):
-    """A kind whose mistakes all read alike: "NAME must be PHRASE, got VALUE. ADVICE"."""
+    """A kind with uniform messages: "NAME must be PHRASE, got VALUE. ADVICE"."""
 
     phrase: str
-    """What a value must be."""
+    """The valid values, in words."""
     check: Callable[[Any], T]
-    """Returns what is kept of a Python value; raises `ValueError` when it is of another kind."""
+    """Returns the value to keep; raises `ValueError` for an invalid one."""
     parse: Callable[[str], Any]
-    """Turns text into what `check` takes; raises `ValueError` when it cannot."""
+    """Converts text for `check`; raises `ValueError` for invalid text."""
     schema: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Empty where no file can have it."""
+    """Empty if it cannot occur in a file."""
     advice: str = ""
-    """What to do instead, where something can be said that helps in every case."""
+    """The fix, if there is one for all mistakes."""
 
     def __post_init__(self) -> None:
-        """Keep the schema as it is now: events lead to the table of limits, and that to here."""
+        """Freeze the schema, because events reference the table of limits, and that its kinds."""
         object.__setattr__(self, "schema", FrozenDict(self.schema))
 
     def of_text(self, name: str, text: str) -> T:
-        """Read a variable of the environment or an option of the command line."""
+        """Parse an environment variable or a command line option."""
         try:
             return self.check(self.parse(text))
         except (ValueError, ArithmeticError) as error:
-            # Without its cause, which quotes the value as it is: it may be a secret.
+            # Without its cause, which contains the value: it may be a secret.
             raise self._refusal(name, repr(text), error) from None
 
     def of_value(self, name: str, value: object, written: str | None = None) -> T:
-        """Check what code or a policy file gives; `written` is how a file has it."""
+        """Check a value from code or a policy file; `written` is its text in the file."""
         try:
             return self.check(value)
         except (ValueError, ArithmeticError) as error:
@@ -117,43 +115,43 @@ class CheckedKind(Kind[T]):
     def _refusal(self, name: str, written: str, error: Exception) -> ValueError:
         advice = str(error) if isinstance(error, InvalidValueError) else ""
         sentence = f"{name} must be {self.phrase}, got {redact_url(written)}."
-        # `lstrip`: an item of a list has no name, and its sentence begins with "must be".
+        # `lstrip`: an item of a list has no name, and its message starts with "must be".
         return ValueError(" ".join(filter(None, (sentence.lstrip(), advice or self.advice))))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextKind(Kind[T]):
-    """Text that another room reads, with sentences of its own."""
+    """Text that another room parses, with its own messages."""
 
     read: Callable[[str, str], T]
-    """Takes the name and the text; raises `ValueError` with a sentence that has the name."""
+    """Parses text for a setting; raises `ValueError` with a message that contains the name."""
     schema: Mapping[str, Any] = dataclasses.field(default_factory=lambda: TEXT.schema)
 
     def of_text(self, name: str, text: str) -> T:
-        """Read a variable of the environment or an option of the command line."""
+        """Parse an environment variable or a command line option."""
         return self.read(name, text)
 
     def of_value(self, name: str, value: object, written: str | None = None) -> T:
-        """Check what code or a policy file gives; `written` is how a file has it."""
+        """Check a value from code or a policy file; `written` is its text in the file."""
         return self.read(name, TEXT.of_value(name, value, written))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MappingKind(Kind[Mapping[str, T]]):
-    """A value for each of several names, written in text as `search=20,fetch=5`."""
+    """A value for each of several names, as text `search=20,fetch=5`."""
 
     each: Kind[T]
     example: str
 
     @property
     def schema(self) -> Mapping[str, Any]:  # type: ignore[override]
-        """What is permitted, as JSON Schema."""
+        """The valid values, as JSON Schema."""
         return {"type": "object", "additionalProperties": self.each.schema}
 
     def of_text(self, name: str, text: str) -> Mapping[str, T]:
-        """Read a variable of the environment or an option of the command line."""
+        """Parse an environment variable or a command line option."""
         values = {}
-        # From the right: a name may have an equals sign in it, and a number never does.
+        # From the right: a name may contain an equals sign, a number cannot.
         for part in text.split(","):
             key, equals, value = part.strip().rpartition("=")
             if not equals or not key:
@@ -163,16 +161,16 @@ class MappingKind(Kind[Mapping[str, T]]):
             except ValueError:
                 if redact_url(part) == part:
                     raise
-                # What was put here by mistake may have a password where a number should be.
+                # It may contain a password instead of a number.
                 raise self._misfit(name, text) from None
-        # Frozen, as limits are told to observers, and no observer may change them.
+        # Frozen, because observers receive limits and must not change them.
         return FrozenDict(values)
 
     def _misfit(self, name: str, text: str) -> ValueError:
         return ValueError(f"{name} must look like {self.example}, got {redact_url(text)!r}.")
 
     def of_value(self, name: str, value: object, written: str | None = None) -> Mapping[str, T]:
-        """Check what code or a policy file gives; `written` is how a file has it."""
+        """Check a value from code or a policy file; `written` is its text in the file."""
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise ValueError(
                 f"{name} must map names to values, such as {self.example}, "
@@ -191,7 +189,7 @@ OUTSIDE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "exclusiveMinimum": operator.le,
     "maximum": operator.gt,
 }
-"""When a number is beyond a bound, by the name that JSON Schema gives the bound."""
+"""Whether a number is out of range, by JSON Schema keyword."""
 
 
 def _bounded(
@@ -202,7 +200,7 @@ def _bounded(
     advice: str = "",
     **bounds: int,
 ) -> CheckedKind[T]:
-    """Make a kind of numbers; its bounds are named as in `OUTSIDE`."""
+    """Create a kind of numbers; `bounds` are keywords of `OUTSIDE`."""
 
     def check(value: object) -> T:
         number = take(value)
@@ -211,27 +209,27 @@ def _bounded(
                 raise InvalidValueError
         return number
 
-    # frozen, because limits that observers are told hold their kinds
+    # frozen, because observers receive limits with their kinds
     schema = FrozenDict({"type": "integer" if take is _whole else "number", **bounds})
     return CheckedKind(phrase=phrase, check=check, parse=parse, schema=schema, advice=advice)
 
 
 def _digits(text: str) -> int:
-    # int() alone would take signs, underscores, blanks and the digits of every script
+    # int() alone would accept signs, underscores, blanks and the digits of every script
     if not (text.isascii() and text.isdecimal()):
         raise InvalidValueError
     return int(text)
 
 
 def _whole(value: object) -> int:
-    # bool is an int in Python, and `max_turns=True` would be a limit of 1.
+    # bool is a subclass of int, and `max_turns=True` would be a limit of 1.
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidValueError
     return value
 
 
 def _real(value: object) -> float:
-    if isinstance(value, Decimal):  # how a policy file has a number with a fraction
+    if isinstance(value, Decimal):  # a fraction in a policy file
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise InvalidValueError
@@ -241,7 +239,7 @@ def _real(value: object) -> float:
 def _exact(value: object) -> Decimal:
     if isinstance(value, float):
         # The shortest decimal form: Decimal(0.1) would be 0.1000000000000000055…. Not `repr`, which
-        # a subclass such as numpy's replaces.
+        # subclasses such as numpy's override.
         value = Decimal(float.__repr__(value))
     if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
         raise InvalidValueError
@@ -274,12 +272,12 @@ FEE: Final = _bounded("USD for each, 0 or more, such as 0.01", _exact, Decimal, 
 
 
 def count_up_to(most: int) -> CheckedKind[int]:
-    """Make the kind of whole numbers from 1 to `most`."""
+    """Return the kind of whole numbers from 1 to `most`."""
     return _bounded(f"a whole number from 1 to {most}", _whole, _digits, minimum=1, maximum=most)
 
 
 def money_up_to(most: int) -> CheckedKind[Decimal]:
-    """Make the kind of exact amounts of USD above 0, and up to `most`."""
+    """Return the kind of exact amounts of USD above 0 and up to `most`."""
     phrase = f"an amount of USD above 0 and up to {most}, such as 0.50"
     return _bounded(phrase, _exact, Decimal, exclusiveMinimum=0, maximum=most)
 
@@ -292,7 +290,7 @@ FRACTION: Final = _bounded(
 def _fractions(values: object) -> tuple[float, ...]:
     if not isinstance(values, (list, tuple)) or not values:
         raise InvalidValueError
-    # Once each and in order: each threshold is told once, and the lowest first.
+    # Unique and sorted: each threshold warns once, the lowest first.
     return tuple(sorted({float(FRACTION.check(value)) for value in values}))
 
 
@@ -308,7 +306,7 @@ FRACTIONS: Final = CheckedKind[tuple[float, ...]](
 
 
 def _true_or_false(text: str) -> bool:
-    if text.lower() not in ("true", "false"):  # as OpenTelemetry has it
+    if text.lower() not in ("true", "false"):  # as in OpenTelemetry
         raise InvalidValueError("It counts as false.")
     return text.lower() == "true"
 
@@ -336,20 +334,20 @@ TEXT: Final[Kind[str]] = CheckedKind(
 
 
 def _question(value: object, words: Collection[str]) -> str:
-    """Ask about a word that is almost one of these; empty where none is near."""
+    """Return a question about the closest match, or an empty string."""
     near = closest_match(value, words) if isinstance(value, str) else None
     return f"Did you mean {near}?" if near else ""
 
 
 def choice(*words: str) -> CheckedKind[str]:
-    """Make the kind that is one of `words`; text may have it in any case."""
+    """Return the kind that is one of `words`; case is ignored in text."""
 
     def check(value: object) -> str:
         if value not in words:
             raise InvalidValueError(_question(value, words))
         return str(value)
 
-    # In text only, where environments shout: a policy file and code write it as it is.
+    # In text only, since variables are often upper case: policy files and code use the exact word.
     return CheckedKind(
         phrase=f"one of {', '.join(words)}",
         check=check,
@@ -359,7 +357,7 @@ def choice(*words: str) -> CheckedKind[str]:
 
 
 def choices(*words: str) -> CheckedKind[tuple[str, ...]]:
-    """Make the kind that is one or more of `words`, or the word `none`."""
+    """Return the kind that is one or more of `words`, or the word `none`."""
 
     def check(value: list[str]) -> tuple[str, ...]:
         if value == ["none"]:
@@ -377,7 +375,7 @@ def choices(*words: str) -> CheckedKind[tuple[str, ...]]:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Take `poll_status,wait` apart: each name once, in order, and none of them empty."""
+    """Split text such as `poll_status,wait` into unique names."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
@@ -406,9 +404,9 @@ DURATION: Final = CheckedKind[timedelta](
 
 
 def _date_time(text: object) -> datetime:
-    # Python 3.10 knows no Z
+    # Python 3.10 does not accept Z
     found = datetime.fromisoformat(_text(text).strip().replace("Z", "+00:00"))
-    # Without a zone it would mean another moment on every machine.
+    # Without a time zone, it would mean a different moment on every machine.
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 

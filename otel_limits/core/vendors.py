@@ -1,4 +1,4 @@
-"""Who sells a model call, and under which name: what a model id and its provider say together."""
+"""The vendor of a model call, and its name for the model, from model ID and provider."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ BEDROCK: Final = re.compile(
     r"([a-z-]+\.)?(ai21|amazon|anthropic|cohere|deepseek|google|luma|meta|minimax|mistral"
     r"|moonshotai?|nvidia|openai|qwen|stability|twelvelabs|writer|xai|zai)\.[a-z]"
 )
-"""Model ids of Amazon Bedrock, inference profiles such as `us.` and `global.` included."""
+"""Model IDs of Amazon Bedrock, including inference profiles such as `us.` and `global.`."""
 
 BEDROCK_ARN: Final = re.compile(
     r"arn:aws[a-z-]*:bedrock:[^:]*:[^:]*:(?:inference-profile|foundation-model)/(.+)"
 )
-"""An application's own profile (`application-inference-profile/…`) does not name its model."""
+"""An application's own profile (`application-inference-profile/…`) does not contain its model."""
 ARN: Final = "arn:"
 
 RESOURCE: Final = re.compile(r"(?:projects|publishers|models|tunedModels)/(?:.*/)?([^/]+)")
@@ -25,14 +25,13 @@ RESOURCE: Final = re.compile(r"(?:projects|publishers|models|tunedModels)/(?:.*/
 https://ai.google.dev/api/models, https://google.aip.dev/122."""
 
 LOCAL: Final = "local"
-"""The seller of what runs on a machine of one's own."""
+"""The vendor of models that run on the user's own machines."""
 
 OFFLOADED: Final = "cloud"
-"""How the tags of the models end that Ollama asks its own service for, such as `:120b-cloud`:
-https://docs.ollama.com/cloud."""
+"""End of the tags of Ollama's cloud models, such as `:120b-cloud`: https://docs.ollama.com/cloud."""
 
 SELLERS: Final[Mapping[str, str]] = {
-    # by the conventions, and the names before version 1.37
+    # in the conventions, and before version 1.37
     "aws.bedrock": "aws",
     "aws_bedrock": "aws",
     "az.ai.inference": "azure",
@@ -47,7 +46,7 @@ SELLERS: Final[Mapping[str, str]] = {
     "mistral_ai": "mistral",
     "moonshot_ai": "moonshotai",
     "x_ai": "x-ai",
-    # prefixes of LiteLLM, with a slash behind them
+    # LiteLLM's prefixes, before a slash
     "azure_ai": "azure",
     "azure_openai": "azure",
     "azure_text": "azure",
@@ -61,9 +60,9 @@ SELLERS: Final[Mapping[str, str]] = {
     "together_ai": "together",
     "vertex_ai": "google",
     "xai": "x-ai",
-    # classes of models whose module has another name than the seller
+    # model classes whose module is not named after the vendor
     "openai_responses": "openai",
-    # what runs on a machine of one's own
+    # servers that run locally
     "llamacpp": LOCAL,
     "llamafile": LOCAL,
     "llm_studio": LOCAL,
@@ -73,7 +72,7 @@ SELLERS: Final[Mapping[str, str]] = {
     "ollama": LOCAL,
     "ollama_chat": LOCAL,
 }
-"""Sellers that are known under other names than those of the price list."""
+"""Vendors by other names than those on the price list."""
 
 HOSTS: Final[Mapping[str, str]] = {
     "api.ai21.com": "ai21",
@@ -105,24 +104,24 @@ HOSTS: Final[Mapping[str, str]] = {
     "api.x.ai": "x-ai",
     "api.z.ai": "zai",
 }
-"""Who sells at which hosts, and at those below them. At any other one, such as that of a gateway,
-it is whoever the framework's class of models is made for."""
+"""Vendors by host, including subdomains. At any other host, such as a gateway, the vendor is the
+one that the framework's model class is made for."""
 
 WITHOUT_LIST: Final = frozenset(
     {"sagemaker", "writer", "llamaapi", "ollama-cloud", "watsonx", "litellm_proxy"}
 )
-"""Who sells models, or passes on calls of models, that are on nobody's list under these names."""
+"""Vendors and gateways whose models are on no price list under these names."""
 
 GATEWAYS: Final = frozenset({"litellm", "openai"})
-"""Who may be asked for the model of another seller, whose name is then before a slash."""
+"""Gateways to other vendors, whose name precedes a slash."""
 
 
 ADDRESSES: Final = 64
-"""Addresses that are remembered."""
+"""Cached addresses."""
 
 
 class ModelListing(NamedTuple):
-    """Under which name which seller has a model; without a seller it is whoever has the name."""
+    """A model on the price list; without a vendor, any that has this name."""
 
     seller: str | None
     reference: str
@@ -130,11 +129,11 @@ class ModelListing(NamedTuple):
 
 @functools.lru_cache(ADDRESSES)
 def vendor_at(address: str) -> str | None:
-    """Return who sells at an address, where the address says so."""
-    # Without slashes `urlsplit` takes a host for a path, and Ollama's clients accept a bare one.
+    """Return the vendor at an address, if it identifies one."""
+    # Without slashes, `urlsplit` parses a host as a path, and Ollama's clients accept a bare one.
     host = urlsplit(address if "//" in address else f"//{address}").hostname or ""
     while host:
-        # From the whole name down to its end: regions and tenants are parts at its beginning.
+        # From the whole name to its end: regions and tenants come first.
         if host in HOSTS:
             return HOSTS[host]
         host = host.partition(".")[2]
@@ -142,27 +141,27 @@ def vendor_at(address: str) -> str | None:
 
 
 def canonical(provider: str) -> str:
-    """Return the name of a seller in the price list, for any name that it has elsewhere."""
-    # As it is written first: the class of a model, such as MLXModel, has capitals in its name.
+    """Return a vendor's name on the price list, from any of its names."""
+    # In its own case first: model classes, such as MLXModel, contain capitals.
     return SELLERS.get(provider, SELLERS.get(provider.lower(), provider))
 
 
 def vendor_of(model: str, provider: str) -> str:
-    """Return who sells: a gateway is told by what is before the slash of the id.
+    """Return the vendor; for a gateway, from the prefix of the model ID.
 
     Args:
-        model: The id as it was sent.
-        provider: Who was asked, by its canonical name.
+        model: The ID as sent.
+        provider: The provider, by its canonical name.
     """
     prefix, slash, _ = model.partition("/")
-    # Only at a gateway: elsewhere a slash is part of the name, as in `meta-llama/Llama-3`.
+    # Only for a gateway: elsewhere a slash is part of the name, as in `meta-llama/Llama-3`.
     return canonical(prefix) if slash and provider in GATEWAYS else provider
 
 
 def vendor_by_id(model: str) -> str | None:
-    """Return who alone gives models such ids; `None` where several could.
+    """Return the only vendor with such model IDs; `None` if there may be several.
 
-    A framework's spans may name the framework where the seller should be.
+    A framework's spans may contain the framework's name instead of the vendor's.
     """
     if BEDROCK.match(model) or (model.startswith(ARN) and ":bedrock:" in model):
         return "aws"
@@ -170,56 +169,55 @@ def vendor_by_id(model: str) -> str | None:
 
 
 def is_local(model: str, provider: str) -> bool:
-    """Tell whether a model runs on a machine of one's own, so that nobody is paid for its tokens.
+    """Return whether a model runs locally, so that its tokens are free.
 
     Args:
-        model: The id as it was sent.
-        provider: Who was asked, by its canonical name.
+        model: The ID as sent.
+        provider: The provider, by its canonical name.
     """
     is_offloaded = model.rpartition(":")[2].endswith(OFFLOADED)
     return LOCAL in (provider, vendor_of(model, provider)) and not is_offloaded
 
 
 def listing_of(model: str, provider: str, *, known: bool) -> ModelListing | None:
-    """Say where to look for the price of a model.
+    """Return where to look up the price of a model.
 
     Args:
-        model: The id as it was sent.
-        provider: Who was asked, by its canonical name.
+        model: The ID as sent.
+        provider: The provider, by its canonical name.
         known: `provider` is on the price list.
 
     Returns:
-        Seller and name of the model; `None` where no list can have it.
+        Vendor and name of the model; `None` if no list can contain it.
     """
-    # Names that one seller alone gives come first: a gateway that was asked passes them on as they
-    # are, so that they say more than its own name does.
+    # Names that belong to one vendor take precedence, because gateways pass them on unchanged.
     if found := BEDROCK_ARN.fullmatch(model):
         article = ModelListing("aws", found[1])
     elif found := RESOURCE.fullmatch(model):
         article = ModelListing("google", found[1])
-    # The name of a gateway says nothing of who is paid.
+    # The name of a gateway does not identify the vendor.
     elif known and provider not in GATEWAYS:
         article = ModelListing(provider, _without_own_prefix(model, provider))
     else:
         article = _by_name(model, provider if known and provider != "litellm" else None)
-    # An operator's alias for a model, or one's own endpoint: nobody's list has it.
+    # An operator's alias or private endpoint is on no list.
     is_listed = provider not in WITHOUT_LIST and article.seller not in WITHOUT_LIST
     return article if is_listed and not article.reference.startswith(ARN) else None
 
 
 def _by_name(model: str, seller: str | None) -> ModelListing:
-    """Say whose model it is by its name; `seller` says so of a bare one."""
+    """Return the vendor of a model by its name; `seller` is that of a bare name."""
     prefix, slash, rest = model.partition("/")
-    # Before the slash: ids such as `us.anthropic.claude…` are Bedrock's whoever passes them on.
+    # Before the slash: IDs such as `us.anthropic.claude…` are Bedrock's, through any gateway.
     if BEDROCK.match(model):
         return ModelListing("aws", model)
-    # OpenAI's fine-tuned models, before the rule for colons below takes it for a tag.
+    # OpenAI's fine-tuned models, before the rule for colons below treats it as a tag.
     if model.startswith("ft:"):
         return ModelListing("openai", model)
     if slash:
         named = canonical(prefix)
         return ModelListing(named, _bare_id(rest, named))
-    # A tag, as `deepseek-r1:8b`, says that it is served by an engine of one's own.
+    # A tag, as in `deepseek-r1:8b`, means a local server.
     return ModelListing(LOCAL if ":" in model and not model.startswith(ARN) else seller, model)
 
 
@@ -229,7 +227,7 @@ def _without_own_prefix(model: str, seller: str) -> str:
 
 
 def _bare_id(reference: str, seller: str) -> str:
-    """Cut what LiteLLM puts between seller and model, such as `converse/` or a region."""
+    """Remove LiteLLM's infix between vendor and model, such as `converse/` or a region."""
     if seller == "aws":
         return reference.rpartition("/")[2]
     found = RESOURCE.fullmatch(reference)

@@ -1,4 +1,4 @@
-"""What an invocation and the trees around it may use, have used, and have reserved."""
+"""The limits, usage and reservations of an invocation and of the enclosing budget trees."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Policy, Reached
 
 ASSUMED_OUTPUT: Final = 1024
-"""Output tokens that a model is assumed to answer with before it has answered once."""
+"""Assumed output tokens of a model that has not answered yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """What a model call under way may still use."""
+    """The possible usage of an in-flight model call."""
 
     turns: int = 0
     model_calls: int = 0
     input: int = 0
     output: int = 0
     cost: Decimal = NO_COST
-    """USD of these tokens, where a budget in money has to know and the price is known."""
+    """USD for these tokens, if there is a cost limit and the price is known."""
 
 
 class Budget:
-    """What one invocation, or one budget tree, may use. All of it is guarded by the runs' lock."""
+    """The budget of one invocation or one budget tree, guarded by the registry's lock."""
 
     __slots__ = (
         "members",
@@ -46,21 +46,21 @@ class Budget:
     )
 
     def __init__(self, policy: Policy, started: float, prefix: str = "") -> None:
-        """Begin with nothing used; the policy's limits are the caps, its owner's action acts."""
+        """Create a budget with nothing used; the caps and the action are those of `policy`."""
         self.policy = policy
         self.started = started
         self.prefix = prefix
         self.tally = Tally()
         self.reserved = Tally()
         self.wrapped_up = False
-        """True when a model was asked for the one last answer that may pass a cap."""
+        """True once a model was asked for the final answer that may exceed a cap."""
         self.members = 0
-        """How many are under way in it: after the last, calls are counted, and not refused."""
+        """Active invocations in it: after the last one ends, calls are counted but not refused."""
         self.outputs: dict[str, int] = {}
-        """Most output tokens of one answer, by model."""
+        """Largest output of one answer, by model."""
 
     def reserve(self, reservation: Reservation) -> None:
-        """Keep this for a model call."""
+        """Reserve usage for a model call."""
         held = self.reserved
         held.turns += reservation.turns
         held.model_calls += reservation.model_calls
@@ -69,7 +69,7 @@ class Budget:
         held.cost = EXACT.add(held.cost, reservation.cost)
 
     def release(self, reservation: Reservation) -> None:
-        """Keep it no longer."""
+        """Release a reservation."""
         held = self.reserved
         held.turns -= reservation.turns
         held.model_calls -= reservation.model_calls
@@ -80,14 +80,14 @@ class Budget:
     def reached(
         self, *, with_reserved: bool, forces_output: bool = False, side: bool = False
     ) -> Iterator[Reached]:
-        """Every cap that is reached, and what its owner does about that.
+        """Yield every cap that is reached, with the action of its policy.
 
         Args:
-            with_reserved: Count what calls under way have reserved as if it were used.
-            forces_output: Leave out limits that yield to a call that only forces the output.
-            side: Leave out limits that a call beside the agent's loop cannot pass.
+            with_reserved: Count what in-flight calls have reserved as used.
+            forces_output: Skip limits that yield to a call that only forces the output.
+            side: Skip limits that a side call cannot exceed.
         """
-        # The last who was under way in it has ended: nobody is left whom a refusal could stop.
+        # Its last invocation has ended: a refusal could not stop anything.
         if side and not self.members:
             return
         reserved = self.reserved if with_reserved else None
@@ -99,56 +99,56 @@ class Budget:
             yield breach, self.policy.action
 
     def covers(self, policy: Policy) -> bool:
-        """Tell whether a tree within this one, by `policy`, could never be spent before it."""
+        """Return whether this tree is always exhausted before one within it with `policy`."""
         caps = dict(self.policy.limits.items())
-        # With another action it would do something else at the same cap, and has to be asked.
+        # With another action, it would behave differently at the same cap.
         return self.policy.action == policy.action and all(
             name in caps and caps[name] <= cap for name, cap in policy.tree.items()
         )
 
 
 class Budgets:
-    """Every budget that binds one invocation: its own, then its trees from the innermost on."""
+    """All budgets of one invocation: its own, then the enclosing trees, innermost first."""
 
     __slots__ = ("all", "has_cost_limit", "own", "passes_unpriced")
 
     def __init__(self, own: Budget, trees: tuple[Budget, ...]) -> None:
-        """Put them together; they are shared with everything else that stands in these trees."""
+        """Combine an invocation's own budget with the trees that it shares with others."""
         self.own = own
         self.all = (own, *trees)
         capped = [each.policy for each in self.all if each.policy.limits.max_cost_usd]
         self.has_cost_limit = bool(capped)
         self.passes_unpriced = any(policy.unpriced == "warn" for policy in capped)
-        """True when a limit on cost does not hold for a call whose price is unknown."""
+        """True if a cost limit does not cover calls without a known price."""
 
     def __iter__(self) -> Iterator[Budget]:
-        """Each of them."""
+        """Iterate over the budgets."""
         return iter(self.all)
 
     @property
     def outputs(self) -> dict[str, int]:
-        """Most output tokens of one answer by model, as far as the outermost tree has seen."""
-        # It has seen every answer that the trees within it have, and those of their siblings.
+        """Largest output of one answer by model, as seen by the outermost tree."""
+        # It includes every answer of the trees within it.
         return self.all[-1].outputs
 
     def reserve(self, reservation: Reservation) -> Reservation:
-        """Keep this in each of them."""
+        """Reserve usage in each budget."""
         for budget in self.all:
             budget.reserve(reservation)
         return reservation
 
     def release(self, reservation: Reservation) -> None:
-        """Keep it no longer in any."""
+        """Release a reservation in each budget."""
         for budget in self.all:
             budget.release(reservation)
 
     def measure_time(self, now: float) -> None:
-        """Note how late it is, before anybody decides."""
+        """Update the elapsed time, before a decision."""
         for budget in self.all:
             budget.tally.seconds = now - budget.started
 
     def levels(self) -> tuple[Level, ...]:
-        """How much of each limit has been used; of a tree's, in the tree that has the least."""
+        """Return the utilization of each limit; of a tree limit, the highest of all trees."""
         levels: dict[str, Level] = {}
         for budget in self.all:
             for level in budget.policy.limits.levels(budget.tally, budget.prefix):
@@ -158,35 +158,35 @@ class Budgets:
         return tuple(levels.values())
 
     def claim_wrap_up(self, refusing: Collection[Budget]) -> bool:
-        """Take the one last answer of every budget that is spent; False where one has none.
+        """Claim the final answer of every exhausted budget; False if one has none left.
 
-        A tree has one for all who are in it, and none for whoever has done nothing in it yet.
+        A tree has one for all its members, and none for a member without a turn.
 
         Args:
-            refusing: Budgets that have refused a tool call, which spends them as well.
+            refusing: Budgets that have refused a tool call, which exhausts them as well.
         """
         if self.own.wrapped_up:
             return False
         spent = []
         for budget in self.all:
             breaches = [breach for breach, _ in budget.reached(with_reserved=True)]
-            # What is not spent, or never stops anybody, has nothing to say about the last answer.
+            # Budgets that are not exhausted, or only observe, do not matter here.
             if budget.policy.action == "observe" or not (breaches or budget in refusing):
                 continue
             if budget.policy.action != "wrap_up" or budget.wrapped_up:
                 return False
-            # A limit on model calls, for instance, would be passed by the last answer itself.
+            # A limit on model calls, for example, would be exceeded by the final answer itself.
             if not all(breach.leaves_room for breach in breaches):
                 return False
             if budget is not self.own and not self.own.tally.turns:
                 return False
             spent.append(budget)
-        # Only now: what one of them refuses must not have cost another its last answer.
+        # Last, so that a refusal by one budget does not use up another's final answer.
         for budget in (self.own, *spent):
             budget.wrapped_up = True
         return True
 
 
 def new_tree(policy: Policy, started: float) -> Budget:
-    """Begin the budget tree of whoever has this policy."""
+    """Create the budget tree of a policy."""
     return Budget(policy.tree_policy(), started, TREE_PREFIX)

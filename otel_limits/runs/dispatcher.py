@@ -1,4 +1,4 @@
-"""Hands every event to those who observe, as it happens and under no lock."""
+"""Delivers every event to the observers as it happens, without holding a lock."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
     from otel_limits.runs.gate import QuotaGate
 
 EVERY_KIND: Final[tuple[type, ...]] = get_args(Event)
-"""What an observer is told that subscribes to nothing in particular."""
+"""The events for an observer without subscriptions."""
 
 ABOUT_OBSERVERS: Final = (events.InternalError, events.ObserverDropped)
-"""Facts whose loss is not told: telling it would have no end."""
+"""Events whose loss is not reported, because that would never end."""
 
 Handler: TypeAlias = Callable[[Any], None]
-"""The part of an observer that takes facts of one kind."""
+"""The function of an observer that handles events of one type."""
 
 
 class EventDispatcher:
-    """Those who are told facts, in this order. None of them is felt by another, or by an agent."""
+    """The observers, in order. A failing one affects neither the others nor an agent."""
 
     def __init__(self) -> None:
-        """Begin with nobody."""
+        """Create a dispatcher without observers."""
         self.gate: QuotaGate | None = None
-        """Asked before every model call where quotas are set; it is told every event, first."""
+        """Admits model calls if there are quotas; receives every event first."""
         self.all: tuple[Observer, ...] = ()
         self._takers: dict[type, tuple[tuple[Observer, Handler], ...]] = {}
 
     def set_observers(self, observers: tuple[Observer, ...]) -> None:
-        """Tell these from now on, and nobody else."""
+        """Replace all observers."""
         subscriptions = [(each, subscriptions_of(each)) for each in observers]
-        # Both are replaced whole and never changed: `publish` reads them in other threads without a
-        # lock.
+        # Both are replaced as a whole and never changed: `publish` reads them in other threads
+        # without a lock.
         self.all = observers
         self._takers = {
             kind: tuple((each, taken[kind]) for each, taken in subscriptions if kind in taken)
@@ -45,35 +45,34 @@ class EventDispatcher:
         }
 
     def replace(self, former: Observer, observer: Observer) -> None:
-        """Tell `observer` from now on what `former` was told."""
+        """Replace one observer, keeping its position."""
         self.set_observers(tuple(observer if each is former else each for each in self.all))
 
     def publish(self, event: Event) -> None:
-        """Hand `event` to its subscribers; one that fails does not keep it from the others."""
+        """Deliver `event` to its subscribers; a failing one does not affect the others."""
         if self.gate is not None:
-            # First, because it adds to a model call what quotas count of it, which the ledger
-            # records.
+            # First, because it adds the quota charges to a model call, which the ledger records.
             event = self.gate(event) or event
         for observer, take in self._takers.get(type(event), ()):
             try:
                 take(event)
-            except Exception as error:  # noqa: BLE001, PERF203  foreign code
+            except Exception as error:  # noqa: BLE001, PERF203  third-party code
                 self.report_dropped_event(observer, event, error)
 
     def publish_stop(self, stop: Stop) -> None:
-        """Hand `stop` to every observer, and tell how long each took for it."""
+        """Deliver `stop` to every observer, and publish how long each took."""
         if self.gate is not None:
             self.gate(stop)
-        # Told after all of them, so that the lag of one is not counted as that of the next.
+        # Published after all of them, so that the lag of one does not count as that of the next.
         lags = []
-        # To all, subscribed or not: an observer may hold what only the end lets it write.
+        # To all, subscribed or not: an observer may buffer events until the end.
         for observer in self.all:
             begin = time.perf_counter()
             try:
                 observer(stop)
-            except Exception as error:  # noqa: BLE001  foreign code
+            except Exception as error:  # noqa: BLE001  third-party code
                 self.report_dropped_event(observer, stop, error)
-            # Also of one that failed: the invocation has waited for it all the same.
+            # Also for one that failed: the invocation has waited for it, too.
             lags.append(
                 events.ObserverLag(
                     observer=component_name(observer), seconds=time.perf_counter() - begin
@@ -83,7 +82,7 @@ class EventDispatcher:
             self.publish(lag)
 
     def publish_internal_error(self, component: str) -> None:
-        """Tell every observer that `component` failed."""
+        """Publish that `component` failed."""
         self.publish(events.InternalError(component=component))
 
     def report_dropped_event(self, observer: Observer, event: Event, error: Exception) -> None:
@@ -94,7 +93,7 @@ class EventDispatcher:
 
 
 def subscriptions_of(observer: Observer) -> Mapping[type, Handler]:
-    """Return what takes the facts that an observer names, or all: a mock has any attribute."""
+    """Return an observer's handlers by event type; all types if it does not subscribe."""
     named = getattr(observer, "subscribes_to", None)
     # By type, because a mock has every attribute.
     if isinstance(named, dict):
@@ -105,5 +104,5 @@ def subscriptions_of(observer: Observer) -> Mapping[type, Handler]:
 
 
 def component_name(observer: Observer) -> str:
-    """What a failing observer is called in logs and metrics."""
+    """Return the name of an observer in logs and metrics."""
     return getattr(observer, "component", None) or "observer"

@@ -1,4 +1,4 @@
-"""What is asked before a model call goes out, of those who count for a whole fleet."""
+"""The interface of quotas: what admits a model call for a whole fleet."""
 
 from __future__ import annotations
 
@@ -16,59 +16,58 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A model call that wants to go out."""
+    """A model call that asks for admission."""
 
     invocation: Invocation
     model: str
-    """Model id as the provider knows it, or `unknown`."""
+    """Model ID as the provider knows it, or `unknown`."""
     input: int
-    """Input tokens that it is projected to have."""
+    """Estimated input tokens."""
     output_cap: int | None = None
-    """Most output tokens that the model may answer with, where the request says so."""
+    """Maximum output tokens, if the request sets one."""
     provider: str = "unknown"
-    """Who is asked, such as `bedrock`."""
+    """The provider, such as `bedrock`."""
     terms: PricingTerms = DEFAULT_TERMS
-    """What it asks for that its price depends on."""
+    """The pricing terms of the request."""
     action: Action = "halt"
-    """What the agent's policy does at a limit."""
+    """Action of the agent's policy at a limit."""
     unpriced: Unpriced = "warn"
-    """What it does where a price is unknown."""
+    """Its behavior for calls without a price."""
     attributes: Mapping[str, object] = field(default_factory=dict)
     """Trace attributes of the agent."""
     is_cancelled: Callable[[], bool] = lambda: False
-    """Tells whether the application has cancelled the agent: then nobody waits for the call."""
+    """Returns whether the application has canceled the agent, so that the call need not wait."""
 
 
 class QuotaGate(Protocol):
-    """Admits model calls. Nothing that it does is felt by the agent, except a refusal.
+    """Admits model calls. Its errors never reach the agent, only its refusals do.
 
-    It is told every event, so that it knows what an admitted call took and when an invocation that
-    was broken off is over.
+    It receives every event, so that it knows the usage of an admitted call and the end of an
+    aborted invocation.
     """
 
     @property
     def holds_quotas(self) -> bool:
-        """True while there is a quota that a call may have to ask."""
+        """True while there is a quota that may apply to a call."""
 
     def __call__(self, event: Event) -> Event | None:
-        """Take note of an event, without waiting for anything.
+        """Process an event, without blocking.
 
         Returns:
-            The event as it is to be told: a model call with what quotas count of it. `None` when
-            that failed.
+            The event to publish: a model call with its quota charges. `None` on failure.
         """
 
     async def admit(self, request: Request) -> Verdict | None:
-        """Ask whether the call may go out; `None` when it may.
+        """Return the reason to refuse a call; `None` to admit it.
 
-        A verdict with the action `observe` is only noted: the call goes out all the same.
+        A verdict with the action `observe` is only recorded: the call is sent anyway.
         """
 
     async def settle(self, invocation_id: str) -> None:
-        """The call that was admitted is over, and what it took has been told as an event."""
+        """Finish an admitted call, whose usage was published as an event."""
 
     def after_fork(self) -> None:
-        """Start afresh in a child: its parent's calls go on in the parent."""
+        """Reset in a child process: the parent's calls continue in the parent."""
 
     def close(self) -> None:
-        """Send what is left and let go."""
+        """Send pending settlements and release resources."""
