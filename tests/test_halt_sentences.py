@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SENTENCE = (
     "Agent 'tester' was halted by max_turns: 2 of 2 turns used. The limit is set in "
-    "OTEL_LIMITS_MAX_TURNS. Call the agent again to go on, or raise the limit there."
+    "OTEL_LIMITS_MAX_TURNS. Call the agent again to continue, or raise the limit there."
 )
 
 
@@ -123,8 +123,8 @@ def test_tree_halt_points_to_the_root_agent(
     parent("go")
     assert warnings_logged() == [
         f"Agent {name!r} was halted by tree_max_turns: 2 of 2 turns used. The limit is set in "
-        "OTEL_LIMITS_TREE_MAX_TURNS. The whole tree shares it: call again what began the tree, or "
-        "raise it there."
+        "OTEL_LIMITS_TREE_MAX_TURNS. The whole tree shares this limit: call the root agent again, "
+        "or raise it there."
         for name in ("child", "parent")
     ]
 

@@ -112,7 +112,7 @@ def test_cache_ttl_is_read_from_the_request(
         (
             {"5m", "1h"},
             Usage(input=100_000, cache_write=100_000),
-            "it wrote to caches of 5 minutes and of 1 hour, and nobody says how much",
+            "it wrote to 5-minute and 1-hour caches, in unreported proportions",
         ),
         ({"5m", "1h"}, Usage(input=100_000), Decimal("0.3")),
     ],
@@ -420,7 +420,7 @@ def test_every_vendors_search_is_seen_in_the_request(module: str, config: dict[s
 def test_a_model_of_openrouter_that_searches_has_no_price(model: str, seller: str | None) -> None:
     """It costs a fee for each request or result, which no list has with it."""
     sale = billable_call(model, "litellm", Usage(input=9), None, PricingTerms(seller=seller))
-    assert sale.opens == ("it may have searched the web, and nobody says how often",)
+    assert sale.opens == ("it may have searched the web, an unreported number of times",)
     assert not billable_call(
         "perplexity/sonar", "litellm", Usage(input=9), None, PricingTerms()
     ).opens
@@ -435,7 +435,7 @@ def test_a_search_of_google_leaves_the_price_open(tool: str) -> None:
     model = asked("gemini", gemini_tools=[{tool: {}}])
     assert terms_of(model).searches
     told = cost("gemini-2.5-flash", "gemini", Usage(input=9), terms_of(model))
-    assert told == "it may have searched the web, and nobody says how often"
+    assert told == "it may have searched the web, an unreported number of times"
 
 
 @listed
@@ -651,7 +651,7 @@ def test_pricing_terms_survive_the_ledger() -> None:
 def test_unreadable_pricing_terms_leave_the_price_unknown(basis: str) -> None:
     """It is not taken for nothing."""
     sale = billable_call_in_ledger("m", "openai", Usage(input=1), None, basis)
-    assert Prices({"m": FLAT}).quote(sale).unknown == "what its price depends on cannot be read"
+    assert Prices({"m": FLAT}).quote(sale).unknown == "its pricing inputs cannot be read"
 
 
 def test_why_a_price_is_unknown_is_said_once(

@@ -33,15 +33,15 @@ DONE: Final[Mapping[str, str]] = {
 """The outcome for the agent, by the action that was taken."""
 
 KILLED_NEXT: Final = "Call the agent again when it may go on."
-OBSERVED_NEXT: Final = "It goes on, because the action is observe."
+OBSERVED_NEXT: Final = "Continuing because the action is observe."
 
 NEXT: Final[Mapping[str, str]] = {
-    LOOP_DETECTED_STOP_REASON: "Look at what it repeats before you raise the limit; "
+    LOOP_DETECTED_STOP_REASON: "Check for a real loop before raising the limit; "
     "OTEL_LIMITS_EXEMPT_TOOLS exempts a tool that is meant to poll.",
-    QUOTA_EXCEEDED_STOP_REASON: "Wait until there is room again, or have an operator look at "
-    "`otel-limits quotas`, which can grant more or unblock a key.",
-    QUOTA_UNAVAILABLE_STOP_REASON: "Bring its store back; on_store_error in the policy file says "
-    "what is done without it.",
+    QUOTA_EXCEEDED_STOP_REASON: "Wait for the quota to reset, or ask an operator to raise or "
+    "unblock it with `otel-limits quotas`.",
+    QUOTA_UNAVAILABLE_STOP_REASON: "Restore the quota store; on_store_error in the policy file "
+    "sets the behavior during an outage.",
 }
 """The next step after a halt, by stop reason, if it is not to raise the limit."""
 
@@ -98,5 +98,5 @@ def next_step(breach: Breach) -> str:
     there = " there" if breach.origin else ""
     # The tree is exhausted: the agent would be halted immediately if called again within it.
     if breach.limit.startswith(TREE_PREFIX):
-        return f"The whole tree shares it: call again what began the tree, or raise it{there}."
-    return f"Call the agent again to go on, or raise the limit{there}."
+        return f"The whole tree shares this limit: call the root agent again, or raise it{there}."
+    return f"Call the agent again to continue, or raise the limit{there}."

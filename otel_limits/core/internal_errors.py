@@ -61,7 +61,7 @@ class ErrorReporter:
             return
         self._logged[component] = now
         logger.error(
-            "otel-limits: %s; the agent goes on. Further failures of it are counted in "
+            "otel-limits: %s; the agent is not affected. Further errors are counted in "
             "otel_limits_internal_errors_total and logged at most once a minute.",
             sentence or f"{component} failed with {type(error).__name__} and was skipped",
             # Log the traceback at DEBUG only: in the application's log it looks like a crash of its

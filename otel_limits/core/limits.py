@@ -283,7 +283,7 @@ class Breach:
         used = self.observed - self.reserved  # type: ignore[operator]  # of the same type
         return (
             f"{self.observed} of {self.cap} {self.unit}: {used} used, {self.reserved} reserved by "
-            "model calls under way"
+            "in-flight model calls"
         )
 
     @property

@@ -47,7 +47,7 @@ def reason_text(verdict: Verdict) -> str:
 def wrap_up_note(verdict: Verdict) -> str:
     """Return the note to the model that its next answer is the last."""
     return (
-        f"The budget of this task is spent: {reason_text(verdict)}. You cannot use tools any more. "
+        f"The budget of this task is spent: {reason_text(verdict)}. You can no longer use tools. "
         "Give your final answer now, from what you know already, and say what is missing."
     )
 

@@ -13,7 +13,7 @@ NO_PREMIUM: Final = Decimal(1)
 GLOBAL: Final = "global"
 """Vendors' name for requests without a region, whose prices are in the lists."""
 
-UNTOLD: Final = "the region of its client, which does not tell it"
+UNTOLD: Final = "the region of its client, which is not exposed"
 """A region that determines the price but cannot be read."""
 
 OPENAI: Final = re.compile(r"(?:ft:)?gpt-(?:5\.[4-9]|[6-9]|realtime-2\.1)")

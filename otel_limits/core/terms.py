@@ -55,12 +55,12 @@ class PricingTerms:
 DEFAULT_TERMS: Final = PricingTerms()
 
 PAID_TOOLS: Final = {
-    "file_search": "it may have searched files, and nobody says how often",
-    "code_interpreter": "it may have run code in a container, and nobody says in how many",
-    "shell": "it may have run commands in a container, and nobody says in how many",
-    "code_execution": "it may have run code, and nobody says how often",
-    "collections_search": "it may have searched files, and nobody says how often",
-    "image_generation": "it may have made images, and nobody says what they cost",
+    "file_search": "it may have searched files, an unreported number of times",
+    "code_interpreter": "it may have run code in an unreported number of containers",
+    "shell": "it may have run commands in an unreported number of containers",
+    "code_execution": "it may have run code, an unreported number of times",
+    "collections_search": "it may have searched files, an unreported number of times",
+    "image_generation": "it may have generated images, at an unreported cost",
 }
 """Server-side tools that are billed separately from tokens, by their type in a request, with the
 reason why a price is unknown. Those of OpenAI's Responses API are billed per search, per
@@ -118,17 +118,17 @@ def billable_call(
         if terms.cache_ttls == {ONE_HOUR}:
             usage = replace(usage, cache_write_1h=usage.cache_write)
         elif ONE_HOUR in terms.cache_ttls:
-            opens.append("it wrote to caches of 5 minutes and of 1 hour, and nobody says how much")
+            opens.append("it wrote to 5-minute and 1-hour caches, in unreported proportions")
     # Some vendors charge a different price for cached audio, and usage does not report its amount.
     is_cached = usage.cache_read + usage.cache_write > 0
     if (terms.audio_in and usage.input_audio is None) or (is_cached and usage.input_audio):
-        opens.append("it has audio, and nobody says how much of it was cached or text")
+        opens.append("it has audio, and its cached and text shares are unreported")
     if terms.audio_out and usage.output_audio is None:
-        opens.append("it may have answered with audio, and nobody says how much")
+        opens.append("it may have answered with an unreported amount of audio")
     # LiteLLM's name, for an OpenAI client that calls OpenRouter.
     named = f"openrouter/{model}" if terms.seller == "openrouter" else model
     if usage.web_searches is None and (terms.searches or SEARCH_MODEL.search(named)):
-        opens.append("it may have searched the web, and nobody says how often")
+        opens.append("it may have searched the web, an unreported number of times")
     opens += [why for tool, why in PAID_TOOLS.items() if tool in terms.paid_tools]
     return BillableCall(
         model=model,
@@ -151,7 +151,7 @@ def billable_call_in_ledger(
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        said = {"open": ["what its price depends on cannot be read"]}
+        said = {"open": ["its pricing inputs cannot be read"]}
     parts: dict[str, Any] = {name: said.get(name) for name in BASIS}
     return BillableCall(
         model=model,

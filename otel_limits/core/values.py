@@ -411,7 +411,7 @@ def _date_time(text: object) -> datetime:
 
 
 DATE_TIME: Final = CheckedKind[datetime](
-    phrase="a date and time such as 2026-12-01 or 2026-12-01T06:00+01:00 (UTC unless it says)",
+    phrase="a date and time such as 2026-12-01 or 2026-12-01T06:00+01:00 (UTC by default)",
     check=_date_time,
     parse=str,
 )

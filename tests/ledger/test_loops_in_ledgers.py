@@ -152,8 +152,8 @@ def test_show_opens_with_what_halted_it(
 
 CAP = "by max_turns: 1 of 1 turns used."
 OPERATOR = "Agent 'worker' was killed by an operator."
-GOES_ON = "It goes on, because the action is observe."
-AGAIN = "Call the agent again to go on, or raise the limit."
+GOES_ON = "Continuing because the action is observe."
+AGAIN = "Call the agent again to continue, or raise the limit."
 OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
 
 

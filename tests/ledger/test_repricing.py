@@ -122,7 +122,7 @@ def test_unknowable_price_stays_unpriced(
 
     policy.write_text(PRICE.format(3))
     with sqlite3.connect(recorded.path) as connection:
-        basis = json.dumps({"open": ["it has audio, and nobody says how much of it was text"]})
+        basis = json.dumps({"open": ["it has audio, and its text share is unreported"]})
         connection.execute("UPDATE otel_limits_model_calls SET price_basis = ?", (basis,))
     connection.close()
     assert main(["ledger", "reprice"]) == 0

@@ -109,7 +109,7 @@ def test_a_quota_of_n_model_calls_permits_exactly_n(
         "by calls under way; it begins again in "
     )
     assert "T00:00:00Z. The limit is set in limits.yaml:" in content["text"]
-    assert "Wait until there is room again" in content["text"]
+    assert "Wait for the quota to reset" in content["text"]
 
 
 def test_an_invocation_that_may_not_start_ends_at_once(
