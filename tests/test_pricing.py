@@ -17,7 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.core.catalogue import LIST, UNTOLD, CatalogEntry, bundled_catalog, price_of
+from otel_limits.core.catalogue import (
+    LIST,
+    UNREPORTED_RATES,
+    CatalogEntry,
+    bundled_catalog,
+    price_of,
+)
 from otel_limits.core.policy import Policy
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import Prices
@@ -242,7 +248,7 @@ def test_prices_of_listed_models_equal_the_packages(
         assert price.of(usage) == expected.total_price
     else:
         rates = expected.model_price
-        is_untold = any(getattr(rates, part) for part in UNTOLD)
+        is_untold = any(getattr(rates, part) for part in UNREPORTED_RATES)
         assert rates.input_mtok is None or rates.output_mtok is None or is_untold
 
 

@@ -19,7 +19,7 @@ from otel_limits.bindings.strands.readers import model_id
 from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import PriceOverride, Prices
-from otel_limits.core.regions import UNTOLD
+from otel_limits.core.regions import HIDDEN_REGION
 from otel_limits.core.terms import (
     PAID_TOOLS,
     BillableCall,
@@ -244,7 +244,7 @@ BY_VARIABLES = [
      "eu-west-1"),
     (asked("litellm", model_id="bedrock/eu-west-3/mistral.mistral-large-2402-v1:0"),
      {"AWS_REGION": "us-east-1"}, "eu-west-3"),
-    (asked("litellm", model_id="bedrock/amazon.nova-lite-v1:0"), {}, UNTOLD),
+    (asked("litellm", model_id="bedrock/amazon.nova-lite-v1:0"), {}, HIDDEN_REGION),
     (asked("gemini"), VERTEX, EAST5),
     (asked("gemini"), {"GOOGLE_GENAI_USE_ENTERPRISE": "1", "GOOGLE_CLOUD_LOCATION": EAST5}, EAST5),
     (asked("gemini"), {**VERTEX, "GOOGLE_GENAI_USE_ENTERPRISE": "false"}, None),
@@ -275,8 +275,8 @@ def test_endpoint_variable_sets_the_vendor_where_the_client_reads_it(
     """OpenAI's client, redirected by an environment variable, is not billed by OpenAI."""
     monkeypatch.setenv("OPENAI_BASE_URL", "https://api.x.ai/v1")
     asking = [asked("openai"), asked("openai_responses"), asked("litellm", model_id="openai/m")]
-    assert [terms_of(model).seller for model in asking] == ["x-ai"] * 3
-    assert terms_of(asked("litellm", model_id="groq/m")).seller is None
+    assert [terms_of(model).vendor for model in asking] == ["x-ai"] * 3
+    assert terms_of(asked("litellm", model_id="groq/m")).vendor is None
 
 
 def test_bedrock_region_is_read_from_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ def test_a_client_that_does_not_tell_its_region_leaves_a_price_open() -> None:
     model._custom_client = SimpleNamespace(vertexai=True)
     terms = terms_of(model)
     assert cost("gemini-2.5-flash", "gemini", Usage(input=100_000), terms) == Decimal("0.03")
-    assert "does not tell" in cost("gemini-3.5-flash", "gemini", Usage(input=9), terms)
+    assert "not exposed" in cost("gemini-3.5-flash", "gemini", Usage(input=9), terms)
     model._custom_client.vertexai = False
     assert terms_of(model).region is None
 
@@ -419,11 +419,11 @@ def test_every_vendors_search_is_seen_in_the_request(module: str, config: dict[s
 )
 def test_a_model_of_openrouter_that_searches_has_no_price(model: str, seller: str | None) -> None:
     """It costs a fee for each request or result, which no list has with it."""
-    sale = billable_call(model, "litellm", Usage(input=9), None, PricingTerms(seller=seller))
-    assert sale.opens == ("it may have searched the web, an unreported number of times",)
+    sale = billable_call(model, "litellm", Usage(input=9), None, PricingTerms(vendor=seller))
+    assert sale.unknowns == ("it may have searched the web, an unreported number of times",)
     assert not billable_call(
         "perplexity/sonar", "litellm", Usage(input=9), None, PricingTerms()
-    ).opens
+    ).unknowns
 
 
 GOOGLE_TOOLS = ["google_search", "google_maps", "enterprise_web_search", "googleMaps", "retrieval"]
@@ -555,7 +555,7 @@ def test_model_class_sets_the_vendor(
 )
 def test_endpoint_address_sets_the_vendor(model: Any, seller: str | None) -> None:
     """Clients are pointed at other vendors; a gateway's address says nothing."""
-    assert terms_of(model).seller == seller
+    assert terms_of(model).vendor == seller
 
 
 def test_local_models_are_free() -> None:
@@ -567,7 +567,7 @@ def test_local_models_are_free() -> None:
         for model, provider in (("llama3", "ollama"), ("x", "llamacpp"), ("ollama/x", "litellm"))
     ]
     assert [(each.price, each.source) for each in local] == [(0, "local")] * 3
-    cloud = BillableCall(model="x", provider="ollama", seller="ollama-cloud", usage=usage)
+    cloud = BillableCall(model="x", provider="ollama", vendor="ollama-cloud", usage=usage)
     assert prices.quote(cloud).price is None
     for model, provider in (("gpt-oss:120b-cloud", "ollama"), ("ollama/gemma4:cloud", "litellm")):
         assert prices.quote(BillableCall(model=model, provider=provider, usage=usage)).price is None
@@ -640,7 +640,7 @@ def test_a_price_of_the_policy_holds_at_every_tier() -> None:
 def test_pricing_terms_survive_the_ledger() -> None:
     """Put together from its columns again, a call has the same price, or is as open as before."""
     usage = Usage(input=9, output=3, cache_write=4, cache_write_1h=1, input_audio=2, web_searches=1)
-    terms = PricingTerms(seller="x-ai", tier="flex", audio_out=True)
+    terms = PricingTerms(vendor="x-ai", tier="flex", audio_out=True)
     sale = billable_call("m", "openai", usage, None, terms)
     again = billable_call_in_ledger("m", "openai", sale.usage, sale.tier, sale.basis)
     assert again == sale

@@ -43,7 +43,7 @@ PARTS: Final = {
 }
 """Rates of a price, and their names on the list."""
 
-UNTOLD: Final = (
+UNREPORTED_RATES: Final = (
     "output_reasoning_mtok",
     "output_citation_mtok",
     "output_image_mtok",
@@ -75,7 +75,7 @@ class CatalogEntry(NamedTuple):
     """A model on the list."""
 
     info: ModelInfo
-    seller: str
+    vendor: str
     is_own: bool
     """False if the vendor has no prices of its own for it, so that the maker's are used."""
 
@@ -159,22 +159,20 @@ def bundled_catalog() -> DataSnapshot:
 
 @functools.cache
 def _code_of_list() -> CodeType | None:
-    """Return the code that an import of the list runs; compiled once, since there may be no
-    bytecode file.
-    """
+    """Return the code of the list's module; compiled once, since there may be no bytecode."""
     spec = importlib.util.find_spec(LIST)
     get_code = getattr(spec and spec.loader, "get_code", None)
     code: CodeType | None = get_code(LIST) if get_code is not None else None
     return code
 
 
-def price_of(listed: CatalogEntry, sale: BillableCall, when: datetime) -> Price | None:
+def price_of(listed: CatalogEntry, call: BillableCall, when: datetime) -> Price | None:
     """Return the price of a model at a time and for an input size, if the list has all of it."""
-    prices = _prices_at(listed, sale.tier, when)
+    prices = _prices_at(listed, call.tier, when)
     if prices is None:
         return None
     parts = vars(prices)
-    prompt, usage = sale.usage.input, sale.usage
+    prompt, usage = call.usage.input, call.usage
     rates: dict[str, Any] = {
         name: _tier(parts.get(listed_as), prompt) for name, listed_as in PARTS.items()
     }
@@ -182,9 +180,9 @@ def price_of(listed: CatalogEntry, sale: BillableCall, when: datetime) -> Price 
     silent = (fresh is None and usage.input) or (output is None and usage.output)
     if silent or fresh is output is None:
         return None  # a missing price is not 0
-    if any(parts.get(part) is not None for part in UNTOLD):
+    if any(parts.get(part) is not None for part in UNREPORTED_RATES):
         return None
-    if listed.seller in ONE_PRICE_FOR_ALL:
+    if listed.vendor in ONE_PRICE_FOR_ALL:
         rates["input_audio"] = fresh if rates["input_audio"] is None else rates["input_audio"]
     requests, searches = (
         _tier(parts.get(name), prompt) for name in ("requests_kcount", "web_searches_kcount")
@@ -218,18 +216,18 @@ def _find(model: str, provider: str, fetched: DataSnapshot | None) -> CatalogEnt
     """Return the entry for a model, from the given list or the package's."""
     prices = bundled_catalog() if fetched is None else fetched
     known = {each.id for each in prices.providers}
-    article = listing_of(model, provider, known=provider in known)
-    return None if article is None else _offered(article, prices)
+    listing = listing_of(model, provider, known=provider in known)
+    return None if listing is None else _entry_of(listing, prices)
 
 
-def _offered(article: ModelListing, prices: DataSnapshot) -> CatalogEntry | None:
-    seller, reference = article
+def _entry_of(listing: ModelListing, prices: DataSnapshot) -> CatalogEntry | None:
+    vendor, reference = listing
     try:
-        found, info = prices.find_provider_model(reference, None, seller, None)
+        found, info = prices.find_provider_model(reference, None, vendor, None)
     except LookupError:
         return None
     # A search without a vendor may find a similar name elsewhere: only the named vendor counts.
-    if seller not in (None, found.id):
+    if vendor not in (None, found.id):
         return None
     return CatalogEntry(info, found.id, is_own=any(info is each for each in found.models))
 

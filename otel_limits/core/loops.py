@@ -66,7 +66,7 @@ class LoopState:
     """
 
     __slots__ = (
-        "_blamed",
+        "_culprits",
         "_in_a_row",
         "_last_tool",
         "_matches",
@@ -89,7 +89,7 @@ class LoopState:
         self._window: deque[tuple[str, str]] = deque(maxlen=IDENTICAL_WINDOW)
         self._matches = dict.fromkeys(PERIODS, 0)
         self._seen: OrderedDict[str, None] = OrderedDict()
-        self._blamed: dict[str, tuple[str | None, int]] = {}
+        self._culprits: dict[str, tuple[str | None, int]] = {}
         """By limit: the tool, and the position of its call in the turn."""
 
     def leg(self) -> None:
@@ -110,7 +110,7 @@ class LoopState:
         elif judged or not calls:
             self.no_progress_turns += 1
         last = calls[-1].tool if calls else None
-        self._blamed["max_no_progress_turns"] = (last, max(len(calls) - 1, 0))
+        self._culprits["max_no_progress_turns"] = (last, max(len(calls) - 1, 0))
 
     def culprit_tool(self, limit: str) -> str | None:
         """Return the tool that raised the count of `limit`, if it was a tool.
@@ -118,14 +118,14 @@ class LoopState:
         Args:
             limit: Name of a loop limit, such as `max_identical_tool_calls`.
         """
-        return self._blamed.get(limit, (None, 0))[0]
+        return self._culprits.get(limit, (None, 0))[0]
 
     def position(self, limit: str) -> int:
         """Return the position of that call in the last turn."""
-        return self._blamed.get(limit, (None, 0))[1]
+        return self._culprits.get(limit, (None, 0))[1]
 
     def _judge_calls(self, calls: Sequence[tuple[int, Call]]) -> None:
-        counts = [self._take(call) for _, call in calls]
+        counts = [self._add(call) for _, call in calls]
         in_a_row, identical, cycles = zip(*counts, strict=True)
         self.consecutive_same_tool = self._peak("max_consecutive_same_tool", in_a_row, calls)
         self.identical_tool_calls = self._peak("max_identical_tool_calls", identical, calls)
@@ -135,10 +135,10 @@ class LoopState:
         # The first one that reached the peak: later ones in the turn may be innocent.
         highest = max(counts)
         position, call = calls[counts.index(highest)]
-        self._blamed[limit] = (call.tool, position)
+        self._culprits[limit] = (call.tool, position)
         return highest
 
-    def _take(self, call: Call) -> tuple[int, int, int]:
+    def _add(self, call: Call) -> tuple[int, int, int]:
         """Add one call; return the resulting three counts of tool calls."""
         # Per leg, unlike the window: a person's answer between two calls interrupts a sequence.
         self._in_a_row = self._in_a_row + 1 if call.tool == self._last_tool else 1

@@ -40,7 +40,7 @@ def _place(path: str, line: int) -> str:
     return f"{file_name(path)}:{line}"
 
 
-def caller_location(door: str) -> str:
+def caller_location(entry_point: str) -> str:
     """Return the application's line that called this package, e.g. `app.py:12 (enable)`."""
     import inspect  # only needed for limits that are set in code
 
@@ -49,6 +49,6 @@ def caller_location(door: str) -> str:
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] != PACKAGE:
-            return f"{_place(frame.f_code.co_filename, frame.f_lineno)} ({door})"
+            return f"{_place(frame.f_code.co_filename, frame.f_lineno)} ({entry_point})"
         frame = frame.f_back
-    return door
+    return entry_point

@@ -139,9 +139,7 @@ class Price:
         return self if factor == 1 else replace(self, **changed)
 
     def missing_rate(self, usage: Usage) -> str | None:
-        """Return the reason why a call has no price: a missing rate, or invalid counts; else
-        `None`.
-        """
+        """Return why a call has no price, a missing rate or invalid counts; else `None`."""
         # Overlapping parts leave a negative rest, which would make a call cheaper than free.
         counted = (_fresh(usage), usage.cache_write - (usage.cache_write_1h or 0))
         if min(*counted, usage.output - (usage.output_audio or 0)) < 0:
@@ -179,5 +177,5 @@ class Quote:
     """Why the price is unknown."""
 
 
-OF_NO_CALL: Final = Quote()
+NO_QUOTE: Final = Quote()
 """The quote for a call without tokens, and for all calls if there are no prices."""

@@ -13,7 +13,7 @@ from otel_limits.core.catalogue import MODELS, PACKAGE, Catalogue, installed_ver
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.labels import best_match
 from otel_limits.core.loops import fingerprint
-from otel_limits.core.price import OF_NO_CALL, Price, Quote
+from otel_limits.core.price import NO_QUOTE, Price, Quote
 from otel_limits.core.regions import premium
 from otel_limits.core.terms import AUTOMATIC, STANDARD, BillableCall
 from otel_limits.core.usage import NO_COST, Usage
@@ -48,9 +48,9 @@ MISSING: Final = (
 )
 """The message about a cost limit without any prices."""
 
-NOBODY_SAYS: Final = "no price is known for it"
+NO_PRICE: Final = "no price is known for it"
 NO_TIER: Final = "the service tier is the vendor's choice, and its answer does not name it"
-NO_OFFERS: Final[Mapping[str, PriceOverride]] = MappingProxyType({})
+NO_OVERRIDES: Final[Mapping[str, PriceOverride]] = MappingProxyType({})
 
 
 class Prices:
@@ -64,17 +64,17 @@ class Prices:
         source: `policy`, `genai-prices`, `policy+genai-prices` or `none`.
     """
 
-    def __init__(self, offers: Mapping[str, PriceOverride | Price] = NO_OFFERS) -> None:
+    def __init__(self, overrides: Mapping[str, PriceOverride | Price] = NO_OVERRIDES) -> None:
         """Create the look-up from a policy file's entries; a bare price is for all providers."""
-        self._offers = {
+        self._overrides = {
             glob: PriceOverride(price=each) if isinstance(each, Price) else each
-            for glob, each in offers.items()
+            for glob, each in overrides.items()
         }
-        self._offer = functools.lru_cache(MODELS)(self._find_offer)
+        self._override = functools.lru_cache(MODELS)(self._find_override)
         installed = installed_version()
         self._catalogue = Catalogue(installed) if installed else None
-        named = {POLICY: self._offers, PACKAGE: self._catalogue}
-        self._policy_version = fingerprint(self._offers)[:8] if self._offers else ""
+        named = {POLICY: self._overrides, PACKAGE: self._catalogue}
+        self._policy_version = fingerprint(self._overrides)[:8] if self._overrides else ""
         self.source = "+".join(name for name, prices in named.items() if prices) or "none"
 
     @property
@@ -99,68 +99,68 @@ class Prices:
         """Return the USD of one ordinary call of a model, from any vendor; `None` if unknown."""
         return self.quote(BillableCall(model=model, usage=usage), when).price
 
-    def quote(self, sale: BillableCall, when: datetime | None = None) -> Quote:
+    def quote(self, call: BillableCall, when: datetime | None = None) -> Quote:
         """Return the price of one model call.
 
         Tiered prices depend on the input of a call, so calls are priced one by one.
 
         Args:
-            sale: The call, with all its pricing inputs.
+            call: The call, with all its pricing inputs.
             when: Time of the call, for prices that change; defaults to now. UTC if it has no zone.
 
         Returns:
             The exact amount and its source, or why there is none.
         """
         try:
-            return self._quoted(sale, when)
+            return self._quoted(call, when)
         except Exception as error:  # noqa: BLE001  errors must not reach the agent
             report_suppressed("pricing", error)
-            return Quote(unknown=NOBODY_SAYS)
+            return Quote(unknown=NO_PRICE)
 
-    def _quoted(self, sale: BillableCall, when: datetime | None) -> Quote:
+    def _quoted(self, call: BillableCall, when: datetime | None) -> Quote:
         # The address takes precedence over the class: an OpenAI client may call any server.
-        seller = sale.seller or canonical(sale.provider)
-        offer = self._offer(sale.model, seller, sale.provider)
-        if (offer is not None and offer.price is None) or (
-            offer is None and is_local(sale.model, seller)
+        vendor = call.vendor or canonical(call.provider)
+        override = self._override(call.model, vendor, call.provider)
+        if (override is not None and override.price is None) or (
+            override is None and is_local(call.model, vendor)
         ):
             return Quote(price=NO_COST, source=LOCAL)
         # After local models, which are free in any case, and before any price.
-        if sale.opens:
-            return Quote(unknown="; ".join(sale.opens))
-        if offer is not None and offer.price is not None:
+        if call.unknowns:
+            return Quote(unknown="; ".join(call.unknowns))
+        if override is not None and override.price is not None:
             # For every service tier: the author of the policy file knows the contract.
-            return _quote_of(offer.price, sale, POLICY, self._policy_version)
-        return self._by_list(sale, seller, when or datetime.now(timezone.utc))
+            return _quote_of(override.price, call, POLICY, self._policy_version)
+        return self._by_list(call, vendor, when or datetime.now(timezone.utc))
 
-    def _by_list(self, sale: BillableCall, seller: str, when: datetime) -> Quote:
+    def _by_list(self, call: BillableCall, vendor: str, when: datetime) -> Quote:
         if self._catalogue is None:
-            return Quote(unknown=NOBODY_SAYS) if self._offers else OF_NO_CALL
+            return Quote(unknown=NO_PRICE) if self._overrides else NO_QUOTE
         # The answer did not contain the tier, and tiers differ by a factor of 2 and more.
-        if sale.tier == AUTOMATIC:
+        if call.tier == AUTOMATIC:
             return Quote(unknown=NO_TIER)
-        listed = self._catalogue.find(sale.model, seller)
-        price = None if listed is None else price_of(listed, sale, when)
+        listed = self._catalogue.find(call.model, vendor)
+        price = None if listed is None else price_of(listed, call, when)
         if listed is None or price is None:
-            at = "" if sale.tier == STANDARD else f" at the service tier {sale.tier}"
-            return Quote(unknown=NOBODY_SAYS + at)
+            at = "" if call.tier == STANDARD else f" at the service tier {call.tier}"
+            return Quote(unknown=NO_PRICE + at)
         # Last, because the premium applies on top of any tier.
-        more = premium(listed.seller, listed.info.id, sale.region)
+        more = premium(listed.vendor, listed.info.id, call.region)
         if more is None:
-            return Quote(unknown=f"{NOBODY_SAYS} in {sale.region}")
-        return _quote_of(price.times(more), sale, PACKAGE, self._catalogue.version)
+            return Quote(unknown=f"{NO_PRICE} in {call.region}")
+        return _quote_of(price.times(more), call, PACKAGE, self._catalogue.version)
 
-    def _find_offer(self, model: str, seller: str, provider: str) -> PriceOverride | None:
-        named = (provider, seller, vendor_of(model, seller), vendor_by_id(model))
+    def _find_override(self, model: str, vendor: str, provider: str) -> PriceOverride | None:
+        named = (provider, vendor, vendor_of(model, vendor), vendor_by_id(model))
         names = tuple(filter(None, named))
-        held = [glob for glob, each in self._offers.items() if each.holds_for(*names)]
+        held = [glob for glob, each in self._overrides.items() if each.holds_for(*names)]
         glob = best_match(held, model)
-        return None if glob is None else self._offers[glob]
+        return None if glob is None else self._overrides[glob]
 
 
-def _quote_of(price: Price, sale: BillableCall, source: str, version: str) -> Quote:
-    amount = price.of(sale.usage)
+def _quote_of(price: Price, call: BillableCall, source: str, version: str) -> Quote:
+    amount = price.of(call.usage)
     if amount is None:
-        return Quote(unknown=price.at(sale.usage.input).missing_rate(sale.usage))
-    saved = price.saved_by_cache(sale.usage)
+        return Quote(unknown=price.at(call.usage.input).missing_rate(call.usage))
+    saved = price.saved_by_cache(call.usage)
     return Quote(price=amount, source=source, version=version, cache_saved=saved)

@@ -13,7 +13,7 @@ NO_PREMIUM: Final = Decimal(1)
 GLOBAL: Final = "global"
 """Vendors' name for requests without a region, whose prices are in the lists."""
 
-UNTOLD: Final = "the region of its client, which is not exposed"
+HIDDEN_REGION: Final = "the region of its client, which is not exposed"
 """A region that determines the price but cannot be read."""
 
 OPENAI: Final = re.compile(r"(?:ft:)?gpt-(?:5\.[4-9]|[6-9]|realtime-2\.1)")
@@ -39,25 +39,25 @@ AMERICAN: Final = re.compile(r"us-(?:east|west)-\d")
 more, with no common factor: https://aws.amazon.com/bedrock/pricing."""
 
 
-def premium(seller: str, model: str, region: str | None) -> Decimal | None:
+def premium(vendor: str, model: str, region: str | None) -> Decimal | None:
     """Return the factor on list prices; `None` if unknown.
 
     Args:
-        seller: The vendor, as named on the list.
+        vendor: The vendor, as named on the list.
         model: The vendor's model ID.
         region: The requested region, if any.
     """
     if region is None:
         return NO_PREMIUM
-    if seller == "openai":
+    if vendor == "openai":
         return PREMIUM if OPENAI.match(model) else NO_PREMIUM
-    if seller == "anthropic":
+    if vendor == "anthropic":
         # Models before Opus 4.6 reject a region:
         # https://platform.claude.com/docs/en/manage-claude/data-residency.
         return PREMIUM
-    if seller == "aws":
+    if vendor == "aws":
         return _of_amazon(model, region)
-    if seller == "google" and model.startswith(("claude-", "gemini-")):
+    if vendor == "google" and model.startswith(("claude-", "gemini-")):
         return _of_google(model, region)
     return NO_PREMIUM
 
@@ -70,4 +70,4 @@ def _of_amazon(model: str, region: str) -> Decimal | None:
 def _of_google(model: str, region: str) -> Decimal | None:
     if GOOGLE_SAME.match(model):
         return NO_PREMIUM
-    return PREMIUM if GOOGLE_MORE.match(model) and region != UNTOLD else None
+    return PREMIUM if GOOGLE_MORE.match(model) and region != HIDDEN_REGION else None

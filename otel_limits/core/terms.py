@@ -36,7 +36,7 @@ is standard unless the project is configured otherwise."""
 class PricingTerms:
     """The terms that a request asks for; defaults are the vendor's."""
 
-    seller: str | None = None
+    vendor: str | None = None
     """The vendor, if the address of the request identifies it."""
     tier: str = STANDARD
     region: str | None = None
@@ -85,11 +85,11 @@ class BillableCall:
     """The provider, as named by the framework's module or by the conventions."""
     usage: Usage
     tier: str = STANDARD
-    seller: str | None = None
+    vendor: str | None = None
     """The vendor, if the address identifies one other than `provider`."""
     region: str | None = None
     """The region, if it may affect the price."""
-    opens: tuple[str, ...] = ()
+    unknowns: tuple[str, ...] = ()
     """Why the price cannot be known: the request allows several, and the answer does not tell them
     apart."""
 
@@ -97,7 +97,12 @@ class BillableCall:
     def basis(self) -> str | None:
         """The pricing inputs without a ledger column, as JSON; `None` if there are none."""
         parts = {name: getattr(self.usage, name) or None for name in BASIS}
-        said = {**parts, "seller": self.seller, "region": self.region, "open": self.opens or None}
+        said = {
+            **parts,
+            "vendor": self.vendor,
+            "region": self.region,
+            "open": self.unknowns or None,
+        }
         known = {name: value for name, value in said.items() if value is not None}
         return json.dumps(known) if known else None
 
@@ -126,7 +131,7 @@ def billable_call(
     if terms.audio_out and usage.output_audio is None:
         opens.append("it may have answered with an unreported amount of audio")
     # LiteLLM's name, for an OpenAI client that calls OpenRouter.
-    named = f"openrouter/{model}" if terms.seller == "openrouter" else model
+    named = f"openrouter/{model}" if terms.vendor == "openrouter" else model
     if usage.web_searches is None and (terms.searches or SEARCH_MODEL.search(named)):
         opens.append("it may have searched the web, an unreported number of times")
     opens += [why for tool, why in PAID_TOOLS.items() if tool in terms.paid_tools]
@@ -135,9 +140,9 @@ def billable_call(
         provider=provider,
         usage=usage,
         tier=tier,
-        seller=terms.seller,
+        vendor=terms.vendor,
         region=terms.region,
-        opens=tuple(opens),
+        unknowns=tuple(opens),
     )
 
 
@@ -158,9 +163,9 @@ def billable_call_in_ledger(
         provider=provider,
         usage=replace(usage, **parts),
         tier=named_tier(tier or STANDARD),
-        seller=said.get("seller"),
+        vendor=said.get("vendor"),
         region=said.get("region"),
-        opens=tuple(said.get("open", ())),
+        unknowns=tuple(said.get("open", ())),
     )
 
 

@@ -30,7 +30,7 @@ LOCAL: Final = "local"
 OFFLOADED: Final = "cloud"
 """End of the tags of Ollama's cloud models, such as `:120b-cloud`: https://docs.ollama.com/cloud."""
 
-SELLERS: Final[Mapping[str, str]] = {
+VENDORS: Final[Mapping[str, str]] = {
     # in the conventions, and before version 1.37
     "aws.bedrock": "aws",
     "aws_bedrock": "aws",
@@ -123,7 +123,7 @@ ADDRESSES: Final = 64
 class ModelListing(NamedTuple):
     """A model on the price list; without a vendor, any that has this name."""
 
-    seller: str | None
+    vendor: str | None
     reference: str
 
 
@@ -143,7 +143,7 @@ def vendor_at(address: str) -> str | None:
 def canonical(provider: str) -> str:
     """Return a vendor's name on the price list, from any of its names."""
     # In its own case first: model classes, such as MLXModel, contain capitals.
-    return SELLERS.get(provider, SELLERS.get(provider.lower(), provider))
+    return VENDORS.get(provider, VENDORS.get(provider.lower(), provider))
 
 
 def vendor_of(model: str, provider: str) -> str:
@@ -192,21 +192,21 @@ def listing_of(model: str, provider: str, *, known: bool) -> ModelListing | None
     """
     # Names that belong to one vendor take precedence, because gateways pass them on unchanged.
     if found := BEDROCK_ARN.fullmatch(model):
-        article = ModelListing("aws", found[1])
+        listing = ModelListing("aws", found[1])
     elif found := RESOURCE.fullmatch(model):
-        article = ModelListing("google", found[1])
+        listing = ModelListing("google", found[1])
     # The name of a gateway does not identify the vendor.
     elif known and provider not in GATEWAYS:
-        article = ModelListing(provider, _without_own_prefix(model, provider))
+        listing = ModelListing(provider, _without_own_prefix(model, provider))
     else:
-        article = _by_name(model, provider if known and provider != "litellm" else None)
+        listing = _by_name(model, provider if known and provider != "litellm" else None)
     # An operator's alias or private endpoint is on no list.
-    is_listed = provider not in WITHOUT_LIST and article.seller not in WITHOUT_LIST
-    return article if is_listed and not article.reference.startswith(ARN) else None
+    is_listed = provider not in WITHOUT_LIST and listing.vendor not in WITHOUT_LIST
+    return listing if is_listed and not listing.reference.startswith(ARN) else None
 
 
-def _by_name(model: str, seller: str | None) -> ModelListing:
-    """Return the vendor of a model by its name; `seller` is that of a bare name."""
+def _by_name(model: str, vendor: str | None) -> ModelListing:
+    """Return the vendor of a model by its name; `vendor` is that of a bare name."""
     prefix, slash, rest = model.partition("/")
     # Before the slash: IDs such as `us.anthropic.claude…` are Bedrock's, through any gateway.
     if BEDROCK.match(model):
@@ -218,17 +218,17 @@ def _by_name(model: str, seller: str | None) -> ModelListing:
         named = canonical(prefix)
         return ModelListing(named, _bare_id(rest, named))
     # A tag, as in `deepseek-r1:8b`, means a local server.
-    return ModelListing(LOCAL if ":" in model and not model.startswith(ARN) else seller, model)
+    return ModelListing(LOCAL if ":" in model and not model.startswith(ARN) else vendor, model)
 
 
-def _without_own_prefix(model: str, seller: str) -> str:
+def _without_own_prefix(model: str, vendor: str) -> str:
     prefix, slash, rest = model.partition("/")
-    return _bare_id(rest if slash and canonical(prefix) == seller else model, seller)
+    return _bare_id(rest if slash and canonical(prefix) == vendor else model, vendor)
 
 
-def _bare_id(reference: str, seller: str) -> str:
+def _bare_id(reference: str, vendor: str) -> str:
     """Remove LiteLLM's infix between vendor and model, such as `converse/` or a region."""
-    if seller == "aws":
+    if vendor == "aws":
         return reference.rpartition("/")[2]
     found = RESOURCE.fullmatch(reference)
-    return found[1] if found and seller == "google" else reference
+    return found[1] if found and vendor == "google" else reference

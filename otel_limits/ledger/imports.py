@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Final
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.price import OF_NO_CALL
+from otel_limits.core.price import NO_QUOTE
 from otel_limits.core.terms import DEFAULT_TERMS, billable_call
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.otlp import (
@@ -405,7 +405,7 @@ def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
     sale = billable_call(model, provider, usage, tier, DEFAULT_TERMS)
     when = datetime.fromtimestamp(span.end_us / MICROSECONDS, timezone.utc)
     # Without tokens nothing is priced, and no price is missing.
-    quote = prices.quote(sale, when) if usage.total else OF_NO_CALL
+    quote = prices.quote(sale, when) if usage.total else NO_QUOTE
     return {
         **_owner(span, around),
         "at_us": span.end_us,

@@ -110,7 +110,7 @@ class Budget:
 class Budgets:
     """All budgets of one invocation: its own, then the enclosing trees, innermost first."""
 
-    __slots__ = ("all", "has_cost_limit", "own", "passes_unpriced")
+    __slots__ = ("all", "has_cost_limit", "ignores_unpriced", "own")
 
     def __init__(self, own: Budget, trees: tuple[Budget, ...]) -> None:
         """Combine an invocation's own budget with the trees that it shares with others."""
@@ -118,7 +118,7 @@ class Budgets:
         self.all = (own, *trees)
         capped = [each.policy for each in self.all if each.policy.limits.max_cost_usd]
         self.has_cost_limit = bool(capped)
-        self.passes_unpriced = any(policy.unpriced == "warn" for policy in capped)
+        self.ignores_unpriced = any(policy.unpriced == "warn" for policy in capped)
         """True if a cost limit does not cover calls without a known price."""
 
     def __iter__(self) -> Iterator[Budget]:

@@ -265,7 +265,7 @@ class CallTracker:
                 price_basis=billable.basis,
                 unpriced=quote.unknown,
                 cache_saved=quote.cache_saved,
-                cost_is_limited=scope.budgets.passes_unpriced,
+                cost_is_limited=scope.budgets.ignores_unpriced,
                 tier=billable.tier,
                 provider=call.provider,
                 reported=call.record.reported,

@@ -13,7 +13,7 @@ from otel_limits.core.internal_errors import INTERNAL_ERRORS, report_suppressed
 from otel_limits.core.limits import LOOP_DETECTED_STOP_REASON, LOOP_LIMITS, Breach
 from otel_limits.core.loops import LoopState
 from otel_limits.core.policy import KILLED, Policy, Reached, Verdict, verdict_of
-from otel_limits.core.price import OF_NO_CALL, Quote
+from otel_limits.core.price import NO_QUOTE, Quote
 from otel_limits.runs.budget import Budget, Budgets
 from otel_limits.runs.deadlines import Deadlines
 from otel_limits.runs.dispatcher import EventDispatcher
@@ -71,12 +71,12 @@ class Services:
     def quote(self, call: BillableCall) -> Quote:
         """Return the price of a model call and its source; none for a call without tokens."""
         if self.prices is None or not call.usage.total:
-            return OF_NO_CALL
+            return NO_QUOTE
         try:
             return self.prices.quote(call)
         except Exception as error:  # noqa: BLE001  errors must not reach the agent
             report_suppressed("prices", error)
-            return OF_NO_CALL
+            return NO_QUOTE
 
 
 class Scope:

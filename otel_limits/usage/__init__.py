@@ -1,1 +1,1 @@
-"""What vendors mean by their usage, and what stands in its place where they tell none."""
+"""Usage normalization for all vendors, and estimates for unreported usage."""

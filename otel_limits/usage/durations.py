@@ -1,4 +1,4 @@
-"""Reads the duration of audio and video from the header of its container."""
+"""Reads the duration of audio and video from the container header."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ from collections.abc import Callable
 from typing import Final
 
 HEADER: Final = 1 << 20
-"""Bytes at the beginning and at the end in which a header is looked for."""
+"""Bytes at the start and at the end that are searched for a header."""
 
 MP3_RATES: Final = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-"""Kilobits a second of MPEG 1, layer 3."""
+"""Kilobits per second of MPEG 1, layer 3."""
 MP3_LOW_RATES: Final = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
-"""Those of MPEG 2 and 2.5."""
+"""The same for MPEG 2 and 2.5."""
 MP3_HEADS: Final = {
     **dict.fromkeys((b"\xff\xfa", b"\xff\xfb"), MP3_RATES),
     **dict.fromkeys((b"\xff\xf2", b"\xff\xf3", b"\xff\xe2", b"\xff\xe3"), MP3_LOW_RATES),
 }
 DOUBLE: Final = 0x88
-"""Length of a Matroska number of 8 bytes; others have 4."""
+"""Length of an 8-byte Matroska number; others have 4."""
 OPUS_RATE: Final = 48_000
 NANOSECONDS: Final = 1_000_000_000
 
 
 def seconds_of(data: bytes) -> float | None:
-    """Return the duration in seconds, or `None` for what cannot be read.
+    """Return the duration in seconds, or `None` if it cannot be read.
 
-    WAV, FLAC, MP3 of a constant bit rate, Ogg (Opus and Vorbis), MP4 and its kin, Matroska and
-    WebM.
+    Supports WAV, FLAC, MP3 with a constant bit rate, Ogg (Opus and Vorbis), MP4, Matroska and WebM.
     """
     try:
         read = next((read for at, mark, read in CONTAINERS if data.startswith(mark, at)), None)
         found = None if read is None else read(data)
-    # Anything can be called a video: what cannot be read is estimated as a minute.
+    # Unreadable media are estimated as one minute.
     except (IndexError, struct.error, ZeroDivisionError):
         return None
     return found if found is not None and 0 < found < float("inf") else None
@@ -45,13 +44,13 @@ def _wav(data: bytes) -> float | None:
         return None
     (rate,) = struct.unpack_from("<I", data, at + 16)
     (size,) = struct.unpack_from("<I", data, begin + 4)
-    # The header of a stream says the greatest number there is, so that the bytes decide.
+    # The header of a stream contains the maximum value, so use the number of bytes.
     return float(min(size, len(data) - begin - 8) / rate)
 
 
 def _ogg(data: bytes) -> float | None:
-    """Read which sample the last page ends with: RFC 3533, 6."""
-    # The last page: its position is the number of samples until then.
+    """Read the position of the last page: RFC 3533, 6."""
+    # The position of the last page is the number of samples.
     last = data.rfind(b"OggS")
     (samples,) = struct.unpack_from("<Q", data, last + 6)
     if b"OpusHead" in data[:HEADER]:
@@ -67,7 +66,7 @@ def _mp4(data: bytes) -> float | None:
         at = data.rfind(b"mvhd", max(0, len(data) - HEADER))
     if at < 0:
         return None
-    # Version 1 has times of 8 bytes, which moves all that follows.
+    # Version 1 has 8-byte times, which shifts everything after them.
     layout, offset = (">IQ", 24) if data[at + 4] == 1 else (">II", 16)
     scale, duration = struct.unpack_from(layout, data, at + offset)
     return float(duration / scale)
@@ -81,7 +80,7 @@ def _matroska(data: bytes) -> float | None:
     (duration,) = struct.unpack_from(">d" if data[at + 2] == DOUBLE else ">f", data, at + 3)
     begin = data.find(b"\x2a\xd7\xb1", 0, HEADER)
     size = data[begin + 3] & 0x0F if begin >= 0 else 0
-    # Without a scale it is a million nanoseconds, as the standard has it.
+    # The default scale in the standard is one million nanoseconds.
     scale = int.from_bytes(data[begin + 4 : begin + 4 + size], "big") if begin >= 0 else 1_000_000
     return float(duration * scale / NANOSECONDS)
 
@@ -93,7 +92,7 @@ def _flac(data: bytes) -> float | None:
 
 
 def _mp3(data: bytes) -> float | None:
-    """Read the bit rate of the first frame, behind what ID3 puts before it."""
+    """Read the bit rate of the first frame, after any ID3 tag."""
     at = 0
     if data[:3] == b"ID3":  # its length is written in 7 bits of each byte
         size = 0
@@ -101,7 +100,7 @@ def _mp3(data: bytes) -> float | None:
             size = size << 7 | byte
         at = 10 + size
     rates = MP3_HEADS.get(data[at : at + 2])
-    # By the length of the file: frames are not counted, so that only a constant rate is exact.
+    # From the file length: frames are not counted, so only a constant bit rate is exact.
     return None if rates is None else (len(data) - at) * 8 / (rates[data[at + 2] >> 4] * 1_000)
 
 
@@ -114,4 +113,4 @@ CONTAINERS: Final[tuple[tuple[int, bytes, Callable[[bytes], float | None]], ...]
     (0, b"ID3", _mp3),
     *((0, head, _mp3) for head in MP3_HEADS),
 )
-"""What stands where in each, and what reads it."""
+"""Offset and signature of each container, with its reader."""

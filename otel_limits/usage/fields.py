@@ -1,4 +1,4 @@
-"""Under which names vendors, their clients and instrumentations report each count of a call."""
+"""Names of each usage count at all vendors, clients and instrumentations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from otel_limits.usage.numbers import token_count
 
 MAX_DEPTH: Final = 4
-"""How deep a count may be nested; the deepest known one is two levels down."""
+"""Maximum nesting of a count; the deepest known one is two levels down."""
 
 SPAN_PREFIXES: Final = (
     "gen_ai.usage.",  # OpenTelemetry semantic conventions for generative AI
@@ -18,24 +18,24 @@ SPAN_PREFIXES: Final = (
     "llm.usage.",  # OpenLLMetry
     "anthropic.usage.",  # the client library of Anthropic
 )
-"""What the names of span attributes begin with; the rest is named as vendors name it."""
+"""Prefixes of span attributes; the rest of the name is the vendor's."""
 
 AS_JSON: Final = (
     "langsmith.metadata.usage_metadata",  # langchain-core, messages/ai.py, UsageMetadata
     "langfuse.observation.usage_details",  # langfuse, _client/attributes.py
 )
-"""Attributes that have counts within one text."""
+"""Attributes that contain counts as JSON text."""
 
 
 REMEMBERED: Final = 256
-"""Names that are remembered as they are looked up."""
+"""Cached names."""
 
 
 def _spelled_alike(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-# Remembered, as a vendor reports the same names in every answer.
+# Cached, because a vendor uses the same names in every answer.
 @functools.lru_cache(REMEMBERED)
 def _outermost(name: str) -> str:
     for prefix in SPAN_PREFIXES:
@@ -59,9 +59,9 @@ TIER: Final = "tier"
 
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     INPUT: (
-        "billed_units.input_tokens",  # Cohere: what is billed, beside what was processed
+        "billed_units.input_tokens",  # Cohere: the billed tokens, next to the processed ones
         "input_tokens",  # Anthropic, OpenAI Responses, Bedrock (inputTokens), the conventions
-        "prompt_tokens",  # OpenAI Chat and all that follow it
+        "prompt_tokens",  # OpenAI Chat and compatible APIs
         "prompt_token_count",  # Gemini
         "prompt_eval_count",  # Ollama
         "num_prompt_tokens",  # LlamaAPI
@@ -92,7 +92,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "cached_content_token_count",
         "prompt_cache_hit_tokens",  # DeepSeek
         "prompt_eval_cached_count",
-        "input_cache_read",  # Langfuse, of what LangChain says
+        "input_cache_read",  # Langfuse, for LangChain
         "cached_tokens",
     ),
     CACHE_WRITE: (
@@ -144,39 +144,39 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     WEB_SEARCHES: ("server_tool_use.web_search_requests",),
     TIER: ("service_tier", "traffic_type", "service_tier.type"),
 }
-"""How each is called; where a response has it under several names, the first one decides."""
+"""The names of each count, by precedence."""
 
 MEANINGS: Final = {
     _spelled_alike(name): (kind, place)
     for kind, names in NAMES.items()
     for place, name in enumerate(names)
 }
-"""What each name says, and at which place it is among the names that say the same."""
+"""The count that each name means, and its precedence."""
 
 GEMINI: Final = _spelled_alike("candidates_token_count")
-"""How Gemini alone calls its output."""
+"""Gemini's own names of its output."""
 
 
 class Fields:
-    """What was reported, under names that are the same in whatever way they are written.
+    """A reported usage, with normalized names.
 
-    `promptTokenCount` is `prompt_token_count`, and nested names are joined by dots. A list of
-    counts by modality or by time to live has those as the last part of its names.
+    `promptTokenCount` becomes `prompt_token_count`, and nested names are joined by dots. For a list
+    of counts by modality or by time to live, those are the last part of the name.
     """
 
     def __init__(self, raw: object) -> None:
-        """Take a dictionary, an object of a client library, or the attributes of a span."""
+        """Read a dictionary, an object of a client library, or the attributes of a span."""
         self._found: dict[str, tuple[int, Any]] = {}
-        """What is readable, with the place of its name."""
+        """Readable values, with the precedence of their names."""
         self._named: set[str] = set()
-        """What has a value, be it readable or not."""
+        """Names with a value, readable or not."""
         self.is_of_gemini = False
-        """True where the output is called as Gemini calls it."""
-        # No recursion: a runaway agent is deep in its own by the time it is answered.
+        """True if the output has one of Gemini's own names."""
+        # No recursion: a runaway agent may already be deep in its own.
         left: list[tuple[str, Any, int]] = [("", raw, 0)]
         while left:
             name, value, depth = left.pop()
-            # Deeper than any known count: what nests itself would never end.
+            # Deeper than any known count: circular data would never end.
             below = _below(value) if depth < MAX_DEPTH else None
             if below is None:
                 if value is not None and name in MEANINGS:
@@ -191,7 +191,7 @@ class Fields:
         self._named.add(kind)
         self.is_of_gemini |= name == GEMINI
         known = self._found.get(kind)
-        # A name further in front decides, wherever it stands in the response.
+        # Precedence is independent of the position in the response.
         if known is not None and known[0] <= place:
             return
         readable = _text(value) if kind == TIER else token_count(value)
@@ -199,17 +199,17 @@ class Fields:
             self._found[kind] = place, readable
 
     def is_named(self, kind: str) -> bool:
-        """Tell whether it has a value under any of its names, be it readable or not."""
+        """Return whether there is a value under any of its names, readable or not."""
         return kind in self._named
 
     def count(self, kind: str) -> int | None:
-        """Return the number of tokens under the first of the names that has a readable one."""
+        """Return the number of tokens under the first name with a readable value."""
         known = self._found.get(kind)
         return None if known is None else known[1]
 
     @property
     def tier(self) -> str | None:
-        """The tier under the first of its names that has some text."""
+        """The service tier under the first of its names that has text."""
         known = self._found.get(TIER)
         return None if known is None else known[1]
 
@@ -219,15 +219,15 @@ def _text(value: object) -> str | None:
 
 
 def is_usage(name: str) -> bool:
-    """Tell whether an attribute of a span says something of usage."""
+    """Return whether a span attribute is about usage."""
     return name.startswith(SPAN_PREFIXES) or name in AS_JSON
 
 
 def as_said(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those attributes of a span that are about usage; what is not is passed over."""
+    """Return the span attributes that are about usage."""
     told = {name: value for name, value in attributes.items() if is_usage(name)}
     for name in AS_JSON:
-        # What the span says by itself wins over what is within one of its texts.
+        # Attributes of the span take precedence over the contents of its texts.
         if name in told:
             told = {**_within(told.pop(name)), **told}
     return told
@@ -236,16 +236,16 @@ def as_said(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def _within(text: object) -> dict[str, Any]:
     try:
         held = json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):  # anybody may write to an attribute
+    except (ValueError, RecursionError):  # attributes may contain anything
         held = None
     return held if isinstance(held, dict) else {}
 
 
 def _below(value: object) -> Iterable[tuple[object, Any]] | None:
-    """Return what a container has, with its names; `None` for what is a value itself."""
-    if type(value) is dict:  # as good as always
+    """Return the named contents of a container; `None` for a plain value."""
+    if type(value) is dict:  # nearly always
         return value.items()
-    # Text is a sequence as well, and its letters are not counts.
+    # Text is a sequence as well, but its characters are not counts.
     if value is None or isinstance(value, (str, bytes, int, float)):
         return None
     if isinstance(value, (list, tuple)):
@@ -255,16 +255,16 @@ def _below(value: object) -> Iterable[tuple[object, Any]] | None:
     own = getattr(value, "__dict__", None)
     if not isinstance(own, dict) or not own:
         return None
-    # What a client library does not know, pydantic keeps beside what it knows.
+    # pydantic keeps unknown fields separately.
     extra = getattr(value, "__pydantic_extra__", None)
     return {**own, **(extra if isinstance(extra, dict) else {})}.items()
 
 
 def _listed(items: Sequence[object]) -> Iterator[tuple[object, Any]]:
-    """Yield the counts of a list, as Bedrock, Gemini and LlamaAPI have them."""
+    """Yield the counts of a list, as in Bedrock, Gemini and LlamaAPI."""
     for item in items:
         by = {_spelled_alike(str(key)): value for key, value in _below(item) or ()}
-        # Bedrock's name, Gemini's and LlamaAPI's, in this order.
+        # The names of Bedrock, Gemini and LlamaAPI, in this order.
         count = by.get("inputtokens", by.get("tokencount", by.get("value")))
         kind = by.get("ttl", by.get("modality", by.get("metric")))
         if kind is not None:

@@ -1,6 +1,6 @@
-"""The one place that says what a call used: raw usage of any vendor in, one kind of record out.
+"""Normalize vendor usage into one record type.
 
-Live streams, spans and imported files all pass it.
+Used for streams, spans and imported files.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from otel_limits.usage.fields import Fields
 from otel_limits.usage.rules import Rule, rule_of_provider, rule_of_span
 
 HOLDERS: Final = ("usage", "usage_metadata", "usageMetadata", "metrics")
-"""Where a response has its usage; Ollama's has it in itself."""
+"""Where a response contains its usage; Ollama's is at the top level."""
 
 
 def record_of_usage(raw: object, provider: str = "unknown") -> UsageRecord:
-    """Read the usage of one response.
+    """Return the usage of one response.
 
     Args:
-        raw: What the vendor or its client says: a dictionary or an object of the client library.
-        provider: The module of the framework that talks to the vendor, such as `bedrock`.
+        raw: The usage as sent: a dictionary, or an object of a client library.
+        provider: The framework's module for the provider, such as `bedrock`.
     """
     return _record(Fields(raw), rule_of_provider(provider))
 
 
 def record_of_response(response: object, provider: str = "unknown") -> UsageRecord:
-    """Read the usage that is within a whole response, of a client library or as JSON."""
+    """Return the usage within a whole response, from a client library or as JSON."""
     for name in HOLDERS:
         held = (
             response.get(name) if isinstance(response, Mapping) else getattr(response, name, None)
@@ -39,34 +39,34 @@ def record_of_response(response: object, provider: str = "unknown") -> UsageReco
 
 
 def record_of_span(attributes: Mapping[str, Any], scope: str = "") -> UsageRecord:
-    """Read the usage that a span has in its attributes.
+    """Return the usage in the attributes of a span.
 
     Args:
-        attributes: Those of the span; what is not about usage is passed over.
-        scope: The instrumentation scope that the span is of.
+        attributes: All attributes of the span.
+        scope: Its instrumentation scope.
     """
     told = fields.as_said(attributes)
     return _record(Fields(told), rule_of_span(scope, told)) if told else NOTHING_REPORTED
 
 
 def completed(record: UsageRecord, input_estimate: int, output_estimate: int) -> Usage:
-    """Put estimates in the place of what the vendor did not say.
+    """Return the usage with estimates for missing parts.
 
-    It is at least what is readable, and at least the vendor's total.
+    It is at least the readable part, and at least the vendor's total.
 
     Args:
-        record: What it said.
-        input_estimate: Tokens that the request has, about.
-        output_estimate: Tokens that were streamed, about.
+        record: The reported usage.
+        input_estimate: Estimated tokens of the request.
+        output_estimate: Estimated tokens streamed so far.
     """
     known = record.usage
     if record.sure == "measured":
         return known
     sent = known.input if record.has_input else max(known.input, input_estimate)
     output = known.output if record.has_output else max(known.output, output_estimate)
-    # What the total has beyond both parts was billed as well.
+    # The rest of the total was billed as well.
     rest = max(0, (record.total or 0) - sent - output)
-    # Nobody knows where the rest belongs: to what is missing, and rather to the longer part.
+    # The rest is assigned to the missing part, or else to the larger one.
     if record.has_input:
         return _changed(known, sent, output + rest)
     return _changed(known, sent + rest, output)
@@ -87,7 +87,7 @@ def _changed(usage: Usage, sent: int, output: int) -> Usage:
 
 
 NEEDED: Final = (fields.INPUT, fields.OUTPUT, fields.TOTAL)
-"""Without any of these, nothing was reported."""
+"""Without any of these, no usage was reported."""
 
 
 def _record(found: Fields, rule: Rule) -> UsageRecord:
@@ -109,7 +109,7 @@ def _record(found: Fields, rule: Rule) -> UsageRecord:
     sent, output, sure = _settled(rule, sent, output, total, outside)
     if output is not None and found.is_of_gemini:  # its total may be of less than its parts
         output = max(output, least)
-    if sent is None or sent < cached:  # only a total can say less than the part that was cached
+    if sent is None or sent < cached:  # only a total can be less than its cached part
         sent, sure = None, "partial"
     return UsageRecord(
         usage=Usage(
@@ -133,13 +133,13 @@ def _record(found: Fields, rule: Rule) -> UsageRecord:
 
 
 def _written(found: Fields) -> int:
-    """Tokens put in a cache: the vendor's sum, or that of its parts where it sends no sum."""
+    """Return the tokens written to a cache: the vendor's sum, or the sum of the parts."""
     by_ttl = [found.count(kind) or 0 for kind in (fields.CACHE_WRITE_5M, fields.CACHE_WRITE_1H)]
     return max(found.count(fields.CACHE_WRITE) or 0, sum(by_ttl))
 
 
 def _written_for_an_hour(found: Fields, written: int) -> int | None:
-    """Those of them that stay for an hour: where only the others are told, the rest."""
+    """Return those written for an hour; if only the others are reported, the rest."""
     told, others = found.count(fields.CACHE_WRITE_1H), found.count(fields.CACHE_WRITE_5M)
     if told is not None or others is None:
         return told
@@ -151,14 +151,14 @@ def _written_for_an_hour(found: Fields, written: int) -> int | None:
 def _with_thoughts(
     found: Fields, output: int | None, thoughts: int | None, total: int | None
 ) -> int | None:
-    """Add what the model thought with, where that is beside the output."""
+    """Add reasoning tokens that are not part of the output."""
     if output is None or not thoughts or not _is_beside(found, thoughts, output, total):
         return output
     return output + thoughts
 
 
 def _is_beside(found: Fields, thoughts: int, output: int, total: int | None) -> bool:
-    """Tell whether reasoning is beside the output: Gemini's, and what is more than the whole."""
+    """Return whether reasoning is reported separately: Gemini's, and more than the whole."""
     return found.is_of_gemini or (total is None and thoughts > output)
 
 
@@ -170,23 +170,24 @@ def _is_outside(
     cached: int,
     thoughts: int,
 ) -> bool:
-    """Tell whether the cached tokens have to be added to the input."""
+    """Return whether cached tokens must be added to the input."""
     if sent is None or not cached:
         return False
-    if cached > sent:  # a part cannot be more than the whole, whatever the rule
+    if cached > sent:  # a part cannot be more than the whole
         return True
     if rule.cached != "by total":
         return rule.cached == "outside"
     if output is None or total is None:
         return False
-    # Whoever leaves cached tokens out of the input may leave reasoning out of the output as well.
+    # A vendor that excludes cached tokens from the input may exclude reasoning from the output,
+    # too.
     return sent + output + cached in (total, total - thoughts)
 
 
 def _settled(
     rule: Rule, sent: int | None, output: int | None, total: int | None, outside: int
 ) -> tuple[int | None, int | None, Sure]:
-    """Let the total decide what it can: a part that is missing, or reasoning that is in no part."""
+    """Use the total to find a missing part, or unassigned reasoning."""
     if total is None:
         return sent, output, "measured" if None not in (sent, output) else "partial"
     if sent is None and output is None:

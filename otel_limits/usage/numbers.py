@@ -1,4 +1,4 @@
-"""Reads a number of tokens, whatever a vendor or a client library puts in its place."""
+"""Parses a number of tokens from any value that vendors and client libraries report."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from otel_limits.core.usage import MAX_TOKENS
 
 
 def token_count(value: object) -> int | None:
-    """Return a number of tokens, or `None` for anything that is none.
+    """Return a number of tokens, or `None` if the value is not one.
 
-    Whole floats and the integers of numpy are numbers. Truth values, text, NaN, infinities, what
-    is negative and what is more than `MAX_TOKENS` are not.
+    Whole floats and numpy integers are numbers. Booleans, text, NaN, infinities, negative numbers
+    and numbers above `MAX_TOKENS` are not.
     """
-    if type(value) is int:  # as good as always
+    if type(value) is int:  # nearly always
         count = value
     elif value is None or isinstance(value, bool):
         return None

@@ -11,27 +11,27 @@ if TYPE_CHECKING:
 
 PAGE: Final = re.compile(rb"/Type\s*/Page(?![a-zA-Z])")
 OBJECTS: Final = re.compile(rb"/Type\s*/ObjStm\b[^>]*>>\s*stream\r?\n")
-"""Where objects are packed together, as PDF 1.5 and later may do: ISO 32000-1, 7.5.7."""
+"""Packed objects, possible since PDF 1.5: ISO 32000-1, 7.5.7."""
 MAX_PACKED: Final = 1 << 20
-"""Bytes of packed objects that are looked at, each time; the rest of a longer one is left out."""
+"""Maximum bytes of packed objects that are searched, each time."""
 MAX_STREAMS: Final = 256
 BYTES_A_PAGE: Final = 50_000
-"""What a page is taken to have where none can be found, such as in an encrypted file."""
+"""Assumed if no page is found, for example in an encrypted file."""
 
 
 def pages_of(data: bytes) -> int:
-    """Return how many pages a PDF has; at least one."""
+    """Return the number of pages of a PDF, at least one."""
     found = len(PAGE.findall(data)) + sum(len(PAGE.findall(each)) for each in _packed(data))
     return found or max(1, len(data) // BYTES_A_PAGE)
 
 
 def _packed(data: bytes) -> Iterator[bytes]:
-    """Yield the objects that are packed, unpacked."""
+    """Yield the packed objects, decompressed."""
     for number, found in enumerate(OBJECTS.finditer(data)):
         if number == MAX_STREAMS:
             return
         try:
             unpack = zlib.decompressobj()
             yield unpack.decompress(data[found.end() : found.end() + MAX_PACKED], MAX_PACKED)
-        except zlib.error:  # packed in another way, or encrypted
+        except zlib.error:  # another compression, or encrypted
             continue

@@ -8,14 +8,14 @@ PNG: Final = b"\x89PNG\r\n\x1a\n"
 GIFS: Final = (b"GIF87a", b"GIF89a")
 JPEG: Final = b"\xff\xd8"
 MARK: Final = 0xFF
-"""What a marker of JPEG begins with, and what fills up before one."""
+"""First byte of a JPEG marker, and the fill byte before one."""
 FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""JPEG's markers of a frame; the others among them are of tables."""
+"""JPEG's frame markers; the others in this range are for tables."""
 WITHOUT_LENGTH: Final = frozenset((0x01, *range(0xD0, 0xDA)))
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
-    """Return width and height in pixels, or `None` for what cannot be read."""
+    """Return width and height in pixels, or `None` if unreadable."""
     size = None
     if data.startswith(PNG):
         size = _big(data[16:20]), _big(data[20:24])
@@ -29,7 +29,7 @@ def size_of(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg(data: bytes) -> tuple[int, int] | None:
-    """Go from segment to segment, to the one of the frame."""
+    """Skip from segment to segment, up to the frame."""
     at = 2
     while at + 9 <= len(data) and data[at] == MARK:
         marker = data[at + 1]
@@ -43,7 +43,7 @@ def _jpeg(data: bytes) -> tuple[int, int] | None:
 
 
 def _webp(data: bytes) -> tuple[int, int] | None:
-    """Read any of its three kinds: https://developers.google.com/speed/webp/docs/riff_container."""
+    """Read any of its three formats: https://developers.google.com/speed/webp/docs/riff_container."""
     kind = data[12:16]
     if kind == b"VP8X":
         return _little(data[24:27]) + 1, _little(data[27:30]) + 1

@@ -1,4 +1,4 @@
-"""Estimates the tokens of a model call by what its span has of prompt and answer."""
+"""Estimates the tokens of a model call from the prompt and the answer in its span."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from otel_limits.usage.media import (
 from otel_limits.usage.text import MESSAGE, tokens_of_text
 
 MAX_DEPTH: Final = 12
-"""How deep contents may be within one another; LangChain's messages are eight deep."""
+"""Maximum nesting of contents; LangChain's messages are eight deep."""
 
 PROMPTS: Final = (
     "gen_ai.input.messages",  # OpenTelemetry semantic conventions for generative AI, since 1.37
-    "gen_ai.prompt",  # OpenLLMetry before that, with numbers behind it; LangSmith
+    "gen_ai.prompt",  # OpenLLMetry before that, followed by numbers; LangSmith
     "llm.input_messages",  # OpenInference
     "llm.prompts",
     "langfuse.observation.input",
     "gcp.vertex.agent.llm_request",  # Google ADK
-    "input.value",  # OpenInference, where it knows no messages
+    "input.value",  # OpenInference, if it has no messages
 )
 ANSWERS: Final = (
     "gen_ai.output.messages",
@@ -38,26 +38,26 @@ ANSWERS: Final = (
     "gcp.vertex.agent.llm_response",
     "output.value",
 )
-"""Attributes of a span, or what their names begin with: the first that it has is read, as others
-have the same in another way."""
+"""Attributes of a span, or prefixes of their names: the first one present is read, because others
+contain the same in another form."""
 SYSTEM: Final = ("gen_ai.system_instructions",)
 TOOLS: Final = ("gen_ai.tool.definitions", "llm.tools", "llm.request.functions")
-"""Those that are asked along with a prompt."""
+"""The tools that are sent along with a prompt."""
 
 IN_EVENTS: Final = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
 CHOICE: Final = "gen_ai.choice"
-"""Events of spans that the conventions had before 1.37: messages of a prompt, and the answer."""
+"""Span events in the conventions before 1.37: messages of a prompt, and the answer."""
 
 PASSED_OVER: Final = frozenset(
     {"finish_reason", "id", "index", "lc", "mime_type", "object", "response_metadata", "role"}
     | {"signature", "tool_call_id", "type", "usage", "usage_metadata"}
 )
-"""What no model is sent, or what costs nothing there, by the last part of a name."""
+"""Contents that are not sent to a model, or not billed, by the last part of the name."""
 
 MIME_TYPES: Final = ("mime_type", "media_type", "mimeType", "mediaType")
 DATA: Final = ("data", "content", "bytes")
-"""How vendors call the kind and the bytes of a medium."""
-# Bounded in every part but the data, so that no text takes long.
+"""Vendors' names for the kind and the bytes of a medium."""
+# Every part but the data is bounded, so that no text takes long.
 DATA_URL: Final = re.compile(
     r"data:([\w.+-]{1,40}/[\w.+-]{1,80})(?:;[\w.=-]{1,80}){0,4};base64,([\w+/=\s-]*)"
 )
@@ -68,12 +68,12 @@ def estimates_of_span(
     events: Iterable[tuple[str, Mapping[str, Any]]],
     model: str,
 ) -> tuple[int, int]:
-    """Tokens of the prompt and of the answer, about; 0 for what the span does not have.
+    """Return the estimated tokens of prompt and answer; 0 if the span does not have them.
 
     Args:
-        attributes: Those of the span.
-        events: Those of the span, each with its name and its attributes.
-        model: Who is asked; images and documents count by its vendor's rule.
+        attributes: The attributes of the span.
+        events: The events of the span, each with its name and its attributes.
+        model: The model, whose vendor determines how images and documents count.
     """
     prompt, answer, told = [], [], dict(attributes)
     for name, of_event in events:
@@ -81,7 +81,7 @@ def estimates_of_span(
             answer.append(of_event)
         elif IN_EVENTS.fullmatch(name):
             prompt.append({"role": "", **of_event})
-        else:  # which have the same names as attributes
+        else:  # named like attributes
             told = {**of_event, **told}
     to = recipient("unknown", model)
     prompt += [_first(told, PROMPTS), _first(told, SYSTEM), _first(told, TOOLS)]
@@ -102,9 +102,9 @@ def _is_of(key: str, name: str) -> bool:
 
 
 def _tokens_of(content: object, to: Recipient) -> int:
-    """Tokens of a list of messages, however they are written down, about."""
+    """Return the estimated tokens of a list of messages, in any format."""
     tokens, texts = 0, []
-    # No recursion: a runaway agent is deep in its own by the time this is asked.
+    # No recursion: a runaway agent may already be deep in its own.
     left = [(content, MAX_DEPTH)]
     while left:
         part, depth = left.pop()
@@ -137,7 +137,7 @@ def _text_of(part: Mapping[str, Any], names: Iterable[str]) -> str:
 
 
 def _parsed(text: str) -> object:
-    """What a text holds as JSON; `None` for one that is only text, such as one that was cut off."""
+    """Return the contents of JSON text; `None` for other text, such as truncated JSON."""
     if not text.startswith(("[", "{")):
         return None
     try:
@@ -148,7 +148,7 @@ def _parsed(text: str) -> object:
 
 
 def _medium(mime: str, data: str, to: Recipient) -> int:
-    """Tokens of a medium that is written in base64."""
+    """Return the tokens of a base64-encoded medium."""
     try:
         raw = base64.b64decode(data)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Estimates how many tokens a text has, without a tokenizer: by its scripts and its words.
+"""Estimates the tokens of a text, without a tokenizer, from its scripts and words.
 
-The weights are fitted to the counts of `o200k_base` over texts of some ninety languages and
-formats. The tokenizers of other vendors make up to 1.6 times as many tokens of the same page.
+The weights are fitted to the counts of `o200k_base` over texts in about ninety languages and
+formats. The tokenizers of other vendors produce up to 1.6 times as many tokens for the same page.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ CLASSES: Final = (
     (0x30, 0x39, "0"),
     (0x41, 0x5A, "A"),
     (0x61, 0x7A, "a"),
-    (0x80, 0xBF, "c"),  # goes on with a character
+    (0x80, 0xBF, "c"),  # continuation byte
     (0xC0, 0xC2, "p"),  # punctuation of Latin-1
-    (0xC3, 0xC3, "l"),  # Latin letters with marks: those of western Europe
-    (0xC4, 0xC5, "m"),  # of the rest of Europe
-    (0xC6, 0xC9, "q"),  # of Vietnam and Africa
+    (0xC3, 0xC3, "l"),  # Latin letters with diacritics: western Europe
+    (0xC4, 0xC5, "m"),  # rest of Europe
+    (0xC6, 0xC9, "q"),  # Vietnam and Africa
     (0xCA, 0xCB, "i"),  # phonetic letters
-    (0xCC, 0xCD, "j"),  # marks on their own
+    (0xCC, 0xCD, "j"),  # combining marks
     (0xCE, 0xCF, "g"),  # Greek
     (0xD0, 0xD1, "r"),  # Cyrillic
-    (0xD2, 0xD3, "t"),  # Cyrillic of Asia
+    (0xD2, 0xD3, "t"),  # Asian Cyrillic
     (0xD4, 0xD5, "y"),  # Armenian
-    (0xD6, 0xD6, "u"),  # marks of Hebrew
+    (0xD6, 0xD6, "u"),  # Hebrew marks
     (0xD7, 0xD7, "h"),  # Hebrew
     (0xD8, 0xD8, "b"),  # Arabic
-    (0xD9, 0xD9, "d"),  # Arabic, and its marks
+    (0xD9, 0xD9, "d"),  # Arabic letters and marks
     (0xDA, 0xDB, "e"),  # letters of Persian, Urdu and others
     (0xDC, 0xDF, "o"),  # Syriac and others
-    (0xE0, 0xFF, "3"),  # begins what `BLOCKS` tell apart
+    (0xE0, 0xFF, "3"),  # first byte of the `BLOCKS`
 )
-"""What a byte of UTF-8 says of the character that it begins; any other one is punctuation."""
+"""The class of a character by its first byte in UTF-8; any other is punctuation."""
 
 BLOCKS: Final = (
     (0x08, 0x09, "a"),  # Devanagari, Bengali
@@ -69,7 +69,7 @@ BLOCKS: Final = (
     (0xF9, 0xFE, "x"),  # variation selectors and other forms
     (0xFF, 0xFF, "y"),  # full and half width
 )
-"""What the upper byte of a unit of UTF-16 says, where that of UTF-8 does not tell scripts apart."""
+"""The class of a character by the upper byte in UTF-16, if UTF-8 does not separate the scripts."""
 
 IN_ASCII: Final[Mapping[bytes, float]] = {
     b"a": 0.19,
@@ -79,7 +79,7 @@ IN_ASCII: Final[Mapping[bytes, float]] = {
     b" ": 0.04,
     b"n": 0.07,
     b"aA": 1.3,  # a word within a name, as inCamelCase
-    b" .": 0.75,  # a space that goes with no word
+    b" .": 0.75,  # a space that belongs to no word
 }
 BEYOND_ASCII: Final[Mapping[bytes, float]] = {
     b"p": 1.6,
@@ -128,36 +128,36 @@ IN_BLOCKS: Final[Mapping[bytes, float]] = {
 }
 SHARED: Final[Mapping[bytes, Mapping[bytes, float]]] = {
     b"\xe0": {
-        b"\xe0\xaa": -0.32,  # Gujarati, beside Gurmukhi
+        b"\xe0\xaa": -0.32,  # Gujarati, shares a class with Gurmukhi
         b"\xe0\xab": -0.32,
-        b"\xe0\xb4": -0.24,  # Malayalam, beside Sinhala
+        b"\xe0\xb4": -0.24,  # Malayalam, shares a class with Sinhala
         b"\xe0\xb5": -0.24,
-        b"\xe0\xba": 1.6,  # Lao, beside Thai
+        b"\xe0\xba": 1.6,  # Lao, shares a class with Thai
         b"\xe0\xbb": 1.6,
     },
-    b"\xe1": {b"\xe1\x83": -0.23},  # Georgian, beside Burmese
-    # Armenian, whose last letters begin as the marks of Hebrew do.
+    b"\xe1": {b"\xe1\x83": -0.23},  # Georgian, shares a class with Burmese
+    # Armenian, whose last letters start with the same byte as Hebrew marks.
     b"\xd5": {b"\xd6" + bytes([last]): -1.2 for last in range(0x80, 0x89)},
 }
-"""What scripts have more or less than those with which they share a class or a block: by a byte of
-UTF-8 that such a text has, and by the first two of each character."""
+"""Corrections for scripts that share a class or a block: by a UTF-8 byte that such a text contains,
+and by the first two bytes of each character."""
 
 OFTEN: Final = b"a"
 OF_OFTEN: Final = 0.2
-"""Of the letter of which languages have most that `o200k_base` knows least: Swahili, Somali, Hausa,
-Tagalog, Finnish. Of ten letters two are one there; in English not even one is."""
+"""Weight of the most frequent letter in languages that `o200k_base` knows least: Swahili, Somali,
+Hausa, Tagalog, Finnish. There, two in ten are a token each; in English less than one."""
 
 WORD: Final = 0.32
 NUMBER: Final = 1.13
 LINES: Final = 1.3
-"""Tokens that a run of letters, of digits, and of line ends adds."""
+"""Tokens added by each run of letters, of digits, and of line breaks."""
 
 RULERS: Final[Mapping[bytes, str]] = {b".": "-=.*_#~", b" ": " "}
-"""What stands in long lines of its own, by its class."""
+"""Characters that form long lines, by class."""
 LONG: Final = 8
 FOUR: Final = 4
 RULER: Final = 0.06
-"""Tokens of four such marks: some seventy of them are one token."""
+"""Tokens of four such characters: about seventy of them are one token."""
 
 
 def _table(letters: Mapping[int, int], default: int) -> bytes:
@@ -175,11 +175,11 @@ RUNS: Final = tuple(
     (letters, _table(dict.fromkeys(letters, ord("a")), ord(" ")), weight)
     for letters, weight in ((b"aA", WORD), (b"0", NUMBER), (b"n", LINES))
 )
-"""Which classes make runs, and a table that makes words of these."""
+"""The classes that form runs, and a table that turns them into words."""
 
 
 def tokens_of_text(text: str) -> int:
-    """Tokens of a text, about; linear in its length, about 1 ms for 100 kB."""
+    """Return the estimated tokens of a text, in linear time: about 1 ms for 100 kB."""
     data = text.encode("utf-8", "surrogatepass")
     classes = data.translate(CLASS_OF)
     tokens = _weighed(classes, IN_ASCII) + OF_OFTEN * data.count(OFTEN)
@@ -197,23 +197,23 @@ def tokens_of_text(text: str) -> int:
 
 
 def _weighed(classes: bytes, weights: Mapping[bytes, float]) -> float:
-    # Most are in no text: to look for a single one takes a tenth of the time of counting it.
+    # Most are in no text, and searching for one takes a tenth of the time of counting it.
     return sum(
         weight * classes.count(each) for each, weight in weights.items() if each[-1:] in classes
     )
 
 
 def as_json(value: object) -> str:
-    """Write a value as tools, arguments and results are sent; bytes are never text."""
+    """Return a value as JSON, as tools, arguments and results are sent; bytes are not text."""
     try:
         return ENCODER.encode(value)
-    except (TypeError, ValueError, RecursionError) as error:  # such as one that contains itself
+    except (TypeError, ValueError, RecursionError) as error:  # such as a circular value
         report_suppressed("usage", error)
         return ""
 
 
 def _as_text(value: object) -> str:
-    """Write what JSON does not know."""
+    """Return the text of a value that JSON does not support."""
     return "" if isinstance(value, (bytes, bytearray, memoryview)) else str(value)
 
 
@@ -221,8 +221,8 @@ ENCODER: Final = json.JSONEncoder(default=_as_text, ensure_ascii=False)
 
 
 def _runs(classes: bytes, letters: bytes, table: bytes) -> int:
-    """How often a run of some classes begins."""
+    """Return how often a run of some classes starts."""
     if not any(each in classes for each in letters):
         return 0
-    # What the first letter of each word is made, nothing else is: faster than any search for it.
+    # Replaces the first letter of each word only, which is faster than any search.
     return classes.translate(table).title().count(b"A")

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.readers import model_id, provider_of
-from otel_limits.core.regions import GLOBAL, UNTOLD
+from otel_limits.core.regions import GLOBAL, HIDDEN_REGION
 from otel_limits.core.vendors import canonical
 
 REGIONS: Final = (
@@ -90,7 +90,7 @@ def _google(model: Any) -> str | None:
     Google's own API has no regions. Vertex AI is global by default.
     """
     if (client := custom_client(model)) is not None:
-        return UNTOLD if getattr(client, "vertexai", False) else None
+        return HIDDEN_REGION if getattr(client, "vertexai", False) else None
     held = getattr(model, "client_args", None)
     told = held if isinstance(held, Mapping) else {}
     is_vertex = told.get("enterprise", told.get("vertexai"))
@@ -115,7 +115,7 @@ def _litellm(name: str) -> Iterator[str | None]:
     elif seller == "aws":
         yield from (found[1] for each in IN_MODEL_ID if (found := each.search(name)))
         yield variable("AWS_REGION_NAME", "AWS_REGION", "AWS_DEFAULT_REGION")
-        yield UNTOLD  # from a profile in a file, which we do not read
+        yield HIDDEN_REGION  # from a profile in a file, which we do not read
 
 
 def variable(*names: str) -> str | None:

@@ -120,7 +120,7 @@ def terms_of(model: Any, content: object = ()) -> PricingTerms:
         points = blocks if "cachePoint" in kinds else ()
         addresses = _addresses(model)
         return PricingTerms(
-            seller=next(filter(None, map(vendor_at, addresses)), None),
+            vendor=next(filter(None, map(vendor_at, addresses)), None),
             tier=_tier(settings),
             region=region_of(model, settings, addresses),
             cache_ttls=frozenset(_ttls(model, settings, points)) or DEFAULT_TERMS.cache_ttls,
