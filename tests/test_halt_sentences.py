@@ -168,4 +168,4 @@ def test_every_reason_names_the_next_step(reason: str) -> None:
     what, *_, then = halt_sentence("tester", reason, "halted", breach).split(". ")
     assert what.startswith("Agent 'tester' was ")
     assert then.endswith(".")
-    assert then.split(" ")[0] in ("Call", "Look", "Wait", "Bring")
+    assert then.split(" ")[0] in ("Call", "Check", "Wait", "Restore")
