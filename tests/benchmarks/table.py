@@ -27,16 +27,20 @@ CHOICES: Final = (
     Choice("strands", "strands", "Strands"),
     Choice("strands_native", "strands", "Strands with its own `limits=`"),
     Choice("strands_limited", "strands", "Strands with otel-limits", CPU_BOUNDS),
-    Choice("strands_traced", "strands", "Strands with an OpenTelemetry SDK provider"),
-    Choice("strands_traced_limited", "strands", "the same with otel-limits"),
-    Choice("strands_traced_recorded", "strands", "the same with otel-limits and its ledger"),
+    Choice("strands_traced", "strands", "Strands with an SDK provider"),
+    Choice("strands_traced_limited", "strands", "Strands with an SDK provider and otel-limits"),
+    Choice(
+        "strands_traced_recorded",
+        "strands",
+        "Strands with an SDK provider, otel-limits and its ledger",
+    ),
     Choice("langchain", "langchain", "LangChain"),
     Choice("langchain_limited", "langchain", "LangChain with `ModelCallLimitMiddleware`"),
-    Choice("strands_served", "strands_served", "Strands with a model server, 250 ms an answer"),
+    Choice("strands_served", "strands_served", "Strands, answers in 250 ms"),
     Choice(
         "strands_served_limited",
         "strands_served",
-        "the same with otel-limits",
+        "Strands with otel-limits, answers in 250 ms",
         dict.fromkeys((2, 8), "wall ≤ 1.01"),
     ),
 )
@@ -65,12 +69,13 @@ def loop_rows(found: Mapping[int, Sequence[Round]]) -> list[Cells]:
 def loop_row(choice: Choice, turns: int, rounds: Sequence[Round]) -> Cells:
     """Compare a loop with its bare loop over the same laps."""
     is_bare = choice.loop == choice.bare
+    wall = shown(ratio(rounds, choice.loop, choice.bare, "wall"), ".3f")
     return (
         choice.title,
         str(turns),
         f"{fastest(rounds, choice.loop) / turns * 1_000:.2f} ms",
         "1" if is_bare else with_error(mean_ratio(rounds, choice.loop, choice.bare, "cpu"), ".3f"),
-        "1" if is_bare else shown(ratio(rounds, choice.loop, choice.bare, "wall"), ".3f"),
+        "" if "served" not in choice.bare else "1" if is_bare else wall,
         choice.bounds.get(turns, ""),
     )
 
