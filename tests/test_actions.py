@@ -66,7 +66,7 @@ def test_a_last_answer_that_asks_for_a_tool_is_a_plain_halt(
 
 
 def test_wrap_up_happens_once_over_all_legs(make_agent: MakeAgent, source: str) -> None:
-    """A hook that resumes for ever does not get a last answer for ever."""
+    """A hook that resumes forever does not get a last answer forever."""
     enable(Limits(max_turns=2), action="wrap_up")
     model = ScriptedModel(itertools.chain([uses("search")] * 2, endless(says("again"))))
     agent = make_agent(model)
@@ -322,7 +322,7 @@ def test_structured_output_is_no_tool_call(make_agent: MakeAgent, source: str) -
 
 
 class Hanging(ScriptedModel):
-    """Streams one chunk and then another one every time it is asked, for ever."""
+    """Streams one chunk and then another one every time it is asked, forever."""
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterable[StreamEvent]:
         """Stream without end."""

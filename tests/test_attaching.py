@@ -69,7 +69,7 @@ def search() -> str:
 
 
 def runaway() -> ScriptedModel:
-    """A model that asks for one more search for ever."""
+    """A model that asks for one more search forever."""
     return ScriptedModel(endless(uses("search")))
 
 
@@ -744,7 +744,7 @@ def test_hooks_are_called_as_without_us(hooks: list[tuple[type, int, str]]) -> N
 def test_a_model_whose_stream_is_its_own_is_counted_by_its_answer(
     make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """Nothing of a class stands in its way out, and limits hold all the same."""
+    """Nothing of a class stands in its way out, and limits hold anyway."""
     enable(Limits(max_turns=2), observers=[events.append])
     model, another = runaway(), runaway()
     model.stream = functools.partial(PLAIN_STREAM, another)  # type: ignore[method-assign]
@@ -909,7 +909,7 @@ async def ends_the_first_leg(context: Any, next_fn: Any) -> Any:
 def test_a_leg_that_follows_one_without_the_loop_is_followed(
     make_agent: MakeAgent, source: str
 ) -> None:
-    """A hook resumes what a middleware answered itself; the halt has its reason all the same."""
+    """A hook resumes what a middleware answered itself; the halt has its reason anyway."""
     enable(Limits(max_turns=2))
     agent = make_agent(ScriptedModel([says("hello"), *[uses("search")] * 20]))
     agent("the first time")

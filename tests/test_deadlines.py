@@ -87,7 +87,7 @@ def in_time(cap: float = CAP_SECONDS, aim: float = AIM_SECONDS) -> Iterator[None
 
 
 def is_valid(messages: Any) -> bool:
-    """Tell whether a provider takes a conversation: turns alternate, and every use has a result."""
+    """Return whether a provider accepts a conversation: roles alternate, each use has a result."""
     roles = [message["role"] for message in messages]
     blocks = [block for message in messages for block in message["content"]]
     asked = [block["toolUse"]["toolUseId"] for block in blocks if "toolUse" in block]
@@ -262,7 +262,7 @@ class Answering(Stuck):
 def test_a_provider_that_does_not_let_itself_be_cancelled(
     make_agent: MakeAgent, model: type[Stuck], sent: int, open_spans: Callable[[], list[str]]
 ) -> None:
-    """It ends all the same, and nothing of it is left to the caller's task."""
+    """It ends anyway, and nothing of it is left to the caller's task."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
 
     async def run() -> tuple[str, int]:
@@ -306,7 +306,7 @@ def test_a_thread_that_blocks_is_left_to_itself(
 
 
 def test_a_synchronous_call_waits_for_the_thread_as_python_does(make_agent: MakeAgent) -> None:
-    """`asyncio.run` joins the threads of its loop; the stop is the time limit's all the same."""
+    """`asyncio.run` joins the threads of its loop; the stop is the time limit's anyway."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
     InThread.release.clear()
     begun = time.monotonic()

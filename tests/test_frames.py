@@ -42,7 +42,7 @@ async def search(query: str = "") -> str:
 
 
 def is_ours(frame: FrameType | None) -> bool:
-    """Tell whether a frame runs code of the package."""
+    """Return whether a frame runs code of the package."""
     return frame is not None and frame.f_code.co_filename.startswith(PACKAGE)
 
 
@@ -84,7 +84,7 @@ AROUND = {"start", "end", "stream"}
 
 
 def is_entrance(frame: FrameType) -> bool:
-    """Tell whether the framework, the SDK or a passage between it and us has called us."""
+    """Return whether the framework, the SDK or a passage between it and us has called us."""
     if not is_ours(frame) or frame.f_code.co_name in PASSAGES | AROUND:
         return False
     caller = frame.f_back

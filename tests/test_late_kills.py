@@ -49,7 +49,7 @@ def test_a_kill_that_counts_is_told(
 def test_a_kill_in_the_hooks_keeps_them_from_resuming(
     make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """An agent that a hook resumes for ever ends: no model is called again."""
+    """An agent that a hook resumes forever ends: no model is called again."""
     enable(Limits(max_turns=50), observers=[events.append])
     agent = make_agent(model := ScriptedModel(endless(says("answer"))))
 

@@ -66,7 +66,7 @@ async def search(query: str = "") -> str:
 
 
 def runaway(name: str, **arguments: Any) -> Agent:
-    """An agent that asks for one more search for ever."""
+    """An agent that asks for one more search forever."""
     arguments.setdefault("model", Pausing(endless(uses("search"))))
     return Agent(**{"tools": [search], "name": name, "callback_handler": None, **arguments})
 

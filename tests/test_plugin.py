@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def runaway() -> ScriptedModel:
-    """A model that asks for one more search for ever."""
+    """A model that asks for one more search forever."""
     return ScriptedModel(endless(uses("search")))
 
 
@@ -212,7 +212,7 @@ async def twice_at_once(context: InvokeModelContext, next_fn: Any) -> Any:
 def test_requests_that_a_middleware_makes_at_once_each_count(
     make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """The one that is not taken was asked for all the same."""
+    """The one that is not taken was asked for anyway."""
     enable(observers=[events.append])
     agent = make_agent(AsManyAsAsked())
     agent.add_middleware(InvokeModelStage, twice_at_once)

@@ -36,7 +36,7 @@ def test_a_classifier_of_risks_that_is_refused_halts(source: str, events: list[E
 
 
 def test_a_judge_of_goals_that_is_refused_halts(source: str, events: list[Event]) -> None:
-    """It would send the agent on for ever."""
+    """It would send the agent on forever."""
     enable(tree=Limits(max_model_calls=4), observers=[events.append])
     judge = ScriptedModel(endless(Answer(tools=(("JudgeOutcome", {"passed": False}),))))
     model = ScriptedModel(endless(says("done")))

@@ -100,7 +100,7 @@ def leave(request: pytest.FixtureRequest) -> Leave:
 
 
 def runaway(make_agent: MakeAgent) -> Agent:
-    """An agent that asks for one more search for ever."""
+    """An agent that asks for one more search forever."""
     return make_agent(PausingModel(endless(uses("search"))), tools=[search])
 
 
