@@ -117,7 +117,7 @@ def test_a_known_price_is_shown(policy: Path) -> None:
 def test_an_unknown_price_is_a_failure(policy: Path) -> None:
     """What that means depends on whether money is limited."""
     finding = only("prices", "no-such-model", POLICY=str(policy))
-    assert (finding.status, "so its cost is not known" in finding.text) == ("FAIL", True)
+    assert (finding.status, "so its cost is unknown" in finding.text) == ("FAIL", True)
     capped = only("prices", "no-such-model", POLICY=str(policy), MAX_COST_USD="1")
     assert "so max_cost_usd does not cover it" in capped.text
 

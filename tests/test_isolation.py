@@ -80,8 +80,8 @@ def test_the_option_with_which_python_ignores_us_is_found(command: str, option: 
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("env -i python app.py", "env -i would take every limit away."),
-        ("env - python app.py", "env -i would take every limit away."),
+        ("env -i python app.py", "env -i would remove all limits."),
+        ("env - python app.py", "env -i would remove all limits."),
         ("env -u PYTHONPATH python app.py", "env would replace PYTHONPATH"),
         ("env --unset=PYTHONPATH python app.py", "env would replace PYTHONPATH"),
         ("env PYTHONPATH=/app nice python app.py", "env would replace PYTHONPATH"),
@@ -113,7 +113,7 @@ def test_the_first_line_of_a_script_is_read(
     Path(script).write_text(f"{first_line}\n{PROGRAM if 'python' in first_line else ''}\n")
     ended = execute(*RUN, "--", script)
     assert (ended.status == 2) is is_refused
-    assert ("would ignore every limit" in ended.log) is is_refused
+    assert ("would ignore all limits" in ended.log) is is_refused
 
 
 def test_a_script_that_names_itself_ends_the_search(script: str) -> None:

@@ -168,7 +168,7 @@ def test_a_command_that_cannot_be_executed_has_the_status_that_shells_give_it(
     program.write_text("")
     ended = execute(*RUN, "--", str(program))
     assert ended.status == 126
-    assert ended.log == f"otel-limits: {program} cannot be started: Permission denied.\n"
+    assert ended.log == f"otel-limits: Cannot start {program}: Permission denied.\n"
 
 
 @pytest.mark.parametrize("option", ["-I", "-E", "-S", "-sE", "-WignoreI -I"])
@@ -176,7 +176,7 @@ def test_a_python_that_would_not_load_us_is_not_started(option: str) -> None:
     """Isolated modes ignore PYTHONPATH: the program would run without limits."""
     ended = execute(*RUN, "--", sys.executable, *option.split(), "-c", "print('ran')")
     assert (ended.status, ended.output) == (2, "")
-    assert "would ignore every limit. Start it without -" in ended.log
+    assert "would ignore all limits. Start it without -" in ended.log
 
 
 @pytest.mark.parametrize(

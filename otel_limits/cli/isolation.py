@@ -1,8 +1,7 @@
-"""Finds out, before a program starts, that its Python would not load otel-limits from outside.
+"""Detects interpreters that would ignore otel-limits, before a program starts.
 
-`otel-limits run` reaches a Python through PYTHONPATH. -E and -I ignore that, -S imports no
-`sitecustomize`, and a PEX starts its Python with -E. Such a command is refused: it would run
-without any limit, and nobody would know.
+`otel-limits run` uses PYTHONPATH. Python ignores it with -E and -I, skips `sitecustomize` with -S,
+and a PEX runs Python with -E. Such commands are rejected, as they would run without limits.
 """
 
 from __future__ import annotations
@@ -42,25 +41,25 @@ PREFIXES: Final = frozenset(
         "xvfb-run",
     ]
 )
-"""Commands that run the command among their arguments."""
+"""Commands that run another command, given as arguments."""
 
 MAX_LAYERS: Final = 10
-"""Programs within programs that are looked through; a script may name itself."""
+"""Maximum nesting of commands; a script may refer to itself."""
 
 
 class _Layer(NamedTuple):
-    """A command, and why a Python that it turns out to be would not load otel-limits."""
+    """A command, and why Python would not load otel-limits there."""
 
     command: Sequence[str]
     problem: str | None = None
 
 
 def isolation_problem(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """Say in a sentence why the limits would not reach a command; `None` where they do.
+    """Return why limits would not apply to a command, or `None` if they would.
 
     Args:
-        command: What is to be started, and its arguments.
-        environ: The environment that it will have.
+        command: The command to start.
+        environ: Its environment.
     """
     layer: _Layer | None = _Layer(command)
     for _ in range(MAX_LAYERS):
@@ -68,7 +67,7 @@ def isolation_problem(command: Sequence[str], environ: Mapping[str, str]) -> str
             return None
         program = PurePath(layer.command[0]).name
         if PYTHON.fullmatch(program):
-            # What was lost on the way here comes first: no option of Python's would bring it back.
+            # A problem of an outer command takes precedence.
             return layer.problem or _python_problem(layer.command, environ)
         layer = _inner(program, layer, environ)
         if layer is not None and layer.command and _is_pex(Path(layer.command[0])):
@@ -77,12 +76,12 @@ def isolation_problem(command: Sequence[str], environ: Mapping[str, str]) -> str
 
 
 def _inner(program: str, layer: _Layer, environ: Mapping[str, str]) -> _Layer | None:
-    """Return what a program runs in its turn, by its arguments or by its first line."""
+    """Return the command that a program runs, from its arguments or its shebang line."""
     if program == "env":
         return _inner_of_env(layer)
     path = environ.get("PATH")
     if program in PREFIXES:
-        # Whatever stands between: none of their options has the name of a program as its value.
+        # Skip options: none of their values is the name of a program.
         rest = iter(range(1, len(layer.command)))
         found = next((at for at in rest if shutil.which(layer.command[at], path=path)), None)
         return None if found is None else _Layer(layer.command[found:], layer.problem)
@@ -96,14 +95,14 @@ def _inner(program: str, layer: _Layer, environ: Mapping[str, str]) -> _Layer | 
 
 
 def _inner_of_env(layer: _Layer) -> _Layer | None:
-    """Read the arguments of `env`, which may take our variables away."""
-    lost = layer.problem
-    # In the order in which `env` reads them, as -S puts further words in its own place.
+    """Parse the arguments of `env`, which may remove our variables."""
+    problem = layer.problem
+    # In order, as -S is replaced by further words.
     words = list(layer.command[1:])
     while words:
         word = words.pop(0)
         if word in ("-i", "-", "--ignore-environment"):
-            lost = "env -i would take every limit away. Start the program without it."
+            problem = "env -i would remove all limits. Start the program without it."
         elif word in ("-u", "--unset", "-C", "--chdir"):
             word += "=" + (words.pop(0) if words else "")
         elif word in ("-S", "--split-string"):
@@ -111,17 +110,17 @@ def _inner_of_env(layer: _Layer) -> _Layer | None:
         elif word.startswith("-S"):
             words = [*word[2:].split(), *words]
         elif not word.startswith("-") and "=" not in word:
-            return _Layer([word, *words], lost)
+            return _Layer([word, *words], problem)
         if re.fullmatch(r"(-u=?|--unset=)?PYTHONPATH(=.*)?", word):
-            lost = (
-                "env would replace PYTHONPATH, and every limit with it. Set PYTHONPATH in front "
-                "of otel-limits instead."
+            problem = (
+                "env would replace PYTHONPATH and so remove all limits. Set PYTHONPATH before "
+                "otel-limits instead."
             )
     return None
 
 
 def _first_line(script: str) -> list[str]:
-    """Return the words of the line with which a script names its interpreter."""
+    """Return the words of a script's shebang line."""
     try:
         with Path(script).open("rb") as file:
             line = file.readline(4096)
@@ -137,8 +136,7 @@ def _python_problem(command: Sequence[str], environ: Mapping[str, str]) -> str |
     options, script = _split(command[1:])
     option = _isolating_option(options)
     if option is not None:
-        # -E and -I only ignore the environment, and a .pth file in the Python itself is none of it.
-        # With -S not even that is read.
+        # -E and -I ignore the environment but load .pth files; -S loads neither.
         if option != "-S" and autoloads([command[0], *options], environ):
             return None
         advice = (
@@ -146,20 +144,20 @@ def _python_problem(command: Sequence[str], environ: Mapping[str, str]) -> str |
             if option == "-S"
             else ", or run `otel-limits autoload install` with that Python once."
         )
-        return f"{command[0]} {option} would ignore every limit. Start it without {option}{advice}"
+        return f"{command[0]} {option} would ignore all limits. Start it without {option}{advice}"
     if script is not None and _is_pex(Path(script)):
         return _pex_problem(script)
     return None
 
 
 def _isolating_option(options: Sequence[str]) -> str | None:
-    """Find the option with which Python would not load us; one without any remedy comes first."""
+    """Return the option that keeps Python from loading otel-limits, most severe first."""
     letters = "".join(_letters(options))
     return next((f"-{letter}" for letter in "SIE" if letter in letters), None)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """Tell the options of the interpreter from the rest; return them and the script, if any."""
+    """Return the options of the interpreter, and the script if there is one."""
     options: list[str] = []
     rest = iter(arguments)
     for argument in rest:
@@ -169,26 +167,28 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], str | None]:
             return options, argument
         elif argument.startswith("--"):
             options.append(argument)
-        # -c and -m end the options: what comes after them is the program's own.
+        # Arguments after -c and -m belong to the program.
         elif (program := re.fullmatch(r"(-[^cmWX]*)[cm].*", argument)) is not None:
             return [*options, program[1]] if len(program[1]) > 1 else options, None
         else:
             options.append(argument)
-            if re.fullmatch(r"-[^WX]*[WX]", argument):  # their value is the next word
+            if re.fullmatch(r"-[^WX]*[WX]", argument):  # the value is the next word
                 options.append(next(rest, ""))
     return options, None
 
 
 def _letters(options: Sequence[str]) -> Iterator[str]:
-    """Letters of the options, without the values of -W and -X."""
+    """Yield the letters of the options, without the values of -W and -X."""
     rest = iter(options)
     for option in rest:
         if option.startswith("--"):
             next(rest, None)
             continue
-        letters, taking, value = re.fullmatch(r"-([^WX]*)([WX]?)(.*)", option, re.DOTALL).groups()  # type: ignore[union-attr]
+        letters, has_value, value = re.fullmatch(
+            r"-([^WX]*)([WX]?)(.*)", option, re.DOTALL
+        ).groups()  # type: ignore[union-attr]
         yield from letters
-        if taking and not value:
+        if has_value and not value:
             next(rest, None)
 
 
@@ -196,14 +196,14 @@ def _letters(options: Sequence[str]) -> Iterator[str]:
 
 
 def _is_pex(path: Path) -> bool:
-    """Tell whether a path is a PEX: a zip file or a directory with PEX-INFO in it.
+    """Return whether a path is a PEX: a zip file or a directory that contains PEX-INFO.
 
     <https://docs.pex-tool.org/>
     """
     if path.is_dir():
         return (path / "PEX-INFO").is_file()
     try:
-        # A script of a PEX has a first line before its zip file, which a zip file may have.
+        # A shebang line may precede the zip data.
         with zipfile.ZipFile(path) as archive:
             return "PEX-INFO" in archive.namelist()
     except (OSError, zipfile.BadZipFile):
@@ -212,7 +212,7 @@ def _is_pex(path: Path) -> bool:
 
 def _pex_problem(path: str) -> str:
     return (
-        f"{path} is a PEX, whose Python ignores its environment's packages, and would ignore every "
-        "limit. Add otel-limits to its requirements and call otel_limits.enable() in its code; "
-        "then start it without otel-limits run."
+        f"{path} is a PEX, which ignores PYTHONPATH and so all limits. Add otel-limits to its "
+        "requirements and call otel_limits.enable() in its code; then start it without "
+        "otel-limits run."
     )

@@ -1,4 +1,4 @@
-"""How the command line shows things: in colour on a terminal, as plain text anywhere else."""
+"""Terminal output: colors and progress bars on a terminal, otherwise plain text."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
     from otel_limits.core.wording import ProgressBar
 
 PLAIN_WIDTH: Final = 100
-"""Columns of tables where there is no terminal."""
+"""Width of tables if there is no terminal."""
 PATIENCE_SECONDS: Final = 1.0
-"""How long work takes before there is a progress bar."""
+"""Delay before a progress bar appears."""
 EVERY: Final = 500
-"""Steps between two looks at the bar."""
+"""Steps between updates of the bar."""
 
 T = TypeVar("T")
 
 
 def console() -> Console:
-    """Make the console for standard output."""
+    """Create the console for standard output."""
     from rich.console import Console, ConsoleDimensions
 
     class Output(Console):
         def on_broken_pipe(self) -> None:
-            # `rich` would exit with 1 here, by which `audit verify` says that something is wrong.
+            # rich would exit with 1, which `audit verify` uses to report a problem.
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     is_terminal = sys.stdout.isatty()
     made = Output(
-        # Without this, FORCE_COLOR would put escape sequences into files.
+        # Otherwise FORCE_COLOR would write escape sequences to files.
         force_terminal=is_terminal,
         width=None if is_terminal else PLAIN_WIDTH,
-        # Names and values of users are shown as they are, whatever brackets or colons they have.
+        # Users' names and values may contain brackets or colons.
         highlight=False,
         markup=False,
         emoji=False,
     )
     if made.is_dumb_terminal:
-        # That of an editor, or of a build, has a size as well; `rich` takes all of them for 80.
+        # rich assumes 80 columns for dumb terminals, e.g. of editors and builds.
         made.size = ConsoleDimensions(*shutil.get_terminal_size())
     return made
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> str:
-    """Lay rows out for a file or a pipe: each column as wide as it needs, nothing cut off."""
+    """Align rows in columns for a file or pipe, without truncation."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[-1:] = [0]  # no spaces at the ends of lines
     return "".join(
@@ -63,36 +63,36 @@ def in_columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 class Bar:
-    """Work that may take long, and a progress bar that says how far it has got."""
+    """Progress shown as a bar."""
 
     def __init__(self, title: str, progress: rich.progress.Progress) -> None:
-        """Begin at nothing of an unknown total."""
+        """Add a task with an unknown total."""
         self._progress = progress
         self._task = progress.add_task(title, total=None)
 
     def through(self, items: Iterable[T], total: int | None = None) -> Iterator[T]:
-        """Pass on `items`, each a step of `total`."""
+        """Yield `items`, each a step of `total`."""
         self._progress.update(self._task, total=total)
         for number, item in enumerate(items):
-            # Not for each step: to write the bar takes longer than most steps do.
+            # Updating the bar takes longer than most steps.
             if number % EVERY == 0:
                 self._progress.update(self._task, completed=number)
             yield item
 
 
 class NoProgress:
-    """Work that nobody watches."""
+    """Progress that is not shown."""
 
     def through(self, items: Iterable[T], total: int | None = None) -> Iterator[T]:  # noqa: ARG002
-        """Pass on `items`."""
+        """Return `items` unchanged."""
         return iter(items)
 
 
 @contextlib.contextmanager
 def working(title: str) -> Iterator[ProgressBar]:
-    """Work on something; a bar appears after a second, and goes away at the end."""
+    """Show a progress bar during work that takes more than a second."""
     if not sys.stderr.isatty():
-        yield NoProgress()  # at once: a script does not wait for the import of what draws bars
+        yield NoProgress()  # without importing rich
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
@@ -105,7 +105,7 @@ def working(title: str) -> Iterator[ProgressBar]:
         console=Console(file=sys.stderr),
         transient=True,
     )
-    # Most answers are there before it, and a bar that flashes tells nobody anything.
+    # Most work is done before; a bar that flashes is useless.
     alarm = threading.Timer(PATIENCE_SECONDS, progress.start)
     alarm.daemon = True
     alarm.start()

@@ -1,1 +1,1 @@
-"""The directory that `otel-limits run` puts first on PYTHONPATH: it holds one file."""
+"""The directory that `otel-limits run` puts first on PYTHONPATH. It contains one module."""

@@ -1,9 +1,8 @@
-"""Switches otel-limits on in every Python that a program under `otel-limits run` consists of.
+"""Enables otel-limits in every Python process of a program under `otel-limits run`.
 
-Python imports it by itself, also in interpreters that the program starts: those are limited too,
-which is wanted. They may be of another version, without otel-limits, or have nothing to do with
-agents. So it only begins to wait for agents, and lets the `sitecustomize` that it hides run as if
-it weren't there. Syntax and imports are those of any Python 3.6.
+Python imports this module at startup, also in child processes. Those may run another Python
+version, without otel-limits or without agents. So it only waits for agents to be imported, and then
+imports the `sitecustomize` that it hides. It must run on Python 3.6.
 """
 
 import atexit
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 STARTUP = os.path.join(os.path.dirname(os.path.dirname(HERE)), "startup")
-"""Where `otel_limits_startup` is, and nothing else."""
+"""Directory that contains only `otel_limits_startup`."""
 
 
 def wait_for_agents() -> None:
-    """Wait, with the help of what may be installed in another environment than this one."""
+    """Wait for agents. otel-limits may be installed in another environment than this one."""
     sys.path.insert(0, STARTUP)
     try:
         import otel_limits_startup
@@ -31,8 +30,7 @@ def wait_for_agents() -> None:
 
 
 def run_hidden() -> None:
-    """Import the `sitecustomize` that stands behind this one; its errors are its own."""
-    # Python finds one `sitecustomize`, so that this one would hide the user's or a distribution's.
+    """Import the `sitecustomize` of the user or distribution, which this one hides."""
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != HERE]
     ours = sys.modules.pop("sitecustomize")
     try:
@@ -45,10 +43,10 @@ def run_hidden() -> None:
 
 
 def prepend_to_path(environ: "MutableMapping[Any, Any]") -> None:
-    """Go back to the front of a path for Python that somebody has put another directory before.
+    """Move our directory to the front of PYTHONPATH.
 
-    Launchers such as opentelemetry-instrument do, and their `sitecustomize` does not run ours.
-    A path that we have been taken from is left as it is: that was meant.
+    Launchers such as opentelemetry-instrument prepend their own, and their `sitecustomize` does not
+    import ours. If our directory was removed from the path, that was intended.
     """
     path = environ.get("PYTHONPATH", "").split(os.pathsep)
     if HERE in path[1:]:
@@ -56,9 +54,9 @@ def prepend_to_path(environ: "MutableMapping[Any, Any]") -> None:
 
 
 def prepend_after_launchers() -> None:
-    """See to it that a launcher, which is a Python that becomes another program, leaves us first.
+    """Keep our directory first when this process replaces itself, as launchers do.
 
-    The functions that it calls for that all end in one of these two.
+    All exec functions call one of these two.
     """
     become, become_with = os.execv, os.execve
 
@@ -75,18 +73,17 @@ def prepend_after_launchers() -> None:
 
 
 def warn_if_unused() -> None:
-    """Say at the exit that there was no agent: whoever started the program expected one."""
+    """Warn at exit if no agent ran, as the user expected one."""
     registry = sys.modules.get("otel_limits.runs.registry")
     has_started = registry is not None and registry.LIVE.has_started
     is_silenced = any(
         os.environ.get(name, "").strip().lower() == "true"
         for name in ("OTEL_LIMITS_QUIET", "OTEL_LIMITS_DISABLED")
     )
-    # Of a process that was forked meanwhile, its children may have called agents.
+    # If this process has forked, its children may have called agents.
     if not (has_started or is_silenced or FORKED) and os.getpid() == HERE_IN:
         sys.stderr.write(
-            "otel-limits: no agent of a followed framework (Strands) was called in this process, "
-            "so that nothing was limited in it.\n"
+            "otel-limits: no Strands agent ran in this process, so no limits were applied.\n"
         )
 
 
@@ -102,5 +99,5 @@ prepend_after_launchers()
 try:
     run_hidden()
 finally:
-    # For the interpreters that this one starts: OpenTelemetry puts itself first again.
+    # For child processes: OpenTelemetry prepends its own directory again.
     prepend_to_path(os.environ)
