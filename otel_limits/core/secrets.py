@@ -72,7 +72,7 @@ def _masked_user(credentials: str, scheme: str) -> str:
 
 
 def _masked_hosts(rest: str) -> str:
-    """Redact everything after the host if it is no port, because an `@` was forgotten."""
+    """Redact everything after the host if it is not a port, because an `@` was forgotten."""
     # Several hosts, as of a replica set or a cluster, are separated by commas.
     hosts = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if all(HOST.fullmatch(host) for host in hosts.split(",")):
