@@ -1,4 +1,4 @@
-"""Reads from the store how every key of every quota stands, for people to see."""
+"""Reads the usage of every quota key from the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyUse:
-    """How one key of a quota stands."""
+    """Usage of one quota key."""
 
     quota: str
     key: str

@@ -78,7 +78,7 @@ class KillListener(StoreThread):
         """Obey kills, and wake who waits, until the connection is lost."""
         with contextlib.suppress(StoreError):
             self._clock_offset = min(self._compare_clocks() for _ in range(COMPARISONS))
-            # Of what was sent before this thread began, everything that is live is unconcerned.
+            # Ignore kills sent before this thread started.
             since = self._began + self._clock_offset
             try:
                 for message in self._messages(since, closing):
@@ -113,7 +113,7 @@ class KillListener(StoreThread):
         return self._store.messages(since, closing)
 
     def _fall_back_to_polling(self, error: SubscribeDeniedError) -> None:
-        """Say once that kills are looked for instead of being heard."""
+        """Log once that kills are polled."""
         self._is_polling = True
         INTERNAL_ERRORS.publish("kill")
         logger.warning(
@@ -124,7 +124,7 @@ class KillListener(StoreThread):
         )
 
     def _apply(self, kill: Kill) -> None:
-        """End what was live when it was sent."""
+        """Kill invocations that started before the kill was sent."""
         # After reconnecting, those of the last hour are heard again.
         if kill.id in self._seen:
             return

@@ -1,8 +1,8 @@
-"""Settles for workers that were killed between the end of a model call and its settlement.
+"""Settles for workers killed between the end of a model call and its settlement.
 
-The ledger keeps with each model call how quotas count it. The store notes which reservations nobody
-settled in time. Whoever has the settlement of such a one in its ledger sends it. It counts once,
-however many send it, because an operation with the same id is done once.
+The ledger records the charges of each model call, and the store notes reservations that expired
+unsettled. Any process that finds such a settlement in its ledger sends it. It counts once, because
+an operation ID is applied once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The public question what is left of a quota; nothing is reserved to answer it."""
+"""Public query of what is left of a quota. Reserves nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def remaining(
     baggage: Mapping[str, str] | None = None,
     attributes: Mapping[str, object] | None = None,
 ) -> Remaining:
-    """Tell what is left of a quota, for the key that such a model call would have.
+    """Return what is left of a quota, for the key of such a model call.
 
     Waits for the store, for `OTEL_LIMITS_QUOTA_STORE_TIMEOUT` at most; in an event loop use
     `remaining_async`.
@@ -61,7 +61,7 @@ async def remaining_async(
     baggage: Mapping[str, str] | None = None,
     attributes: Mapping[str, object] | None = None,
 ) -> Remaining:
-    """Tell what is left of a quota, as `remaining` does, without blocking the event loop."""
+    """Return what is left of a quota without blocking the event loop."""
     question = _question(name, agent, model, baggage, attributes)
     try:
         standing = await question.client.ask(question.look)
@@ -94,7 +94,7 @@ class _Question(NamedTuple):
         )
 
     def unanswered(self) -> QuotaUnavailableError:
-        """Say that nobody knows."""
+        """Return the error for an unavailable store."""
         return QuotaUnavailableError(0, in_unit(self.quota.unit, self.quota.amount))
 
 

@@ -1,8 +1,8 @@
-"""Carries operations to a store: directly in memory, by a background thread over a network.
+"""Executes store operations: inline in memory, or in a worker thread over a network.
 
-The thread sends all that waits as one batch. When the store does not answer, it refuses everything
-at once, keeps the settlements, and checks once a second whether the store is back: an outage costs
-those who wait one timeout, and everybody after them nothing.
+The thread sends queued operations in batches. During an outage it fails operations immediately,
+buffers settlements and checks once a second whether the store has recovered: waiting calls lose one
+timeout, and later calls lose no time.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ Tick: TypeAlias = Callable[[], float | None]
 
 
 class InlineExecutor:
-    """Hands operations to a store in this process.
+    """Applies operations to a store in this process.
 
     Args:
         store: Where they go.
-        free: Wakes who waits for what a settlement gives back.
+        free: Wakes waiters after a settlement.
     """
 
     is_shared = False
@@ -76,13 +76,13 @@ class InlineExecutor:
         """Nothing has to be connected, and nothing is ever lost."""
 
     def send(self, operation: Operation) -> Future[Reply]:
-        """Do it here and now."""
+        """Apply an operation immediately."""
         future: Future[Reply] = Future()
         future.set_result(self._do(operation))
         return future
 
     def after_fork(self) -> None:
-        """Nothing is under way."""
+        """Reset the store."""
         self._store.after_fork()
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class InlineExecutor:
 
 
 class StoreWorker:
-    """Carries operations to a store over a network.
+    """Sends operations to a store from a worker thread.
 
     Args:
         store: Where they go.
@@ -136,15 +136,14 @@ class StoreWorker:
             self._ensure_thread()
 
     def send(self, operation: Operation) -> Future[Reply]:
-        """Queue it, or refuse it at once while the store is lost.
+        """Queue an operation, or fail it immediately during an outage.
 
-        The future fails with `StoreError` when it did not arrive. A settlement that did not arrive
-        is sent again until it does.
+        The future fails with `StoreError` if the operation did not arrive. Settlements are sent
+        again until they arrive.
         """
         future: Future[Reply] = Future()
         with self._wake:
-            # Refused at once: every agent would otherwise wait its timeout for a store that is
-            # known to be gone.
+            # Otherwise every agent would wait its timeout for a store known to be unavailable.
             if self._is_down or self._closing.is_set() or not self._ensure_thread():
                 self._buffer(operation)
                 future.set_exception(StoreOutageError("quota store unavailable"))
@@ -154,7 +153,7 @@ class StoreWorker:
         return future
 
     def _ensure_thread(self) -> bool:
-        """Start the thread if need be; False where the system has none left."""
+        """Start the thread if needed; False if the system has none left."""
         if self._thread is None:
             thread = threading.Thread(target=self._work, name="otel-limits-quotas", daemon=True)
             try:
@@ -166,13 +165,13 @@ class StoreWorker:
         return True
 
     def after_fork(self) -> None:
-        """Start afresh in a child: what the parent has to send, the parent sends."""
+        """Reset inherited state after a fork; the parent sends its own operations."""
         self._store.after_fork()
         self._reset()
         self.start(self._tick)
 
     def close(self) -> None:
-        """Send what is left, within a second, and let go of the store."""
+        """Send pending operations within a second, then close the store."""
         # Or a process that switches quotas on and off would keep every courier until its end.
         atexit.unregister(self.close)
         self._closing.set()
@@ -181,7 +180,7 @@ class StoreWorker:
             thread = self._thread
         if thread is not None:
             thread.join(CLOSE_SECONDS)
-        # Those of refused calls take nothing, so that nobody misses them.
+        # Settlements of refused calls charge nothing.
         lost = sum(
             isinstance(each, Settle) and any(charge.amount for charge in each.charges)
             for each in self._kept.values()
@@ -292,7 +291,7 @@ class StoreWorker:
         return True
 
     def _send_buffered(self) -> bool:
-        """Send the settlements that were kept; True when none is left."""
+        """Send buffered settlements; True if none is left."""
         while True:
             with self._wake:
                 # Looked at and not taken: what is being sent when the connection breaks must not be
@@ -318,11 +317,11 @@ class StoreWorker:
 
 
 def quarantine(operation: Operation, reply: Reply) -> None:
-    """Count an operation that can never be done; sent again it would hold up all the others."""
+    """Report an operation that cannot succeed; retrying it would block the others."""
     what = type(operation).__name__.lower()
     sentence = f"quota operation {what} quarantined: {reply.error}"
     INTERNAL_ERRORS.report("quotas", StoreError(reply.error), sentence)
 
 
 StoreExecutor: TypeAlias = InlineExecutor | StoreWorker
-"""Whoever brings operations to the store."""
+"""Executes operations on the store."""

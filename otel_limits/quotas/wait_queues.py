@@ -1,7 +1,7 @@
-"""Keeps model calls in line for counts that have nothing left: first come, first served.
+"""Queues of model calls waiting for quota: first come, first served.
 
-A call in line holds nothing. Only the first in a line asks again, when it is woken: a thousand that
-wait are a thousand entries in a table here, and nothing at the server.
+A queued call holds no reservation. Only the first of a queue tries again, when woken: a thousand
+waiters are a thousand entries in a table, and no load on the server.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ LOOK_SECONDS: Final = 0.25
 """How often to look whether a call that waits was cancelled."""
 
 QueueKey: TypeAlias = tuple[str, str]
-"""Quota, and id of the key. Without the window: a line goes on into the next one."""
+"""Quota and key ID. Without the window: a queue continues into the next one."""
 
 
 class Waiter:
-    """One call that asks, or waits to ask again.
+    """One call that requests quota, or waits to retry.
 
     Args:
-        number: Who came before has a lower one.
+        number: Earlier calls have lower numbers.
         lines: Where it may have to wait.
-        is_cancelled: Tells whether nobody waits for it any more.
+        is_cancelled: Returns whether the call was cancelled.
     """
 
     def __init__(
         self, number: int, lines: Collection[QueueKey], is_cancelled: Callable[[], bool]
     ) -> None:
-        """Be of the loop that runs here."""
+        """Create a waiter for the running event loop."""
         self.number = number
         self.is_cancelled = is_cancelled
         self.lines = frozenset(lines)
@@ -72,19 +72,19 @@ class Waiter:
 
 
 class WaitQueues:
-    """The lines of a process. Who comes is last in each of its lines, whatever it waits for.
+    """The queues of a process. A new call joins the back of each of its queues.
 
     Args:
         deadlines: The timer of the process.
     """
 
     def __init__(self, deadlines: Deadlines) -> None:
-        """Begin with nobody."""
+        """Create empty queues."""
         self._deadlines = deadlines
         self.reset()
 
     def reset(self) -> None:
-        """Forget everybody, in a child: they wait in its parent."""
+        """Empty all queues, in a child: their calls wait in the parent."""
         # Reentrant, as the garbage collector closes a forgotten coroutine at any moment, which
         # leaves its lines then.
         self._lock = threading.RLock()
@@ -94,7 +94,7 @@ class WaitQueues:
         self.is_closed = False
 
     def join(self, lines: Collection[QueueKey], is_cancelled: Callable[[], bool]) -> Waiter:
-        """Be last in these lines. Whoever finds somebody waiting there waits as well."""
+        """Join the back of each queue; wait if any is non-empty."""
         with self._lock:
             waiter = Waiter(next(self._numbers), lines, is_cancelled)
             taken = (line for line in waiter.lines if self._first(line) is not None)
@@ -105,14 +105,14 @@ class WaitQueues:
             return waiter
 
     def requeue(self, waiter: Waiter, lines: Collection[QueueKey]) -> None:
-        """Wait in these lines, and nowhere else any more."""
+        """Move to these queues, leaving all others."""
         with self._lock:
             former, waiter.lacks = waiter.lacks, frozenset(lines)
             self._wake_first_of(former - waiter.lacks)
             self._look_later()
 
     def leave(self, waiter: Waiter) -> None:
-        """Stand in no line any more; who comes next asks whether something is left for it."""
+        """Leave all queues and wake the next waiter."""
         with self._lock:
             # Those behind it have nothing to gain where others are before them.
             led = [line for line in waiter.lacks if self._first(line) is waiter]
@@ -125,17 +125,17 @@ class WaitQueues:
             self._wake_first_of(led)
 
     def notify_freed(self, line: QueueKey | None) -> None:
-        """Something of a count may have become free, or of any where `line` is `None`."""
+        """Wake the first waiter of a queue, or of every queue if `line` is `None`."""
         with self._lock:
             self._wake_first_of(tuple(self._waiters) if line is None else (line,))
 
     def notify_next(self, waiter: Waiter) -> None:
-        """Something may have changed for whoever is first where `waiter` waits, by the time."""
+        """Wake the first waiter of each queue in which `waiter` waits."""
         with self._lock:
             self._wake_first_of(tuple(waiter.lacks))
 
     def close(self) -> None:
-        """Wake everybody: nothing is to be waited for any more."""
+        """Wake every waiter and stop queueing."""
         with self._lock:
             self.is_closed = True
             timer, self._timer = self._timer, None
@@ -147,7 +147,7 @@ class WaitQueues:
 
     @suppress_errors("quotas")
     def _look(self) -> None:
-        """Wake those that were cancelled: a signal that is set tells nobody."""
+        """Wake cancelled waiters: a cancel signal has no callback."""
         with self._lock:
             self._timer = None
             for waiter in self._sleepers():

@@ -1,4 +1,4 @@
-"""Asks the store for model calls, and waits in line where a quota says so."""
+"""Reserves quota for model calls, and queues them if a quota has on_exceeded: wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORTEST_SECONDS: Final = 0.01
 
 
 class WaitCancelledError(Exception):
-    """While a call waited, quotas were switched off, or the application cancelled the agent."""
+    """Quotas were disabled, or the agent was cancelled, while a call waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class AdmissionAttempt:
 
 
 class AdmissionQueue:
-    """Lets calls ask in turn.
+    """Serializes admission attempts per quota.
 
     Args:
         lines: Those of the process.
@@ -88,7 +88,7 @@ class AdmissionQueue:
         ask: Callable[[Ticket], Awaitable[Reply]],
         publish: Callable[[Event], None],
     ) -> None:
-        """Begin with nobody waiting."""
+        """Create an empty queue."""
         self._lines = lines
         self._client = client
         self._ask = ask
