@@ -132,7 +132,3 @@ def write() -> None:
     tables = {**TABLES, "vendors": vendors_table}
     for page in (README, *PAGES):
         page.write_text(with_tables(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write()
