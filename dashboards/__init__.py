@@ -1,1 +1,1 @@
-"""Dashboards as code: `python -m dashboards.build` writes the JSON that is committed."""
+"""Dashboards as code: `python -m tests.generate dashboards` writes the JSON that is committed."""

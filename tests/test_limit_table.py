@@ -67,7 +67,7 @@ def forgotten(limit: Limit, backtest_help: str) -> Iterator[str]:
         if limit.name not in SCHEMA[section]["properties"]:
             yield (
                 f"{PATH.name}: {section} has no {limit.name} "
-                f"(run python -m otel_limits.settings.policy.schema)"
+                f"(run python -m tests.generate schema)"
             )
     if limit.name not in CASES:
         yield f"tests/test_every_limit.py: there is no case for {limit.name}"

@@ -914,7 +914,7 @@ def accepts(text: str) -> bool:
 
 
 def test_the_shipped_schema_is_the_generated_one() -> None:
-    """To renew it: python -m otel_limits.settings.policy.schema."""
+    """Run `python -m tests.generate schema` when this fails."""
     shipped = resources.files("otel_limits").joinpath("policy.schema.json").read_text("utf-8")
     assert json.loads(shipped) == schema()
     jsonschema.Draft7Validator.check_schema(schema())

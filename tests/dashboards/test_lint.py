@@ -69,7 +69,7 @@ SELECTOR = re.compile(r"(otel_limits_\w+)(?:{([^}]*)})?(?:\[([^\]]+)\])?")
 
 
 def test_committed_dashboards_are_up_to_date(tmp_path: Path) -> None:
-    """Run `python -m dashboards.build` when this fails."""
+    """Run `python -m tests.generate dashboards` when this fails."""
     if sys.version_info < (3, 11):
         pytest.skip("grafana-foundation-sdk needs Python 3.11.")
     command = [sys.executable, "-m", "dashboards.build", str(tmp_path)]

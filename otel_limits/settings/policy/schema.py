@@ -114,7 +114,3 @@ def _reference(name: str) -> dict[str, Any]:
 
 def _described(text: str, rest: Mapping[str, Any]) -> dict[str, Any]:
     return {"description": text, **rest}
-
-
-if __name__ == "__main__":
-    write()
