@@ -13,16 +13,16 @@ from datetime import datetime
 from statistics import median
 from typing import Any, Final
 
-from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer, CellKind, Column, Table
+from otel_limits.audit import parsing
+from otel_limits.audit.answer import Answer, CellKind, Column, Table
 from otel_limits.audit.by_tool import TOOL
-from otel_limits.audit.question import Inquiry, Option, Question
+from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.sums import fold, property_of
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.calendar import PERIODS
+from otel_limits.ledger.options import OF_CALLS
 from otel_limits.ledger.rows import dollars
-from otel_limits.ledger.words import OF_CALLS
 
 OUTSIDE: Final = 3.5
 DEVIATION: Final = 0.6745
@@ -50,7 +50,7 @@ COLUMNS: Final = {"cost": _columns("money"), "tokens": _columns("count"),
                   "turns": _columns("number")}  # fmt: skip
 
 
-def anomalies(inquiry: Inquiry, by: Sequence[str], min_days: int) -> Answer:
+def anomalies(inquiry: AuditQuery, by: Sequence[str], min_days: int) -> Answer:
     """Answer on which days spend or turns were unusual."""
     inquiry.require_known(by)
     dates = [name for name in by if name in PERIODS]
@@ -82,7 +82,7 @@ def anomalies(inquiry: Inquiry, by: Sequence[str], min_days: int) -> Answer:
     return Answer(question="anomalies", title="Anomalies", about=inquiry.about, tables=tables)
 
 
-def _spend(inquiry: Inquiry, by: Sequence[str]) -> tuple[ValuesByGroup, ValuesByGroup]:
+def _spend(inquiry: AuditQuery, by: Sequence[str]) -> tuple[ValuesByGroup, ValuesByGroup]:
     """Add up picodollars by day, or tokens in groups without any price."""
     from otel_limits.ledger import spending
 
@@ -102,7 +102,7 @@ def _spend(inquiry: Inquiry, by: Sequence[str]) -> tuple[ValuesByGroup, ValuesBy
     return cost, tokens
 
 
-def _turns(inquiry: Inquiry, by: Sequence[str]) -> ValuesByGroup:
+def _turns(inquiry: AuditQuery, by: Sequence[str]) -> ValuesByGroup:
     """Return the mean turns of the invocations that started on each day."""
     from otel_limits.ledger.queries import turns_by_day
 
@@ -161,7 +161,7 @@ ANOMALIES: Final = Question(
         Option(
             "--by",
             "NAMES",
-            asking.properties,
+            parsing.properties,
             "properties to group by, e.g. agent, model or tenant.id, separated by commas (default: "
             "agent)",
             default=("agent",),
@@ -169,7 +169,7 @@ ANOMALIES: Final = Question(
         Option(
             "--min-days",
             "N",
-            asking.cap,
+            parsing.cap,
             "minimum days with calls per group (default: 10)",
             default=10,
         ),

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit import parsing
+from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.charts import turns_chart
-from otel_limits.audit.question import AGENT, SELECTION, Inquiry, Option, Question
+from otel_limits.audit.question import AGENT, SELECTION, AuditQuery, Option, Question
 from otel_limits.audit.survival import interval
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.errors import LedgerError
@@ -33,7 +33,7 @@ class CandidateLimit:
 
     total: str
     """The total that it caps, as a column of an invocation."""
-    read: Callable[[str], Any] = asking.cap
+    read: Callable[[str], Any] = parsing.cap
     metavar: str = "N"
     scale: int = 1
     """Units of `total` per unit of the cap."""
@@ -47,7 +47,7 @@ LIMITS: Final[Mapping[str, CandidateLimit]] = {
     "max_input_tokens": CandidateLimit(total="input_tokens"),
     "max_output_tokens": CandidateLimit(total="output_tokens"),
     "max_cost_usd": CandidateLimit(
-        total="price_pico", read=asking.usd, metavar="USD", scale=PICODOLLARS
+        total="price_pico", read=parsing.usd, metavar="USD", scale=PICODOLLARS
     ),
 }
 """In order of precedence, which is also the order of the totals in `replay`."""
@@ -151,7 +151,7 @@ CUTS: Final = (
 )
 
 
-def backtest(inquiry: Inquiry, **caps: Any) -> Answer:
+def backtest(inquiry: AuditQuery, **caps: Any) -> Answer:
     """Answer what limits would have done to recorded invocations.
 
     Raises:
@@ -177,7 +177,7 @@ def backtest(inquiry: Inquiry, **caps: Any) -> Answer:
     for row in queries.invocations(connection, selection, totals):
         cut = cuts.get(row.id) or _at_its_end(row, tried)
         if cut is not None:
-            judge(outcomes[row.agent], row, cut)
+            add_cut(outcomes[row.agent], row, cut)
     described = ", ".join(f"{each.limit}={caps[each.limit]}" for each in tried)
     charts = []
     if inquiry.has_charts:
@@ -256,7 +256,7 @@ def by_invocation(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[str, Iterator
     return itertools.groupby(rows, key=operator.itemgetter(0))
 
 
-def judge(outcome: Outcome, row: Any, cut: Cut) -> None:
+def add_cut(outcome: Outcome, row: Any, cut: Cut) -> None:
     """Record the effect of the caps on an invocation."""
     outcome.halted += 1
     outcome.cut_successes += is_success(row)

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answers import Column
+from otel_limits.audit.answer import Column
 from otel_limits.audit.sums import property_of
+from otel_limits.ledger.options import AFTER_TOOLS
 from otel_limits.ledger.rows import MICROSECONDS, tools_in
-from otel_limits.ledger.words import AFTER_TOOLS
 
 if TYPE_CHECKING:
-    from otel_limits.audit.question import Inquiry
+    from otel_limits.audit.question import AuditQuery
     from otel_limits.audit.sums import SummedCalls
 
 TOOL: Final = "tool"
@@ -87,7 +87,7 @@ def shares(amount: int | None, weights: Sequence[int]) -> Sequence[int | None]:
     return parts
 
 
-def uses_of(inquiry: Inquiry, by: Sequence[str]) -> UseByGroup | None:
+def uses_of(inquiry: AuditQuery, by: Sequence[str]) -> UseByGroup | None:
     """Add up calls of tools; `None` if grouped or selected by a property of model calls."""
     from otel_limits.ledger import tooling
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answers import CellKind, Chart, ChartSeries, Mark
+from otel_limits.audit.answer import CellKind, Chart, ChartSeries, Mark
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.sums import Groups, SummedCalls, Sums, fold
 from otel_limits.core.events import HALTED
@@ -14,7 +14,7 @@ from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import caps_in
 
 if TYPE_CHECKING:
-    from otel_limits.audit.question import Inquiry
+    from otel_limits.audit.question import AuditQuery
 
 COLOURED: Final = 5
 """Series with their own color; the rest are combined."""
@@ -28,7 +28,7 @@ UNITS: Final[Mapping[CellKind, str]] = {"money": "USD", "count": "tokens"}
 """Units of spend."""
 
 
-def overview(inquiry: Inquiry) -> list[Chart]:
+def overview(inquiry: AuditQuery) -> list[Chart]:
     """Build the charts of a report: spend, stops and turns; none if they are not shown."""
     from otel_limits.ledger import queries, spending
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answers import Column, Table
-from otel_limits.audit.asking import PREVIOUS, Against
+from otel_limits.audit.answer import Column, Table
 from otel_limits.audit.formatting import written
+from otel_limits.audit.parsing import PREVIOUS, Against
 from otel_limits.audit.sums import DATES, Groups, Sums
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.calendar import PERIODS, label, span

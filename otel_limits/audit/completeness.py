@@ -9,12 +9,12 @@ from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import dollars
 
 if TYPE_CHECKING:
-    from otel_limits.audit.question import Inquiry
+    from otel_limits.audit.question import AuditQuery
     from otel_limits.audit.sums import Sums
     from otel_limits.ledger.proof import Balance
 
 
-def of_everything(inquiry: Inquiry, total: Sums) -> str:
+def of_everything(inquiry: AuditQuery, total: Sums) -> str:
     """Describe completeness if `total` covers all calls of the ledger; otherwise return nothing."""
     from otel_limits.ledger.proof import balance
 
@@ -24,10 +24,12 @@ def of_everything(inquiry: Inquiry, total: Sums) -> str:
     calls = (total.calls, total.input, total.output, total.pico, total.unpriced_tokens)
     found = balance(inquiry.connection, calls)
     # Halves of a sum come from two connections: a call may have been recorded in between.
-    return completeness(inquiry, found) if found.is_even else ""
+    return completeness(inquiry, found) if found.is_balanced else ""
 
 
-def completeness(inquiry: Inquiry, found: Balance | None = None, unlike: int | None = None) -> str:
+def completeness(
+    inquiry: AuditQuery, found: Balance | None = None, unlike: int | None = None
+) -> str:
     """Describe in one line how complete the ledger is.
 
     Args:
@@ -36,7 +38,7 @@ def completeness(inquiry: Inquiry, found: Balance | None = None, unlike: int | N
         unlike: How many rows failed verification, if each was verified.
     """
     from otel_limits.ledger.proof import balance
-    from otel_limits.ledger.spill import orphans
+    from otel_limits.ledger.spill import find_orphans
 
     # Added up once: `verify` has the sums already, and they take seconds in a large ledger.
     found = found or balance(inquiry.connection)
@@ -48,7 +50,7 @@ def completeness(inquiry: Inquiry, found: Balance | None = None, unlike: int | N
         are = "is" if waiting.rows == 1 else "are"
         seen = f"{are} not included ({waiting.unseen})" if waiting.unseen else f"{are} included"
         parts.append(f"{rows} in {files} and {seen}")
-    left = orphans(inquiry.address)
+    left = find_orphans(inquiry.address)
     if left:
         files = pluralize(len(left), "spill file has no ledger", "spill files have no ledger")
         parts.append(files)
@@ -64,7 +66,7 @@ def _verdict(found: Balance, unlike: int | None) -> str:
     if unlike:
         are = pluralize(unlike, "row fails", "rows fail")
         return f"NOT complete: {are} verification"
-    if not found.is_even:
+    if not found.is_balanced:
         return (
             f"NOT complete: calls and invocation totals differ by {_amounts(found)}; "
             f"otel-limits audit verify lists the rows"

@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answers import Forecast, Projection
-from otel_limits.audit.asking import to_microseconds
+from otel_limits.audit.answer import Forecast, Projection
 from otel_limits.audit.formatting import written
+from otel_limits.audit.parsing import to_microseconds
 from otel_limits.audit.survival import Z
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.calendar import PERIODS, QUARTER_SECONDS, label, span
 from otel_limits.ledger.rows import MICROSECONDS, dollars
 
 if TYPE_CHECKING:
-    from otel_limits.audit.question import Inquiry
+    from otel_limits.audit.question import AuditQuery
 
 HISTORY_DAYS: Final = 28
 ENOUGH_DAYS: Final = 7
@@ -33,7 +33,7 @@ BY_WEEKDAY: Final = 21
 PERIODS_AHEAD: Final = ("day", "week", "month")
 
 
-def forecast(inquiry: Inquiry) -> Forecast | None:
+def forecast(inquiry: AuditQuery) -> Forecast | None:
     """Forecast spend; `None` for a selection of the past."""
     from otel_limits.ledger import spending
 

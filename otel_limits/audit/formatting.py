@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.ledger.rows import time_of
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import CellKind
+    from otel_limits.audit.answer import CellKind
 
 UNKNOWN: Final = "–"  # noqa: RUF001  the dash used in tables
 CENTS: Final = Decimal("0.01")

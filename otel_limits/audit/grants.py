@@ -5,8 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Final
 
-from otel_limits.audit.answers import Answer, Column, Table
-from otel_limits.audit.question import WINDOW, Inquiry, Question
+from otel_limits.audit.answer import Answer, Column, Table
+from otel_limits.audit.question import WINDOW, AuditQuery, Question
 
 COLUMNS: Final = (
     Column("at", "Time", "time", is_key=True),
@@ -21,7 +21,7 @@ COLUMNS: Final = (
 )
 
 
-def grants(inquiry: Inquiry) -> Answer:
+def grants(inquiry: AuditQuery) -> Answer:
     """Answer which quotas were changed."""
     from otel_limits.ledger.queries import quota_changes
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answers import Column, Table
+from otel_limits.audit.answer import Column, Table
 from otel_limits.audit.backtest import SUCCESSES
 from otel_limits.audit.sums import property_of
+from otel_limits.ledger.options import OF_CALLS
 from otel_limits.ledger.rows import dollars
-from otel_limits.ledger.words import OF_CALLS
 
 if TYPE_CHECKING:
     from decimal import Decimal
 
-    from otel_limits.audit.question import Inquiry
+    from otel_limits.audit.question import AuditQuery
 
 OUTCOMES: Final = (
     Column("invocations", "Invocations", "count"),
@@ -64,7 +64,7 @@ class Outcomes:
         return None if self.unpriced and not self.pico else dollars(pico)
 
 
-def outcomes_table(inquiry: Inquiry, by: Sequence[str]) -> Table | None:
+def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
     """Build a table with one row per group, the highest halted cost first.
 
     Invocations are not grouped by what they lack, e.g. a model. Returns `None` if the selection is

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit import asking
+from otel_limits.audit import parsing
 from otel_limits.audit.formatting import written
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import closest_match
 from otel_limits.ledger.calendar import PERIODS
-from otel_limits.ledger.words import KEY_PREFIX, OWN_NAMES
+from otel_limits.ledger.options import KEY_PREFIX, OWN_NAMES
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-    from otel_limits.audit.answers import Answer, CellKind, Column
+    from otel_limits.audit.answer import Answer, CellKind, Column
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.address import Address
-    from otel_limits.ledger.reading import Waiting
+    from otel_limits.ledger.reading import PendingSpill
     from otel_limits.ledger.selection import Selection
 
 
@@ -58,12 +58,12 @@ class Option:
         return self.means or self.flag.lstrip("-").replace("-", "_")
 
 
-SINCE: Final = Option("--since", "TIME", asking.instant, "7d, 2026-11-01 or 2026-11-01T12:00")
-UNTIL: Final = Option("--until", "TIME", asking.instant, "end (exclusive), in the same formats")
+SINCE: Final = Option("--since", "TIME", parsing.instant, "7d, 2026-11-01 or 2026-11-01T12:00")
+UNTIL: Final = Option("--until", "TIME", parsing.instant, "end (exclusive), in the same formats")
 WHERE: Final = Option(
     "--where",
     "NAME=VALUE",
-    asking.conditions,
+    parsing.conditions,
     "filter, e.g. tenant.id=acme or agent='research-*'; repeat or use commas to match any, e.g. "
     "agent=a,agent=b",
     is_repeated=True,
@@ -79,7 +79,7 @@ AGENT: Final = Option(
 SELECTED: Final = Option(
     "--dashboard-vars",
     "VARIABLES",
-    asking.selected,
+    parsing.selected,
     "filter by dashboard variables, pasted from its URL, e.g. var-agent=a&var-agent=b (agents, "
     "models and reasons only)",
     is_repeated=True,
@@ -110,14 +110,14 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inquiry:
+class AuditQuery:
     """A query of a part of a ledger."""
 
     connection: Connection
     ledger: str
     """Its address, without a password."""
     address: Address
-    waiting: Waiting
+    waiting: PendingSpill
     """Rows in spill files, which are included."""
     selection: Selection
     work: ProgressBar
@@ -140,7 +140,7 @@ class Inquiry:
 
     def key_columns(self, by: Iterable[str], others: Iterable[Column]) -> list[Column]:
         """Build the columns to group by; an ambiguous audit key gets its prefix."""
-        from otel_limits.audit.answers import Column
+        from otel_limits.audit.answer import Column
 
         taken = {LEVEL, *(column.name for column in others)}
         names = [KEY_PREFIX + name if name in taken else name for name in by]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer, CellKind, Column, Table
+from otel_limits.audit import parsing
+from otel_limits.audit.answer import Answer, CellKind, Column, Table
 from otel_limits.audit.counters import Counters, Growth, counters_of
-from otel_limits.audit.question import SINCE, UNTIL, Inquiry, Option, Question
+from otel_limits.audit.question import SINCE, UNTIL, AuditQuery, Option, Question
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import OTHER, clean
 from otel_limits.core.secrets import Secret, redact_url
@@ -76,7 +76,7 @@ NOTE: Final = (
 
 
 def reconcile(
-    inquiry: Inquiry,
+    inquiry: AuditQuery,
     prometheus: str,
     tolerance: float,
     authorization_file: Secret | None = None,
@@ -122,7 +122,7 @@ def window_of(selection: Selection) -> Selection:
 
 
 def compared(
-    inquiry: Inquiry,
+    inquiry: AuditQuery,
     window: Selection,
     prometheus: str,
     tolerance: float,
@@ -245,7 +245,7 @@ def as_labels(
 AUTHORIZATION_FILE: Final = Option(
     "--authorization-file",
     "FILE",
-    asking.authorization_file,
+    parsing.authorization_file,
     "file with the Authorization header value for Prometheus, e.g. Bearer TOKEN "
     "(default: OTEL_LIMITS_PROMETHEUS_AUTHORIZATION)",
 )
@@ -260,7 +260,7 @@ RECONCILE: Final = Question(
         Option(
             "--tolerance",
             "SHARE",
-            asking.share,
+            parsing.share,
             "maximum allowed difference, e.g. 0.01 or 1% (default: 1%)",
             default=0.01,
         ),

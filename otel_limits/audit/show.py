@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit import parsing
+from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.formatting import UNFINISHED, written
-from otel_limits.audit.question import Inquiry, Option, Question
+from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.repeats import RepeatGroup, group_repeats
 from otel_limits.audit.sums import Sums
 from otel_limits.audit.turns import (
@@ -65,7 +65,7 @@ class Branch:
     children: list[Branch] = field(default_factory=list)
 
 
-def show(inquiry: Inquiry, identity: str) -> Answer:
+def show(inquiry: AuditQuery, identity: str) -> Answer:
     """Answer what a budget tree used.
 
     Raises:
@@ -243,7 +243,7 @@ SHOW: Final = Question(
         Option(
             "identity",
             "TRACE_ID",
-            asking.identity,
+            parsing.identity,
             "trace ID or invocation ID, or at least its first 8 digits",
         ),
     ),

@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit import parsing
+from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.by_tool import NOTE, TOOL, TOOL_FIGURES, ToolUse, shared, uses_of
 from otel_limits.audit.charts import overview
 from otel_limits.audit.compare import CHANGES, changes_table, periods_of
 from otel_limits.audit.completeness import of_everything
 from otel_limits.audit.forecast import forecast
 from otel_limits.audit.outcomes import OUTCOMES, outcomes_table
-from otel_limits.audit.question import Inquiry, Option, Question
+from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.sums import DATES, Groups, SummedCalls, Sums, fold
-from otel_limits.ledger.words import AFTER_TOOLS
+from otel_limits.ledger.options import AFTER_TOOLS
 
 if TYPE_CHECKING:
     from otel_limits.audit.by_tool import UseByGroup
 
-CURRENT, RECORDED = asking.PRICES
+CURRENT, RECORDED = parsing.PRICES
 
 FIGURES: Final = (
     Column("calls", "Calls", "count"),
@@ -44,11 +44,11 @@ ALL_NOTE: Final = (
 
 
 def spend(
-    inquiry: Inquiry,
+    inquiry: AuditQuery,
     by: Sequence[str],
     prices: str,
     top: int | None,
-    compare: asking.Against | None,
+    compare: parsing.Against | None,
 ) -> Answer:
     """Answer what was spent.
 
@@ -82,7 +82,7 @@ def spend(
     )
 
 
-def rows_of(inquiry: Inquiry, by: Sequence[str], *, is_recorded: bool = False) -> SummedCalls:
+def rows_of(inquiry: AuditQuery, by: Sequence[str], *, is_recorded: bool = False) -> SummedCalls:
     """Add up model calls at least as finely as `by`."""
     from otel_limits.ledger import spending
 
@@ -109,9 +109,9 @@ def _totals(total: Sums, ended: Sequence[Any]) -> list[Any]:
 
 
 def _changes(
-    inquiry: Inquiry,
+    inquiry: AuditQuery,
     by: Sequence[str],
-    against: asking.Against,
+    against: parsing.Against,
     top: int | None,
     title: str,
     *,
@@ -132,7 +132,7 @@ def _changes(
 
 
 def spend_table(
-    inquiry: Inquiry,
+    inquiry: AuditQuery,
     rows: SummedCalls,
     by: Sequence[str],
     total: Sums,
@@ -211,7 +211,7 @@ SPEND: Final = Question(
         Option(
             "--by",
             "NAMES",
-            asking.properties,
+            parsing.properties,
             "properties to group by, separated by commas: agent, model, provider, tool, state, "
             "side, session, reason, hour, day, week, month, or an audit key; key:NAME is an "
             "audit key with the name of a property (default: agent,model)",
@@ -220,20 +220,20 @@ SPEND: Final = Question(
         Option(
             "--top",
             "N",
-            asking.cap,
+            parsing.cap,
             "list the N costliest groups, and combine the rest (default: all groups)",
         ),
         Option(
             "--compare",
             "PERIOD",
-            asking.against,
+            parsing.against,
             "show changes compared with a period: previous, 7d for the same time 7 days earlier, "
             "or e.g. 2026-10",
         ),
         Option(
             "--prices",
             "WHICH",
-            asking.prices,
+            parsing.prices,
             "current, or recorded: before `otel-limits ledger reprice` (default: current)",
             default=CURRENT,
         ),

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit import parsing
+from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.charts import overview
 from otel_limits.audit.formatting import UNFINISHED
-from otel_limits.audit.question import Inquiry, Option, Question
+from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.core.events import SYNTHETIC
 from otel_limits.ledger.rows import known_cost
 
@@ -59,7 +59,7 @@ COSTLIEST: Final = (
 )
 
 
-def stops(inquiry: Inquiry, top: int) -> Answer:
+def stops(inquiry: AuditQuery, top: int) -> Answer:
     """Answer how invocations ended."""
     # Imported here, as the parser imports every question, and SQLAlchemy is only needed to answer
     # one.
@@ -171,6 +171,6 @@ STOPS: Final = Question(
     answer=stops,
     tables={"stops": COLUMNS, "costliest_halted": COSTLIEST},
     options=(
-        Option("--top", "N", asking.cap, "halted invocations to list (default: 10)", default=10),
+        Option("--top", "N", parsing.cap, "halted invocations to list (default: 10)", default=10),
     ),
 )

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer
+from otel_limits.audit import parsing
+from otel_limits.audit.answer import Answer
 from otel_limits.audit.backtest import is_success
-from otel_limits.audit.question import AGENT, SELECTION, Inquiry, Option, Question
+from otel_limits.audit.question import AGENT, SELECTION, AuditQuery, Option, Question
 from otel_limits.audit.survival import Estimate, percentile
 from otel_limits.core.events import HALTED
 from otel_limits.core.wording import pluralize
@@ -31,7 +31,9 @@ class UsageSamples:
     halted_tokens: list[int] = field(default_factory=list)
 
 
-def suggest(inquiry: Inquiry, percentile: float, headroom: float, min_invocations: int) -> Answer:
+def suggest(
+    inquiry: AuditQuery, percentile: float, headroom: float, min_invocations: int
+) -> Answer:
     """Answer with a policy file."""
     from otel_limits.ledger.queries import invocations
 
@@ -65,7 +67,7 @@ def collect(rows: Iterable[Any]) -> dict[str, UsageSamples]:
     return {agent: each for agent, each in needs.items() if each.turns or each.halted_turns}
 
 
-def with_room(value: int, headroom: float, digits: int | None = None) -> int:
+def with_headroom(value: int, headroom: float, digits: int | None = None) -> int:
     """Add headroom, and round up to an integer, or to a number of digits."""
     # Rounded first, as 10 * 1.1 is slightly more than 11 in binary, and would become 12.
     roomy = math.ceil(round(value * (1 + headroom), 6))
@@ -117,8 +119,8 @@ def _entry(agent: str, needs: UsageSamples, share: float, headroom: float) -> It
         halted = pluralize(len(needs.halted_turns), "halted invocation")
         seen = f"{len(needs.turns):,} successful and {halted}"
     caps = (
-        f"max_turns: {with_room(turns.value, headroom)}, "
-        f"max_token_budget: {with_room(tokens.value, headroom, ROUND_TO)}"
+        f"max_turns: {with_headroom(turns.value, headroom)}, "
+        f"max_token_budget: {with_headroom(tokens.value, headroom, ROUND_TO)}"
     )
     # As JSON, which YAML includes: names may have any characters. Escaped, as keys are globs.
     yield f"  {json.dumps(glob.escape(agent))}:  # from {seen}"
@@ -138,8 +140,8 @@ def _unknown(agent: str, needs: UsageSamples, share: float) -> Iterator[str]:
 
 
 def _interval(estimate: Estimate) -> str:
-    high = "above every observation" if estimate.high is None else f"{estimate.high:,}"
-    return f"{estimate.value:,} (95% interval: {estimate.low:,} to {high})"
+    high = "or more" if estimate.high is None else f"to {estimate.high:,}"
+    return f"{estimate.value:,} (95% interval: {estimate.low:,} {high})"
 
 
 SUGGEST: Final = Question(
@@ -150,21 +152,21 @@ SUGGEST: Final = Question(
         Option(
             "--percentile",
             "PERCENT",
-            asking.percentile,
+            parsing.percentile,
             "percentile of invocations the limits must cover, e.g. 99, 99% or 0.99 (default: 99)",
             default=0.99,
         ),
         Option(
             "--headroom",
             "SHARE",
-            asking.share,
+            parsing.share,
             "margin added to the percentile (default: 20%)",
             default=0.2,
         ),
         Option(
             "--min-invocations",
             "N",
-            asking.cap,
+            parsing.cap,
             "minimum successful invocations per agent (default: 20)",
             default=20,
         ),

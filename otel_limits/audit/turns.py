@@ -7,12 +7,12 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answers import Column, Table
+from otel_limits.audit.answer import Column, Table
 from otel_limits.audit.repeats import RepeatGroup, group_repeats
 from otel_limits.ledger.rows import known_cost
 
 if TYPE_CHECKING:
-    from otel_limits.audit.question import Inquiry
+    from otel_limits.audit.question import AuditQuery
 
 TURNS: Final = (
     Column("agent", "Agent", is_key=True),
@@ -41,7 +41,7 @@ Tools = Mapping[str, Sequence[Any]]
 """Tool calls by invocation."""
 
 
-def tool_calls(inquiry: Inquiry, ids: Sequence[str]) -> Tools:
+def tool_calls(inquiry: AuditQuery, ids: Sequence[str]) -> Tools:
     """Read the tool calls of some invocations."""
     from otel_limits.ledger import tooling
 
@@ -50,7 +50,7 @@ def tool_calls(inquiry: Inquiry, ids: Sequence[str]) -> Tools:
     return {identity: list(group) for identity, group in grouped}
 
 
-def turns_table(inquiry: Inquiry, runs: Iterable[Any], tools: Tools) -> Table:
+def turns_table(inquiry: AuditQuery, runs: Iterable[Any], tools: Tools) -> Table:
     """Build a table with one row per turn of every invocation, in tree order."""
     from otel_limits.ledger import tooling
 

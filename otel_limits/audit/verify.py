@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit import parsing
+from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.completeness import completeness
 from otel_limits.audit.formatting import ranges
-from otel_limits.audit.question import Inquiry, Option, Question
+from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.reconcile import AUTHORIZATION_FILE, reconcile
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import MICROSECONDS, dollars
@@ -26,7 +26,7 @@ OK: Final = "ok"
 WAITING: Final = "waiting"
 FAILED: Final = "FAILED"
 
-FACES: Final = 20
+MAX_EXAMPLES: Final = 20
 """Examples per kind of problem."""
 
 Check = tuple[str, int, str, str]
@@ -49,7 +49,7 @@ TROUBLES: Final = (
 
 
 def verify(
-    inquiry: Inquiry,
+    inquiry: AuditQuery,
     stale: timedelta,
     prometheus: str | None,
     authorization_file: Secret | None = None,
@@ -61,7 +61,7 @@ def verify(
     """
     from otel_limits.ledger import proof
 
-    calls, suspects = proof.looked_through(inquiry.connection)
+    calls, suspects = proof.scan_totals(inquiry.connection)
     balance = proof.balance(inquiry.connection, calls)
     findings = Findings()
     _look(inquiry, balance, suspects, findings)
@@ -114,11 +114,11 @@ class Findings:
         """Count a problem; only the first ones are described in full."""
         self.found[kind] += 1
         # A description queries the ledger again, up to a million times for a damaged one.
-        if len(self.named[kind]) < FACES:
+        if len(self.named[kind]) < MAX_EXAMPLES:
             self.named[kind].append((kind, name, describe(*of)))
 
 
-def _look(inquiry: Inquiry, balance: Balance, suspects: int, findings: Findings) -> None:
+def _look(inquiry: AuditQuery, balance: Balance, suspects: int, findings: Findings) -> None:
     """Find inconsistent rows; `suspects` is the number of inconsistent invocations."""
     from otel_limits.ledger import proof
 
@@ -127,7 +127,7 @@ def _look(inquiry: Inquiry, balance: Balance, suspects: int, findings: Findings)
     for row in proof.suspects(connection) if suspects else ():
         _suspect(connection, row, findings)
     # Only then: finding invocations without calls reads all of them.
-    if findings.found[DIFFERS] or not balance.is_even:
+    if findings.found[DIFFERS] or not balance.is_balanced:
         for row in proof.without_calls(connection):
             findings.add(DIFFERS, row.id, _none_there, row.model_calls)
     for row in proof.counted_twice(connection):
@@ -205,7 +205,7 @@ def _compare(compared: Answer, findings: Findings) -> str:
 
 
 def _totals(balance: Balance, differing: int) -> Check:
-    is_even = balance.is_even and not differing
+    is_even = balance.is_balanced and not differing
     calls, tokens = pluralize(balance.calls.calls, "call"), pluralize(balance.calls.tokens, "token")
     sums = f"{calls}, {tokens} on both sides"
     return (
@@ -221,25 +221,25 @@ def _found(kind: str, findings: Findings, title: str) -> Check:
     return (title, found, FAILED if found else OK, "")
 
 
-def _waiting(inquiry: Inquiry, oldest: float) -> Iterator[Check]:
-    from otel_limits.ledger.spill import orphans
+def _waiting(inquiry: AuditQuery, oldest: float) -> Iterator[Check]:
+    from otel_limits.ledger.spill import find_orphans
 
     waiting = inquiry.waiting
     # By the oldest row: new ones are added to files all the time.
     is_stale = waiting.rows > 0 and (waiting.oldest_us or oldest) < oldest
-    where = ", ".join(str(path) for path in waiting.files[:FACES])
+    where = ", ".join(str(path) for path in waiting.files[:MAX_EXAMPLES])
     why = f"{waiting.unseen or 'included in answers'}: {where}" if waiting.rows else ""
     # Not a failure yet: a live process restores its rows automatically.
     state = FAILED if is_stale else WAITING if waiting.rows else OK
     yield ("Rows pending in spill files", waiting.rows, state, why)
     if waiting.damaged:
         yield ("Damaged lines in spill files", waiting.damaged, FAILED, where)
-    left = orphans(inquiry.address)
+    left = find_orphans(inquiry.address)
     is_stale = any(each.written * MICROSECONDS < oldest for each in left)
     state = FAILED if is_stale else WAITING if left else OK
     why = "; ".join(
         f"{each.path} of {each.owner}: otel-limits ledger adopt {each.path} --into LEDGER"
-        for each in left[:FACES]
+        for each in left[:MAX_EXAMPLES]
     )
     yield ("Spill files without a ledger", len(left), state, why)
 
@@ -297,7 +297,7 @@ VERIFY: Final = Question(
         Option(
             "--stale",
             "AGE",
-            asking.duration,
+            parsing.duration,
             "age after which pending rows and open invocations count as errors (default: 1h)",
             default=timedelta(hours=1),
         ),

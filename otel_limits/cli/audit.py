@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit.completeness import completeness
 from otel_limits.audit.questions import QUESTIONS
 from otel_limits.cli.command import add_command, add_group
-from otel_limits.cli.opening import add_ledger_command, add_option, exactly, inquiring
-from otel_limits.cli.show.data import as_csv, as_json, beside
+from otel_limits.cli.ledger_options import (
+    add_ledger_command,
+    add_option,
+    open_query,
+    with_exact_sums,
+)
+from otel_limits.cli.show.answer_schema import schema_of
+from otel_limits.cli.show.data import additional_lines, as_csv, as_json
 from otel_limits.cli.show.page import as_page
-from otel_limits.cli.show.schema import schema_of
 from otel_limits.core.errors import LedgerMovedError
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import Answer
-    from otel_limits.audit.question import Inquiry, Question
+    from otel_limits.audit.answer import Answer
+    from otel_limits.audit.question import AuditQuery, Question
 
 HELP: Final = """\
 Query the spend ledger.
@@ -90,11 +95,11 @@ def ask(question: Question, arguments: Namespace) -> int:
             answer = _ask(question, arguments)  # now the ledger is in use, and read as such
     # On standard error, as standard output is one table or policy file for another program.
     if arguments.format == "csv" or (answer.text and arguments.format == "table"):
-        for line in beside(answer):
+        for line in additional_lines(answer):
             sys.stderr.write(f"{line}\n")
     if arguments.format == "table":
         # Only tables need `rich`, which takes longer to import than everything else.
-        from otel_limits.cli.show.text import show
+        from otel_limits.cli.show.terminal_answer import show
 
         show(answer, wide=arguments.wide)
     else:
@@ -116,11 +121,11 @@ def _uncollected() -> Iterator[None]:
 
 def _ask(question: Question, arguments: Namespace) -> Answer:
     values = {option.name: getattr(arguments, option.name) for option in question.options}
-    with inquiring(arguments) as inquiry:
+    with open_query(arguments) as inquiry:
         # With the ledger open, as an answer may be read lazily.
-        return exactly(inquiry, lambda: _answered(question, inquiry, values))
+        return with_exact_sums(inquiry, lambda: _answered(question, inquiry, values))
 
 
-def _answered(question: Question, inquiry: Inquiry, values: dict[str, Any]) -> Answer:
+def _answered(question: Question, inquiry: AuditQuery, values: dict[str, Any]) -> Answer:
     answer = question.answer(inquiry, **values)
     return answer if answer.complete else replace(answer, complete=completeness(inquiry))

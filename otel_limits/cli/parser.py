@@ -23,7 +23,7 @@ COMMANDS: Final = {
     "demo": "demo",
     "top": "top.top_command",
     "audit": "audit",
-    "ledger": "ledger",
+    "ledger": "ledger_command",
     "dashboards": "dashboards",
     "quotas": "quotas",
     "kill": "quotas",

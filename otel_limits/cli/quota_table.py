@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from otel_limits.audit.answers import Column, Table
+from otel_limits.audit.answer import Column, Table
 from otel_limits.cli.show.layout import fit
 from otel_limits.core.wording import pluralize
 from otel_limits.quotas.windows import shown_time

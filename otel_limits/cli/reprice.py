@@ -7,7 +7,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.audit.question import SELECTION
-from otel_limits.cli.opening import add_ledger_command, add_option, opened, selected
+from otel_limits.cli.ledger_options import add_ledger_command, add_option, open_ledger, selection_of
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import pluralize
@@ -35,8 +35,8 @@ def reprice(arguments: Namespace) -> int:
     from otel_limits.ledger.repricing import reprice as price_again
 
     prices = _present_prices()
-    chosen = selected(arguments)
-    with opened(arguments) as database, working("Pricing") as work:
+    chosen = selection_of(arguments)
+    with open_ledger(arguments) as database, working("Pricing") as work:
         done = price_again(
             database, prices, chosen, work, every=arguments.all, writes=not arguments.dry_run
         )

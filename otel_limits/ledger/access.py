@@ -26,10 +26,10 @@ RIGHTS: Final = sa.text(
 """Whether the tables can be created, or written if they exist."""
 
 
-def refusal_of(address: Address) -> str | None:
+def write_error(address: Address) -> str | None:
     """Return why a ledger is not writable; `None` if it is."""
     if address.file is not None:
-        return _refusal_of_file(address.file)
+        return _file_write_error(address.file)
     engine = make_engine(address)
     try:
         with engine.connect() as connection:
@@ -41,7 +41,7 @@ def refusal_of(address: Address) -> str | None:
     return None if permitted else "this user may not write its tables"
 
 
-def _refusal_of_file(file: Path) -> str | None:
+def _file_write_error(file: Path) -> str | None:
     # The nearest existing directory: those below it can be created.
     directory = next(parent for parent in file.parents if parent.exists())
     if not os.access(directory, os.W_OK | os.X_OK):

@@ -197,7 +197,7 @@ def insert(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
     inserted = execute(connection, table, rows)
     if table in NUMBERED and inserted < len(rows):
         # Rarely: it queries each row separately.
-        again = namesakes(connection, table, rows)
+        again = find_conflicts(connection, table, rows)
         if again:
             inserted += execute(connection, table, again)
     return inserted
@@ -235,7 +235,7 @@ def insertion(table: sa.Table, dialect: sa.Dialect) -> SQLCompiler:
     return cast("SQLCompiler", statement.compile(dialect=dialect))
 
 
-def namesakes(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> list[Row]:
+def find_conflicts(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> list[Row]:
     """Find live rows that only look like replays, and clear their number.
 
     A replay is the same row again. A row with the same number at another time is not: it is kept,

@@ -238,7 +238,7 @@ def _read(path: Path, keys: Sequence[str], traces: Traces, work: ProgressBar) ->
     with file:
         try:
             for number, line in enumerate(work.through(file), start=1):
-                _take(line, keys, traces, f"{path}, line {number}")
+                _parse_line(line, keys, traces, f"{path}, line {number}")
         except (OSError, EOFError, zlib.error) as error:
             # The lines read before are kept: half a file is better than none, and the rest is
             # reported.
@@ -249,7 +249,7 @@ def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _take(line: bytes, keys: Sequence[str], traces: Traces, place: str) -> None:
+def _parse_line(line: bytes, keys: Sequence[str], traces: Traces, place: str) -> None:
     if not line.strip():
         return
     try:

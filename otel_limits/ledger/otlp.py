@@ -187,18 +187,23 @@ def _with_usage(span: Span, document: Mapping[str, Any]) -> Span:
 
 def _all_attributes(document: Mapping[str, Any]) -> dict[str, Any]:
     listed = document.get("attributes", ())
-    return {str(each["key"]): _held(each.get("value") or {}, MAX_DEPTH) for each in listed}
+    return {
+        str(each["key"]): _attribute_value(each.get("value") or {}, MAX_DEPTH) for each in listed
+    }
 
 
-def _held(value: Mapping[str, Any], depth: int) -> Any:
+def _attribute_value(value: Mapping[str, Any], depth: int) -> Any:
     """Return an attribute's value, possibly structured: the conventions allow that for messages."""
     if depth == 0:  # against unbounded recursion
         return None
     if "arrayValue" in value:
-        return [_held(each, depth - 1) for each in value["arrayValue"].get("values", ())]
+        return [_attribute_value(each, depth - 1) for each in value["arrayValue"].get("values", ())]
     if "kvlistValue" in value:
         listed = value["kvlistValue"].get("values", ())
-        return {str(each["key"]): _held(each.get("value") or {}, depth - 1) for each in listed}
+        return {
+            str(each["key"]): _attribute_value(each.get("value") or {}, depth - 1)
+            for each in listed
+        }
     return _scalar(value)
 
 

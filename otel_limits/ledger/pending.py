@@ -52,7 +52,7 @@ class PendingRows:
                 self.changed.notify_all()
             return len(self.waiting)
 
-    def take(self) -> tuple[Rows, int]:
+    def claim(self) -> tuple[Rows, int]:
         """Take the waiting rows to write them; they are kept here as in flight until durable.
 
         Returns:
@@ -62,7 +62,7 @@ class PendingRows:
             self._in_flight, self.waiting = self.waiting, []
             return self._in_flight, self._added
 
-    def take_all(self) -> tuple[Rows, int]:
+    def claim_all(self) -> tuple[Rows, int]:
         """Take waiting and in-flight rows to write them elsewhere; with their mark."""
         with self.changed:
             rows = self._in_flight + self.waiting
@@ -79,19 +79,19 @@ class PendingRows:
                 del self.waiting[:excess]
                 self.lost += excess
 
-    def written(self, mark: int) -> None:
+    def mark_durable(self, mark: int) -> None:
         """Mark the rows up to `mark` as durable."""
         with self.changed:
             # A spill may have overtaken the write of older rows, whose mark is lower.
             self._durable = max(self._durable, mark)
             self.changed.notify_all()
 
-    def landed(self, mark: int) -> None:
+    def mark_persisted(self, mark: int) -> None:
         """Mark in-flight rows as written to the database."""
         with self.changed:
             self._in_flight = []
             self.is_stuck = False
-            self.written(mark)
+            self.mark_durable(mark)
 
     def wait_until_durable(self, seconds: float) -> bool:
         """Wait until all rows added before are durable; False on timeout."""
@@ -107,13 +107,13 @@ class PendingRows:
             self.is_stuck = True
             return False
 
-    def taken_back(self, spills: int) -> None:
+    def mark_restored(self, spills: int) -> None:
         """Mark the first `spills` spills as restored to the database."""
         with self.changed:
             self._taken_back = spills
             self.changed.notify_all()
 
-    def wait_until_landed(self, seconds: float) -> None:
+    def wait_until_restored(self, seconds: float) -> None:
         """Wait until spilled rows are in the database, at most `seconds`."""
         with self.changed:
             self.changed.notify_all()

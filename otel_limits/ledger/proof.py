@@ -59,7 +59,7 @@ class Balance(NamedTuple):
         return Sum(*(calls - ended - still_open for calls, ended, still_open in of_both))
 
     @property
-    def is_even(self) -> bool:
+    def is_balanced(self) -> bool:
         """Whether both agree. Each price is rounded to a picodollar."""
         *counts, pico = self.missing
         return not any(counts) and abs(pico) <= self.calls.calls
@@ -151,7 +151,7 @@ def _is_suspect(c: Any) -> sa.ColumnElement[bool]:
     return sa.or_(RUNS.id.is_(None), differs, has_gap, has_namesakes)
 
 
-def looked_through(connection: sa.Connection) -> tuple[Sequence[int], int]:
+def scan_totals(connection: sa.Connection) -> tuple[Sequence[int], int]:
     """Add up all calls as `balance` needs them, and count the `suspects`, in one pass."""
     if connection.dialect.name == "sqlite":
         # 32 MiB: the invocations of a million calls stay cached while each is looked up. Other

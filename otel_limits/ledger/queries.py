@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.events import HALTED
 from otel_limits.ledger.database import DatabaseError
-from otel_limits.ledger.reading import asking
+from otel_limits.ledger.reading import open_for_query
 from otel_limits.ledger.rows import MAX_INTEGER, UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
     CALL_TOKENS,
@@ -280,7 +280,7 @@ def charges_in(address: Address, operations: Sequence[str]) -> Iterable[tuple[st
     )
     with (
         contextlib.suppress(LedgerError, DatabaseError, OSError),
-        asking(address) as (connection, _),
+        open_for_query(address) as (connection, _),
     ):
         # Read before the ledger is closed, which a generator would defer.
         return {each[0]: each[1] for each in connection.execute(statement)}.items()

@@ -43,7 +43,7 @@ KEYS: Final = {
 
 
 @dataclass(slots=True)
-class Waiting:
+class PendingSpill:
     """Rows in spill files, not yet in the database."""
 
     files: list[Path] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Waiting:
 
 
 @contextlib.contextmanager
-def asking(address: Address) -> Iterator[tuple[sa.Connection, Waiting]]:
+def open_for_query(address: Address) -> Iterator[tuple[sa.Connection, PendingSpill]]:
     """Open a ledger for queries, all of which see the same state.
 
     Raises:
@@ -66,7 +66,7 @@ def asking(address: Address) -> Iterator[tuple[sa.Connection, Waiting]]:
     with contextlib.ExitStack() as stack:
         # Files before the database: a row moved in between is then in both, and counts once. In the
         # other order it would be in neither.
-        waiting, rows = waiting_rows(address)
+        waiting, rows = read_pending(address)
         connection = _connection(address, waiting, stack)
         if version_of(connection) == 0 and waiting.files:
             # The spill files prove that it is a ledger whose tables could not be created yet.
@@ -76,7 +76,9 @@ def asking(address: Address) -> Iterator[tuple[sa.Connection, Waiting]]:
         yield connection, waiting
 
 
-def _connection(address: Address, waiting: Waiting, stack: contextlib.ExitStack) -> sa.Connection:
+def _connection(
+    address: Address, waiting: PendingSpill, stack: contextlib.ExitStack
+) -> sa.Connection:
     """Open a database that may be a ledger, without writing to it."""
     file = address.file
     if file is None:
@@ -182,13 +184,13 @@ def require_current(connection: sa.Connection, address: Address) -> None:
 
 
 def _file_engine(file: Path, stack: contextlib.ExitStack) -> sa.Engine:
-    connect = _way_in(file, stack)
+    connect = _open_strategy(file, stack)
     engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.pool.QueuePool)
     sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
     return engine
 
 
-def _way_in(file: Path, stack: contextlib.ExitStack) -> Any:
+def _open_strategy(file: Path, stack: contextlib.ExitStack) -> Any:
     """Choose how to open a file: with a write-ahead log, SQLite needs auxiliary files."""
 
     def opened(path: Path, mode: str) -> sqlite3.Connection:
@@ -264,7 +266,7 @@ def _require_unmoved(file: Path, log: Path, modified: int) -> None:
 # --- pending rows --------------------------------------------------------------------------------
 
 
-def overlay(connection: sa.Connection, waiting: Waiting, rows: Rows) -> None:
+def overlay(connection: sa.Connection, waiting: PendingSpill, rows: Rows) -> None:
     """Show pending rows to every query of a connection, as if they were in the tables.
 
     They go into temporary tables. Temporary views with the names of the tables show both, as SQLite
@@ -288,9 +290,9 @@ def overlay(connection: sa.Connection, waiting: Waiting, rows: Rows) -> None:
     connection.info[OVERLAID] = True
 
 
-def waiting_rows(address: Address) -> tuple[Waiting, Rows]:
+def read_pending(address: Address) -> tuple[PendingSpill, Rows]:
     """Read the spill files of a ledger."""
-    waiting, rows = Waiting(files=SpillFiles(address).files()), []
+    waiting, rows = PendingSpill(files=SpillFiles(address).files()), []
     for path in waiting.files:
         file = files.open_existing(path)
         if file is None:
@@ -314,7 +316,7 @@ def _show(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
     connection.exec_driver_sql(f"CREATE TEMP TABLE {kept} AS SELECT * FROM {full} WHERE 1 = 0")  # noqa: S608
     columns: list[Any] = [sa.column(column.name) for column in table.columns]
     connection.execute(sa.table(kept, *columns).insert(), rows)
-    condition, hidden = _doubled(table, full, kept, is_file=is_file)
+    condition, hidden = _duplicate_conditions(table, full, kept, is_file=is_file)
     connection.exec_driver_sql(f"DELETE FROM {kept} WHERE {condition}")  # noqa: S608
     connection.exec_driver_sql(
         f"CREATE TEMP VIEW {table.name} AS SELECT * FROM {full}{hidden} "  # noqa: S608
@@ -352,7 +354,9 @@ def _fill_in(table: sa.Table, rows: list[Row]) -> None:
             row["day"] = row["at_us"] // DAY_MICROSECONDS
 
 
-def _doubled(table: sa.Table, full: str, kept: str, *, is_file: bool) -> tuple[str, str]:
+def _duplicate_conditions(
+    table: sa.Table, full: str, kept: str, *, is_file: bool
+) -> tuple[str, str]:
     """Return the conditions for duplicate pending rows, and for database rows that they hide."""
     if table is INVOCATION_TABLE:
         known = f"t.id = {kept}.id AND (t.ended_us IS NOT NULL OR {kept}.ended_us IS NULL)"

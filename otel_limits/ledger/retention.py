@@ -55,7 +55,7 @@ def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterato
         yield from _shrink(database)
 
 
-def give_back(database: Database, *, is_full: bool) -> list[str]:
+def reclaim_space(database: Database, *, is_full: bool) -> list[str]:
     """Reclaim the space of deleted rows. Concurrent rows wait in spill files.
 
     A file shrinks automatically, unless it was restored from a dump: then it is copied. PostgreSQL

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.limits import LIMITS, QUOTA_EXCEEDED_STOP_REASON, TREE_PREFIX
 from otel_limits.ledger.calendar import PERIODS, QUARTER, QUARTER_SECONDS, span
+from otel_limits.ledger.options import AFTER_TOOLS, KEY_PREFIX, OWN_NAMES
 from otel_limits.ledger.rows import MICROSECONDS
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
@@ -21,7 +22,6 @@ from otel_limits.ledger.schema import (
     MODEL_CALL_TABLE,
     RUNS,
 )
-from otel_limits.ledger.words import AFTER_TOOLS, KEY_PREFIX, OWN_NAMES
 
 HOUR_MICROSECONDS: Final = DAY_MICROSECONDS // 24
 DAYS: Final = ("day", "week", "month")
@@ -90,7 +90,7 @@ class Joins:
         for name, value in selection.where:
             if name in PERIODS:
                 condition = sa.and_(*self._within(*span(name, value, selection.zone)))
-            elif name in TOLD_BY_CALLS and self._base is not MODEL_CALL_TABLE:
+            elif name in SELECTED_BY_CALLS and self._base is not MODEL_CALL_TABLE:
                 # An invocation matches if one of its model calls does.
                 call = MODEL_CALL_TABLE.alias().c
                 condition = sa.exists().where(
@@ -148,7 +148,7 @@ class Joins:
         return self._attributes[key]
 
 
-TOLD_BY_CALLS: Final = ("model", "provider")
+SELECTED_BY_CALLS: Final = ("model", "provider")
 """Properties by which model calls select their invocation and its tool calls."""
 
 IDENTITIES: Final = ("invocation", "root", "trace")

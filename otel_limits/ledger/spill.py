@@ -86,7 +86,7 @@ class SpillFiles:
             for file in opened.values():
                 file.close()
 
-    def taking_own(self, database: Database) -> Iterator[int]:
+    def restore_own(self, database: Database) -> Iterator[int]:
         """Move this process's own spilled rows into the database; keep its files open on failure.
 
         Yields:
@@ -96,7 +96,7 @@ class SpillFiles:
             mine, self._open = self._open, {}
         try:
             for place in list(mine):
-                yield from mine[place].moving(database)
+                yield from mine[place].move_to(database)
                 mine.pop(place).close()
         finally:
             with self._lock:
@@ -123,10 +123,10 @@ class SpillFiles:
             try:
                 file.append(lines, to_disk=to_disk)
             except OSError:
-                if not file.can_go_on():
+                if not file.is_usable():
                     del self._open[place]
                 raise
-            if file.is_there():
+            if file.exists():
                 break
             # Deleted or moved, e.g. with its directory: rows written to it would be lost.
             self._open.pop(place).close()
@@ -198,12 +198,12 @@ class SpillFile:
             raise
         self._end += len(lines)
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Return whether it still exists under its name, which an open file outlives."""
         found = os.fstat(self._file.fileno())
         return identity(self._path) == (found.st_dev, found.st_ino)
 
-    def can_go_on(self) -> bool:
+    def is_usable(self) -> bool:
         """Return whether it takes further lines; if not, close it, and delete it if empty."""
         if self._is_whole and self._end:
             return True
@@ -212,7 +212,7 @@ class SpillFile:
         self.close()
         return False
 
-    def moving(self, database: Database) -> Iterator[int]:
+    def move_to(self, database: Database) -> Iterator[int]:
         """Move its rows into a database and delete it; yields the size of each portion."""
         file = files.open_existing(self._path)
         if file is not None:
@@ -278,7 +278,7 @@ def owner_of(path: Path) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Orphan:
+class OrphanedSpillFile:
     """A spill file that no process restores automatically."""
 
     path: Path
@@ -288,7 +288,7 @@ class Orphan:
     """Time of its last write, in seconds since the epoch."""
 
 
-def orphans(address: Address) -> list[Orphan]:
+def find_orphans(address: Address) -> list[OrphanedSpillFile]:
     """Find spill files whose ledger no longer exists, or is this one under another user or host.
 
     A person has to decide where their rows belong: `otel-limits ledger adopt`.
@@ -300,7 +300,7 @@ def orphans(address: Address) -> list[Orphan]:
             owner = owner_of(path)
             if owner is not None and _is_orphan(owner, address):
                 with contextlib.suppress(OSError):
-                    found.append(Orphan(path, owner, path.stat().st_mtime))
+                    found.append(OrphanedSpillFile(path, owner, path.stat().st_mtime))
     return found
 
 
@@ -315,17 +315,17 @@ def _is_orphan(owner: str, address: Address) -> bool:
 # --- restoring rows ------------------------------------------------------------------------------
 
 
-def taking_back(database: Database, spill: SpillFiles) -> Iterator[int]:
+def restore_spilled(database: Database, spill: SpillFiles) -> Iterator[int]:
     """Import all inactive spill files into the database.
 
     Yields:
         Rows moved, after each portion.
     """
     for path in spill.files():
-        yield from taking(database, path)
+        yield from restore_file(database, path)
 
 
-def taking(database: Database, path: Path) -> Iterator[int]:
+def restore_file(database: Database, path: Path) -> Iterator[int]:
     """Import one spill file into a database, unless it is in use.
 
     Yields:

@@ -22,7 +22,7 @@ from otel_limits.ledger import retention
 from otel_limits.ledger.database import Database, reason_of
 from otel_limits.ledger.pending import MAX_KEPT, PendingRows
 from otel_limits.ledger.rows import microseconds
-from otel_limits.ledger.spill import MARK, SpillFiles, taking_back
+from otel_limits.ledger.spill import MARK, SpillFiles, restore_spilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,13 +39,13 @@ PATIENCE_SECONDS: Final = 0.015
 GATHER_SECONDS: Final = 1.0
 """How long rows are collected into a batch: what a crash can lose of them."""
 
-MANY: Final = 200
+BATCH_ROWS: Final = 200
 """Rows at which a batch is written immediately."""
 
 RETRY_SECONDS: Final = 1.0
 """Pause after a database failure."""
 
-TAKE_BACK_SECONDS: Final = 10.0
+RESTORE_SECONDS: Final = 10.0
 """Pause after spill files could not be restored."""
 
 PRUNE_SECONDS: Final = 60 * 60.0
@@ -92,7 +92,7 @@ class Writer:
         self._spilling = threading.RLock()
         self._is_closing = False
         self._retry_at = 0.0
-        self._take_back_at = 0.0
+        self._restore_at = 0.0
         self._prune_at = math.inf if self._max_age is None else 0.0
 
     def after_fork(self) -> None:
@@ -113,7 +113,7 @@ class Writer:
         # Some servers fork without Python's fork hooks, so `after_fork` was not called.
         if self._pid != os.getpid():
             self.after_fork()
-        waiting = self._pending.add(rows, MANY)
+        waiting = self._pending.add(rows, BATCH_ROWS)
         if self._is_closing:  # a concurrent event, while another thread switches otel-limits off
             self._end(to_disk=False)
             return
@@ -132,12 +132,12 @@ class Writer:
             # delay the agent by as much as the database did.
             self._spill_everything(to_disk=False)
 
-    def wait_until_landed(self, seconds: float) -> None:
+    def wait_until_persisted(self, seconds: float) -> None:
         """Wait until all rows are in the database; after `seconds`, in a file at least."""
         deadline = time.monotonic() + seconds
         self.wait_until_durable(seconds)
         if self._thread is not None and self._pid == os.getpid():
-            self._pending.wait_until_landed(deadline - time.monotonic())
+            self._pending.wait_until_restored(deadline - time.monotonic())
 
     def close(self) -> None:
         """Write the remaining rows and end the thread; a dead database costs `CLOSE_SECONDS`."""
@@ -189,11 +189,11 @@ class Writer:
         # In-flight rows too, since the database may not commit them. If it does, the second copy
         # changes nothing.
         with self._spilling:
-            rows, mark = self._pending.take_all()
+            rows, mark = self._pending.claim_all()
             if not self._append(rows, to_disk=to_disk):
                 self._pending.put_back(rows)
                 return False
-            self._pending.written(mark)
+            self._pending.mark_durable(mark)
             return True
 
     def _append(self, rows: Rows, *, to_disk: bool) -> bool:
@@ -211,7 +211,7 @@ class Writer:
             )
             return False
         self._pending.spills += 1
-        self._take_back_at = 0.0
+        self._restore_at = 0.0
         return True
 
     # --- run by the thread -----------------------------------------------------------------------
@@ -220,14 +220,14 @@ class Writer:
         while not self._is_closing:
             self._await_work()
             self._flush()
-            self._take_back()
+            self._restore()
             self._prune()
         self._flush()
         if self._pending.waiting:  # spilling failed too; the database may have recovered
             self._retry_at = 0.0
             self._flush()
         # Restore this process's own spill files now; no other process would for a while.
-        self._take_back(only_own=True)
+        self._restore(only_own=True)
 
     def _await_work(self) -> None:
         """Wait for rows and collect a batch of them, or until spill files or pruning are due."""
@@ -235,7 +235,7 @@ class Writer:
         with pending.changed:
             # Without anything to restore it sleeps until notified: nothing is polled.
             while not (pending.waiting or self._is_closing):
-                due = min(self._take_back_at, self._prune_at)
+                due = min(self._restore_at, self._prune_at)
                 seconds = max(due, self._retry_at) - time.monotonic()
                 if seconds <= 0:
                     return
@@ -245,13 +245,15 @@ class Writer:
             pending.is_wanted = False
 
     def _has_gathered_enough(self) -> bool:
-        return self._pending.is_wanted or self._is_closing or len(self._pending.waiting) >= MANY
+        return (
+            self._pending.is_wanted or self._is_closing or len(self._pending.waiting) >= BATCH_ROWS
+        )
 
     def _flush(self) -> None:
         """Write queued rows: to the database, or to the spill file."""
         # Not during a spill: the mark of later rows would cover its rows too.
         with self._spilling:
-            rows, mark = self._pending.take()
+            rows, mark = self._pending.claim()
         if not rows:
             return
         # Straight to the file: each attempt at a dead database costs a timeout, during which rows
@@ -259,7 +261,7 @@ class Writer:
         if time.monotonic() < self._retry_at:
             self._spill_everything(to_disk=True)
         elif self._write(rows):
-            self._pending.landed(mark)
+            self._pending.mark_persisted(mark)
 
     def _write(self, rows: Rows) -> bool:
         """Write to the database, or to a spill file; pause after a failure."""
@@ -268,11 +270,11 @@ class Writer:
         except Exception as error:  # noqa: BLE001  no error may lose a row
             self._retry_at = time.monotonic() + RETRY_SECONDS
             self._pending.is_stuck = False
-            self._tell_outage(error, spilled=self._spill_everything(to_disk=True))
+            self._report_outage(error, spilled=self._spill_everything(to_disk=True))
             return False
         return True
 
-    def _tell_outage(self, error: Exception, *, spilled: bool) -> None:
+    def _report_outage(self, error: Exception, *, spilled: bool) -> None:
         """Report what is wrong with the database, and where the rows are."""
         place = (
             f"rows spilled to {self._spill.place}{MARK}* and restored later"
@@ -282,21 +284,21 @@ class Writer:
         ledger = f"the ledger {self._database.address} unavailable ({reason_of(error)})"
         INTERNAL_ERRORS.report("ledger", error, f"{ledger}; {place}")
 
-    def _take_back(self, *, only_own: bool = False) -> None:
+    def _restore(self, *, only_own: bool = False) -> None:
         """Move rows from spill files to the database, new rows first."""
-        if time.monotonic() < max(self._take_back_at, self._retry_at):
+        if time.monotonic() < max(self._restore_at, self._retry_at):
             return
-        self._take_back_at = math.inf
+        self._restore_at = math.inf
         spills = self._pending.spills
         try:
-            for _ in self._spill.taking_own(self._database):
+            for _ in self._spill.restore_own(self._database):
                 self._flush()
-            self._pending.taken_back(spills)
-            for _ in () if only_own else taking_back(self._database, self._spill):
+            self._pending.mark_restored(spills)
+            for _ in () if only_own else restore_spilled(self._database, self._spill):
                 self._flush()
         except Exception as error:  # noqa: BLE001  the rows stay where they are
-            self._take_back_at = time.monotonic() + TAKE_BACK_SECONDS
-            self._tell_outage(error, spilled=True)
+            self._restore_at = time.monotonic() + RESTORE_SECONDS
+            self._report_outage(error, spilled=True)
 
     def _prune(self) -> None:
         """Delete what is too old, in steps so small that rows hardly wait."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from otel_limits.ledger.address import Address
-    from otel_limits.ledger.words import LedgerSync
+    from otel_limits.ledger.options import LedgerSync
 
 FLUSH_SECONDS: Final = 1.0
 """How long a flush waits for the database before rows are spilled."""
@@ -59,7 +59,7 @@ class LedgerObserver(BaseObserver):
 
     def flush(self) -> None:
         """Wait until all rows are in the database, or spilled on timeout."""
-        self.writer.wait_until_landed(FLUSH_SECONDS)
+        self.writer.wait_until_persisted(FLUSH_SECONDS)
 
     def close(self) -> None:
         """Write the remaining rows."""

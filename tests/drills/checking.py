@@ -17,7 +17,7 @@ from otel_limits.cli import main
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE
-from otel_limits.ledger.spill import SpillFiles, taking_back
+from otel_limits.ledger.spill import SpillFiles, restore_spilled
 from tests.drills.load import CALLS, TOKENS, Place
 
 
@@ -73,7 +73,7 @@ def prove(place: Place, returned: int) -> Said:
         assert answer["totals"][question]["tokens"] == before.tokens, (question, answer, before)
     assert before.calls >= returned * CALLS, (before, returned)
     with opened(place) as database:
-        for _ in taking_back(database, SpillFiles(database.address)):
+        for _ in restore_spilled(database, SpillFiles(database.address)):
             pass
         ended, calls, tokens = counted(database)
     assert (before.calls, before.tokens) == (calls, tokens), (before, calls, tokens)

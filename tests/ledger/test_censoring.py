@@ -90,7 +90,7 @@ def test_a_small_sample_has_a_wide_interval(ledger: LedgerFile, capsys: Output) 
     """20 invocations are too few for a 99th percentile."""
     write(ledger.address, *entries([1, 2, 3, 4] * 5, halted=0))
     text, _ = suggested(capsys)
-    assert "4 (95% interval: 4 to above every observation) turns" in text
+    assert "4 (95% interval: 4 or more) turns" in text
 
 
 def test_backtest_names_its_uncertainty(ledger: LedgerFile, capsys: Output) -> None:

@@ -30,7 +30,7 @@ from otel_limits.ledger import database as database_module
 from otel_limits.ledger import pending as pending_module
 from otel_limits.ledger import writer as writer_module
 from otel_limits.ledger.address import parse
-from otel_limits.ledger.spill import SpillFiles, taking_back
+from otel_limits.ledger.spill import SpillFiles, restore_spilled
 from otel_limits.ledger.writer import Writer
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.runs.registry import LIVE
@@ -872,7 +872,7 @@ def test_a_spill_that_is_gone_by_now_is_nobodys(
         lock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", wait_for_it)
-    assert list(taking_back(database_module.Database(ledger.address), spill)) == []
+    assert list(restore_spilled(database_module.Database(ledger.address), spill)) == []
 
 
 def test_half_a_line_was_never_acknowledged(ledger: LedgerFile) -> None:

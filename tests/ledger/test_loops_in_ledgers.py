@@ -11,11 +11,11 @@ import jsonschema
 import pytest
 
 from otel_limits import Limits, enable
-from otel_limits.audit.loops import LOOPS_QUESTION
+from otel_limits.audit.loop_report import LOOPS_QUESTION
 from otel_limits.audit.repeats import RepeatGroup
 from otel_limits.audit.show import SHOW
 from otel_limits.cli import main
-from otel_limits.cli.show.schema import schema_of
+from otel_limits.cli.show.answer_schema import schema_of
 from otel_limits.core.limits import Breach
 from otel_limits.testing import ScriptedModel, endless, uses
 from tests.ledger.book import Call, Entry, write

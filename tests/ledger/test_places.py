@@ -24,7 +24,7 @@ from otel_limits.ledger import files as files_module
 from otel_limits.ledger import spill as spill_module
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
-from otel_limits.ledger.spill import OWNER, SpillFiles, orphans, taking_back
+from otel_limits.ledger.spill import OWNER, SpillFiles, find_orphans, restore_spilled
 from otel_limits.observers.ledger import LedgerObserver
 from tests.ledger.book import Book, Entry, write
 from tests.ledger.conftest import eventually
@@ -85,7 +85,7 @@ def test_a_full_disk_leads_to_the_next_place(
     (path,) = spill.files()
     assert path.parent == places(ledger.address)[number]
     with closing(Database(ledger.address)) as database:
-        assert sum(taking_back(database, spill)) == 50
+        assert sum(restore_spilled(database, spill)) == 50
     assert spill.files() == []
 
 
@@ -118,7 +118,7 @@ def test_a_file_system_without_locks_leads_to_the_next_place(
     spill.seal()
     assert [path.parent for path in spill.files()] == places(ledger.address)[1:2]
     with closing(Database(ledger.address)) as database:
-        assert sum(taking_back(database, spill)) == 3
+        assert sum(restore_spilled(database, spill)) == 3
 
 
 def test_a_process_has_one_file(ledger: LedgerFile) -> None:
@@ -136,10 +136,10 @@ def test_a_process_has_one_file(ledger: LedgerFile) -> None:
     for number in range(10):
         spill.append([row(number)], to_disk=False)
         with pytest.raises(OSError, match="gone"):
-            list(spill.taking_own(Gone()))  # type: ignore[arg-type]
+            list(spill.restore_own(Gone()))  # type: ignore[arg-type]
     assert len(spill.files()) == 1
     with closing(Database(ledger.address)) as database:
-        assert sum(spill.taking_own(database)) == 10
+        assert sum(spill.restore_own(database)) == 10
     assert spill.files() == []
 
 
@@ -169,8 +169,8 @@ def test_a_password_is_no_part_of_a_name(tmp_path: Path) -> None:
     spill.seal()
     (path,) = SpillFiles(new).files()
     assert "one" not in path.read_text(encoding="utf-8")
-    assert (orphans(new), SpillFiles(other).files()) == ([], [])
-    assert [each.path for each in orphans(other)] == [path]
+    assert (find_orphans(new), SpillFiles(other).files()) == ([], [])
+    assert [each.path for each in find_orphans(other)] == [path]
 
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="the system has no links")
@@ -184,7 +184,7 @@ def test_no_link_is_followed(ledger: LedgerFile, temporary: Path, tmp_path: Path
         SpillFiles(ledger.address)._create(last)
     (trap / f"{last.name}.spill-x.jsonl").write_text('["otel_limits_attributes",{}]\n')
     assert SpillFiles(ledger.address).files() == []
-    assert orphans(ledger.address) == []
+    assert find_orphans(ledger.address) == []
 
 
 def test_a_directory_that_others_can_enter_is_not_ours(ledger: LedgerFile, temporary: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_cut_last_line_costs_no_other(ledger: LedgerFile, cut: int) -> None:
     (path,) = spill.files()
     os.truncate(path, path.stat().st_size - cut)
     with closing(Database(ledger.address)) as database:
-        assert sum(taking_back(database, spill)) == 2
+        assert sum(restore_spilled(database, spill)) == 2
     assert spill.files() == []
 
 

@@ -21,12 +21,12 @@ import pytest
 from otel_limits import Limits, disable, enable
 from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.access import refusal_of
+from otel_limits.ledger.access import write_error
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.proof import balance
-from otel_limits.ledger.reading import asking
-from otel_limits.ledger.spill import SpillFiles, taking_back
+from otel_limits.ledger.reading import open_for_query
+from otel_limits.ledger.spill import SpillFiles, restore_spilled
 from otel_limits.ledger.upgrades import CURRENT, UNRELEASED
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.testing import ScriptedModel, endless, says, uses
@@ -195,7 +195,7 @@ def test_eight_processes_in_one_database(server: Server, database: str, tmp_path
     record_from_processes(server.url(database), tmp_path, 8, 2_000)
     address = parse("test", server.url(database), tmp_path / "data")
     opened = Database(address)
-    for _ in taking_back(opened, SpillFiles(address)):
+    for _ in restore_spilled(opened, SpillFiles(address)):
         pass
     opened.close()
     query = (
@@ -439,7 +439,7 @@ def test_pending_rows_are_in_every_answer(
     waited = answer(capsys, url, *spend)
     assert server.ask(database, count) == before == [(2, 1)]
     opened = Database(address)
-    for _ in taking_back(opened, SpillFiles(address)):
+    for _ in restore_spilled(opened, SpillFiles(address)):
         pass
     opened.close()
     taken = json.loads(answer(capsys, url, *spend))
@@ -450,7 +450,7 @@ def test_a_question_sees_one_moment(server: Server, database: str, tmp_path: Pat
     """An invocation that ends between two statements is in none: its totals would be missing."""
     address = parse("test", server.url(database), tmp_path / "data")
     write(address, Entry())
-    with asking(address) as (connection, _):
+    with open_for_query(address) as (connection, _):
         first = balance(connection)
         write(address, Entry(calls=[Call()] * 3), first=2)
         assert balance(connection) == first
@@ -506,7 +506,7 @@ def test_rows_wait_for_a_server_that_is_down(
         server.start()
     opened, spill = Database(address), SpillFiles(address)
     waiting = [line for path in spill.files() for line in path.read_text().splitlines()[1:]]
-    assert sum(taking_back(opened, spill)) == len(waiting) > 0
+    assert sum(restore_spilled(opened, spill)) == len(waiting) > 0
     opened.close()
     assert server.ask(database, "SELECT count(*) FROM otel_limits_model_calls") == [(2,)]
 
@@ -551,7 +551,7 @@ def test_whether_a_ledger_can_be_written_is_found_out_without_writing(
 ) -> None:
     """By the rights of the user: `otel-limits doctor` makes no table."""
     address = parse("--ledger", server.url(database), Path("/nowhere"))
-    assert refusal_of(address) is None
+    assert write_error(address) is None
     assert server.ask(database, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [
         (0,)
     ]
@@ -559,11 +559,11 @@ def test_whether_a_ledger_can_be_written_is_found_out_without_writing(
     reader = parse(
         "--ledger", server.url(database).replace("auditor@", "reader@"), Path("/nowhere")
     )
-    assert refusal_of(reader) == "this user may not write its tables"
+    assert write_error(reader) == "this user may not write its tables"
     nobody = parse(
         "--ledger", server.url(database).replace("auditor@", "nobody:hunter2@"), Path("/nowhere")
     )
-    refusal = refusal_of(nobody)
+    refusal = write_error(nobody)
     assert refusal is not None
     assert "hunter2" not in refusal
 

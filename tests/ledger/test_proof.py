@@ -22,7 +22,7 @@ from otel_limits.audit.completeness import completeness, of_everything
 from otel_limits.audit.sums import Sums
 from otel_limits.cli import main
 from otel_limits.core.events import Stop
-from otel_limits.ledger.reading import asking
+from otel_limits.ledger.reading import open_for_query
 from otel_limits.ledger.selection import Selection
 from otel_limits.ledger.spill import SpillFiles
 from otel_limits.observers.ledger import LedgerObserver
@@ -73,7 +73,7 @@ def states(answer: Any) -> dict[str, tuple[int, str]]:
 def test_sums_of_another_moment_are_not_taken_for_the_ledger(ledger: LedgerFile) -> None:
     """`spend` adds up halves on two connections, and a call may be recorded between the two."""
     write(ledger.address, entry())
-    with asking(ledger.address) as (connection, waiting):
+    with open_for_query(ledger.address) as (connection, waiting):
         inquiry: Any = SimpleNamespace(
             connection=connection, address=ledger.address, waiting=waiting, selection=Selection()
         )

@@ -21,7 +21,7 @@ from otel_limits.audit.by_tool import shares
 from otel_limits.audit.forecast import ENOUGH_DAYS, build_forecast, predicted, student
 from otel_limits.audit.spend import SPEND
 from otel_limits.cli import main
-from otel_limits.cli.show.schema import schema_of
+from otel_limits.cli.show.answer_schema import schema_of
 from otel_limits.core.limits import Breach
 from tests.ledger.book import DAY, NINE, Call, Entry, write
 

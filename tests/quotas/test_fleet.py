@@ -22,7 +22,7 @@ import otel_limits
 from otel_limits.core.events import ModelCall
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
-from otel_limits.ledger.spill import SpillFiles, taking_back
+from otel_limits.ledger.spill import SpillFiles, restore_spilled
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.recovery import as_text, forget_expired, settle_expired
@@ -323,7 +323,7 @@ def shown(server: Server, ledger: Path) -> int:
 def recorded(ledger: Path) -> int:
     """Tokens of all model calls that a ledger has, those beside it included."""
     database = Database(parse("ledger", str(ledger), ledger.parent))
-    for _ in taking_back(database, SpillFiles(database.address)):
+    for _ in restore_spilled(database, SpillFiles(database.address)):
         continue
     database.close()
     with closing(sqlite3.connect(ledger)) as connection:

@@ -154,9 +154,9 @@ def _ledger(address: Address | None) -> Iterator[Finding]:
         )
         address = ledger_address("The ledger", default)
     else:
-        from otel_limits.ledger.access import refusal_of
+        from otel_limits.ledger.access import write_error
 
-        refusal = refusal_of(address)
+        refusal = write_error(address)
         if refusal is None:
             yield ok("ledger", f"{address} is writable.")
         else:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.audit.formatting import NUMBERS, exact
-from otel_limits.cli.show.schema import AMOUNTS, schema_name
+from otel_limits.cli.show.answer_schema import AMOUNTS, schema_name
 from otel_limits.core.labels import escape_formula
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import Answer, CellKind, Forecast, Table
+    from otel_limits.audit.answer import Answer, CellKind, Forecast, Table
 
 
 def as_json(answer: Answer) -> str:
@@ -74,7 +74,7 @@ def _named(table: Table, row: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def beside(answer: Answer) -> list[str]:
+def additional_lines(answer: Answer) -> list[str]:
     """List the lines that complete an answer, in addition to its tables."""
     forecast = answer.forecast.sentence if answer.forecast is not None else ""
     return [line for line in (answer.summary, forecast, answer.complete) if line]

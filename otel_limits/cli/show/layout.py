@@ -16,7 +16,7 @@ from rich.cells import cell_len, chop_cells
 from otel_limits.audit.formatting import NUMBERS, written
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import CellKind, Column, Table
+    from otel_limits.audit.answer import CellKind, Column, Table
 
 COMPACT: Final = 100
 """Terminal width below which columns are separated by one space instead of two."""

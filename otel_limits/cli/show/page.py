@@ -8,11 +8,11 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.formatting import NUMBERS, exact, written
-from otel_limits.cli.show.charts import colour, draw, hatches
+from otel_limits.cli.show.svg_charts import colour, draw, hatches
 from otel_limits.core.wording import pluralize
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import Answer, CellKind, Chart, Column, Table
+    from otel_limits.audit.answer import Answer, CellKind, Chart, Column, Table
 
 POLICY: Final = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

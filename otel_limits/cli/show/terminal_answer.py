@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from otel_limits.audit.answers import Answer, Table
+    from otel_limits.audit.answer import Answer, Table
 
 FILE_WIDTH: Final = 500
 """Width without a terminal, so that nothing is folded in a file."""

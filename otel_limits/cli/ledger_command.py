@@ -9,17 +9,17 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Final
 
-from otel_limits.audit import asking
+from otel_limits.audit import parsing
 from otel_limits.audit.question import SELECTION
 from otel_limits.cli import reprice
 from otel_limits.cli.command import add_command, add_group, file_name
-from otel_limits.cli.opening import (
+from otel_limits.cli.ledger_options import (
     add_ledger_command,
     add_option,
-    inquiring,
-    named,
-    opened,
-    refusing,
+    ledger_address,
+    open_ledger,
+    open_query,
+    report_ledger_errors,
 )
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
     group = add_group(commands, "ledger", HELP)
     parser = add_ledger_command(group, "prune", "Delete old budget trees.", prune)
     parser.add_argument(
-        "--older-than", type=asking.duration, required=True, metavar="AGE", help="e.g. 90d"
+        "--older-than", type=parsing.duration, required=True, metavar="AGE", help="e.g. 90d"
     )
     parser.add_argument(
         "--full",
@@ -66,7 +66,7 @@ def add(commands: Any) -> None:
     parser = add_ledger_command(group, "adopt", text, adopt, option="--into")
     parser.add_argument("file", type=file_name, metavar="FILE")
     text = "Recover a damaged SQLite ledger into a new file."
-    parser = add_command(group, "salvage", text, refusing(salvage))
+    parser = add_command(group, "salvage", text, report_ledger_errors(salvage))
     parser.add_argument("damaged", type=file_name, metavar="CORRUPT")
     parser.add_argument(
         "--output", required=True, type=file_name, metavar="NEW.db", help="the new ledger"
@@ -80,14 +80,14 @@ def prune(arguments: Namespace) -> int:
     # Computed once, so that all portions use the same cutoff. As integers: dates do not reach
     # before the year 1.
     age = arguments.older_than // timedelta(microseconds=1)
-    before = asking.to_microseconds(datetime.now(timezone.utc)) - age
-    with opened(arguments) as database:
+    before = parsing.to_microseconds(datetime.now(timezone.utc)) - age
+    with open_ledger(arguments) as database:
         with working("Pruning") as work:
             gone = sum(work.through(retention.prune(database, before)))
         # Immediately, as freeing the space may fail.
         sys.stdout.write(f"{pluralize(gone, 'invocation')} deleted from {database.address}.\n")
         with working("Freeing disk space"):
-            refused = retention.give_back(database, is_full=arguments.full)
+            refused = retention.reclaim_space(database, is_full=arguments.full)
         if refused and arguments.full:
             raise LedgerError(
                 f"PostgreSQL did not free disk space: {refused[0]}. Prune as the role that owns "
@@ -100,12 +100,12 @@ def prune(arguments: Namespace) -> int:
 
 def export(arguments: Namespace) -> int:
     """Write rows to a file."""
-    from otel_limits.ledger.export import Export, write
+    from otel_limits.ledger.file_export import Export, write
 
     # It ends with its table of contents, which is useless on a terminal.
     if arguments.format == "parquet" and arguments.output is None:
         raise LedgerError("Parquet needs a file. Set one with --output.")
-    with inquiring(arguments) as inquiry:
+    with open_query(arguments) as inquiry:
         inquiry.require_known()
         chosen = Export(arguments.what, arguments.format, arguments.output)
         write(inquiry.connection, inquiry.selection, chosen, inquiry.work)
@@ -120,7 +120,7 @@ def import_spans(arguments: Namespace) -> int:
     # By the current price list, as imported calls have no prices.
     settings = config.read().settings
     prices = Prices(PolicyFile(settings.policy_path).document.price_list())
-    with opened(arguments, create=True) as database, working("Importing") as work:
+    with open_ledger(arguments, create=True) as database, working("Importing") as work:
         done = import_files(database, arguments.files, settings.audit_keys, prices, work)
     # On standard error if nothing was imported: scripts see the exit status, people the reason.
     (sys.stderr if done.has_no_call else sys.stdout).write(f"{done}\n")
@@ -131,7 +131,7 @@ def upgrade(arguments: Namespace) -> int:
     """Upgrade a ledger."""
     from otel_limits.ledger.upgrades import CURRENT
 
-    with opened(arguments) as database, working("Upgrading"):
+    with open_ledger(arguments) as database, working("Upgrading"):
         database.engine()
         sys.stdout.write(f"{database.address} has schema version {CURRENT}.\n")
     return 0
@@ -139,7 +139,7 @@ def upgrade(arguments: Namespace) -> int:
 
 def adopt(arguments: Namespace) -> int:
     """Import a spill file, which is deleted once the ledger contains its rows."""
-    from otel_limits.ledger.spill import is_spill_file, taking
+    from otel_limits.ledger.spill import is_spill_file, restore_file
 
     path = Path(arguments.file)
     if not path.exists():
@@ -148,12 +148,12 @@ def adopt(arguments: Namespace) -> int:
         raise LedgerError(
             f"{path} is not a spill file. otel-limits audit verify lists spill files."
         )
-    with opened(arguments) as database, working("Adopting") as work:
+    with open_ledger(arguments) as database, working("Adopting") as work:
         # Opening a ledger restores its own spill files; only others are adopted.
         if not path.exists():
             sys.stdout.write(f"{path} belonged to {database.address}, which now has its rows.\n")
             return 0
-        moved = sum(work.through(taking(database, path)))
+        moved = sum(work.through(restore_file(database, path)))
         rows = pluralize(moved, "row")
         # It is deleted with its last row, unless a process may still append to it.
         if path.exists():
@@ -175,7 +175,7 @@ def salvage(arguments: Namespace) -> int:
     if output.exists():
         raise LedgerError(f"{output} exists. Set a new file with --output.")
     arguments.ledger = str(output)
-    with named(arguments) as address, contextlib.closing(Database(address)) as database:
+    with ledger_address(arguments) as address, contextlib.closing(Database(address)) as database:
         with working("Salvaging"):
             done = read(damaged, database)
         sys.stdout.write(f"{done} The new ledger is {output}.\n")

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from otel_limits.audit import asking
-from otel_limits.audit.answers import Answer, Column, Table
+from otel_limits.audit import parsing
+from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.formatting import UNFINISHED
-from otel_limits.audit.question import Inquiry, Option, Question
+from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.repeats import RepeatGroup, calls_by_turn, cost_after, group_repeats
 from otel_limits.core.events import HALTED
 from otel_limits.core.limits import LOOP_DETECTED_STOP_REASON
@@ -106,7 +106,7 @@ class Repeating:
         )
 
 
-def loops(inquiry: Inquiry, top: int) -> Answer:
+def loops(inquiry: AuditQuery, top: int) -> Answer:
     """Answer which agents and tools repeat calls."""
     from otel_limits.ledger import tooling
 
@@ -136,7 +136,7 @@ def loops(inquiry: Inquiry, top: int) -> Answer:
     )
 
 
-def found(inquiry: Inquiry) -> Iterator[Loop]:
+def found(inquiry: AuditQuery) -> Iterator[Loop]:
     """Iterate over the groups of identical calls of every invocation."""
     from otel_limits.ledger import queries, tooling
 
@@ -212,5 +212,5 @@ LOOPS_QUESTION: Final = Question(
     help="Find repeated tool calls and their cost.",
     answer=loops,
     tables={"loops": LOOPS, "worst": WORST},
-    options=(Option("--top", "N", asking.cap, "loops to list (default: 10)", default=10),),
+    options=(Option("--top", "N", parsing.cap, "loops to list (default: 10)", default=10),),
 )

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from otel_limits.audit.question import Inquiry, Option
+from otel_limits.audit.question import AuditQuery, Option
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
@@ -31,13 +31,13 @@ def add_ledger_command(
     option: str = "--ledger",
 ) -> ArgumentParser:
     """Add a command on a ledger, which reports ledger errors on stderr."""
-    parser = add_command(commands, name, text, refusing(call))
+    parser = add_command(commands, name, text, report_ledger_errors(call))
     about = "a path, sqlite:///PATH or postgresql://…"
     parser.add_argument(option, dest="ledger", metavar="ADDRESS", help=about)
     return parser
 
 
-def refusing(call: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
+def report_ledger_errors(call: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
     """Wrap a command so that it reports ledger errors on stderr."""
 
     def call_or_refuse(arguments: Namespace) -> int:
@@ -64,7 +64,7 @@ def add_option(parser: Any, option: Option) -> None:
     parser.add_argument(option.flag, **described)
 
 
-def selected(arguments: Namespace) -> Selection:
+def selection_of(arguments: Namespace) -> Selection:
     """Return the part of the ledger that the options select.
 
     Raises:
@@ -97,21 +97,21 @@ def selected(arguments: Namespace) -> Selection:
 
 
 @contextlib.contextmanager
-def inquiring(arguments: Namespace) -> Iterator[Inquiry]:
+def open_query(arguments: Namespace) -> Iterator[AuditQuery]:
     """Open the ledger read-only for a query of the selected part.
 
     Raises:
         LedgerError: There is none, or it cannot be read.
     """
-    from otel_limits.ledger.reading import asking
+    from otel_limits.ledger.reading import open_for_query
 
-    selection = selected(arguments)
+    selection = selection_of(arguments)
     with (
-        named(arguments) as address,
-        asking(address) as (connection, waiting),
+        ledger_address(arguments) as address,
+        open_for_query(address) as (connection, waiting),
         working("Querying the ledger") as work,
     ):
-        yield Inquiry(
+        yield AuditQuery(
             connection=connection,
             ledger=str(address),
             address=address,
@@ -123,7 +123,7 @@ def inquiring(arguments: Namespace) -> Iterator[Inquiry]:
 
 
 @contextlib.contextmanager
-def opened(arguments: Namespace, *, create: bool = False) -> Iterator[Database]:
+def open_ledger(arguments: Namespace, *, create: bool = False) -> Iterator[Database]:
     """Open the ledger for changes, and restore its spill files.
 
     Raises:
@@ -131,20 +131,20 @@ def opened(arguments: Namespace, *, create: bool = False) -> Iterator[Database]:
     """
     from otel_limits.ledger.database import Database
     from otel_limits.ledger.reading import require_ledger
-    from otel_limits.ledger.spill import SpillFiles, taking_back
+    from otel_limits.ledger.spill import SpillFiles, restore_spilled
 
-    with named(arguments) as address:
+    with ledger_address(arguments) as address:
         if not create:
             require_ledger(address)
         # Spilled rows belong to the ledger: a change must not miss them.
         with contextlib.closing(Database(address)) as database:
-            for _ in taking_back(database, SpillFiles(address)):
+            for _ in restore_spilled(database, SpillFiles(address)):
                 pass
             yield database
 
 
 @contextlib.contextmanager
-def named(arguments: Namespace) -> Iterator[Address]:
+def ledger_address(arguments: Namespace) -> Iterator[Address]:
     """Find the ledger, and turn database errors into sentences.
 
     Raises:
@@ -177,7 +177,7 @@ def _unusable(address: Address, reason: str, *, has_damage: bool) -> LedgerError
     return LedgerError(f"The ledger {address} cannot be used: {reason}.{advice}")
 
 
-def exactly(inquiry: Inquiry, answer: Callable[[], T]) -> T:
+def with_exact_sums(inquiry: AuditQuery, answer: Callable[[], T]) -> T:
     """Answer; and again with exact sums if a SQLite sum exceeds 64 bits."""
     from otel_limits.ledger.database import DatabaseError
     from otel_limits.ledger.reading import add_up_exactly

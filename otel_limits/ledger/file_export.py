@@ -15,10 +15,10 @@ import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import escape_formula
+from otel_limits.ledger.options import KEY_PREFIX
 from otel_limits.ledger.rows import dollars, portions, time_of
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
 from otel_limits.ledger.selection import Joins, Selection, audit_keys
-from otel_limits.ledger.words import KEY_PREFIX
 
 if TYPE_CHECKING:
     from otel_limits.core.wording import ProgressBar

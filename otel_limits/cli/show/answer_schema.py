@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import CellKind, Column
+    from otel_limits.audit.answer import CellKind, Column
     from otel_limits.audit.question import Question
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.audit.formatting import money, written
 
 if TYPE_CHECKING:
-    from otel_limits.audit.answers import CellKind, Chart, ChartSeries, Mark
+    from otel_limits.audit.answer import CellKind, Chart, ChartSeries, Mark
 
 WIDTH: Final = 640
 WIDE: Final = 1300
