@@ -96,7 +96,7 @@ class Question:
     name: str
     help: str
     answer: Callable[..., Answer]
-    """Receives the `Inquiry`, and the value of each of `options` by its name."""
+    """Receives the `AuditQuery`, and the value of each of `options` by its name."""
     options: Sequence[Option] = ()
     selection: Sequence[Option] = (*SELECTION, SELECTED)
     """Options that select a part of the ledger."""

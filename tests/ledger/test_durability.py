@@ -81,7 +81,7 @@ while True:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry a broken database immediately, so that a test need not wait."""
     monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(writer_module, "TAKE_BACK_SECONDS", 0.05)
+    monkeypatch.setattr(writer_module, "RESTORE_SECONDS", 0.05)
     monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
 
 
