@@ -72,7 +72,8 @@ def commands(selected: Mapping[str, Sequence[str]]) -> list[list[str]]:
         assert form == "queryparam", found
         return queryparam(name, selected.get(name, ALL))
 
-    lines = re.sub(r"\$\{(\w+):([\w:]+)\}", fill, NOTE.content).splitlines()
+    content = NOTE.content.replace("\\\n", "")
+    lines = re.sub(r"\$\{(\w+):([\w:]+)\}", fill, content).splitlines()
     split = [shlex.split(line) for line in lines if not line.startswith("```")]
     assert [words[:3] for words in split] == [
         ["otel-limits", "audit", question] for question in ("stops", "spend")
