@@ -66,8 +66,7 @@ def forgotten(limit: Limit, backtest_help: str) -> Iterator[str]:
     for section in ("limits", "tree") if limit.in_tree else ("limits",):
         if limit.name not in SCHEMA[section]["properties"]:
             yield (
-                f"{PATH.name}: {section} has no {limit.name} "
-                f"(run python -m tests.generate schema)"
+                f"{PATH.name}: {section} has no {limit.name} (run python -m tests.generate schema)"
             )
     if limit.name not in CASES:
         yield f"tests/test_every_limit.py: there is no case for {limit.name}"

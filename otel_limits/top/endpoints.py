@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from otel_limits.core.secrets import redact_url
 from otel_limits.dashboards.api import WebAddress
 from otel_limits.observers import instruments as table
-from otel_limits.top.scrapes import FAILED, NUMBERS, PROCESS_START, SUMS, Sample, ScrapeError
+from otel_limits.top.scrapes import FAILED, NUMBERS, PROCESS_START, SUMS, ScrapedSample, ScrapeError
 
 if TYPE_CHECKING:
     from otel_limits.top.scrapes import Scrape
@@ -81,7 +81,7 @@ class Endpoint:
         """Return nothing, as an endpoint has no history."""
         return ()
 
-    def samples(self, now: float) -> Sequence[Sample]:  # noqa: ARG002  part of the protocol
+    def samples(self, now: float) -> Sequence[ScrapedSample]:  # noqa: ARG002  part of the protocol
         """Scrape the endpoint.
 
         Raises:
@@ -134,7 +134,7 @@ def _reason(error: Exception) -> str:
     return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
 
 
-def samples_of(page: str, *, is_openmetrics: bool) -> Iterator[Sample]:
+def samples_of(page: str, *, is_openmetrics: bool) -> Iterator[ScrapedSample]:
     """Parse the otel-limits metrics of a page, in either exposition format.
 
     Raises:
@@ -155,7 +155,7 @@ def samples_of(page: str, *, is_openmetrics: bool) -> Iterator[Sample]:
             # An unset gauge is NaN, as would be every sum that includes it.
             if math.isfinite(value):
                 trace = exemplar.labels.get("trace_id") if exemplar else None
-                yield Sample(name, labels, value, trace)
+                yield ScrapedSample(name, labels, value, trace)
 
 
 def _is_read(line: str) -> bool:

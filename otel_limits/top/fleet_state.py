@@ -19,7 +19,7 @@ from otel_limits.top.follower import (
 
 if TYPE_CHECKING:
     from otel_limits.top.follower import Key
-    from otel_limits.top.scrapes import Feed, Labels, Sample, Scrape
+    from otel_limits.top.scrapes import Feed, Labels, ScrapedSample, Scrape
 
 COUNTED: Final = {table.TURNS.name: "turns", table.TOKENS.name: "tokens"}
 FINISHED: Final = {
@@ -234,7 +234,7 @@ def nearest(shares: Iterable[CapShare]) -> tuple[CapShare, ...]:
     return tuple(sorted(shares, key=lambda each: -each.share))
 
 
-def caps_of(present: Iterable[Sample]) -> dict[str, dict[str, float]]:
+def caps_of(present: Iterable[ScrapedSample]) -> dict[str, dict[str, float]]:
     """Return the caps of each agent, the lowest if processes differ."""
     caps: dict[str, dict[str, float]] = {}
     for sample in present:
@@ -272,7 +272,7 @@ def bound_of(text: str) -> float:
         return math.inf
 
 
-def quotas_near_limit(present: Iterable[Sample], now: float) -> tuple[QuotaRow, ...]:
+def quotas_near_limit(present: Iterable[ScrapedSample], now: float) -> tuple[QuotaRow, ...]:
     """Return the quota keys close to their limit, as last read by any process."""
     gauges = {
         table.QUOTA_USED.name: "used",
@@ -298,7 +298,7 @@ def quotas_near_limit(present: Iterable[Sample], now: float) -> tuple[QuotaRow, 
     return tuple(sorted(near, key=lambda row: -row.share))
 
 
-def warnings_of(present: Iterable[Sample], hour: Mapping[Key, float]) -> Iterator[str]:
+def warnings_of(present: Iterable[ScrapedSample], hour: Mapping[Key, float]) -> Iterator[str]:
     """Yield messages about problems of otel-limits itself."""
     zeros: dict[str, int] = {}
     for sample in present:

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from otel_limits.core.events import HALTED
 from otel_limits.observers import instruments as table
 from otel_limits.top.fleet import RecentHalt
-from otel_limits.top.scrapes import PROCESS_START, Labels, Sample, Scrape, process_of
+from otel_limits.top.scrapes import PROCESS_START, Labels, ScrapedSample, Scrape, process_of
 
 Key: TypeAlias = tuple[str, ...]
 """A counter, e.g. `("turns", "researcher")`."""
@@ -179,7 +179,7 @@ class Follower:
             self._known_since[process] = scrape.at if new[process] == UNKNOWN else 0.0
         return new
 
-    def _growth(self, scrape: Scrape, sample: Sample) -> float:
+    def _growth(self, scrape: Scrape, sample: ScrapedSample) -> float:
         """Return the increase of a series, from 0 if it is new or was reset."""
         key = (scrape.feed, sample.series())
         before, _ = self._values.get(key, (0.0, 0.0))
@@ -199,7 +199,7 @@ class Follower:
         }
         self._known_since = {key: at for key, at in self._known_since.items() if key in present}
 
-    def _record_halt(self, scrape: Scrape, sample: Sample, count: int) -> None:
+    def _record_halt(self, scrape: Scrape, sample: ScrapedSample, count: int) -> None:
         """Add a halt to the list of recent ones."""
         self.halts.appendleft(
             RecentHalt(
@@ -213,7 +213,7 @@ class Follower:
         )
 
 
-def hourly_key(sample: Sample) -> Key | None:
+def hourly_key(sample: ScrapedSample) -> Key | None:
     """Return the key of a sample in the counts of the last hour, if it is counted there."""
     labels, agent = sample.labels, sample.agent
     if sample.name == table.STOPS.name and labels.get("action") in HALTED:

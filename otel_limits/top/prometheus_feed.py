@@ -14,7 +14,7 @@ from otel_limits.top.scrapes import (
     NUMBERS,
     PROCESS_START,
     SUMS,
-    Sample,
+    ScrapedSample,
     Scrape,
     ScrapeError,
 )
@@ -57,7 +57,7 @@ class PrometheusFeed:
         Raises:
             ScrapeError: The query failed.
         """
-        by_time: dict[float, list[Sample]] = {}
+        by_time: dict[float, list[ScrapedSample]] = {}
         window = {"start": f"{now - HISTORY_SECONDS:.3f}", "end": f"{now:.3f}"}
         # Grouped by time, as the follower compares consecutive scrapes.
         for at, sample in self._query("query_range", **window, step=str(STEP_SECONDS)):
@@ -65,7 +65,7 @@ class PrometheusFeed:
         for at, samples in sorted(by_time.items()):
             yield Scrape(self.shown, at, samples, is_past=True)
 
-    def samples(self, now: float) -> Sequence[Sample]:
+    def samples(self, now: float) -> Sequence[ScrapedSample]:
         """Query the latest samples.
 
         Raises:
@@ -76,7 +76,7 @@ class PrometheusFeed:
             raise ScrapeError(f"{self.shown} has no current otel-limits metrics.")
         return samples
 
-    def _query(self, path: str, **parameters: str) -> Sequence[tuple[float, Sample]]:
+    def _query(self, path: str, **parameters: str) -> Sequence[tuple[float, ScrapedSample]]:
         try:
             return [
                 pair
@@ -90,7 +90,7 @@ class PrometheusFeed:
             raise ScrapeError(f"{self.shown} did not return a Prometheus response.") from None
 
 
-def _samples(series: Mapping[str, Any]) -> Iterator[tuple[float, Sample]]:
+def _samples(series: Mapping[str, Any]) -> Iterator[tuple[float, ScrapedSample]]:
     """Yield all points of a series with their times."""
     labels = dict(series["metric"])
     name = labels.pop("__name__", "")
@@ -98,4 +98,4 @@ def _samples(series: Mapping[str, Any]) -> Iterator[tuple[float, Sample]]:
     for at, text in series.get("values") or [series["value"]]:
         # NaN would make every sum NaN.
         if math.isfinite(value := float(text)):
-            yield float(at), Sample(name, labels, value)
+            yield float(at), ScrapedSample(name, labels, value)

@@ -42,7 +42,7 @@ class ScrapeError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ScrapedSample:
     """One value of one series."""
 
     name: str
@@ -78,7 +78,7 @@ class Scrape:
     """Address of the feed, without credentials."""
     at: float
     """Seconds since the epoch."""
-    samples: Sequence[Sample] = ()
+    samples: Sequence[ScrapedSample] = ()
     error: str = ""
     """Why there are no samples."""
     is_past: bool = False
@@ -103,7 +103,7 @@ class Feed(Protocol):
             ScrapeError: The feed is unavailable.
         """
 
-    def samples(self, now: float) -> Sequence[Sample]:
+    def samples(self, now: float) -> Sequence[ScrapedSample]:
         """Return the current samples.
 
         Raises:
