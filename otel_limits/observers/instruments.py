@@ -1,4 +1,4 @@
-"""Every metric in one table, whichever way it leaves the process, and what its labels may say."""
+"""The table of all metrics, for every exporter."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from otel_limits.core.events import CallKind, Decision, ToolStatus
 PREFIX: Final = "otel_limits_"
 
 InstrumentKind: TypeAlias = Literal["counter", "updown", "gauge", "minimum", "histogram"]
-"""`updown` goes up and down and is summed over processes; `gauge` is set to what was seen last;
-`minimum` is one of which the least over all live processes is shown."""
+"""Over processes, `updown` is summed, `gauge` is the latest value, `minimum` the least."""
 
 Exemplar: TypeAlias = dict[str, str]
-"""`trace_id` and `span_id` of an example of what was counted."""
+"""`trace_id` and `span_id` of a counted event."""
 
 
 class Series(Protocol):
-    """One time series: counts, sets or observes a value."""
+    """A time series that counts, sets or observes a value."""
 
     def __call__(self, value: float, exemplar: Exemplar | None = None, /) -> None:
-        """Take `value`, as an example of which a trace may be named."""
+        """Record `value`, with a trace as an example."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSpec:
-    """One metric, as code, OpenTelemetry, Prometheus and documentation want it."""
+    """A metric, as code, OpenTelemetry, Prometheus and the documentation need it."""
 
     name: str
-    """Its name in Prometheus, whichever way it got there."""
+    """Its name in Prometheus, for both exporters."""
     labels: tuple[str, ...]
-    """Its attributes in OpenTelemetry. Where a value is empty there is no such attribute."""
+    """Its attributes in OpenTelemetry, which omits empty ones."""
     help: str
     unit: str = ""
     """UCUM unit for OpenTelemetry; one in braces adds nothing to the name in Prometheus."""
@@ -39,18 +38,18 @@ class MetricSpec:
     buckets: tuple[float, ...] = ()
     """Upper bounds, for a histogram."""
     values: tuple[str, ...] = ()
-    """What its last label can say, where that is a short list: all are made with the first."""
+    """All values of its last label, if they are few: the series are created together."""
     convention: str = ""
-    """Its name in OpenTelemetry's semantic conventions, for a metric of theirs."""
+    """Its name in OpenTelemetry's semantic conventions, if it has one."""
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Its labels in Prometheus, which takes dots for underscores."""
+        """Its labels in Prometheus, which replaces dots by underscores."""
         return tuple(label.replace(".", "_") for label in self.labels)
 
     @property
     def otel_name(self) -> str:
-        """Its name in OpenTelemetry: what Prometheus adds for kind and unit is not in it."""
+        """Its OpenTelemetry name, without the suffixes Prometheus adds for kind and unit."""
         if self.convention:
             return self.convention
         name = self.name.removeprefix(PREFIX).removesuffix("_total").removesuffix("_seconds")
@@ -60,83 +59,81 @@ class MetricSpec:
 STOPS: Final = MetricSpec(
     name="otel_limits_stops_total",
     labels=("agent", "reason", "action"),
-    help="Finished invocations by stop reason and by what otel-limits did (none, observed, halted, "
-    "wrapped_up, raised). The reason of an observed one is that of the limit that it went past.",
+    help="Finished invocations by stop reason and action taken (none, observed, halted, "
+    "wrapped_up, raised). For action=observed, reason is the limit that would have halted.",
     unit="{stop}",
 )
 TURNS: Final = MetricSpec(
     name="otel_limits_turns_total",
     labels=("agent",),
-    help="Model responses taken into a conversation, each with the tools it asked for.",
+    help="Model responses accepted into the conversation.",
     unit="{turn}",
 )
 CYCLES: Final = MetricSpec(
     name="otel_limits_cycles_total",
     labels=("agent",),
-    help="Event loop cycles, replays of interrupted tools included.",
+    help="Event loop cycles, including replays of interrupted tools.",
     unit="{cycle}",
 )
 MODEL_CALLS: Final = MetricSpec(
     name="otel_limits_model_calls_total",
     labels=("agent", "model", "kind"),
-    help="Requests to a provider: measured, zero_token (the provider reported zero), "
-    "unmeasured (it reported nothing) or failed. A halt is none of them.",
+    help="Model calls by kind: measured, zero_token (the provider reported 0), unmeasured (it "
+    "reported nothing), failed.",
     unit="{call}",
     values=get_args(CallKind),
 )
 TOOL_CALLS: Final = MetricSpec(
     name="otel_limits_tool_calls_total",
     labels=("agent", "tool", "status"),
-    help="Tools that a model asked for, by how it ended: success, error, "
-    "or refused because of a limit.",
+    help="Tool calls by status: success, error, refused (by a limit).",
     unit="{call}",
     values=get_args(ToolStatus),
 )
 SYNTHETIC_MESSAGES: Final = MetricSpec(
     name="otel_limits_synthetic_messages_total",
     labels=("agent", "reason"),
-    help="Messages that a halt put into a conversation; no model wrote them.",
+    help="Messages added by a halt instead of a model.",
     unit="{message}",
 )
 TOKENS: Final = MetricSpec(
     name="otel_limits_tokens_total",
     labels=("agent", "model", "type"),
-    help="Tokens by type (input, output). Input includes cached tokens; "
-    "unmeasured calls count with their estimate.",
+    help="Tokens by type (input, output). Input includes cached tokens; unmeasured calls count "
+    "with their estimate.",
     unit="{token}",
     values=("input", "output"),
 )
 CACHED_TOKENS: Final = MetricSpec(
     name="otel_limits_cached_tokens_total",
     labels=("agent", "model", "kind"),
-    help="Input tokens that were read from a cache or written to one. "
-    "They are a part of the input tokens: never add the two.",
+    help="Cached input tokens by kind (read, write). Already included in input tokens.",
     unit="{token}",
     values=("read", "write"),
 )
 COST: Final = MetricSpec(
     name="otel_limits_cost_usd_total",
     labels=("agent", "model"),
-    help="US dollars spent on model calls whose price is known.",
+    help="Cost of model calls with a known price, in USD.",
     unit="{USD}",
 )
 UNPRICED_TOKENS: Final = MetricSpec(
     name="otel_limits_unpriced_tokens_total",
     labels=("agent", "model"),
-    help="Tokens of model calls whose price is unknown, and that no cost includes.",
+    help="Tokens of model calls without a known price. Not included in any cost.",
     unit="{token}",
 )
 IN_PROGRESS: Final = MetricSpec(
     name="otel_limits_invocations_in_progress",
     labels=("agent",),
-    help="Invocations that have begun and not ended.",
+    help="Invocations in progress.",
     unit="{invocation}",
     kind="updown",
 )
 INVOCATION_TURNS: Final = MetricSpec(
     name="otel_limits_invocation_turns",
     labels=("agent",),
-    help="Turns of a finished invocation.",
+    help="Turns of finished invocations.",
     unit="{turn}",
     kind="histogram",
     buckets=(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0),
@@ -144,7 +141,7 @@ INVOCATION_TURNS: Final = MetricSpec(
 INVOCATION_TOKENS: Final = MetricSpec(
     name="otel_limits_invocation_tokens",
     labels=("agent",),
-    help="Input and output tokens of a finished invocation.",
+    help="Input and output tokens of finished invocations.",
     unit="{token}",
     kind="histogram",
     buckets=(256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0),
@@ -152,7 +149,7 @@ INVOCATION_TOKENS: Final = MetricSpec(
 INVOCATION_DURATION: Final = MetricSpec(
     name="otel_limits_invocation_duration_seconds",
     labels=("agent",),
-    help="Seconds from the begin of an invocation to its end.",
+    help="Duration of finished invocations, in seconds.",
     unit="s",
     kind="histogram",
     buckets=(0.5, 2.0, 5.0, 15.0, 60.0, 300.0, 1800.0),
@@ -160,22 +157,20 @@ INVOCATION_DURATION: Final = MetricSpec(
 BUDGET_USED: Final = MetricSpec(
     name="otel_limits_budget_used_ratio",
     labels=("agent", "limit"),
-    help="Share of a limit that a finished invocation had used: 1 when it was reached.",
+    help="Fraction of a limit used per invocation; 1 or more when reached.",
     kind="histogram",
     buckets=(0.25, 0.5, 0.8, 0.9, 0.95, 1.0, 1.25),
 )
 LIMIT: Final = MetricSpec(
     name="otel_limits_limit",
     labels=("agent", "limit"),
-    help="What a limit permits now, in its own unit (turns, tokens, US dollars, seconds); "
-    "0 when it was set and is not any more.",
+    help="Configured limit in its own unit (turns, tokens, USD, seconds); 0 after removal.",
     kind="gauge",
 )
 OVERSHOOT: Final = MetricSpec(
     name="otel_limits_overshoot_tokens",
     labels=("agent", "limit"),
-    help="Tokens above a limit on tokens when it halted an invocation: "
-    "the last model call is counted when it is over.",
+    help="Tokens above a token limit at halt. Tokens of a model call are known only after it.",
     unit="{token}",
     kind="histogram",
     buckets=(0.0, 256.0, 1024.0, 4096.0, 16384.0),
@@ -183,31 +178,30 @@ OVERSHOOT: Final = MetricSpec(
 WARNINGS: Final = MetricSpec(
     name="otel_limits_warnings_total",
     labels=("agent", "limit", "threshold"),
-    help="Invocations that passed a soft threshold of a limit, such as 0.8 of it.",
+    help="Invocations that crossed a soft threshold of a limit, e.g. 0.8.",
     unit="{warning}",
 )
 QUOTA_DECISIONS: Final = MetricSpec(
     name="otel_limits_quota_decisions_total",
     labels=("quota", "decision"),
-    help="What quotas said to model calls: admitted, refused, observed (it would have been "
-    "refused), unpriced (a quota in money did not count it), waited (admitted after a wait), "
-    "gave_up (refused after one), or one of degraded_grace_admitted, degraded_denied, "
-    "degraded_allowed, degraded_local_admitted, degraded_local_refused while the store did "
-    "not answer.",
+    help="Quota decisions: admitted, refused, observed (would have been refused), unpriced (no "
+    "known price, for a quota in USD), waited (admitted after a wait), gave_up (refused "
+    "after a wait). degraded_* were made without the store: degraded_grace_admitted, "
+    "degraded_denied, degraded_allowed, degraded_local_admitted, degraded_local_refused.",
     unit="{decision}",
     values=get_args(Decision),
 )
 QUOTA_WAITING: Final = MetricSpec(
     name="otel_limits_quota_waiting",
     labels=("quota",),
-    help="Model calls that wait for a quota now.",
+    help="Model calls waiting for quota.",
     unit="{call}",
     kind="updown",
 )
 QUOTA_WAIT: Final = MetricSpec(
     name="otel_limits_quota_wait_seconds",
     labels=("quota",),
-    help="How long model calls waited for a quota, however the wait ended.",
+    help="Time spent waiting for quota, in seconds, whatever the outcome.",
     unit="s",
     kind="histogram",
     buckets=(0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0),
@@ -215,63 +209,61 @@ QUOTA_WAIT: Final = MetricSpec(
 QUOTA_USED: Final = MetricSpec(
     name="otel_limits_quota_used",
     labels=("quota", "key"),
-    help="What the fleet had used of a quota, in its own unit, when this process last asked; "
-    "until otel_limits_quota_resets_timestamp_seconds.",
+    help="Fleet-wide usage, in the quota's unit, as last read by this process. Valid until "
+    "otel_limits_quota_resets_timestamp_seconds.",
     kind="gauge",
 )
 QUOTA_RESERVED: Final = MetricSpec(
     name="otel_limits_quota_reserved",
     labels=("quota", "key"),
-    help="What was set aside for model calls under way, in the whole fleet, "
-    "when this process last asked.",
+    help="Usage reserved by in-flight calls of the whole fleet, as last read by this process.",
     kind="gauge",
 )
 QUOTA_LIMIT: Final = MetricSpec(
     name="otel_limits_quota_limit",
     labels=("quota", "key"),
-    help="What a quota permits in the window, grants included, in its own unit "
-    "(tokens, US dollars, model calls, invocations, model calls at once).",
+    help="Quota limit including grants, in its own unit (tokens, USD, model calls, invocations, "
+    "concurrent model calls).",
     kind="gauge",
 )
 QUOTA_RESETS: Final = MetricSpec(
     name="otel_limits_quota_resets_timestamp_seconds",
     labels=("quota", "key"),
-    help="When the window ends in which this process last asked: what was used counts until then. "
-    "For model calls at once, which have no window, a day ahead or two.",
+    help="End of the current quota window. Quotas on concurrent model calls have no window: one "
+    "to two days ahead.",
     unit="s",
     kind="gauge",
 )
 UNSAMPLED_INVOCATIONS: Final = MetricSpec(
     name="otel_limits_unsampled_invocations_total",
     labels=("agent",),
-    help="Invocations whose span did not reach the span processor, "
-    "followed through the framework's hooks instead.",
+    help="Invocations tracked through hooks because spans were missing.",
     unit="{invocation}",
 )
 LABEL_OVERFLOWS: Final = MetricSpec(
     name="otel_limits_label_overflows_total",
     labels=("label",),
-    help="Times that a name was counted as _other, because its label (agent, model, tool, reason, "
-    "provider, observer) tells no more names apart.",
+    help="Label values replaced by _other, by label (agent, model, tool, reason, provider, "
+    "observer).",
     unit="{name}",
     values=("agent", "model", "tool", "reason", "provider", "observer"),
 )
 INTERNAL_ERRORS: Final = MetricSpec(
     name="otel_limits_internal_errors_total",
     labels=("component",),
-    help="Failures inside otel-limits that were kept away from the agent.",
+    help="Internal errors by component. Agents are not affected.",
     unit="{error}",
 )
 OBSERVER_DROPPED_EVENTS: Final = MetricSpec(
     name="otel_limits_observer_dropped_events_total",
     labels=("observer",),
-    help="Facts that an observer lost, because it failed or could not keep up.",
+    help="Events dropped by an observer, because it failed or fell behind.",
     unit="{event}",
 )
 OBSERVER_LAG: Final = MetricSpec(
     name="otel_limits_observer_lag_seconds",
     labels=("observer",),
-    help="Seconds that an observer kept the end of an invocation waiting.",
+    help="Delay an observer added at invocation end, in seconds.",
     unit="s",
     kind="histogram",
     buckets=(0.0001, 0.001, 0.01, 0.05, 0.25, 1.0),
@@ -279,33 +271,31 @@ OBSERVER_LAG: Final = MetricSpec(
 POLICY_VALID: Final = MetricSpec(
     name="otel_limits_policy_valid",
     labels=(),
-    help="1 unless the newest version of the policy file was refused, so that the version "
-    "before it stays in force.",
+    help="1 if the latest policy file was accepted, 0 if the previous version is still used.",
     kind="gauge",
 )
 POLICY_READS: Final = MetricSpec(
     name="otel_limits_policy_reads_total",
     labels=("outcome",),
-    help="Versions of the policy file that were read, by whether they were taken (accepted) or the "
-    "one before stays in force (refused).",
+    help="Policy file reloads by outcome (accepted, refused).",
     unit="{version}",
     values=("accepted", "refused"),
 )
 ENFORCING: Final = MetricSpec(
     name="otel_limits_enforcing",
     labels=("source",),
-    help="1 where limits are in force, 0 where otel-limits is switched on and cannot stop any "
-    "agent. The source is the way in which it was switched on first: run, autoload, instrumentor, "
-    "provider, code or plugin. Told when a framework is imported; of several processes the least.",
+    help="1 if limits are enforced, 0 if otel-limits is enabled but cannot halt agents. source "
+    "is how it was enabled first: run, autoload, instrumentor, provider, code or plugin. "
+    "Set when an agent framework is imported; the minimum of several processes.",
     kind="minimum",
 )
 BUILD_INFO: Final = MetricSpec(
     name="otel_limits_build_info",
     labels=("version", "service_version", "service_namespace", "deployment_environment"),
-    help="Version of otel-limits, as a label of a constant 1, with what OTEL_RESOURCE_ATTRIBUTES "
-    "or the program's own provider says of the service.",
+    help="Constant 1, labeled with the version of otel-limits and the service attributes from "
+    "OTEL_RESOURCE_ATTRIBUTES or the program's provider.",
     kind="gauge",
 )
 
 METRICS: Final = tuple(each for each in globals().values() if isinstance(each, MetricSpec))
-"""Every metric above; both ways out and the table of the documentation are made from this."""
+"""All metrics above, for the exporters and the documentation."""
