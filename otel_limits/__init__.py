@@ -1,4 +1,4 @@
-"""Stops LLM agents that go over budget, and tells exactly what happened."""
+"""Enforce turn, token, cost and time limits on LLM agents."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.remaining import remaining, remaining_async
     from otel_limits.runs.registry import kill
     from otel_limits.runtime.enable import disable, enable
-    from otel_limits.runtime.leaving import flush
+    from otel_limits.runtime.shutdown import flush
 
 __all__ = [
     "KILLED_STOP_REASON",
@@ -142,19 +142,18 @@ LAZY_NAMES = {
     "LimitsPlugin": "otel_limits.plugin",
     "disable": "otel_limits.runtime.enable",
     "enable": "otel_limits.runtime.enable",
-    "flush": "otel_limits.runtime.leaving",
+    "flush": "otel_limits.runtime.shutdown",
     "is_synthetic": "otel_limits.bindings.known",
     "kill": "otel_limits.runs.registry",
     "remaining": "otel_limits.quotas.remaining",
     "remaining_async": "otel_limits.quotas.remaining",
     "stop_of": "otel_limits.bindings.known",
 }
-"""Names that need Strands, the OpenTelemetry SDK or what follows invocations: an audit starts
-without them."""
+"""Names that import Strands or the OpenTelemetry SDK, which commands such as `audit` don't need."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of `LAZY_NAMES` when it is first asked for."""
+    """Import a name of `LAZY_NAMES` on first use."""
     if name not in LAZY_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value = getattr(import_module(LAZY_NAMES[name]), name)

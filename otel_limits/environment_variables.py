@@ -1,6 +1,6 @@
-"""Names every variable, so that `opentelemetry-instrument --limits_max_turns 30 …` works."""
+"""Options of `opentelemetry-instrument`, e.g. `--limits_max_turns 30`."""
 
 from otel_limits.settings.table import SETTINGS
 
-# `opentelemetry-instrument` makes an option of each name in this module that begins with OTEL_.
+# Each name in this module that starts with OTEL_ becomes an option.
 globals().update({setting.variable: setting.variable for setting in SETTINGS})

@@ -175,7 +175,7 @@ def test_an_environment_that_cannot_be_written_is_refused(
     """With the path and what the system says."""
     (tmp_path / "file").touch()
     monkeypatch.setattr(autoload, "autoload_file", lambda: tmp_path / "file" / "line.pth")
-    with pytest.raises(AutoloadError, match=r"line\.pth cannot be written: Not a directory\. Do"):
+    with pytest.raises(AutoloadError, match=r"line\.pth cannot be written: Not a directory\. Run"):
         install_autoload(os.environ)
 
 
@@ -196,7 +196,7 @@ def test_a_directory_whose_files_python_does_not_read_is_refused(
 ) -> None:
     """The line is tried before success is claimed, and taken away again."""
     monkeypatch.setattr(autoload, "autoload_file", lambda: tmp_path / "line.pth")
-    with pytest.raises(AutoloadError, match="does not read the files of"):
+    with pytest.raises(AutoloadError, match="does not read"):
         install_autoload(os.environ)
     assert list(tmp_path.iterdir()) == []
 
@@ -318,7 +318,9 @@ def test_the_line_that_is_left_says_so_where_something_is_set(
     ended = orphan(**CAP)
     assert ended.output == "ran\n"
     (sentence,) = ended.log.splitlines()
-    assert sentence.startswith("otel-limits: it is not installed here any more, so no limit is in")
+    assert sentence.startswith(
+        "otel-limits: limits are not enforced: it is no longer installed here"
+    )
 
 
 # --- Python 3.15 ----------------------------------------------------------------------------------

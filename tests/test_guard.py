@@ -258,7 +258,7 @@ def test_a_fault_while_switching_on_is_told_in_one_sentence(
     monkeypatch.setattr(RUNTIME._guard, "_obstacles", [])  # what is found stays known
     monkeypatch.setattr("otel_limits.runtime.runtime.Runtime._follow", fail)
     enable_leniently("run")
-    assert "limits are not enforced: switching it on failed (RuntimeError" in caplog.text
+    assert "limits are not enforced: enabling failed (RuntimeError" in caplog.text
     assert "Traceback" not in caplog.text
     assert "hush" not in caplog.text
     assert metric("otel_limits_enforcing", source="run") == 0

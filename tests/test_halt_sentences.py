@@ -88,7 +88,7 @@ def test_a_preset(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("OTEL_LIMITS_PRESET", "recommended")
     enable()
     assert origin_of(make_agent(runaway())("go")) == (
-        "preset recommended, which OTEL_LIMITS_MAX_IDENTICAL_TOOL_CALLS replaces"
+        "preset recommended, which OTEL_LIMITS_MAX_IDENTICAL_TOOL_CALLS overrides"
     )
 
 

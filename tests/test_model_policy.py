@@ -72,9 +72,9 @@ def test_a_file_can_say_all_of_a_price() -> None:
         ),
         (
             "{price: {input: 1, output: 1, tiers: [{above: 9, input: 2}, {above: 9, input: 3}]}}",
-            ".price.tiers[1].above is 9 in another tier, too.",
+            ".price.tiers[1].above 9 is also used by another tier.",
         ),
-        ("{provider: '', local: true}", ".provider must be who sells, got ''."),
+        ("{provider: '', local: true}", ".provider must not be empty."),
         ("{provider: 5, price: {input: 1, output: 1}}", ".provider must be text, got 5."),
         ("{price: {input: 1, output: 1, cache_read: x}}", ".price.cache_read must be USD per"),
         (

@@ -454,7 +454,7 @@ WHOLE = "must be a whole number of 1 or more"
 
 WRONG = {
     "defalts: {}": "defalts is not known. Did you mean defaults?",
-    "nonsense: {}": "nonsense is not known. Known here: defaults, agents, models, tools, quotas.",
+    "nonsense: {}": "nonsense is not known. Valid keys: defaults, agents, models, tools, quotas.",
     "defaults: {limit: {}}": "defaults.limit is not known. Did you mean limits?",
     "defaults: {limits: {max_turn: 1}}": (
         "defaults.limits.max_turn is not known. Did you mean max_turns?"
@@ -504,16 +504,16 @@ WRONG = {
     "": "The file is empty.",
     "# only a comment": "The file is empty.",
     "defaults: {limits: {max_turns: 1, max_turns: 2}}": (
-        "The key 'max_turns' is here twice, first on line 1."
+        "Duplicate key 'max_turns', first on line 1."
     ),
     "? [a]\n: 1": "A key must be a single word or text.",
     "defaults: {": "This is not valid YAML: while parsing a flow node",
     "defaults: *gone": "This is not valid YAML: found undefined alias 'gone'.",
     "a: 1\n---\nb: 2": "This is not valid YAML: expected a single document in the stream",
-    "defaults: &x {limits: *x}": "An alias refers to the value that it is part of.",
-    "defaults: \x07": "The file has a character that YAML does not permit.",
+    "defaults: &x {limits: *x}": "An alias refers to its own parent.",
+    "defaults: \x07": "The file has a character that is not allowed in YAML.",
     "[" * 1000: "The file is nested too deeply to be read.",
-    "tools: {t: !thing {}}": "The tag !thing is not permitted: plain YAML only.",
+    "tools: {t: !thing {}}": "The tag !thing is not allowed: plain YAML only.",
     "quotas: {q: {model_calls: 1, window: day, max_wait: 5m}}": "has a max_wait, and its calls are",
     "quotas: {q: {model_calls: 1, window: day, reserve: expected}}": "leave reserve out.",
 }
@@ -553,7 +553,7 @@ def test_no_object_is_made(tmp_path: Path) -> None:
     """A tag that would run something is a mistake, and runs nothing."""
     trace = tmp_path / "ran"
     text = f"defaults: !!python/object/apply:os.mkdir ['{trace}']"
-    assert "The tag !!python/object/apply:os.mkdir is not permitted" in refused(text)[0]
+    assert "The tag !!python/object/apply:os.mkdir is not allowed" in refused(text)[0]
     assert not trace.exists()
 
 
@@ -638,7 +638,7 @@ def test_a_bad_file_leaves_the_rest_in_force(
     enable_leniently("instrumentor")
     (error,) = errors()
     assert error.startswith(f"otel-limits: {path}:1: defaults.action must be one of")
-    assert error.endswith("No policy file is in force; every other setting is.")
+    assert error.endswith("The policy file is ignored; all other settings apply.")
     assert metric("otel_limits_internal_errors_total", component="policy") == 1
     assert metric("otel_limits_policy_valid") == 0
     assert runaway(make_agent)("go").metrics.cycle_count == 2
@@ -751,7 +751,7 @@ def test_an_invalid_version_is_refused(
         agent("go")
     assert calls(agent) == 3 * 2
     assert [error.split(" ")[1] for error in errors()] == [f"{path}:1:"] * 2
-    assert all("The version before it stays in force." in error for error in errors())
+    assert all("The previous version still applies." in error for error in errors())
     assert metric("otel_limits_internal_errors_total", component="policy") == 1
     assert metric("otel_limits_policy_valid") == 0
     write("defaults: {limits: {max_turns: 3}}")
@@ -796,7 +796,7 @@ def test_a_file_that_vanishes_stays_in_force(
         agent("go")
     assert calls(agent) == 2 * 2
     assert len(errors()) == 1
-    assert "cannot be read: No such file or directory. The version before it" in errors()[0]
+    assert "cannot be read: No such file or directory. The previous version" in errors()[0]
     assert metric("otel_limits_policy_valid") == 0
     write("defaults: {limits: {max_turns: 2}}")
     later()
@@ -946,7 +946,7 @@ def test_the_example_of_the_readme_is_valid() -> None:
 
 
 YAML_ITSELF = re.compile(
-    "not valid YAML|twice|alias|tag|character|nested|single word|010|0x10|1__0|1:30|'yes'|inf"
+    "not valid YAML|Duplicate key|alias|tag|character|nested|single word|010|0x10|1__0|1:30|'yes'|inf"
 )
 """What a schema cannot know: mistakes in the text, and what YAML 1.1 takes for numbers."""
 

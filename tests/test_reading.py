@@ -97,7 +97,7 @@ def test_a_question_without_home_or_ledger_is_answered_with_a_sentence(
 ) -> None:
     """It says what to set."""
     assert main(["audit", "spend"]) == 2
-    assert "There is no home directory for a ledger." in capsys.readouterr().err
+    assert "No home directory for the default ledger." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyError, OSError, RecursionError, MemoryError])
@@ -227,7 +227,7 @@ def test_a_prefix_that_is_almost_ours_is_asked_about(
     """One warning where it is switched on; `check` says the same and ends with status 1."""
     monkeypatch.setenv(name, "3")
     sentence = (
-        f"{name} is not a setting of otel-limits, which begin with OTEL_LIMITS_. "
+        f"{name} is not a setting of otel-limits, which start with OTEL_LIMITS_. "
         f"Did you mean {NEAR[name]}?"
     )
     enable()

@@ -151,7 +151,7 @@ def test_no_program_is_a_mistake() -> None:
     """There is something to try instead."""
     ended = execute(*RUN, "--max-turns", "3")
     assert ended.status == 2
-    assert "no program to run. Try: otel-limits run -- python app.py" in ended.log
+    assert "No program given. Try: otel-limits run -- python app.py" in ended.log
 
 
 def test_a_command_that_is_not_found_has_the_status_that_shells_give_it() -> None:
@@ -321,7 +321,7 @@ def test_a_python_without_us_says_that_nothing_is_limited(foreign: dict[str, str
     """The program goes on, but not silently."""
     ended = execute(sys.executable, "-c", "import strands.agent.agent; print('ran')", **foreign)
     assert (ended.status, ended.output) == (0, "ran\n")
-    assert "so no limit is in force there. Install it there: pip install otel-limits" in ended.log
+    assert "Run there: pip install otel-limits" in ended.log
 
 
 def test_a_python_without_us_and_without_agents_hears_nothing_of_us(
@@ -355,7 +355,7 @@ def test_a_bad_value_is_one_error_that_names_variable_and_value(mistaken: Ended)
     errors = [line for line in mistaken.ours if "halted by" not in line]
     sentence = (
         "otel-limits: OTEL_LIMITS_MAX_TURNS must be a whole number of 1 or more, got 'abc'. "
-        "Leave it unset for no such limit. Every other setting is in force."
+        "Leave it unset for no such limit. All other settings apply."
     )
     assert errors == [sentence]
 
@@ -526,4 +526,4 @@ def test_metrics_that_cannot_be_made_cost_no_limit(tmp_path: Path) -> None:
         PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "missing"),
     )
     assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
-    assert "otel-limits cannot count in prometheus_client" in ended.log
+    assert "otel-limits cannot use prometheus_client" in ended.log

@@ -1,4 +1,4 @@
-"""A job whose endpoint nobody scraped says so at its end: by then its metrics are lost."""
+"""A job whose endpoint was never scraped reports at exit that its metrics are lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.processes import bounded, free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
-SAID = "nobody scraped the metrics on 127.0.0.1 port {port}"
+SAID = "metrics on 127.0.0.1:{port} were never scraped"
 LOUD = {"OTEL_LIMITS_QUIET": "false", "OTEL_LIMITS_LEDGER": "none"}
 
 
@@ -43,7 +43,7 @@ def test_a_job_that_ends_before_any_scrape_says_so() -> None:
 )
 def test_it_says_nothing_where_that_is_known_or_nothing_is_lost(environ: dict[str, str]) -> None:
     """Nobody has to be told twice."""
-    assert "nobody scraped" not in execute(*command(free_port()), **environ).log
+    assert "never scraped" not in execute(*command(free_port()), **environ).log
 
 
 @pytest.mark.parametrize("is_scraped", [True, False])

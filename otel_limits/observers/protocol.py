@@ -1,7 +1,7 @@
-"""What every observer of ours is: told facts, and taken through one life cycle.
+"""Base classes of the built-in observers, with one life cycle.
 
-An application's observer is any function that takes an event (`otel_limits.Observer`). Ours are made
-when otel-limits is switched on, or with the first event (`LazyObserver`), and let go in two ways.
+An observer of an application is any function that takes an event (`otel_limits.Observer`). Built-in
+ones are created when otel-limits is enabled, or with their first event (`LazyObserver`).
 """
 
 from __future__ import annotations
@@ -89,8 +89,7 @@ class LazyObserver(Generic[T]):
                     self.made = self._make()
                 except BaseException:
                     self._tried = False
-                    # Tried again at the next event: what failed may have been a file system that was
-                    # not there yet.
+                    # Retried at the next event, e.g. if a file system was not mounted yet.
                     raise
         return self.made
 

@@ -226,7 +226,7 @@ class _Reading:
         field = FIELDS.get(key)
         if field is None:
             self._refuse(
-                f"has no setting {redact_url(key)!r}. Known here: {', '.join(FIELDS)}.", key
+                f"has no setting {redact_url(key)!r}. Valid keys: {', '.join(FIELDS)}.", key
             )
             return None
         # Said as it was written: `repr` of a Decimal is not what stands in the file.

@@ -1,1 +1,1 @@
-"""Switches otel-limits on and off in a process."""
+"""Enables and disables otel-limits in a process."""

@@ -1,4 +1,4 @@
-"""Switches otel-limits on and off: in one line of code, or from the environment alone."""
+"""Enables and disables otel-limits, in code or from the environment."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import closest_match
 from otel_limits.runs.registry import LIVE, kill
 from otel_limits.runtime.guard import Source, end_process
-from otel_limits.runtime.leaving import flush_on_sigterm, say_if_unscraped
 from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.runtime.shutdown import flush_on_sigterm, report_unscraped
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy.file import PolicyFile, price_mistakes
 
@@ -95,15 +95,15 @@ def _require_observers(observers: object) -> None:
 
 
 def disable() -> None:
-    """Undo `enable()` completely; an agent with a `LimitsPlugin` keeps its limits."""
+    """Undo `enable()`. Agents with a `LimitsPlugin` keep its limits."""
     RUNTIME.stop()
 
 
 def enable_leniently(source: Source) -> None:
-    """Enable from the environment where an exception would take others down with it.
+    """Enable from the environment without raising, which would stop other instrumentations.
 
-    A mistake is logged as an error and counted, and every valid setting is in force all the same;
-    with `OTEL_LIMITS_STRICT=true` the process ends with status 2 instead.
+    Invalid settings are logged and counted, and valid ones apply. With `OTEL_LIMITS_STRICT=true`
+    the process exits with status 2 instead.
     """
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
@@ -116,20 +116,20 @@ def enable_leniently(source: Source) -> None:
         RUNTIME.start(reading.settings, policy_file=policy_file, source=source)
     except Exception as error:
         if reading.settings.strict:
-            end_process([f"It cannot be switched on ({error!r})."])
-        RUNTIME.report_disabled(source, f"switching it on failed ({redact_url(repr(error))}).")
-        # A stack is for whoever looks for it: to a stranger it says nothing.
-        logger.debug("otel-limits: why it could not be switched on", exc_info=True)
+            end_process([f"Enabling failed ({error!r})."])
+        RUNTIME.report_disabled(source, f"enabling failed ({redact_url(repr(error))}).")
+        # Log the traceback at DEBUG only.
+        logger.debug("otel-limits: enabling failed", exc_info=True)
         return
-    # Those of the policy file have been logged by now, with what is in force instead of it.
+    # The mistakes of the policy file have been logged with their consequences.
     for mistake in (*reading.mistakes, *unpriced):
-        logger.error("otel-limits: %s Every other setting is in force.", mistake)
+        logger.error("otel-limits: %s All other settings apply.", mistake)
         LIVE.observers.publish_internal_error("config")
     _warn(reading)
 
 
 def _warn(reading: config.Reading) -> None:
-    """Say what may have been meant for us, and which limits nobody has set one by one."""
+    """Log variables that look misspelled, and the limits of a preset."""
     for warning in reading.warnings:
         logger.warning("otel-limits: %s", warning)
     preset = f"preset {reading.settings.preset}"
@@ -141,17 +141,17 @@ def _warn(reading: config.Reading) -> None:
 
 
 def enable_for_run() -> None:
-    """Enable in a program that `otel-limits run` started, and provide what it lacks."""
+    """Enable in a program started by `otel-limits run`."""
     if not RUNTIME.is_on:
         enable_leniently("run")
-    atexit.register(say_if_unscraped)
-    _provide_what_is_missing()
+    atexit.register(report_unscraped)
+    _provide_missing()
 
 
 def enable_for_autoload() -> None:
-    """Do the same in an environment that autoloads us, where anything of ours is set.
+    """Enable in an environment with autoload, if a setting is present.
 
-    A name that is almost ours counts: whoever misspelt it believes to have set a limit.
+    A misspelled name counts: its author believes that a limit is set.
     """
     reading = config.read()
     is_set = "environment" in reading.sources.values()
@@ -159,24 +159,23 @@ def enable_for_autoload() -> None:
         return
     if not RUNTIME.is_on:
         enable_leniently("autoload")
-    _provide_what_is_missing()
+    _provide_missing()
 
 
-def _provide_what_is_missing() -> None:
+def _provide_missing() -> None:
     RUNTIME.provide_when_missing()
     _kill_on_signal()
     flush_on_sigterm()
 
 
 def _kill_on_signal() -> None:
-    """End every live invocation on SIGUSR2, unless the program uses the signal itself."""
+    """Kill all live invocations on SIGUSR2, unless the program handles the signal."""
     name = getattr(signal, "SIGUSR2", None)
-    # Python permits handlers to be set in the main thread alone, and Windows has no such signal.
+    # Python sets handlers only in the main thread, and Windows has no such signal.
     if name is None or threading.current_thread() is not threading.main_thread():
         return
-    # An application that handles the signal means something else by it.
     if signal.getsignal(name) is signal.SIG_DFL:
-        # A handler runs between two instructions of whatever the main thread does, which may hold
-        # one of our locks: a thread can wait for it.
+        # The main thread, which runs the handler, may hold one of our locks; another thread can
+        # wait for it.
         end_all = functools.partial(kill, all=True)
         signal.signal(name, lambda *_: threading.Thread(target=end_all).start())

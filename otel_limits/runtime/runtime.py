@@ -1,4 +1,4 @@
-"""Whether the agents of this process are limited, and what applies to each of them."""
+"""The runtime of a process: enables enforcement and resolves the policy of each agent."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ logger = logging.getLogger("otel_limits")
 
 
 class Runtime:
-    """Switches otel-limits on and off, and is the host whom every framework asks.
+    """Enables and disables otel-limits, and is the host of all frameworks.
 
     Args:
-        runs: Where invocations are followed.
-        frameworks: Those whose agents are limited.
+        runs: The registry of invocations.
+        frameworks: The frameworks to limit.
     """
 
     def __init__(self, runs: RunRegistry, frameworks: Sequence[Framework]) -> None:
-        """Begin switched off."""
+        """Start disabled."""
         self.runs = runs
         self._frameworks = frameworks
         self._lock = threading.RLock()
@@ -63,11 +63,11 @@ class Runtime:
 
     @property
     def is_on(self) -> bool:
-        """True while every agent is limited, not only those with limits of their own."""
+        """True while all agents are limited, not only those with their own limits."""
         return self._settings is not None
 
     def enforcement(self) -> Enforcement:
-        """Return whether limits are in force in this process, by which way, and why not."""
+        """Return whether limits are enforced in this process, how, and what prevents it."""
         return self._guard.enforcement()
 
     # --- on and off -------------------------------------------------------------------------------
@@ -79,9 +79,9 @@ class Runtime:
         policy_file: PolicyFile = NO_FILE,
         source: Source = "code",
     ) -> None:
-        """Apply `settings` to every agent of the process; again with others replaces them."""
+        """Apply `settings` to all agents of the process, replacing those of an earlier call."""
         if settings.disabled:
-            logger.info("otel-limits is switched off by OTEL_LIMITS_DISABLED.")
+            logger.info("otel-limits is disabled by OTEL_LIMITS_DISABLED.")
             return
         with self._lock:
             self._settings = settings
@@ -89,61 +89,60 @@ class Runtime:
             self._policy_file = policy_file
             self._guard.switch_on(source, strict=settings.strict)
             self._follow(settings)
-            # A fault in quotas must not leave agents without their other limits, nor say so.
+            # An error in quotas must not disable the other limits.
             suppress_errors("quotas")(self._wiring.hold_quotas)()
         for framework in self._frameworks:
-            # A program without agents leaves the port to the one that has them: a supervisor of
-            # workers would take it and count nothing.
+            # Served only once a framework is imported: a supervisor of workers would otherwise
+            # occupy the port and count nothing.
             wrapt.register_post_import_hook(lambda _: self._serve(), framework.module)
         self._probe_when_imported()
-        # Last and without the lock, as the observers that it tells are open by now.
+        # After the observers are connected, and without the lock.
         policy_file.announce()
 
-    def report_disabled(self, source: Source, why: str) -> None:
-        """Tell that agents were to be limited and are not: `start` has failed."""
+    def report_disabled(self, source: Source, reason: str) -> None:
+        """Report that `start` failed, so limits are not enforced."""
         self._guard.switch_on(source, strict=False)
-        self._guard.report_not_enforcing(why)
+        self._guard.report_not_enforcing(reason)
 
     def stop(self) -> None:
-        """Undo `start` completely. An agent with limits of its own keeps them.
+        """Undo `start`. Agents with their own limits keep them.
 
-        It is followed again from its next invocation on: nobody knows whether it will have one, as
-        something of its framework may keep it alive that its application has dropped.
+        These are tracked again from their next invocation, if any: the application may have
+        dropped an agent that its framework still references.
         """
         with self._lock:
-            # First: an invocation that begins in another thread from here on is not
-            # followed any more.
+            # First, so that invocations started in other threads are no longer tracked.
             self._settings = None
             self._provides = False
             self._policy_file = NO_FILE
             self._observers = ()
             self._wiring.release_quotas()
-            # Each of them, not only until one says so; they end what is live, so observers are
-            # still told.
-            going_on = [framework.release() for framework in self._frameworks]
-            if any(going_on):
-                # From the environment, as what `enable()` was given has just been taken back.
+            # Releasing ends live invocations, so observers are still connected. A list, because all
+            # frameworks must be released.
+            remaining = [framework.release() for framework in self._frameworks]
+            if any(remaining):
+                # From the environment, because the arguments of `enable()` no longer apply.
                 self._wire(_settings_without_start(config.read().settings))
                 self._wiring.serve()
                 return
-            # Only now: the invocations that `release` ended have told their events.
+            # Only now, after the events of the released invocations.
             self._follows = False
             self._guard.switch_off()
             self._installer.detach()
             self._wiring.disconnect()
 
     def _follow(self, settings: Settings) -> None:
-        """Follow invocations, and tell of them what `settings` want to be told."""
+        """Track invocations and connect observers according to `settings`."""
         self._follows = True
         self._wire(settings)
-        # A list of prices takes longer to load than an application should wait for `enable()`.
+        # In the background, because loading the price list would delay `enable()`.
         threading.Thread(target=self._wiring.load_prices, daemon=True).start()
         self._installer.attach()
         for framework in self._frameworks:
             framework.watch()
 
     def _probe_when_imported(self) -> None:
-        """Find out whether limits can be in force, outside of any lock: it is told as an event."""
+        """Probe whether limits can be enforced. Publishes an event, so no lock may be held."""
         for framework in self._frameworks:
             probe = functools.partial(self._probe, framework)
             wrapt.register_post_import_hook(probe, framework.module)
@@ -155,13 +154,13 @@ class Runtime:
         self._guard.probe(framework, part)
 
     def variable(self, name: str) -> str | None:
-        """Return what a variable of this process says, such as one that a vendor's client reads."""
+        """Return an environment variable of this process, such as one of a vendor's client."""
         return variable(name)
 
     def report_untracked_agent(self, agent: str) -> None:
-        """An invocation of an agent cannot be followed, so that nothing limits it."""
+        """Report that an invocation of an agent cannot be tracked, so it is not limited."""
         self._guard.report_not_enforcing(
-            f"calls of agent {agent!r} cannot be followed. The log says why."
+            f"calls of agent {agent!r} cannot be tracked; see the log."
         )
 
     def _wire(self, settings: Settings) -> None:
@@ -172,7 +171,7 @@ class Runtime:
             self._wiring.serve()
 
     def _after_fork(self) -> None:
-        # Another thread of the parent may have held any lock, and is not there to release it.
+        # A thread of the parent may have held any lock, and does not exist here.
         self._lock = threading.RLock()
         self._policy_file.renew_lock()
         self._wiring.after_fork()
@@ -188,12 +187,12 @@ class Runtime:
         tree: Limits = NO_LIMITS,
         origin: str = "",
     ) -> Policy:
-        """Return what applies now to an agent of this name that sets these itself, at `origin`."""
+        """Return the current policy of an agent that has its own limits, set at `origin`."""
         self._policy_file.refresh()
         document = self._policy_file.document
         self._wiring.use_document(document)
         if document.quotas and not self._wiring.has_quotas:
-            # Quotas that the file did not have before; a fault must not cost the agent its limits.
+            # The first quotas of the file. An error in them must not disable the other limits.
             suppress_errors("quotas")(self._hold_quotas)()
         base = self._settings.policy if self._settings is not None else Policy()
         base = document.effective(agent, base)
@@ -204,12 +203,12 @@ class Runtime:
     def own_policy(
         self, limits: Limits, action: Action | None, tree: Limits, origin: str = ""
     ) -> Callable[[str], Policy] | None:
-        """Return what applies to an agent that sets these itself, over what `start` gave to all.
+        """Return the policy by agent name for an agent that has its own limits, set at `origin`.
 
-        `None` where otel-limits is disabled. `origin` is where it sets them.
+        `None` if otel-limits is disabled.
 
         Raises:
-            ConfigurationError: A limit on cost is asked for where no price can be known.
+            ConfigurationError: A cost limit is set, but prices are not available.
         """
         settings = config.read().settings
         if settings.disabled:
@@ -223,20 +222,19 @@ class Runtime:
         )
 
     def _follow_own(self, settings: Settings) -> None:
-        """Follow agents with limits of their own, be the others followed or not."""
+        """Track agents with their own limits, whether or not the others are tracked."""
         with self._lock:
             self._guard.switch_on("plugin", strict=settings.strict)
-            # What all agents have stands: a plugin adds limits to one agent and changes
-            # nothing for others.
+            # A plugin adds limits to one agent and changes nothing for others.
             self._follow(self._settings or _settings_without_start(settings))
         self._probe_when_imported()
 
     def flushes(self) -> list[Callable[[], object]]:
-        """Return what keeps the end of the process from losing what was told."""
+        """Return functions that flush all observers."""
         return self._wiring.flushes()
 
     def unscraped(self) -> tuple[str, int] | None:
-        """Return where metrics are lost at the end of the process, as nobody has scraped them."""
+        """Return host and port of an endpoint that was never scraped."""
         if self._settings is None or self._settings.quiet or not self.runs.has_started:
             return None
         return self._wiring.unscraped()
@@ -248,16 +246,15 @@ class Runtime:
     # --- where spans, metrics and events go -------------------------------------------------------
 
     def provide_when_missing(self) -> None:
-        """Set a tracer provider when an agent is first called and the program has set none."""
+        """Set a tracer provider at the first agent call, unless the program has set one."""
         self._provides = True
 
     @suppress_errors("provider")
     def prepare(self, *, has_own: bool) -> None:
-        """Do what has to be done before an agent is called.
+        """Prepare for an agent call.
 
-        One with limits of its own is followed again, where `stop` has undone that. And where a
-        tracer provider was promised and none is set, it is set: not earlier, as the program may set
-        one until then. Tracers that exist already follow it.
+        Tracks an agent with its own limits again after `stop`, and sets a missing tracer provider
+        if requested: not earlier, because the program may still set one. Existing tracers use it.
         """
         if has_own and not self._follows:
             self._follow_own(config.read().settings)
@@ -265,14 +262,13 @@ class Runtime:
             return
         self._provides = False
         self.export_over_otlp()
-        # The proxy is what the API returns while nobody has set one; setting a second is refused
-        # with a warning.
+        # The API returns a proxy until a provider is set, and rejects a second one with a warning.
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             trace.set_tracer_provider(make_tracer_provider())
 
     @suppress_errors("export")
     def export_over_otlp(self) -> None:
-        """Export metrics and events where OTEL_EXPORTER_OTLP_* asks for it and nobody else does."""
+        """Export metrics and events as OTEL_EXPORTER_OTLP_* requires, unless the program does."""
         settings = self._settings
         if settings is None:
             return
@@ -283,9 +279,9 @@ class Runtime:
 
 
 def _settings_without_start(settings: Settings) -> Settings:
-    """Return what the environment sets where only agents with limits of their own are followed.
+    """Return the settings of a process in which only agents with their own limits are tracked.
 
-    They have metrics and a ledger; only who calls `enable()` gets an endpoint and a tool log.
+    They have metrics and a ledger, but an endpoint and a tool log require `enable()`.
     """
     return replace(settings, prometheus_port=None, tool_log_dir=None)
 

@@ -1,4 +1,4 @@
-"""Connects the runs of a process with observers, prices, a tool log, a ledger and quotas.
+"""Connects the invocations of a process to observers, prices, a tool log, a ledger and quotas.
 
 A new observer is one line in `OBSERVERS`.
 """
@@ -44,35 +44,35 @@ if TYPE_CHECKING:
     from otel_limits.runs.registry import RunRegistry
 
     Named: TypeAlias = Callable[[], Names]
-    """Returns the names that the policy file gives: metrics tell them apart always."""
+    """Returns the names in the policy file, which always have their own label value."""
 
 logger = logging.getLogger("otel_limits")
 
 PORT_IS_TAKEN: Final = (
-    "Where several processes of one application share it, set PROMETHEUS_MULTIPROC_DIR; "
+    "If several processes of an application share it, set PROMETHEUS_MULTIPROC_DIR; "
     "otherwise set OTEL_LIMITS_PROMETHEUS_PORT to a free port."
 )
-"""What a worker beside others is told first: a port of its own is seldom what is wanted."""
+"""Workers first: separate ports for them are seldom intended."""
 
 NO_SUCH_ADDRESS: Final = (
     "Set OTEL_LIMITS_PROMETHEUS_HOST to an address of this machine, and "
-    "OTEL_LIMITS_PROMETHEUS_PORT to a port that this user may serve."
+    "OTEL_LIMITS_PROMETHEUS_PORT to a port that this user may bind."
 )
 
-SOMEBODY_ELSE_S: Final = (
-    "otel-limits leaves the metrics of OTEL_LIMITS_GENAI_METRICS out (%s): another instrumentation "
-    "has registered them in prometheus_client. Switch those off there, or this variable."
+ALREADY_REGISTERED: Final = (
+    "otel-limits does not emit the metrics of OTEL_LIMITS_GENAI_METRICS (%s): another "
+    "instrumentation has registered them in prometheus_client. Disable one of the two."
 )
 
 
-# --- the OpenTelemetry providers that a process lacks --------------------------------------------
+# --- missing OpenTelemetry providers --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class OtlpProviders:
-    """Through which metrics and events leave; `None` stands for those that the process has set.
+    """Providers for metrics and events; `None` for the global one of the process.
 
-    They are ours alone: a global one would stand in the way of one that the program sets later.
+    Not set globally, because the program may set a global provider later.
     """
 
     meter: OwnMeters | None = None
@@ -80,7 +80,7 @@ class OtlpProviders:
 
 
 def make_otlp_providers() -> OtlpProviders:
-    """Make those that export where it is asked for and nobody else does it."""
+    """Create providers for the signals to export that have no provider yet."""
     from otel_limits.otel import export
 
     timeout = otlp_timeout_seconds()
@@ -91,7 +91,7 @@ def make_otlp_providers() -> OtlpProviders:
 
 
 def make_tracer_provider() -> TracerProvider:
-    """Make a provider, one that exports where it is asked for."""
+    """Create a tracer provider, with an OTLP exporter if requested."""
     from otel_limits.otel import export
 
     return export.tracer_provider(otlp_protocol(), otlp_timeout_seconds())
@@ -101,7 +101,7 @@ def make_tracer_provider() -> TracerProvider:
 
 
 def own_version() -> str:
-    """Return our version; a frozen application may have left its metadata out."""
+    """Return the version of otel-limits; a frozen application may lack its metadata."""
     try:
         return version("otel-limits")
     except PackageNotFoundError:
@@ -109,7 +109,7 @@ def own_version() -> str:
 
 
 def own_service() -> Service:
-    """Return which service this process is, as far as anybody says."""
+    """Return the service of this process, as far as configured."""
     from otel_limits.observers.service import service_of
     from otel_limits.otel.resource import service_attributes
 
@@ -133,12 +133,12 @@ def _make_prometheus(
         except ValueError as error:
             if not settings.genai_metrics:
                 raise
-            logger.error(SOMEBODY_ELSE_S, error)  # noqa: TRY400  the sentence says it all
+            logger.error(ALREADY_REGISTERED, error)  # noqa: TRY400  no traceback needed
             observer = make()
         observer.info(own_version(), own_service())
-    except (OSError, ValueError) as error:  # what limits an agent does not depend on metrics
-        logger.error(  # noqa: TRY400  the sentence says it all
-            "otel-limits cannot count in prometheus_client (%s); limits stay in force. "
+    except (OSError, ValueError) as error:  # enforcement does not depend on metrics
+        logger.error(  # noqa: TRY400  no traceback needed
+            "otel-limits cannot use prometheus_client (%s); limits are still enforced. "
             "Check PROMETHEUS_MULTIPROC_DIR and the names in the default registry.",
             error,
         )
@@ -147,7 +147,7 @@ def _make_prometheus(
 
 
 def _make_otlp(settings: Settings, providers: OtlpProviders, named: Named) -> OtlpObserver:
-    """Make the observer whose metrics leave over OTLP."""
+    """Create the observer for OTLP metrics."""
     from otel_limits.observers.otlp import OtlpObserver
     from otel_limits.otel.export import flush_metrics
 
@@ -158,7 +158,7 @@ def _make_otlp(settings: Settings, providers: OtlpProviders, named: Named) -> Ot
         named,
         conventions=settings.genai_metrics,
         flush=functools.partial(flush_metrics, own),
-        # A provider that the application has set is its own to renew.
+        # The application resets its own provider.
         meter_of_child=None if own is None else functools.partial(_meter_of_child, own),
     )
     observer.info(own_version(), own_service())
@@ -177,7 +177,7 @@ def _meter_of_child(own: OwnMeters) -> Meter:
 
 
 def _make_events(_: Settings, providers: OtlpProviders, __: Named) -> EventObserver:
-    from opentelemetry._logs import get_logger  # private by name only: there is no other door
+    from opentelemetry._logs import get_logger  # the only public API, despite its name
 
     from otel_limits.observers.log_events import EventObserver
 
@@ -194,16 +194,16 @@ def _make_ledger(settings: Settings, _: OtlpProviders, __: Named) -> LedgerObser
 
 @dataclass(frozen=True, slots=True)
 class ObserverEntry:
-    """An observer that a process has by its settings."""
+    """An observer that the settings enable."""
 
     name: str
     made_of: Callable[[Settings, OtlpProviders], object]
-    """What it depends on: while that is equal it is kept, and where it is false there is none."""
+    """The values it depends on: kept while they are equal, and absent if they are false."""
     make: Callable[[Settings, OtlpProviders, Named], Any]
     is_lazy: bool = True
-    """Made with its first event: the imports of most take longer than all of `enable()`."""
+    """Created with its first event, because most imports take longer than `enable()`."""
     is_last: bool = False
-    """Told after the application's observers, because it may wait for a disk."""
+    """Called after the application's observers, because it may wait for a disk."""
 
 
 OBSERVERS: Final = (
@@ -244,35 +244,34 @@ OBSERVERS: Final = (
         is_last=True,
     ),
 )
-"""In the order in which they are told an event."""
+"""In the order in which they receive an event."""
 
 
-# --- what a process is connected to ---------------------------------------------------------------
+# --- connections of a process ---------------------------------------------------------------------
 
 
 class Wiring:
-    """What the runs of a process are connected to, by its settings.
+    """Connects the invocations of a process according to its settings.
 
-    Whoever calls it holds the lock of the runtime, but for `use_document`, which each invocation
-    begins with.
+    Callers hold the lock of the runtime, except for `use_document`, which every invocation calls.
     """
 
     def __init__(self, runs: RunRegistry) -> None:
-        """Connect nothing yet."""
+        """Start without connections."""
         self.providers = OtlpProviders()
-        """Where the observers that are made from now on export to."""
+        """The providers that new observers use."""
         self._runs = runs
         self._settings = Settings()
         self._document = NO_DOCUMENT
         self._prices: tuple[Document, Prices] | None = None
         self._open: dict[str, tuple[object, BaseObserver | LazyObserver[Any]]] = {}
-        """The observers of the table that there are, each with what it was made of."""
+        """The open observers of the table, each with the values it depends on."""
         self._quotas: Quotas | None = None
 
     def connect(
         self, settings: Settings, application: Sequence[Observer], document: Document
     ) -> None:
-        """Connect what `settings` ask for and the `application` observes with, and nothing else."""
+        """Connect the observers of `settings` and `application`, and disconnect all others."""
         self._settings = settings
         self._document = document
         for entry in OBSERVERS:
@@ -296,7 +295,7 @@ class Wiring:
         self.release_quotas()
 
     def after_fork(self) -> None:
-        """Start afresh in a child: what is live and open belongs to its parent."""
+        """Reset inherited state after a fork."""
         for _, observer in self._open.values():
             observer.after_fork()
         if self._quotas is not None:
@@ -305,33 +304,33 @@ class Wiring:
     # --- observers --------------------------------------------------------------------------------
 
     def flushes(self) -> list[Callable[[], object]]:
-        """Return what keeps the end of the process from losing what observers were told.
+        """Return functions that flush all observers.
 
-        Without the lock: a signal handler may have interrupted whoever holds it.
+        Without the lock, because a signal handler may have interrupted the thread that holds it.
         """
         return [observer.flush for _, observer in list(self._open.values())]
 
     def unscraped(self) -> tuple[str, int] | None:
-        """Return where we serve metrics that nobody has scraped and that leave by no other way."""
+        """Return host and port of a never scraped endpoint, if it is the only exporter."""
         metrics = self.opened("prometheus")
         if metrics is None or metrics.made is None or "otlp" in self._settings.metrics:
             return None
         return metrics.made.unscraped  # type: ignore[no-any-return]
 
     def opened(self, name: str) -> Any:
-        """Return the observer of the table that has this name, or `None` where there is none."""
+        """Return the open observer of this name, or `None`."""
         return self._open.get(name, (None, None))[1]
 
     def _open_or_close(self, entry: ObserverEntry) -> None:
         made_of = entry.made_of(self._settings, self.providers)
         if entry.name in self._open:
-            # Kept as it is: counters that begin again at 0 look like a restart to Prometheus.
+            # Kept, because counters that restart at 0 look like a restart of the process.
             if self._open[entry.name][0] == made_of:
                 return
             self._close(entry.name)
         if made_of:
-            # With settings of this moment: what was made lazily must not differ from what
-            # was asked for. The names are those of the policy file that is in force by then.
+            # A lazy observer uses the settings of this moment, but the names of the policy file
+            # that applies when it is created.
             make = functools.partial(
                 entry.make, self._settings, self.providers, lambda: self._document.names
             )
@@ -343,7 +342,7 @@ class Wiring:
         observer.close()
 
     def _told(self, *, is_last: bool) -> Iterable[Observer]:
-        """Return the open observers that are told first or last, without what stood for them."""
+        """Return the open observers that are called first or last, without their lazy wrappers."""
         for entry in OBSERVERS:
             observer = self.opened(entry.name)
             if observer is not None and entry.is_last is is_last:
@@ -351,12 +350,12 @@ class Wiring:
 
     @suppress_errors("prometheus")
     def serve(self) -> None:
-        """Serve /metrics where the settings ask for it, and stop serving where they don't."""
+        """Start or stop serving /metrics according to the settings."""
         metrics = self.opened("prometheus")
         if metrics is None:
             return
         port, host = self._settings.prometheus_port, self._settings.prometheus_host
-        # Made now where it is to be served: a scrape before the first agent finds the metrics at 0.
+        # Created now if it is served, so that a scrape before the first agent call finds zeros.
         observer = metrics.made if port is None else metrics.make()
         if observer is None:
             return
@@ -366,19 +365,18 @@ class Wiring:
         try:
             observer.serve(port, host)
         except (OSError, UnicodeError) as error:  # taken, or not an address at all
-            self._say_unserved(error, host, port)
+            self._report_unserved(error, host, port)
 
-    def _say_unserved(self, error: OSError | UnicodeError, host: str, port: int) -> None:
+    def _report_unserved(self, error: OSError | UnicodeError, host: str, port: int) -> None:
         from otel_limits.observers.prometheus import is_shared
 
-        # Workers of a pre-forking server share files and port: whoever has the port
-        # answers for all.
+        # Workers of a pre-forking server share files and port, and one of them serves all metrics.
         is_taken = getattr(error, "errno", None) == errno.EADDRINUSE
         if is_shared() and is_taken:
             logger.info("otel-limits: another process of the application serves /metrics.")
             return
         logger.error(
-            "otel-limits cannot serve /metrics on %s port %d (%s); limits stay in force. %s",
+            "otel-limits cannot serve /metrics on %s port %d (%s); limits are still enforced. %s",
             redact_url(host),
             port,
             getattr(error, "strerror", None) or error,
@@ -390,16 +388,16 @@ class Wiring:
 
     @suppress_errors("prices")
     def use_document(self, document: Document) -> None:
-        """Take prices and quotas from the policy file that is in force now."""
+        """Use the prices and quotas of the current policy file."""
         self._document = document
         self._runs.prices = self._prices_of(document)
 
     def load_prices(self) -> None:
-        """Read the list of prices, so that the first call that is priced does not wait for it."""
+        """Load the price list before the first model call needs it."""
         self._prices_of(self._document).load()
 
     def _prices_of(self, document: Document) -> Prices:
-        # By identity: this is asked at every invocation, and a document never changes.
+        # By identity, which is fast and sufficient: a document never changes.
         if self._prices is None or self._prices[0] is not document:
             self._prices = (document, Prices(document.price_list()))
         return self._prices[1]
@@ -408,19 +406,19 @@ class Wiring:
 
     @property
     def has_quotas(self) -> bool:
-        """True while quotas are asked before model calls."""
+        """True while quotas apply to model calls."""
         return self._quotas is not None
 
     def hold_quotas(self) -> None:
-        """Ask quotas before model calls, and hear kills where a store is shared."""
+        """Apply quotas to model calls, and receive kills through a shared store."""
         settings = self._settings
         asked = (settings.quota_store, settings.quota_store_timeout, settings.quota_namespace)
         if self._quotas is not None and self._quotas.asked == asked:
             return
         self.release_quotas()
-        # A shared store also without a quota: it is how kills arrive from elsewhere.
+        # Without quotas, a shared store is still used to receive kills.
         if settings.quota_store != MEMORY_URL or self._document.quotas:
-            # Imported here: a process without quotas does not need them.
+            # Imported here, because most processes don't use quotas.
             from otel_limits.quotas.setup import Quotas
             from otel_limits.quotas.store import StorePlace
 
@@ -428,7 +426,7 @@ class Wiring:
             self._quotas = Quotas(place, self._current_quotas, self._runs, self._find_charges)
 
     def release_quotas(self) -> None:
-        """Ask no quota any more."""
+        """Stop applying quotas."""
         quotas, self._quotas = self._quotas, None
         if quotas is not None:
             quotas.close()
@@ -437,7 +435,7 @@ class Wiring:
         return [entry.value for entry in self._document.quotas.values()]
 
     def _find_charges(self, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
-        """Look up in the ledger, where there is one, what killed workers did not settle."""
+        """Look up calls in the ledger that killed workers did not settle."""
         if self._settings.ledger is None:
             return ()
         from otel_limits.ledger.queries import charges_in
@@ -446,7 +444,7 @@ class Wiring:
 
 
 def _make_tool_log(settings: Settings) -> ToolLog | None:
-    """Make the tool log where one was asked for."""
+    """Create the tool log if it is enabled."""
     if settings.tool_log_dir is None:
         return None
     from pathlib import Path

@@ -1,1 +1,1 @@
-"""What a user sets: variables of the environment, and the policy file."""
+"""User configuration: environment variables and the policy file."""

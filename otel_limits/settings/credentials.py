@@ -1,4 +1,4 @@
-"""Credentials for a Prometheus that is asked: read, used, and never shown."""
+"""Credentials for Prometheus queries, which are never shown."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ logger = logging.getLogger("otel_limits")
 VARIABLE: Final = "OTEL_LIMITS_PROMETHEUS_AUTHORIZATION"
 
 CREDENTIALS: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]* +[!-~][ -~]*")
-"""A scheme and what it asks for (RFC 9110, 11.4), on one line: more would be further headers."""
+"""A scheme and its credentials (RFC 9110, 11.4) on one line: more would be further headers."""
 
 READABLE_BY_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
 
 
 def authorization(name: str, text: str) -> Secret:
-    """Read the value of the header `Authorization`.
+    """Parse the value of the header `Authorization`.
 
     Raises:
-        ValueError: It is not one. The sentence does not quote it.
+        ValueError: It is invalid. The message does not quote it.
     """
     value = text.strip()
-    # The sentence has the length alone: where a value is refused, it is often a secret in another
-    # form.
+    # The message has only the length, because a rejected value is often a secret in another form.
     if not CREDENTIALS.fullmatch(value):
         raise ValueError(
-            f"{name} must be what follows Authorization: in a request, on one line, such as "
-            f"Bearer TOKEN; its {len(value)} characters are not that, and are not shown here."
+            f"{name} must be the value of an Authorization header on one line, e.g. Bearer TOKEN. "
+            f"Its {len(value)} characters are not shown here."
         )
     return Secret(value)
 
@@ -43,30 +42,30 @@ AUTHORIZATION: Final = TextKind(read=authorization)
 
 
 def authorization_in(file: Path) -> Secret:
-    """Read the same from a file, and warn if others can do so, too.
+    """Read the value from a file, and warn if other users can read it.
 
     Raises:
-        ValueError: It cannot be read, or has something else in it.
+        ValueError: It cannot be read, or its content is invalid.
     """
     try:
-        # ASCII, as a header has nothing else; an exception of the decoder would quote the bytes.
+        # ASCII, as in a header. The decoder's exception, which quotes the bytes, is not shown.
         with file.open(encoding="ascii") as opened:
             text = opened.read()
             mode = file.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not ASCII text"
         raise ValueError(f"{file} cannot be read: {reason}.") from None
-    # Only warned: the mount of a Secret in Kubernetes is readable for all users of its container.
+    # Only a warning, because all users of a container can read a mounted Kubernetes Secret.
     if mode & READABLE_BY_OTHERS:
-        logger.warning("otel-limits: others can read %s. Run: chmod 600 %s", file, file)
+        logger.warning("otel-limits: other users can read %s. Run: chmod 600 %s", file, file)
     return authorization(str(file), text)
 
 
 def inherited_authorization() -> Secret | None:
-    """What the environment has, if it has anything.
+    """Return the value in the environment, or `None`.
 
     Raises:
-        ValueError: It is not the value of the header.
+        ValueError: It is invalid.
     """
     text = environment().get(VARIABLE, "")
     return authorization(VARIABLE, text) if text.strip() else None

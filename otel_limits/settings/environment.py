@@ -1,9 +1,9 @@
-"""Reads every setting from the environment, with a sentence per mistake.
+"""Reads all settings from the environment, with one sentence per mistake.
 
-Precedence: an argument in code, then the environment, then the preset, then the default. An empty
-variable is unset, and only `true` is true, as OpenTelemetry has it.
+Precedence: an argument in code, then the environment, then the preset, then the default. As in
+OpenTelemetry, an empty variable is unset, and only `true` is true.
 
-Names that are almost ours are told: whoever misspells one believes to have set a limit.
+Misspelled names are reported: their authors believe that a limit is set.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ VARIABLES: Final = {setting.variable: setting for setting in SETTINGS}
 SUFFIXES: Final = tuple(name.removeprefix(PREFIX) for name in VARIABLES)
 
 PRESET: Final = "preset "
-"""What the source of a value begins with that a preset gives."""
+"""Prefix of the source of values that a preset sets."""
 
 NEAR: Final = 0.85
-"""How alike a prefix must be; of two that differ in one or two letters more than this is alike."""
+"""Minimum similarity of a prefix, exceeded if it differs in one or two letters."""
 
 LOOKS_LIKE_OURS: Final = re.compile("(?i)lim|otel")
-"""Most variables have neither, and are not looked at any further."""
+"""Most variables contain neither and are skipped quickly."""
 
 KUBERNETES: Final = re.compile(
     PREFIX + r"(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-"""What Kubernetes puts into every container beside a Service that is named `otel-limits`
+"""Variables that Kubernetes adds to containers for a Service named `otel-limits`
 (https://kubernetes.io/docs/tutorials/services/connect-applications-service/#environment-variables
-and `pkg/kubelet/envvars/envvars.go`). It is none of ours."""
+and `pkg/kubelet/envvars/envvars.go`). They are not settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What was read: the valid settings, where each came from, and what is wrong with the rest."""
+    """The valid settings, their sources, and the mistakes in the rest."""
 
     settings: Settings
     values: Mapping[str, Any]
     sources: Mapping[str, str]
     mistakes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    """Variables of others, as it seems, that may have been meant for us."""
+    """About variables of other products that may be misspelled settings."""
 
 
 def read(environ: Mapping[str, str] | None = None) -> Reading:
     """Read the settings from the environment.
 
-    A value that is invalid is a sentence among the mistakes and leaves every other one in force.
+    Each invalid value is one sentence in `mistakes`; all other values apply.
     """
     environ = environment() if environ is None else environ
     values: dict[str, Any] = {setting.name: setting.default for setting in SETTINGS}
@@ -78,18 +78,18 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
         try:
             values[setting.name] = setting.kind.of_text(setting.variable, text)
             sources[setting.name] = "environment"
-        except Exception as error:  # noqa: BLE001  whatever it is, every other setting is in force
+        except Exception as error:  # noqa: BLE001  all other settings must apply
             mistakes.append(_sentence(setting.variable, error))
             sources[setting.name] = "default, the environment's is invalid"
-    # Only now, as its default depends on what else was read.
+    # Its default depends on other settings.
     if values["metrics"] is None:
         values["metrics"] = exporters = default_metrics(environ, values["prometheus_port"])
         if "otlp" in exporters:
             sources["metrics"] = "OTEL_EXPORTER_OTLP_*"
-    # A mistake and not a warning: the prefix is ours alone, so that somebody meant a setting.
+    # Mistakes, not warnings: only otel-limits has this prefix, so a setting is meant.
     mistakes.extend(unknown_variables(environ))
     mistakes.extend(contradictions(values))
-    # Last, as a preset only fills what nobody has set.
+    # Last, because a preset only sets what is unset.
     for name, value in PRESETS[values["preset"]].items():
         if values[name] is None:
             values[name], sources[name] = value, PRESET + values["preset"]
@@ -103,15 +103,15 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
 
 
 def _sentence(name: str, error: Exception) -> str:
-    """Say what is wrong; of an error that nobody has foreseen only the kind, not what it quotes."""
-    # What no reader raises on purpose may quote the value, which may be a secret.
+    """Return the message of an error; of an unexpected error only its type."""
+    # An unexpected error may quote the value, which may be a secret.
     if isinstance(error, ValueError):
         return str(error)
     return f"{name} cannot be read ({type(error).__name__})."
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Name the variables that look like ours but are not: a typing error would set no limit."""
+    """Report variables that have our prefix but are not settings, such as misspelled ones."""
     return [
         f"{name} is not a setting of otel-limits. {_advice(name)}"
         for name in sorted(environ)
@@ -125,30 +125,29 @@ def _advice(name: str) -> str:
 
 
 def near_misses(environ: Mapping[str, str]) -> list[str]:
-    """Ask about variables whose prefix is almost ours, and whose rest is the name of a setting."""
-    asked = []
+    """Report variables with a misspelled prefix and the name of a setting."""
+    warnings = []
     for name in sorted(environ):
         if LOOKS_LIKE_OURS.search(name) and not name.startswith(PREFIX) and environ[name].strip():
             variable = _variable_near(name)
             if variable is not None:
-                # Only asked, as another product may have a name like ours.
-                asked.append(
-                    f"{name} is not a setting of otel-limits, which begin with {PREFIX}. "
+                # Only a question, because another product may have a similar name.
+                warnings.append(
+                    f"{name} is not a setting of otel-limits, which start with {PREFIX}. "
                     f"Did you mean {variable}?"
                 )
-    return asked
+    return warnings
 
 
 def _variable_near(name: str) -> str | None:
-    """Return the variable that a name stands for if what it begins with is a misspelt prefix."""
+    """Return the setting that is meant by a name with a misspelled prefix, or `None`."""
     words = re.split(r"[^A-Z0-9]+", name.upper().strip("_"))
     for number in (1, 2, 3):  # OTELLIMITS_…, OTEL_LIMIT_…, O_TEL_LIMITS_…
-        # More words than three belong to no prefix of ours, however it is misspelt.
+        # No misspelling of our prefix has more than three words.
         prefix, rest = "_".join(words[:number]), "_".join(words[number:])
         matcher = difflib.SequenceMatcher(None, prefix, PREFIX.rstrip("_"))
         if rest and matcher.ratio() >= NEAR:
-            # Both parts have to be near: a rest that is not the name of a setting was meant for
-            # another.
+            # Both parts must be similar: otherwise the variable is meant for another product.
             return (
                 closest_match(PREFIX + rest, VARIABLES) if closest_match(rest, SUFFIXES) else None
             )
@@ -156,34 +155,32 @@ def _variable_near(name: str) -> str | None:
 
 
 def contradictions(values: Mapping[str, Any]) -> list[str]:
-    """Name the settings that cannot both be meant."""
-    # A server for metrics that nobody counts would answer every scrape with nothing.
+    """Report settings that contradict each other."""
+    # A server without metrics would answer every scrape with nothing.
     if values["prometheus_port"] is not None and "prometheus" not in values["metrics"]:
         sentence = (
             f"OTEL_LIMITS_PROMETHEUS_PORT is {values['prometheus_port']}, but OTEL_LIMITS_METRICS "
-            "has no prometheus that could be served there. Add it, or unset the port."
+            "does not include prometheus. Add it, or unset the port."
         )
         return [sentence]
     return []
 
 
 def default_metrics(environ: Mapping[str, str], prometheus_port: int | None) -> tuple[str, ...]:
-    """Return the ways out of the process where OTEL_LIMITS_METRICS is unset."""
-    # Both ways, as an application that serves /metrics itself may export over OTLP as well.
+    """Return the exporters that are used if OTEL_LIMITS_METRICS is unset."""
+    # Both, because an application that serves /metrics itself may also export over OTLP.
     if prometheus_port is None and otlp_protocol(environ, "metrics") is not None:
         return METRICS
     return ("prometheus",)
 
 
 def _origins(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, str]:
-    """Say of each cap which variable sets it, or would replace that of a preset."""
+    """Return the variable that sets each cap, or that overrides the preset."""
     caps = (*LIMIT_NAMES, *(TREE_PREFIX + name for name in TREE_LIMITS))
-    # With the prefix of trees, as that is what the variable of such a cap has.
     variables = {name: PREFIX + name.upper() for name in caps if values[name] is not None}
     return {
-        # The variable is named although it is unset: it is what has to be set to get rid of a
-        # preset's cap.
-        name: f"{sources[name]}, which {variable} replaces"
+        # The variable is named although it is unset, because setting it overrides the preset.
+        name: f"{sources[name]}, which {variable} overrides"
         if sources[name].startswith(PRESET)
         else variable
         for name, variable in variables.items()

@@ -1,4 +1,4 @@
-"""Which ledger is meant: an option's, the environment's, or the user's own."""
+"""Ledger locations: from an option, the environment or the user's data directory."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ ZONE_VARIABLE: Final = "OTEL_LIMITS_TIME_ZONE"
 
 
 def ledger_address(name: str, text: str) -> Address | None:
-    """Read the address of a ledger; `none` means that there is to be none.
+    """Parse the address of a ledger, or `none`.
 
     Raises:
         ValueError: It is not an address, or the driver of its server is not installed.
     """
-    # In any case of letters, as environments shout.
     if text.lower() == "none":
         return None
-    # a process without a ledger does without it
+    # Imported here, because most processes don't have a ledger.
     from otel_limits.ledger.address import parse
 
     return parse(name, text, _data_directory())
@@ -39,22 +38,22 @@ LEDGER_GROUP: Final = TextKind(read=group_id)
 
 
 def default_ledger() -> str:
-    """The ledger of `otel-limits run` and of the questions, where none is named.
+    """Return the default ledger of `otel-limits run` and of queries.
 
     Raises:
-        ValueError: Nobody knows where this user's data is.
+        ValueError: The user has no data directory.
     """
     directory = _data_directory()
     if directory is None:
         raise ValueError(
-            "There is no home directory for a ledger. Set HOME, or name a ledger: "
+            "No home directory for the default ledger. Set HOME, or a location: "
             "OTEL_LIMITS_LEDGER=/path/to/ledger.db"
         )
     return str(directory / "ledger.db")
 
 
 def _data_directory() -> Path | None:
-    """Where this user's data is; a user whom the machine does not know may have no home."""
+    """Return the user's data directory; a user unknown to the system may not have one."""
     try:
         return data_directory()
     except RuntimeError:
@@ -62,10 +61,10 @@ def _data_directory() -> Path | None:
 
 
 def audited_zone(option: str | None) -> tzinfo:
-    """Return the time zone whose days questions mean.
+    """Return the time zone for ledger queries.
 
     Raises:
-        ValueError: The option, or the environment, names one that the time zone database lacks.
+        ValueError: The option, or the environment, names an unknown time zone.
     """
     name = option or environment().get(ZONE_VARIABLE, "").strip() or "UTC"
     zone_name("--time-zone" if option else ZONE_VARIABLE, name)
@@ -73,10 +72,10 @@ def audited_zone(option: str | None) -> tzinfo:
 
 
 def zone_name(name: str, text: str) -> str:
-    """Read the name of a time zone.
+    """Parse the name of a time zone.
 
     Raises:
-        ValueError: The time zone database has no such name.
+        ValueError: It is not in the time zone database.
     """
     return zone_of(text, name).key
 
@@ -85,28 +84,27 @@ TIME_ZONE: Final = TextKind(read=zone_name)
 
 
 def audited_ledger(option: str | None) -> Address:
-    """The ledger that questions go to.
+    """Return the ledger to query.
 
     Raises:
-        ValueError: The option, or the environment, names one that cannot be used.
+        ValueError: The option, or the environment, has an invalid location.
     """
     from otel_limits.ledger.address import parse
 
     named = _named()
-    # An option was typed for this one command, so that it wins over the environment.
     if option is not None:
         return parse("--ledger", option, _data_directory())
-    # "none" keeps programs from recording; a question still goes to what was recorded before.
+    # "none" disables recording; queries still use the default ledger.
     if named and named.lower() != "none":
         return parse(VARIABLE, named, _data_directory())
     return parse("The ledger", default_ledger(), _data_directory())
 
 
 def recorded_ledger() -> Address | None:
-    """The ledger that commands record to: where questions go, or `None` where there is to be none.
+    """Return the ledger that commands record to, or `None`.
 
     Raises:
-        ValueError: The environment names one that cannot be used.
+        ValueError: The environment has an invalid location.
     """
     return None if _named().lower() == "none" else audited_ledger(None)
 

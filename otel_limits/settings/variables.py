@@ -1,4 +1,4 @@
-"""The variables of this process, of which this is the only reader, and those about OTLP."""
+"""Environment variables, read only here, and those of OTLP exporters."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Final
 
 
 def environment() -> dict[str, str]:
-    """Copy the variables, to be read or to be given to a program."""
+    """Return a copy of all environment variables."""
     return dict(os.environ)
 
 
 def variable(name: str) -> str | None:
-    """Return what one variable says by now; `None` where it is not set."""
+    """Return the current value of a variable, or `None`."""
     return os.environ.get(name)
 
 
 def data_directory(environ: Mapping[str, str] | None = None) -> Path:
-    """Where this user's programs keep their data, by the custom of the platform."""
+    """Return the data directory of this user, by the conventions of the platform."""
     environ = environment() if environ is None else environ
     # Known Folders, Apple's File System Programming Guide and the XDG Base Directory Specification.
-    # `Path.home()` raises where a user has no home; it is asked only where no variable says better.
+    # `Path.home()` raises if the user has no home directory, so variables come first.
     if sys.platform == "win32":
         base = environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -33,28 +33,28 @@ def data_directory(environ: Mapping[str, str] | None = None) -> Path:
     return Path(base) / "otel-limits"
 
 
-# --- what OpenTelemetry's own variables say about OTLP -------------------------------------------
+# --- OpenTelemetry's own variables for OTLP -------------------------------------------------------
 
 OTLP_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 
 
 def otlp_protocol(environ: Mapping[str, str] | None = None, signal: str = "traces") -> str | None:
-    """Return the OTLP protocol for a signal, or `None` when it is not to be exported.
+    """Return the OTLP protocol for a signal, or `None` if it is not exported.
 
     Args:
-        environ: Variables; those of the process unless given.
-        signal: `traces`, `metrics` or `logs`. It is exported when OTEL_EXPORTER_OTLP_* is set,
-            for all signals or for this one, and OTEL_<SIGNAL>_EXPORTER is not something else.
+        environ: Variables; those of the process by default.
+        signal: `traces`, `metrics` or `logs`. It is exported if OTEL_EXPORTER_OTLP_* is set, for
+            all signals or for this one, and OTEL_<SIGNAL>_EXPORTER does not name another exporter.
     """
     environ = environment() if environ is None else environ
-    # What is set for another signal alone says nothing about this one.
+    # Variables of other signals do not count.
     others = tuple(
         f"{OTLP_PREFIX}{other.upper()}_"
         for other in ("traces", "metrics", "logs")
         if other != signal
     )
-    # An empty variable counts as unset, as the specification of OpenTelemetry has it.
+    # By the specification, an empty variable counts as unset.
     wanted = any(
         name.startswith(OTLP_PREFIX) and not name.startswith(others) and environ[name]
         for name in environ
@@ -63,7 +63,7 @@ def otlp_protocol(environ: Mapping[str, str] | None = None, signal: str = "trace
     if not wanted or not any(each.strip().startswith("otlp") for each in exporters.split(",")):
         return None
     return (
-        # The variable of the signal wins over that of all signals, as the specification has it.
+        # By the specification, the variable of the signal has precedence.
         environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL")
         or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
         or "http/protobuf"
@@ -71,20 +71,20 @@ def otlp_protocol(environ: Mapping[str, str] | None = None, signal: str = "trace
 
 
 def otlp_timeout_seconds(environ: Mapping[str, str] | None = None) -> float:
-    """Return how long the slowest exporter may take; like the exporters, in seconds."""
+    """Return the timeout of the slowest exporter, in seconds."""
     environ = environment() if environ is None else environ
     texts = [
         environ.get(f"OTEL_EXPORTER_OTLP_{signal}_TIMEOUT")
         or environ.get("OTEL_EXPORTER_OTLP_TIMEOUT")
         for signal in ("TRACES", "METRICS", "LOGS")
     ]
-    # The slowest of the three: what is flushed at the end is flushed side by side, in one wait.
+    # The slowest of the three, because they are flushed concurrently.
     return max(_seconds(text) for text in texts)
 
 
 def _seconds(text: str | None) -> float:
     try:
-        # The exporters themselves say what is wrong with it; a wait needs some number.
+        # The exporters report an invalid value themselves.
         return float(text or DEFAULT_TIMEOUT_SECONDS)
     except ValueError:
         return DEFAULT_TIMEOUT_SECONDS

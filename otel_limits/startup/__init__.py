@@ -1,1 +1,1 @@
-"""What a Python that has just started imports: as little as can be, from a path of its own."""
+"""Imported while Python starts, and therefore minimal and on its own path."""

@@ -1,10 +1,9 @@
-"""Waits in a Python that has just started until there are agents, and then switches on.
+"""Enables otel-limits when a framework is imported.
 
-Two ways lead here: the `sitecustomize` of `otel-limits run`, and the line that
-`otel-limits autoload install` puts into an environment. Neither knows whether this Python has
-anything to do with agents. So nothing is imported until something is that matters, and nothing is
-ever raised. It stands outside the package, whose import takes a fifth of a second. Syntax and
-imports are those of any Python 3.6, as `run` brings it into interpreters of other environments.
+Imported by the `sitecustomize` of `otel-limits run` and by the line of `otel-limits autoload
+install`, in every Python process, with or without agents. So it imports otel-limits only when
+needed and never raises. It is outside the package, because importing the package takes 0.2 seconds.
+It must run on Python 3.6, because `run` also adds it to interpreters of other environments.
 """
 
 import os
@@ -17,43 +16,43 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# The module of every framework in `otel_limits.bindings.known`, which cannot be asked before it is
-# imported. A test holds that they are the same.
+# The modules of all frameworks in `otel_limits.bindings.known`, which must not be imported yet. A
+# test compares the two.
 AGENTS = ("strands.agent.agent",)
 TRIGGERS = ("opentelemetry.sdk.trace", *AGENTS)
-"""After these, otel-limits has something to attach to; a provider made early is seen, too."""
+"""Imports after which otel-limits can attach, also to a provider that is created early."""
 
 WAYS = {"run": "enable_for_run", "autoload": "enable_for_autoload"}
-"""What is called in `otel_limits.runtime.enable`, by who waits."""
+"""The function of `otel_limits.runtime.enable` to call, by source."""
 
 
 def autoload() -> None:
-    """Wait where something is set; what an environment that was told to autoload begins with."""
+    """Wait for agents if a variable is set. Called at the start of Python by autoload."""
     if any(name.startswith("OTEL_LIM") for name in os.environ):  # also OTEL_LIMIT_MAX_TURNS
         wait("autoload")
 
 
 def wait(way: str) -> None:
-    """Wait for agents; whoever comes later waits in the place of who came before."""
+    """Wait for agents. The last caller determines the source."""
     FINDER.way = way
     if not FINDER.is_done and FINDER not in sys.meta_path:
         sys.meta_path.insert(0, FINDER)
 
 
 class TriggerFinder:
-    """Stands first among the finders, to know when a trigger has been loaded."""
+    """The first import finder, which detects that a trigger has been imported."""
 
     def __init__(self) -> None:
-        """Begin to wait."""
+        """Start waiting."""
         self.way = ""
         self.is_done = False
-        # What is being asked of the others now: a finder among them may ask all finders again.
+        # Names being looked up: other finders may start another lookup.
         self._asking = set()  # type: set[str]
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """Find a trigger as the other finders do, with a loader that reports when it is done."""
+        """Find a trigger with the other finders, and wrap its loader."""
         if name not in TRIGGERS or name in self._asking:
             return None
         self._asking.add(name)
@@ -76,47 +75,47 @@ class TriggerFinder:
         return None
 
     def loaded(self, name: str) -> None:
-        """Switch on, unless that has been done or a framework is in the middle of being loaded."""
+        """Enable, unless this has been done or a framework is still being imported."""
         is_early = name not in AGENTS and any(module in sys.modules for module in AGENTS)
         if self not in sys.meta_path or is_early:
             return
         try:
             from otel_limits.runtime import enable as starting
 
-            # None while the program itself imports otel-limits, which imports the SDK: only half of
-            # the module is there. The import of a framework, later, switches on.
+            # None while the program itself imports otel-limits, and thereby the SDK: the module is
+            # incomplete. The import of a framework enables later.
             enable = getattr(starting, WAYS[self.way], None)
             if enable is not None:
                 sys.meta_path.remove(self)
                 self.is_done = True
                 enable()
-        except Exception as error:  # noqa: BLE001  the program must not feel it
-            if name in AGENTS:  # a program that only has the SDK may do without limits
+        except Exception as error:  # noqa: BLE001  must not affect the program
+            if name in AGENTS:  # a program with only the SDK needs no limits
                 sys.stderr.write(
-                    f"otel-limits: it cannot be loaded in {sys.executable} ({error}), "
-                    f"so no limit is in force there. Install it there: pip install otel-limits\n"
+                    f"otel-limits: limits are not enforced: cannot be imported in {sys.executable} "
+                    f"({error}). Run there: pip install otel-limits\n"
                 )
 
 
 class NotifyingLoader:
-    """A loader that reports when its module has been loaded, and then leaves no trace."""
+    """A loader that reports when its module has been executed, and removes itself."""
 
     def __init__(self, loader: "Any", finder: TriggerFinder) -> None:
-        """Stand in for `loader`."""
+        """Wrap `loader`."""
         self._loader = loader
         self._finder = finder
 
     def __getattr__(self, name: str) -> "Any":
-        """Be like the other loader in everything else."""
+        """Delegate everything else."""
         return getattr(self._loader, name)
 
     def create_module(self, spec: "ModuleSpec") -> "Any":
-        """Do as the other loader does."""
+        """Delegate."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Do as the other loader does, and report."""
-        # Before the module runs: its own code, such as importlib.resources, may look at both.
+        """Restore the original loader, execute the module and report."""
+        # Restored before the module runs, because its code may use both, e.g. importlib.resources.
         spec = module.__spec__
         module.__loader__ = self._loader
         if spec is not None:

@@ -321,7 +321,7 @@ def test_credentials_from_a_file(
         file.chmod(0o640)
         ask(capsys, url, "--authorization-file", str(file))
     assert verdicts(answer, "steady")["model calls"] == (0, "yes")
-    assert caplog.messages == [f"otel-limits: others can read {file}. Run: chmod 600 {file}"]
+    assert caplog.messages == [f"otel-limits: other users can read {file}. Run: chmod 600 {file}"]
 
 
 SECRETS = ("s3cret", "Bearer s3cret\r\nHost: elsewhere", "Bearer s3cr\u00e9t", "Bearer")

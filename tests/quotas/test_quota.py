@@ -161,7 +161,7 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
             {"concurrency": 1, "reserve": "worst_case"},
             "counts concurrency, of which a call needs one: leave reserve out.",
         ),
-        ({"tokens": 1, "window": "day", "amount": 1}, "has no setting 'amount'. Known here: tok"),
+        ({"tokens": 1, "window": "day", "amount": 1}, "has no setting 'amount'. Valid keys: tok"),
         ("5 tokens", "must be a mapping with an amount and a window."),
     ],
 )

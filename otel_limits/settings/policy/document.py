@@ -1,8 +1,8 @@
-"""What a policy file can say, and what follows from one version of it for an agent or a model.
+"""The content of a policy file, and what it means for an agent or a model.
 
-What a plugin sets wins over the file, and the file over `enable()` and the environment, cap by cap.
-Within the file an agent's own value wins over the defaults, and where several globs fit an
-agent's name, that of the most specific one; of two that are equally specific the later one wins.
+A plugin overrides the file, and the file overrides `enable()` and the environment, cap by cap. In
+the file, an agent's value overrides the defaults. If several globs match an agent's name, the most
+specific one applies; of two equally specific globs, the later one.
 """
 
 from __future__ import annotations
@@ -28,51 +28,50 @@ AGENT_SETTINGS: Final[Mapping[str, Setting]] = {
     for name, setting in POLICY_FIELDS.items()
     if name != "exempt_tools"
 }
-"""What can be set for an agent besides its caps; each is named as in the environment."""
+"""Settings of an agent besides its caps, named as in the environment."""
 
 SECTION_KEYS: Final = ("limits", "tree", *AGENT_SETTINGS)
-"""What can be said about all agents, or about some."""
+"""Keys of a section for all agents, or for some."""
 
 TIERED_PRICES: Final[Mapping[str, str]] = {
     "input": "USD per million input tokens.",
     "output": "USD per million output tokens.",
-    "cache_read": "USD per million input tokens read from a cache; unset, they cost as input.",
-    "cache_write": "USD per million input tokens written to a cache; unset, they cost as input.",
+    "cache_read": "USD per million input tokens read from a cache. Unset: as input.",
+    "cache_write": "USD per million input tokens written to a cache. Unset: as input.",
     "cache_write_1h": "USD per million input tokens written to a cache for an hour.",
     "input_audio": "USD per million input tokens of audio.",
     "output_audio": "USD per million output tokens of audio.",
 }
 FEES: Final[Mapping[str, str]] = {
-    "per_request": "USD for each model call, on top of its tokens.",
-    "web_search": "USD for each search of the web that the vendor makes for the model.",
+    "per_request": "USD per model call, in addition to its tokens.",
+    "web_search": "USD per web search by the vendor.",
 }
 PRICES: Final[Mapping[str, str]] = {**TIERED_PRICES, **FEES}
 REQUIRED_PRICES: Final = ("input", "output")
 
 TIERS: Final = "tiers"
 TIERS_HELP: Final = (
-    "What a call costs whose prompt is longer; of the tiers that it passes, the highest one holds "
-    "for the whole call."
+    "Prices of calls with long prompts. The highest tier that a prompt exceeds applies to the "
+    "whole call."
 )
 ABOVE: Final = "above"
-ABOVE_HELP: Final = "Input tokens, cached ones included, that a prompt has to be longer than."
+ABOVE_HELP: Final = "Input tokens, including cached ones, that a prompt must exceed."
 
 MODEL_KEYS: Final[Mapping[str, str]] = {
-    "price": "What a call of the models costs.",
-    "provider": "Who sells them, such as azure; unset, the entry holds for every seller.",
-    "local": "Whether they run on a machine of your own, so that a call costs nothing.",
+    "price": "Price of the models.",
+    "provider": "Vendor, e.g. azure. Unset: the entry applies to all vendors.",
+    "local": "Whether the models run on your own machines, so calls are free.",
 }
 
 ROOT: Final[Mapping[str, str]] = {
-    "defaults": "What applies to every agent, unless something more specific is said below.",
-    "agents": "What applies to the agents whose name fits a glob; the most specific glob wins, "
-    "value by value.",
-    "models": "Prices of the models whose id fits a glob; the most specific glob wins.",
-    "tools": "What applies to the tools whose name fits a glob; the most specific glob wins.",
-    "quotas": "Budgets over a time window, shared by many invocations.",
+    "defaults": "Settings of all agents, unless overridden below.",
+    "agents": "Settings by agent name or glob. The most specific glob applies, value by value.",
+    "models": "Prices by model ID or glob. The most specific glob applies.",
+    "tools": "Settings by tool name or glob. The most specific glob applies.",
+    "quotas": "Budgets per time window, shared by many invocations.",
 }
 
-EXEMPT_HELP: Final = "Whether loop limits ignore the tool, as befits one that is meant to poll."
+EXEMPT_HELP: Final = "Whether loop limits ignore the tool, e.g. one that polls."
 
 PER_TOOL: Final = "max_calls_per_tool"
 
@@ -87,7 +86,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One effective setting, for those who ask where it comes from."""
+    """An effective setting and its source."""
 
     name: str
     value: Any
@@ -97,22 +96,22 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One version of a policy file. Its values are named as the settings of the environment."""
+    """One version of a policy file, with values named as in the environment."""
 
     path: str = ""
     defaults: Mapping[str, Entry] = field(default_factory=dict)
     agents: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
-    """By glob on the agent's name."""
+    """By glob of the agent name."""
     prices: Mapping[str, Entry] = field(default_factory=dict)
-    """By glob on the model's id; each holds an `Offer`."""
+    """By glob of the model ID; each contains a `PriceOverride`."""
     exemptions: Mapping[str, Entry] = field(default_factory=dict)
-    """By glob on the tool's name; each holds a boolean."""
+    """By glob of the tool name; each contains a boolean."""
     quotas: Mapping[str, Entry] = field(default_factory=dict)
-    """By name; each holds a `Quota`."""
+    """By name; each contains a `Quota`."""
 
     @property
     def names(self) -> Names:
-        """Every name of an agent, a model or a tool that stands here without a glob."""
+        """All names of agents, models and tools in the file that are not globs."""
         caps = _without_prefix(self.defaults, PER_TOOL + ".")
         return Names(
             agents=_without_globs(self.agents),
@@ -121,15 +120,15 @@ class Document:
         )
 
     def entries(self, agent: str | None) -> dict[str, Entry]:
-        """Every value that applies to `agent`; without a name those that apply to all."""
+        """Return all values that apply to `agent`; without a name, those that apply to all."""
         entries = dict(self.defaults)
-        # From the least specific to the most, so that the last word is that of the closest.
+        # The most specific glob is last and overrides the others.
         for glob in () if agent is None else matching(self.agents, agent):
             entries.update(self.agents[glob])
         return entries
 
     def effective(self, agent: str, base: Policy) -> Policy:
-        """What applies to `agent`, with `base` for all that the file leaves open."""
+        """Return the policy of `agent`, with `base` for everything that the file does not set."""
         if self is NO_DOCUMENT:
             return base
         entries = self.entries(agent)
@@ -137,14 +136,13 @@ class Document:
         file = file_name(self.path)
         lines = {name: f"{file}:{entry.line}" for name, entry in entries.items()}
         exempt = frozenset(glob for glob, entry in self.exemptions.items() if entry.value)
-        # `exempt: false` is kept, too: it takes back the exemption that a wider glob gives.
+        # `exempt: false` is kept as well: it overrides a less specific glob.
         watched = frozenset(self.exemptions) - exempt
         return dataclasses.replace(
             base,
             limits=_limits(values).merged_over(base.limits),
             tree=_limits(_without_prefix(values, TREE_PREFIX)).merged_over(base.tree),
-            # The file wins over the environment in both directions: `exempt: false` takes an
-            # exemption back.
+            # The file overrides the environment in both directions.
             exempt_tools=(base.exempt_tools - watched) | exempt,
             watched_tools=(base.watched_tools - exempt) | watched,
             origins={**base.origins, **lines},
@@ -152,23 +150,23 @@ class Document:
         )
 
     def price_list(self) -> dict[str, PriceOverride]:
-        """Every price by its glob, the most specific first: the first that fits is the one."""
+        """Return prices by glob, the most specific first: the first match applies."""
         ranked = sorted(self.prices, key=specificity)
         return {glob: self.prices[glob].value for glob in reversed(ranked)}
 
     def rows(
         self, values: Mapping[str, Any], sources: Mapping[str, str], agent: str | None = None
     ) -> list[Row]:
-        """Every setting that is effective for `agent`, and where it comes from.
+        """Return all effective settings of `agent` with their sources.
 
         Args:
-            values: What was read from the environment, by setting.
-            sources: Where each of them came from.
-            agent: Name of the agent; without one the rows are those of an agent of no name.
+            values: The settings of the environment.
+            sources: Their sources.
+            agent: Name of the agent; without it, only the defaults of the file apply.
         """
         entries = self.entries(agent) | self._keyed()
         rows = {name: Row(name, value, sources[name]) for name, value in values.items()}
-        # Caps of single tools are rows of their own, since each can come from another line.
+        # Caps per tool have separate rows, because their sources can differ.
         if any(name.startswith(PER_TOOL + ".") for name in entries):
             caps = rows.pop(PER_TOOL)
             for tool, cap in (caps.value or {}).items():
@@ -178,8 +176,7 @@ class Document:
         return list(rows.values())
 
     def _keyed(self) -> dict[str, Entry]:
-        """What the file says about models and tools, by the key that says it."""
-        # By the key that the file has, so that whoever looks for the line finds it.
+        """Return the entries of models, tools and quotas by their key in the file."""
         prices = {
             f'models["{glob}"].{"local" if entry.value.price is None else "price"}': Entry(
                 _written(entry.value), entry.line
@@ -205,12 +202,12 @@ def _without_globs(names: Iterable[str]) -> frozenset[str]:
 
 
 def _written(offer: PriceOverride) -> Any:
-    """Return what a file says of a model, where it says something."""
+    """Return a price as it is written in a file."""
     price = offer.price
     if price is None:
         return True
     written: dict[str, Any] = _given(price, TIERED_PRICES) | _given(price, FEES)
-    if not price.per_request:  # as nobody has to say
+    if not price.per_request:  # the default
         del written["per_request"]
     if price.tiers:
         written[TIERS] = [

@@ -1,4 +1,4 @@
-"""The policy file on disk: read at the start, and again for new invocations once it has changed."""
+"""The policy file on disk, reloaded for new invocations when it changes."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger("otel_limits")
 
 LOOK_INTERVAL_SECONDS: Final = 1.0
-"""How often it is looked whether the file has changed, at most."""
+"""Minimum time between two checks for changes."""
 
 MAX_BYTES: Final = 1_000_000
-"""A policy is read on the thread of an agent: one of this length takes seconds."""
+"""The file is read in the thread of an agent; this much takes seconds."""
 
 NONBLOCK: Final = getattr(os, "O_NONBLOCK", 0)
-"""Windows has neither the flag nor what it is for."""
+"""Windows has neither this flag nor FIFOs."""
 
 Stamp: TypeAlias = "tuple[int, ...] | None"
-"""Times of change, size and inode of the file; `None` where there is none."""
+"""Modification times, size and inode of the file; `None` if it does not exist."""
 
 
 class PolicyFile:
     """The policy file of a process.
 
     Attributes:
-        document: What applies now: the newest version without a mistake.
-        mistakes: What is wrong with the newest version.
+        document: The latest valid version.
+        mistakes: The mistakes in the latest version.
     """
 
     def __init__(
         self, path: str | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Read the file; without a path there is none, and it says nothing."""
+        """Read the file, if there is one."""
         self._path = path
         self._shown = redact_url(path or "")
         self._clock = clock
@@ -56,64 +56,63 @@ class PolicyFile:
         self._next_look = clock() + LOOK_INTERVAL_SECONDS
         self._stamp: Stamp = None
         self._content: bytes | None = None
-        # Replaced whole and never changed: invocations read it without a lock.
+        # Never modified, only replaced, because invocations read it without a lock.
         self.document: Document = NO_DOCUMENT
         self.mistakes: tuple[str, ...] = ()
         if path is not None:
-            # Before it is read, as in `_look`: what changes in between is seen at the next look.
+            # Before reading, so that a change in between is found by the next check.
             self._stamp = _stamp(path)
             self._read(path)
 
     @suppress_errors("policy")
     def refresh(self) -> None:
-        """Read the file again if it has changed; one that has a mistake leaves all as it was.
+        """Reload the file if it has changed. If it is invalid, the previous version is kept.
 
-        Meant for the start of an invocation: it looks once a second at most, and while one thread
-        looks the others go on with what they have.
+        Called at the start of an invocation. Checks at most once a second; other threads use the
+        current version during the check.
         """
         path = self._path
-        # Before the lock, as every invocation of every thread comes by here.
+        # Before the lock, because every invocation calls this.
         if path is None or self._clock() < self._next_look:
             return
-        # Whoever finds it held does not wait: the version before is as good for one more
-        # invocation.
+        # Other threads don't wait and use the current version.
         if self._lock.acquire(blocking=False):
             try:
                 is_new = self._look(path)
             finally:
                 self._lock.release()
-            # Outside the lock, as it logs and tells observers.
+            # Without the lock, because it logs and publishes.
             if is_new:
                 self.announce()
 
     def announce(self) -> None:
-        """Log and tell whether the newest version was taken."""
+        """Log and publish whether the latest version was accepted."""
         if self._path is None:
             return
         LIVE.observers.publish(PolicyRead(path=self._shown, valid=not self.mistakes))
         if not self.mistakes:
-            logger.info("otel-limits: the policy %s is in force.", self._shown)
+            logger.info("otel-limits: policy file %s accepted.", self._shown)
             return
         LIVE.observers.publish_internal_error("policy")
-        in_force = (
-            "No policy file is in force; every other setting is."
+        consequence = (
+            "The policy file is ignored; all other settings apply."
             if self.document is NO_DOCUMENT
-            else "The version before it stays in force."
+            else "The previous version still applies."
         )
         for mistake in self.mistakes:
-            logger.error("otel-limits: %s %s", mistake, in_force)
+            logger.error("otel-limits: %s %s", mistake, consequence)
 
     def renew_lock(self) -> None:
-        """Replace the lock in a forked child: another thread may have held it."""
+        """Replace the lock after a fork: a thread of the parent may have held it."""
         self._lock = threading.Lock()
 
     def _look(self, path: str) -> bool:
-        """Read the file if it is not the one that was read last; True when it says otherwise."""
+        """Read the file if it has changed; return whether its content has."""
         self._next_look = self._clock() + LOOK_INTERVAL_SECONDS
         stamp = _stamp(path)
         if stamp == self._stamp:
             return False
-        # Before the file is read: one that changes meanwhile has another stamp at the next look.
+        # Before reading, so that a change during it is found by the next check.
         self._stamp = stamp
         return self._read(path)
 
@@ -121,32 +120,29 @@ class PolicyFile:
         try:
             content = _content(path)
         except (OSError, ValueError) as error:
-            # Forgotten, so that the same content counts as new when the file can be read again.
+            # Reset, so that the same content counts as new when the file is readable again.
             self._content = None
             reason = getattr(error, "strerror", None) or error
             self.mistakes = (f"{self._shown} cannot be read: {reason}.",)
             return True
-        # `touch`, or a deployment that writes every file anew, says nothing new.
+        # A `touch`, or a deployment that rewrites every file, changes nothing.
         if content == self._content:
             return False
-        # Kept also where it has a mistake, which is then told once and not every second.
+        # Also kept if it is invalid, so that mistakes are logged once.
         self._content = content
         document, self.mistakes = _parse(content, self._shown)
-        # With a mistake the version before stays in force: no deployment disarms agents.
+        # Otherwise the previous version still applies: a deployment must not remove limits.
         if not self.mistakes:
             self.document = document
         return True
 
 
 NO_FILE: Final = PolicyFile()
-"""What is used where no policy file was named."""
+"""Used if there is no policy file."""
 
 
 def price_mistakes(limits: Iterable[Limits], document: Document) -> list[str]:
-    """Say that a limit on cost is asked for where no price can be known.
-
-    That the policy file itself asks for one is a mistake of the file.
-    """
+    """Report a cost limit set outside the policy file if prices are not available."""
     capped = any(each.max_cost_usd is not None for each in limits)
     if not capped or Prices(document.price_list()).available:
         return []
@@ -154,7 +150,7 @@ def price_mistakes(limits: Iterable[Limits], document: Document) -> list[str]:
 
 
 def policy_mistakes(reading: Reading, policy_file: PolicyFile) -> list[str]:
-    """Say what is wrong with the policy file, and with what the environment asks of it."""
+    """Return the mistakes of the policy file, and of the environment in combination with it."""
     policy = reading.settings.policy
     return [
         *policy_file.mistakes,
@@ -163,17 +159,17 @@ def policy_mistakes(reading: Reading, policy_file: PolicyFile) -> list[str]:
 
 
 def _content(path: str) -> bytes:
-    """Read a file that is not too long, without waiting for anybody.
+    """Read the file, without blocking and up to a maximum size.
 
     Raises:
         OSError: It cannot be read.
         ValueError: It is not a regular file, or too long.
     """
-    # Opening a FIFO would wait for who writes to it, and agents would wait with us.
+    # Non-blocking, because opening a FIFO would block the agent until something writes to it.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a regular file")
-        # One more than is permitted: the size that the system tells may have changed by now.
+        # One more than the maximum, because the reported size may be outdated.
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ValueError(f"it is longer than {MAX_BYTES:,} bytes")
@@ -193,10 +189,10 @@ def _parse(content: bytes, path: str) -> tuple[Document, tuple[str, ...]]:
 
 
 def _stamp(path: str) -> Stamp:
-    """What changes with every version, and with the right to read it."""
+    """Return values that change with every version and with its permissions."""
     try:
         stat = Path(path).stat()
     except OSError:
         return None
-    # `chmod` changes only the second, a file moved into its place perhaps only the last.
+    # `chmod` changes only the ctime, replacing the file may change only the inode.
     return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino

@@ -1,4 +1,4 @@
-"""Reads the text of a policy file: what it says, and every mistake in it at once."""
+"""Parses a policy file and collects all mistakes."""
 
 from __future__ import annotations
 
@@ -45,29 +45,28 @@ EMPTY: Final = Node({}, 1, "a mapping")
 
 
 def parse(text: str, path: str) -> tuple[Document, tuple[str, ...]]:
-    """Read a policy.
+    """Parse a policy.
 
     Returns:
-        What it says, and a sentence with file, line and key for each mistake. Where there is one,
-        the policy says nothing: it is taken or refused as a whole.
+        The document, and a sentence with file, line and key for each mistake. With a mistake, the
+        document is empty: a policy is accepted or rejected as a whole.
     """
     root, mistakes = yaml_tree.read(text)
     reader = _Reader(mistakes)
-    # What of the YAML could be read is gone through as well, so that all mistakes come at once.
+    # The valid parts of the YAML are checked as well, to report all mistakes together.
     document = NO_DOCUMENT if mistakes and root.value is None else reader.document(root, path)
-    # Sections are read in our order; whoever mends the file goes through it from the top.
+    # By line, because sections are read in a different order.
     ordered = sorted(reader.mistakes, key=lambda mistake: mistake.line)
     sentences = tuple(f"{path}:{each.line}: {each.sentence}" for each in ordered)
     return (NO_DOCUMENT if sentences else document), sentences
 
 
 class _Reader:
-    """Goes through a whole file and keeps every mistake."""
+    """Reads a whole file and collects mistakes."""
 
     def __init__(self, mistakes: Collection[Mistake]) -> None:
-        """Begin with the mistakes that are in the YAML itself."""
-        # Mistakes are kept and not raised: a file with five of them would otherwise take five
-        # attempts.
+        """Start with the mistakes in the YAML itself."""
+        # Collected instead of raised: fixing five mistakes must not take five attempts.
         self.mistakes = list(mistakes)
 
     def document(self, root: Node, path: str) -> Document:
@@ -90,7 +89,7 @@ class _Reader:
     # --- the parts of a file ----------------------------------------------------------------------
 
     def _section(self, node: Node, key: str) -> dict[str, Entry]:
-        """Read what applies to all agents, or to some."""
+        """Read a section for all agents, or for some."""
         entries: dict[str, Entry] = {}
         for name, child in self._known(node, key, SECTION_KEYS):
             if name == "limits":
@@ -108,7 +107,7 @@ class _Reader:
             if not isinstance(kind, MappingKind):
                 entries |= self._entry(prefix + name, kind, f"{key}.{name}", child)
                 continue
-            # one entry for each tool, so that sections are merged tool by tool
+            # One entry per tool, so that sections are merged tool by tool.
             for tool, tool_key, cap in self._named(child, f"{key}.{name}"):
                 entries |= self._entry(f"{prefix}{name}.{tool}", kind.each, tool_key, cap)
         return entries
@@ -124,12 +123,11 @@ class _Reader:
                     said |= self._entry(name, kind, f"{key}.{name}", parts[name])
             price = self._price(f"{key}.price", parts["price"]) if "price" in parts else None
             is_local = "local" in said and said["local"].value
-            # Both would contradict each other, and neither would leave the entry without a meaning.
             if is_local == ("price" in parts):
                 self._refuse(model, f"{key} needs either price or local: true.")
             if "provider" in said and not said["provider"].value:
-                self._refuse(parts["provider"], f"{key}.provider must be who sells, got ''.")
-            # Half an entry would be another price than the one that was meant.
+                self._refuse(parts["provider"], f"{key}.provider must not be empty.")
+            # A partial entry would have an unintended price.
             if len(self.mistakes) == before:
                 provider = said["provider"].value if "provider" in said else None
                 line = parts["local" if is_local else "price"].line
@@ -144,7 +142,7 @@ class _Reader:
         listed = written.pop(TIERS, None)
         tiers = [] if listed is None else list(self._tiers(f"{key}.{TIERS}", listed))
         parts = self._amounts(key, written)
-        # What is missing was refused above, once.
+        # Missing prices were reported above.
         if not parts.keys() >= set(REQUIRED_PRICES):
             return None
         return Price(**parts, tiers=tuple(tiers))
@@ -164,10 +162,11 @@ class _Reader:
             amounts = self._amounts(where, written)
             if not written:
                 self._refuse(item, f"{where} needs a price, such as input.")
-            # Two tiers that begin at one number would make a price depend on their order in the
-            # file.
+            # Otherwise the price would depend on the order of tiers.
             elif above and above[ABOVE].value in seen:
-                self._refuse(item, f"{where}.{ABOVE} is {above[ABOVE].value} in another tier, too.")
+                self._refuse(
+                    item, f"{where}.{ABOVE} {above[ABOVE].value} is also used by another tier."
+                )
             elif above:
                 seen.add(above[ABOVE].value)
                 yield PriceTier(above=above[ABOVE].value, **amounts)
@@ -186,7 +185,7 @@ class _Reader:
         return entries
 
     def _require_prices(self, document: Document) -> None:
-        """Refuse limits on cost where no price can be known."""
+        """Reject cost limits if prices are not available."""
         if Prices(document.price_list()).available:
             return
         named = {f'agents["{glob}"]': entries for glob, entries in document.agents.items()}
@@ -201,7 +200,7 @@ class _Reader:
                 self.mistakes.append(Mistake(entry.line, sentence))
 
     def _quotas(self, node: Node, path: str) -> dict[str, Entry]:
-        # Imported here: a file without quotas does not need them.
+        # Imported here, because most files don't have quotas.
         from otel_limits.quotas.section import read_quotas
 
         quotas = read_quotas(
@@ -214,10 +213,10 @@ class _Reader:
             for name, quota in quotas.items()
         }
 
-    # --- what parts are made of -------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
     def _entry(self, name: str, kind: Kind[Any], key: str, node: Node) -> dict[str, Entry]:
-        """Read one value; nothing when it is a mistake."""
+        """Read one value; empty if it is invalid."""
         value: object = node.value
         if isinstance(value, tuple):
             value = [item.value for item in value]
@@ -228,7 +227,7 @@ class _Reader:
             return {}
 
     def _known(self, node: Node, key: str, names: Collection[str]) -> Iterator[tuple[str, Node]]:
-        """Go through a mapping that has these keys."""
+        """Iterate over a mapping with these keys."""
         for name, child in self._mapping(node, key).items():
             if name in names:
                 yield name, child
@@ -237,7 +236,7 @@ class _Reader:
                 self._refuse(child, f"{where} is not known. {_hint(name, names)}")
 
     def _named(self, node: Node, key: str) -> Iterator[tuple[str, str, Node]]:
-        """Go through a mapping whose keys are names or globs."""
+        """Iterate over a mapping by name or glob."""
         for name, child in self._mapping(node, key).items():
             yield name, f'{key}["{name}"]', child
 
@@ -252,11 +251,11 @@ class _Reader:
 
 
 def _unlined(node: Node, done: dict[int, object]) -> object:
-    """Return what is written, without the lines.
+    """Return plain values without lines.
 
-    What `done` has is not gone through again: aliases of aliases would take for ever.
+    Values in `done` are reused: nested aliases would otherwise take exponential time.
     """
-    # By identity: every alias of an anchor has the very value of the anchor.
+    # By identity, because an alias has the same object as its anchor.
     if id(node.value) not in done:
         value: object = node.value
         if isinstance(node.value, Mapping):
@@ -268,7 +267,7 @@ def _unlined(node: Node, done: dict[int, object]) -> object:
 
 
 def _below(node: Node, path: tuple[str, ...]) -> Node:
-    """Follow keys as far as they are written."""
+    """Follow keys as far as they exist."""
     for key in path:
         if not isinstance(node.value, Mapping) or key not in node.value:
             break
@@ -278,4 +277,4 @@ def _below(node: Node, path: tuple[str, ...]) -> Node:
 
 def _hint(name: str, names: Collection[str]) -> str:
     near = closest_match(name, names)
-    return f"Did you mean {near}?" if near else f"Known here: {', '.join(names)}."
+    return f"Did you mean {near}?" if near else f"Valid keys: {', '.join(names)}."

@@ -2,8 +2,8 @@
 
 `python -m tests.generate schema` writes it.
 
-An editor that knows it completes keys and marks mistakes. It is made from the tables that the file
-is read with.
+Editors use it to complete keys and mark mistakes. It is generated from the tables used to read the
+file.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from otel_limits.settings.policy.document import (
 )
 
 PATH: Final = Path(__file__).parents[2] / "policy.schema.json"
-"""Where it is shipped."""
+"""Its path in the package."""
 
 
 def schema() -> dict[str, Any]:
-    """Make the JSON Schema of a policy file."""
+    """Return the JSON Schema of a policy file."""
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Policy file of otel-limits",
@@ -51,7 +51,7 @@ def schema() -> dict[str, Any]:
 
 
 def write() -> None:
-    """Write it to where it is shipped."""
+    """Write it into the package."""
     PATH.write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
 
 
@@ -81,9 +81,9 @@ def _model() -> dict[str, Any]:
 def _section() -> dict[str, Any]:
     return _mapping(
         {
-            "limits": _described("Caps of each invocation.", _reference("limits")),
+            "limits": _described("Limits per invocation.", _reference("limits")),
             "tree": _described(
-                "Caps of an invocation with all that it starts, held by the outermost one.",
+                "Limits across a budget tree: an invocation and all agents it starts.",
                 _reference("tree"),
             ),
             **{

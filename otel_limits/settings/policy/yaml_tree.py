@@ -1,8 +1,8 @@
-"""Reads YAML into values that know their line, and nothing that could do anything.
+"""Parses YAML into values with line numbers, without creating objects from tags.
 
-Only what every YAML reader agrees on has a meaning: `true` and `false` are booleans, decimal
-numbers are numbers (with a fraction: exact ones), everything else is text. So `no` is a name, `010`
-is not an octal number and `1:30` is not a duration.
+Only syntax on which all YAML parsers agree is interpreted: `true` and `false` are booleans, decimal
+numbers are numbers (exact ones, if they have a fraction), everything else is text. So `no` is a
+name, `010` is not an octal number and `1:30` is not a duration.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ WHOLE: Final = re.compile(rf"[-+]?{DIGITS}")
 FRACTION: Final = re.compile(
     rf"[-+]?({DIGITS}(\.[0-9]{{0,30}})?|\.[0-9]{{1,30}})([eE][-+]?[0-9]{{1,2}})?"
 )
-"""A longer number is text: none of ours is that long, and huge ones are slow."""
+"""Longer numbers are text: no setting needs them, and huge ones are slow."""
 LONGEST_SHOWN: Final = 80
 NOTHING: Final = ("", "~", "null", "Null", "NULL")
 BOOLEANS: Final = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
     ("false", "False", "FALSE"), False
 )
 MAX_NODES: Final = 100_000
-"""Values of a file, with what aliases repeat: those of aliases could double with every line."""
+"""Maximum values of a file, counting aliases, which can double with every line."""
 TAGS: Final = frozenset(
     "tag:yaml.org,2002:" + kind
     for kind in ("bool", "float", "int", "map", "merge", "null", "seq", "str", "timestamp", "value")
 )
-"""What plain YAML resolves to; any other tag was written by somebody who wants an object."""
+"""The tags of plain YAML. Any other tag would create an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,49 +46,49 @@ class Node:
 
     value: Value
     line: int
-    """Where it begins, with its key if it has one; 1 is the first line."""
+    """The line where it starts, with its key if it has one; counted from 1."""
     shown: str
-    """How a sentence names it: as it was written, or `a mapping`."""
+    """Its text in messages: as written, or `a mapping`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What is wrong with a policy file, and where."""
+    """A mistake in a policy file."""
 
     line: int
     sentence: str
 
 
 def read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
-    """Read one YAML document; a text that is not YAML reads as nothing, with its mistake."""
+    """Parse one YAML document. Invalid YAML returns an empty node and a mistake."""
     try:
         return _read(text)
     except yaml.MarkedYAMLError as error:
         mistake = _syntax_mistake(error)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        mistake = Mistake(line, "The file has a character that YAML does not permit.")
+        mistake = Mistake(line, "The file has a character that is not allowed in YAML.")
     except RecursionError:
         mistake = Mistake(1, "The file is nested too deeply to be read.")
     return Node(None, mistake.line, "nothing"), (mistake,)
 
 
 def _read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
-    # Composed and not loaded: only nodes know their lines, and nothing is made of them by a tag.
+    # Composed, not loaded: only nodes have lines, and tags create no objects.
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is None:
         return Node(None, 1, "nothing"), (Mistake(1, "The file is empty."),)
     if _size(root, {}) > MAX_NODES:
-        sentence = f"The file has more than {MAX_NODES:,} values, with what its aliases repeat."
+        sentence = f"The file has more than {MAX_NODES:,} values, counting aliases."
         return Node(None, 1, "nothing"), (Mistake(1, sentence),)
     converter = _Converter()
     return converter.node(root), tuple(converter.mistakes)
 
 
 def _size(node: yaml.Node, sizes: dict[yaml.Node, int]) -> int:
-    """Count the values below a node; what aliases repeat counts each time, and is counted once."""
+    """Count the values below a node. Aliases count each time but are visited once."""
     if node not in sizes:
-        sizes[node] = 1  # while it is under way: an alias may refer to what it is part of
+        sizes[node] = 1  # an alias may refer to its own parent
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
         below = (_size(each, sizes) for part in parts for each in _nodes_of(part))
         sizes[node] = 1 + sum(below)
@@ -107,31 +107,31 @@ def _syntax_mistake(error: yaml.MarkedYAMLError) -> Mistake:
 
 
 class _Converter:
-    """Turns PyYAML's nodes into ours; a node that is referred to twice is turned once."""
+    """Converts PyYAML nodes to ours, each once even if aliases repeat it."""
 
     def __init__(self) -> None:
-        """Begin without a mistake."""
+        """Start without mistakes."""
         self.mistakes: list[Mistake] = []
         self._done: dict[yaml.Node, Node | None] = {}
 
     def node(self, node: yaml.Node) -> Node:
         """Convert a node and everything below it."""
         line = node.start_mark.line + 1
-        # An alias is the same node again. Converted once each, a file of nested aliases ("billion
-        # laughs") stays as small as it is written.
+        # An alias is the same node. Converting each once keeps nested aliases ("billion laughs")
+        # small.
         if node not in self._done:
-            self._done[node] = None  # under way
+            self._done[node] = None  # in progress
             self._done[node] = self._convert(node, line)
         done = self._done[node]
         if done is None:
-            self.mistakes.append(Mistake(line, "An alias refers to the value that it is part of."))
+            self.mistakes.append(Mistake(line, "An alias refers to its own parent."))
             return Node(None, line, "nothing")
         return done
 
     def _convert(self, node: yaml.Node, line: int) -> Node:
         if node.tag not in TAGS:
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-            self.mistakes.append(Mistake(line, f"The tag {tag} is not permitted: plain YAML only."))
+            self.mistakes.append(Mistake(line, f"The tag {tag} is not allowed: plain YAML only."))
             return Node(None, line, "nothing")
         if isinstance(node, yaml.MappingNode):
             return Node(self._mapping(node), line, "a mapping")
@@ -147,31 +147,30 @@ class _Converter:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 self.mistakes.append(Mistake(line, "A key must be a single word or text."))
-            # PyYAML takes the last of two and says nothing, against YAML 1.2 (3.2.1.3: keys are
-            # unique).
+            # YAML 1.2 requires unique keys (3.2.1.3), but PyYAML silently uses the last one.
             elif key.value in entries:
                 first = entries[key.value].line
                 self.mistakes.append(
                     Mistake(
                         line,
-                        f"The key {redact_url(key.value)!r} is here twice, first on line {first}.",
+                        f"Duplicate key {redact_url(key.value)!r}, first on line {first}.",
                     )
                 )
             else:
-                # The line of the key, where a reader looks for it: a block begins on the next one.
+                # The line of the key, not of the block after it.
                 entries[key.value] = dataclasses.replace(self.node(value), line=line)
         return entries
 
 
 def _shown(items: tuple[Node, ...]) -> str:
-    # lists in a list are not written out: aliases could make that as long as one likes
+    # Nested lists are abbreviated, because aliases could make them arbitrarily long.
     shown = ["a list" if isinstance(item.value, tuple) else item.shown for item in items]
     text = f"[{', '.join(shown)}]"
     return text if len(text) <= LONGEST_SHOWN else "a list"
 
 
 def _scalar(text: str, line: int, *, is_quoted: bool) -> Node:
-    # A quoted word is text whatever it looks like: `"true"` and `"5"`.
+    # Quoted words are always text: `"true"` and `"5"`.
     value = text if is_quoted else _unquoted(text)
     if value is None:
         return Node(None, line, "nothing")
