@@ -1,4 +1,4 @@
-"""A clock for bounds on time: it stands still while the machine gives its cores to others."""
+"""A clock for time bounds: it stops while the machine gives its cores to other processes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 TICK_SECONDS: Final = 0.01
 LONGEST_SECONDS: Final = 2 * TICK_SECONDS
-"""What a tick counts at most. One that comes later was kept from coming."""
+"""The most that one tick counts. A later one was delayed by the machine."""
 
 
 class Clock:
     """Counts the seconds in which this process could run.
 
-    A thread ticks beside the test. Whatever the test waits for itself, and be it an event loop that
-    is blocked, delays no tick; a machine that stalls delays the ticks as it delays the test.
+    A thread ticks during the test. Waiting for I/O or for an event loop that
+    is blocked delays no tick; a machine that stalls delays the ticks and the test alike.
     """
 
     def __init__(self) -> None:

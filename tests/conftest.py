@@ -1,4 +1,4 @@
-"""What every test stands on: a clean process, a real SDK provider, agents with scripted models."""
+"""Fixtures of every test: a clean process, a real SDK provider, agents with scripted models."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def exporter() -> InMemorySpanExporter:
 def tracers(exporter: InMemorySpanExporter) -> dict[str, strands_tracer.Tracer]:
     """Strands' own tracer: over the real provider, and as it is where no provider is set.
 
-    The framework makes one tracer per process, so that a second one has to be put in its place.
+    The framework makes one tracer per process, so a second one has to replace it.
     """
     with_provider = strands_tracer.get_tracer()
     without = strands_tracer.Tracer()
@@ -187,8 +187,8 @@ def own_directories() -> Iterator[Path]:
 
     For the session: fixtures of modules start programs before any fixture of a test is there.
     """
-    # Not below the directory of pytest, which nobody but its owner may enter: a server that
-    # refuses to be run by root runs as somebody else.
+    # Not below the directory of pytest, which only its owner may enter: a server that
+    # refuses to be run by root runs as another user.
     base = Path(tempfile.mkdtemp(prefix="otel-limits-tests-"))
     base.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
@@ -198,7 +198,7 @@ def own_directories() -> Iterator[Path]:
 
 
 def move_to(directory: Path, patch: pytest.MonkeyPatch) -> None:
-    """Have this process and its children keep data and temporary files in a directory."""
+    """Make this process and its children keep data and temporary files in a directory."""
     patch.setenv("TMPDIR", str(directory))
     patch.setenv("XDG_DATA_HOME", str(directory / "data"))
     patch.setattr("tempfile.tempdir", str(directory))
@@ -233,7 +233,7 @@ def clean(
     otel_limits.disable()
     for thread in threading.enumerate():
         if thread.name == "otel-limits-deadlines":
-            thread.join()  # it has nothing left to wait for, and must not find all of it made anew
+            thread.join()  # it has nothing left to wait for, and must not find all of it replaced
     alive = len(LIVE)
     LIVE.after_fork()
     assert alive == 0, f"{alive} invocations are still live"
@@ -348,7 +348,7 @@ def make_agent(tool_runs: list[str]) -> MakeAgent:
 
 @pytest.fixture
 def events() -> list[otel_limits.Event]:
-    """Every fact that was told, when `events.append` is among the observers."""
+    """Every published event, when `events.append` is among the observers."""
     return []
 
 

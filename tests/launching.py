@@ -20,8 +20,8 @@ INSTRUMENT = (str(BIN / "opentelemetry-instrument"),)
 NO_EXPORT = {f"OTEL_{signal_}_EXPORTER": "none" for signal_ in ("TRACES", "METRICS", "LOGS")}
 """The distro would export to a collector, and fails without its exporter."""
 
-WITHOUT_EXPORTER = {**NO_EXPORT, "OTEL_TRACES_EXPORTER": "nobody_installed_this"}
-"""opentelemetry-instrument gives up before it has loaded anybody. Nothing else is exported: at its
+WITHOUT_EXPORTER = {**NO_EXPORT, "OTEL_TRACES_EXPORTER": "not_installed"}
+"""opentelemetry-instrument gives up before it has loaded any. Nothing else is exported: at its
 end, a program would wait for a collector that is not there, and gRPC hangs in some forks."""
 
 SELECTED = {"OTEL_PYTHON_TRACER_PROVIDER": "otel_limits"}
@@ -49,10 +49,10 @@ class Ended:
 
 
 def fresh_environment(**variables: str) -> dict[str, str]:
-    """Make the environment of a shell that has heard of nothing yet."""
+    """Make a clean shell environment."""
     strange = ("OTEL_", "PYTHON", "PROMETHEUS_")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(strange)}
-    # What is said once has tests of its own.
+    # One-time messages have separate tests.
     kept |= {"OTEL_LIMITS_QUIET": "true", "PATH": f"{BIN}{os.pathsep}{kept['PATH']}"}
     return kept | variables
 

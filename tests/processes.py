@@ -1,4 +1,4 @@
-"""Programs that tests start: none of them keeps a test waiting for ever, nor outlives it."""
+"""Programs that tests start: none of them blocks a test, or outlives it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ listens there."""
 
 
 def free_port() -> int:
-    """Find a port that nobody uses."""
+    """Find a free port."""
     while True:
         # Not of `random`, which Hypothesis seeds alike in every process of tests.
         port = secrets.choice(PORTS)

@@ -78,7 +78,7 @@ def bare(tmp_path: Path) -> Environment:
 
 
 def halted(ended: Ended) -> bool:
-    """Tell whether the cap held: counted once, and told once."""
+    """Return whether the cap held: counted once, and published once."""
     assert ended.status == 0, ended.log
     assert sum("halted by" in line for line in ended.log.splitlines()) == 1
     assert ended.events["samples"]["otel_limits_turns_total endless"] == 3
@@ -89,7 +89,7 @@ def halted(ended: Ended) -> bool:
 
 
 def test_install_writes_one_plain_line_and_shows_it(bare: Environment) -> None:
-    """Nobody has to look for what was changed."""
+    """The output names the change."""
     ended = bare.autoload("install")
     assert (ended.status, ended.log) == (0, "")
     assert ended.output == f"Wrote {bare.line}:\n{PTH}"
@@ -106,7 +106,7 @@ def test_install_leaves_nothing_else_behind(bare: Environment) -> None:
         assert ours == [bare.line.name]
 
 
-def test_status_tells_whether_it_is_there(bare: Environment) -> None:
+def test_status_shows_whether_autoload_is_installed(bare: Environment) -> None:
     """A script can ask: 0 for there, 1 for not there or not this version's."""
     assert (bare.autoload("status").status, bare.line.exists()) == (1, False)
     bare.autoload("install")
@@ -125,14 +125,14 @@ def test_remove_deletes_it(bare: Environment) -> None:
     assert (again.status, again.output) == (0, "Not installed.\n")
 
 
-def test_check_says_that_it_is_there(environment: Environment, bare: Environment) -> None:
-    """A line of its own, and none where it is not."""
+def test_check_shows_autoload(environment: Environment, bare: Environment) -> None:
+    """On a separate line, and absent otherwise."""
     there = execute(environment.python, "-m", "otel_limits.cli", "check").output
     assert there.splitlines()[-2].split() == ["autoload", "installed", str(environment.line)]
     assert "autoload" not in execute(bare.python, "-m", "otel_limits.cli", "check").output
 
 
-def test_a_command_of_ours_is_not_switched_on_itself(environment: Environment) -> None:
+def test_own_commands_are_not_limited(environment: Environment) -> None:
     """It looks at what it imports of a framework, and the port is that of the agents."""
     with socket.socket() as agents:
         agents.bind(("127.0.0.1", 0))
@@ -143,7 +143,7 @@ def test_a_command_of_ours_is_not_switched_on_itself(environment: Environment) -
     assert (ended.status, ended.log) == (0, "")
 
 
-def test_doctor_says_that_it_is_there(environment: Environment, bare: Environment) -> None:
+def test_doctor_shows_autoload(environment: Environment, bare: Environment) -> None:
     """It proves it, too: the cap holds under a plain python that has the line."""
     for here, status, text in (
         (environment, "ok", f"It is installed: {environment.line}"),
@@ -213,14 +213,14 @@ WAYS: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]] = {
     "run, isolated": ((*RUN, "--"), ("-I",), {}),
     "tracer provider": ((), (), {"OTEL_PYTHON_TRACER_PROVIDER": "otel_limits"}),
 }
-"""What stands before the interpreter and behind it, and variables."""
+"""Arguments before and after the interpreter, and variables."""
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_cap_holds_without_a_launcher_and_beside_each(
     environment: Environment, way: str
 ) -> None:
-    """Switched on once, by whoever comes first."""
+    """Enabled once, by the first that loads."""
     front, options, variables = WAYS[way]
     assert halted(execute(*front, environment.python, *options, ENDLESS, **CAP, **variables))
 
@@ -245,14 +245,14 @@ def test_disabled_switches_it_off(environment: Environment) -> None:
 
 
 def test_a_mistake_does_not_switch_it_off(environment: Environment) -> None:
-    """It is told, and every other setting is in force."""
+    """It is reported, and every other setting applies."""
     ended = execute(environment.python, ENDLESS, OTEL_LIMITS_ACTION="explode", **CAP)
     assert halted(ended)
     assert "OTEL_LIMITS_ACTION must be" in ended.log
 
 
-def test_a_misspelt_prefix_is_told_where_nothing_else_is_set(environment: Environment) -> None:
-    """There is no limit then, so somebody has to say why."""
+def test_misspelled_prefix_alone_is_reported(environment: Environment) -> None:
+    """No limit is set then, so the reason must be logged."""
     ended = execute(environment.python, ENDLESS, OTEL_LIMITS_QUIET="", OTEL_LIMIT_MAX_TURNS="3")
     assert ended.events["model_calls"] > 3
     assert ended.log.count("Did you mean OTEL_LIMITS_MAX_TURNS?") == 1
@@ -306,15 +306,15 @@ def orphan(bare: Environment) -> Callable[..., Ended]:
 def test_the_line_that_is_left_is_silent_where_nothing_is_set(
     orphan: Callable[..., Ended],
 ) -> None:
-    """Nobody is bothered who does not expect limits."""
+    """Programs without limits must not be disturbed."""
     ended = orphan()
     assert (ended.output, ended.log) == ("ran\n", "")
 
 
-def test_the_line_that_is_left_says_so_where_something_is_set(
+def test_leftover_line_warns_when_settings_exist(
     orphan: Callable[..., Ended],
 ) -> None:
-    """One sentence, and the program goes on."""
+    """One message, and the program continues."""
     ended = orphan(**CAP)
     assert ended.output == "ran\n"
     (sentence,) = ended.log.splitlines()
@@ -341,7 +341,7 @@ def test_python_3_15_gets_a_start_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(400)
 def test_it_works_as_pip_installs_it(tmp_path: Path) -> None:
-    """From the wheel, into an environment of its own."""
+    """From the wheel, into a fresh environment."""
     python = str(tmp_path / "bin" / "python")
     venv.create(tmp_path, with_pip=False, symlinks=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(tmp_path)}))

@@ -98,7 +98,7 @@ def test_an_invocation_is_in_each(make_agent: MakeAgent, metric: Metric) -> None
 
 
 def provider_of_the_script() -> str:
-    """What a provider is called that is none of Strands' own."""
+    """A provider name outside Strands."""
     (labels,) = {
         sample.labels["gen_ai_provider_name"]
         for family in REGISTRY.collect()
@@ -109,7 +109,7 @@ def provider_of_the_script() -> str:
 
 
 @pytest.mark.usefixtures("asked")
-def test_what_nobody_reported_is_no_usage(make_agent: MakeAgent) -> None:
+def test_unreported_usage_is_not_recorded(make_agent: MakeAgent) -> None:
     """The conventions forbid to report an estimate unless it was asked for."""
     enable()
     make_agent(ScriptedModel([says("done", usage=None)]))("go")

@@ -22,7 +22,7 @@ COUNTED = {spec.name for spec in METRICS if spec.kind in ("counter", "histogram"
 
 
 def samples() -> dict[str, list[Any]]:
-    """Every sample of ours in the default registry, in OpenMetrics, by name."""
+    """Every otel-limits sample in the default registry, in OpenMetrics, by name."""
     found: dict[str, list[Any]] = {}
     page: str = generate_latest(REGISTRY).decode()  # type: ignore[no-untyped-call]
     for family in text_string_to_metric_families(page):  # type: ignore[no-untyped-call]
@@ -33,14 +33,14 @@ def samples() -> dict[str, list[Any]]:
 
 
 def test_nothing_is_said_unless_it_is_asked_for(make_agent: MakeAgent) -> None:
-    """To any other Prometheus these are series of their own, as many as there are counters."""
+    """To any other Prometheus these are separate series, as many as there are counters."""
     enable(Limits(max_turns=2))
     make_agent(ScriptedModel(endless(uses("search"))))("go")
 
     assert [name for name in samples() if name.endswith("_created")] == []
 
 
-def test_every_counter_says_since_when_it_counts(
+def test_every_counter_has_a_created_series(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each series of a counter or a histogram, from before its first event on."""
@@ -64,10 +64,10 @@ def test_every_counter_says_since_when_it_counts(
     assert halt.labels["action"] == "halted"
 
 
-def test_a_second_life_says_another_time(
+def test_restarted_process_has_a_new_created_time(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1, 1, 1 of three processes are three events to whoever reads when each began."""
+    """1, 1, 1 of three processes are three events if their start times are known."""
     monkeypatch.setenv("OTEL_LIMITS_METRICS_CREATED", "true")
     times = []
     for _ in range(2):

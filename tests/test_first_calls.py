@@ -1,4 +1,4 @@
-"""What is said once: what limits a process, which agent has no limit, and that there was none."""
+"""One-time messages: the limits of a process, agents without limits, and no limits at all."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ for _ in range(2):
 UNUSED = "no Strands agent ran in this process"
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of the limits of the process."""
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The messages about the limits of the process."""
     return [text for text in caplog.messages if text.startswith("otel-limits: enforcing ")]
 
 
@@ -50,7 +50,7 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.usefixtures("source")
-def test_the_first_call_says_what_limits_it(
+def test_first_call_logs_its_limits(
     make_agent: MakeAgent, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
 ) -> None:
     """Agent, limits, action, and how it is followed; the second call says nothing."""
@@ -60,12 +60,12 @@ def test_the_first_call_says_what_limits_it(
         make_agent(ScriptedModel([says("done")]), name="research")("go")
     way = "hooks" if "hooks" in request.node.name else "spans"
     limits = "max_turns=30, max_tool_calls=5, tree_max_turns=50"
-    assert said(caplog) == [
+    assert logged(caplog) == [
         f"otel-limits: enforcing {limits} on agent 'research' (action=ask, source={way})"
     ]
 
 
-def test_quiet_says_nothing(
+def test_quiet_logs_nothing(
     make_agent: MakeAgent, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OTEL_LIMITS_QUIET is for those who know."""
@@ -73,7 +73,7 @@ def test_quiet_says_nothing(
     monkeypatch.setenv("OTEL_LIMITS_QUIET", "true")
     enable(Limits(max_turns=30))
     make_agent(ScriptedModel([says("done")]))("go")
-    assert said(caplog) == []
+    assert logged(caplog) == []
 
 
 def test_an_agent_without_a_limit_is_warned_about_once(
@@ -124,7 +124,7 @@ def test_a_quota_is_a_limit(
 def test_a_plugin_is_a_limit(
     make_agent: MakeAgent, warnings_logged: Callable[[], list[str]]
 ) -> None:
-    """Of its own agent; another one has none."""
+    """Limits of its own agent; another one has none."""
     enable()
     make_agent(ScriptedModel([says("x")]), plugins=[LimitsPlugin(Limits(max_turns=3))])("go")
     assert warnings_logged() == []
@@ -132,10 +132,10 @@ def test_a_plugin_is_a_limit(
     assert len(warnings_logged()) == 1
 
 
-def test_check_says_the_same(
+def test_check_prints_the_same(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is no mistake: whoever only wants metrics sets no limit."""
+    """It is not an error: metrics alone need no limit."""
     assert main(["check"]) == 0
     assert "No limits set for agents." in capsys.readouterr().err
     monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TURNS", "3")
@@ -154,8 +154,8 @@ def test_the_warnings_are_bounded(warnings_logged: Callable[[], list[str]]) -> N
     assert len([text for text in warnings_logged() if "No limits set" in text]) == 100
 
 
-def test_run_says_it_on_standard_error() -> None:
-    """Whatever the program does with its log; standard output is the program's."""
+def test_run_prints_limits_on_standard_error() -> None:
+    """Regardless of the program's logging; standard output belongs to the program."""
     done = run(sys.executable, "-W", "ignore", "-c", AGENT, OTEL_LIMITS_MAX_TURNS="30")
     assert done.stdout == ""
     assert done.stderr == (
@@ -164,7 +164,7 @@ def test_run_says_it_on_standard_error() -> None:
 
 
 @pytest.mark.parametrize("program", ["pass", "import strands"])
-def test_run_says_that_no_agent_was_called(program: str) -> None:
+def test_run_reports_that_no_agent_ran(program: str) -> None:
     """One line at the exit of the program."""
     done = run(sys.executable, "-W", "ignore", "-c", program, OTEL_LIMITS_MAX_TURNS="3")
     assert done.stderr.count("\n") == 1
@@ -182,7 +182,7 @@ def test_run_can_be_quiet() -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_the_program_starts_says_nothing_at_its_exit() -> None:
+def test_child_process_prints_nothing_at_exit() -> None:
     """It is not the program that `run` started; neither does a process that forked."""
     start = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', 'pass'])"
     assert run(sys.executable, "-c", start).stderr.count(UNUSED) == 1
@@ -191,7 +191,7 @@ def test_what_the_program_starts_says_nothing_at_its_exit() -> None:
 
 
 def test_the_facts_say_it_too(make_agent: MakeAgent, events: list[otel_limits.Event]) -> None:
-    """What an observer is told of an invocation that begins."""
+    """The event of a starting invocation."""
     enable(Limits(max_turns=3), tree=Limits(max_turns=5), action="ask", observers=[events.append])
     make_agent(ScriptedModel([uses("search"), says("done")]))("go")
     started = next(event for event in events if isinstance(event, otel_limits.Started))

@@ -128,7 +128,7 @@ def test_a_private_name_that_was_renamed_costs_no_limit(
 
 
 @pytest.mark.parametrize("name", VITAL)
-def test_a_vital_name_that_was_renamed_is_told(
+def test_renamed_required_api_is_reported(
     renamed: Callable[[str], dict[str, str]], name: str
 ) -> None:
     """Nothing limits the agent, which does not feel it, and log and metric say so."""
@@ -178,10 +178,10 @@ json.dump([first.model.calls, second.model.calls, RUNTIME.enforcement().is_enfor
 """
 
 
-def test_a_group_that_cannot_be_followed_is_told(
+def test_untracked_group_is_reported(
     renamed: Callable[[str], dict[str, str]],
 ) -> None:
-    """Each agent has the limits of a tree of its own, and the log says that they share none."""
+    """Each agent has the limits of a separate tree, and the log warns that they share none."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", GROUP],
         env=renamed("stream_async"),
@@ -212,7 +212,7 @@ def test_check_finds_what_keeps_limits_from_being_in_force(
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_no_name_is_lost_in_silence(renamed: Callable[[str], dict[str, str]], name: str) -> None:
-    """Whatever is renamed, the agent is halted at its cap, or it is said that it is not."""
+    """For any renamed API, the agent is halted at its cap, or a warning says that it is not."""
     done = run_away(renamed(name))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -221,7 +221,7 @@ def test_no_name_is_lost_in_silence(renamed: Callable[[str], dict[str, str]], na
         assert "limits are not enforced: calls of agent 'Strands Agents' cannot be" in done.stderr
 
 
-def test_what_is_installed_has_everything() -> None:
+def test_installed_framework_has_every_api() -> None:
     """When this fails after an update of Strands, it names what is gone."""
     assert probed(FRAMEWORKS) == Enforcement()
 
@@ -234,7 +234,7 @@ def enforcing(metric: Metric) -> dict[str, float]:
 
 
 def test_the_first_source_is_the_one(metric: Metric) -> None:
-    """Who switches on a second time changes nothing; off is off."""
+    """Enabling twice changes nothing; disabling is final."""
     assert RUNTIME.enforcement().source is None
     enable_leniently("instrumentor")
     enable(Limits(max_turns=3))
@@ -247,10 +247,10 @@ def test_the_first_source_is_the_one(metric: Metric) -> None:
 
 
 @pytest.mark.usefixtures("faulty")
-def test_a_fault_while_switching_on_is_told_in_one_sentence(
+def test_fault_while_enabling_is_one_message(
     metric: Metric, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever starts a program sees why nothing is limited, no stack, and the metric says 0."""
+    """The log has the reason without a traceback, and the metric is 0."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("no room for redis://u:hush@host")
@@ -290,7 +290,7 @@ def test_a_plugin_is_a_source(make_agent: MakeAgent, metric: Metric) -> None:
     assert enforcing(metric) == {"plugin": 1}
 
 
-def test_who_is_disabled_has_no_metric(monkeypatch: pytest.MonkeyPatch, metric: Metric) -> None:
+def test_disabled_process_has_no_metric(monkeypatch: pytest.MonkeyPatch, metric: Metric) -> None:
     """OTEL_LIMITS_DISABLED is not a failure to enforce."""
     monkeypatch.setenv("OTEL_LIMITS_DISABLED", "true")
     enable(Limits(max_turns=3))
@@ -299,10 +299,10 @@ def test_who_is_disabled_has_no_metric(monkeypatch: pytest.MonkeyPatch, metric: 
 
 
 @pytest.mark.usefixtures("faulty")
-def test_an_invocation_that_cannot_be_followed_is_told(
+def test_untracked_invocation_is_reported(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once for its agent, and the process is not said to enforce any more."""
+    """Once for its agent, and the process is no longer reported as enforcing."""
     from otel_limits.runs.registry import LIVE
 
     enable(Limits(max_turns=3))

@@ -1,4 +1,4 @@
-"""What an application's `/metrics` says about its agents, and where it is served."""
+"""An application's `/metrics`: its content, and its address."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LABELS = {
 
 
 def exposed() -> dict[str, list[dict[str, str]]]:
-    """Labels of every sample of ours in the default registry, as a scrape parses them."""
+    """Labels of every otel-limits sample in the default registry, as a scrape parses them."""
     samples: dict[str, list[dict[str, str]]] = {}
     for family in text_string_to_metric_families(generate_latest().decode()):
         for sample in family.samples:
@@ -105,7 +105,7 @@ def test_a_halted_invocation(make_agent: MakeAgent, metric: Metric) -> None:
 
 @pytest.mark.usefixtures("source")
 def test_a_scrape_sees_the_turn_under_way(make_agent: MakeAgent, metric: Metric) -> None:
-    """What waits to be counted is counted before anybody is told a number."""
+    """Queued events are counted before any value is read."""
     enable()
     seen = []
 
@@ -127,7 +127,7 @@ def test_a_scrape_sees_the_turn_under_way(make_agent: MakeAgent, metric: Metric)
 
 
 def test_an_evicted_invocation_that_goes_on_is_counted(metric: Metric) -> None:
-    """It is not live any more when somebody asks, or when it ends."""
+    """It is not active after a scrape or at its end."""
     enable()
     run = LIVE.start("a", Policy())
     run.turn()
@@ -139,8 +139,8 @@ def test_an_evicted_invocation_that_goes_on_is_counted(metric: Metric) -> None:
     assert metric("otel_limits_turns_total", agent="a") == 3
 
 
-def test_what_happened_while_nobody_counted_is_not_counted_later(metric: Metric) -> None:
-    """Whoever counts from now on was not there."""
+def test_events_before_counting_are_not_counted_later(metric: Metric) -> None:
+    """A later counter must not include events before it."""
     enable()
     run = LIVE.start("a", Policy())
     run.turn()
@@ -154,10 +154,10 @@ def test_what_happened_while_nobody_counted_is_not_counted_later(metric: Metric)
 
 
 @pytest.mark.usefixtures("faulty")
-def test_what_cannot_be_counted_is_a_loss_of_that(
+def test_uncountable_event_counts_as_dropped(
     make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes later is counted all the same, and how much is lost can be seen."""
+    """Later events still count, and the number of lost ones is visible."""
     failures = iter([RuntimeError("thrown while calls are counted")])
     count = CountingObserver._model_call
 
@@ -180,7 +180,7 @@ def test_what_cannot_be_counted_is_a_loss_of_that(
 
 
 def test_each_kind_of_model_call(make_agent: MakeAgent, metric: Metric) -> None:
-    """A zero that the provider reported, a usage that is missing and a failure are told apart."""
+    """Reported zeros, missing usage and failures are distinguished."""
     enable()
     zero = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
     script = [
@@ -200,7 +200,7 @@ def test_each_kind_of_model_call(make_agent: MakeAgent, metric: Metric) -> None:
 
 
 def test_a_natural_end_is_counted(make_agent: MakeAgent, metric: Metric) -> None:
-    """Every finished invocation is a stop, so that a share of halted ones can be told."""
+    """Every finished invocation is a stop, so that the halt rate can be computed."""
     enable()
     make_agent(ScriptedModel([says("done")]))("go")
     stops = {"agent": "tester", "reason": "end_turn", "action": "none"}
@@ -228,7 +228,7 @@ def test_every_possible_reason_is_there_before_it_happens(
 def test_a_scrape_before_the_first_agent_finds_nothing_of_agents(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What there is does not depend on what is asked: two that scrape see the same."""
+    """The output does not depend on the reader: two scrapers see the same."""
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(port))
     enable(Limits(max_turns=9))
     first, second = (
@@ -239,8 +239,8 @@ def test_a_scrape_before_the_first_agent_finds_nothing_of_agents(
     assert not any("agent=" in line for line in first)
 
 
-def test_a_reason_that_nobody_defined_is_told_apart(make_agent: MakeAgent, metric: Metric) -> None:
-    """A stop reason that a provider made up is what somebody looks for."""
+def test_invented_stop_reason_keeps_its_label(make_agent: MakeAgent, metric: Metric) -> None:
+    """A provider's invented stop reason is needed for debugging."""
     enable()
     make_agent(ScriptedModel([says("done", stop_reason="made up")]))("go")
     stops = {"agent": "tester", "reason": "made up", "action": "none"}
@@ -278,7 +278,7 @@ def test_label_values_are_cleaned(name: str, label: str, make_agent: MakeAgent) 
     model=st.text(st.characters(), max_size=200),
 )
 def test_any_name_can_be_scraped(names: list[str], model: str) -> None:
-    """Whatever agents and models are called, the page is made and can be read back."""
+    """With any names of agents and models, the page is rendered and can be parsed."""
     enable()
     for name in names:
         run = LIVE.start(name, Policy())
@@ -298,7 +298,7 @@ def test_any_name_can_be_scraped(names: list[str], model: str) -> None:
 def test_a_flood_of_names_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand agents and models cost a bounded number of series, and nothing is lost."""
     enable()
-    # The list of prices is made again for each model that nobody has heard of.
+    # The price list is rebuilt for each unknown model.
     monkeypatch.setattr(LIVE, "prices", None)
     for number in range(1000):
         run = LIVE.start(f"agent-{number}", Policy())
@@ -331,7 +331,7 @@ print(loaded())
 
 
 def test_nothing_is_made_to_count_before_there_is_something_to_count() -> None:
-    """The import of prometheus_client waits for that of Strands, that of exporters for ever.
+    """The import of prometheus_client waits for that of Strands, exporters are never imported.
 
     It would take longer than all else that `enable()` does.
     """
@@ -345,7 +345,7 @@ def test_nothing_is_made_to_count_before_there_is_something_to_count() -> None:
     assert done.stdout.splitlines() == ["[]", "['prometheus_client']"], done.stderr[-2000:]
 
 
-def test_what_was_never_counted_leaves_nothing() -> None:
+def test_unused_metrics_leave_no_files() -> None:
     """`disable()` before the first invocation leaves the registry and the observers empty."""
     enable()
     otel_limits.disable()
@@ -388,7 +388,7 @@ def test_the_endpoint_serves_loopback_alone(
         scrape(port, host="127.0.0.2")
 
 
-def test_the_endpoint_can_be_told_where_to_bind(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_binds_to_the_given_host(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`OTEL_LIMITS_PROMETHEUS_HOST` names another address."""
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(port))
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_HOST", "127.0.0.2")
@@ -434,7 +434,7 @@ def test_connections_that_send_nothing_are_closed(
     silent: list[socket.socket] = []
     for _ in range(40):
         silent.append(socket.create_connection(("127.0.0.1", port), timeout=30))
-        # Whoever finds the queue of the server full asks again seconds later.
+        # A client that finds the server's queue full retries seconds later.
         give_up = time.monotonic() + 1
         while len(answering()) < len(silent) and time.monotonic() < give_up:
             time.sleep(0.001)

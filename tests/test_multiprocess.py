@@ -1,4 +1,4 @@
-"""What a scrape says of several worker processes, forked, under `PROMETHEUS_MULTIPROC_DIR`."""
+"""A scrape of several forked worker processes, under `PROMETHEUS_MULTIPROC_DIR`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_limit_is_not_added_up(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_gone_has_nothing_in_progress(tmp_path: Path) -> None:
-    """Once prometheus_client knows of its end, which gunicorn's `child_exit` tells it."""
+    """Once prometheus_client knows of its end, through gunicorn's `child_exit`."""
     samples = parsed(run("workers.py", tmp_path, "--preload", "--crash"))
 
     assert value(samples, "invocations_in_progress") == 0
@@ -86,7 +86,7 @@ def test_a_worker_that_is_gone_untold_stays_in_progress(tmp_path: Path) -> None:
     assert value(samples, "invocations_in_progress") == 1
 
 
-def test_whoever_has_the_port_answers_for_all(tmp_path: Path) -> None:
+def test_worker_with_the_port_answers_for_all(tmp_path: Path) -> None:
     """The first worker serves what the second counts, and the second calls that no error."""
     page = run("serving_workers.py", tmp_path, OTEL_LIMITS_PROMETHEUS_PORT=str(free_port()))
 

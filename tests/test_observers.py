@@ -1,4 +1,4 @@
-"""What observers of ours are: told the events they subscribe to, through one life cycle."""
+"""Built-in observers: their subscriptions and life cycle."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Diary(BaseObserver):
 
 @pytest.fixture
 def replaced() -> list[tuple[Observer, Observer]]:
-    """What was put in the place of what."""
+    """The replaced observers, with their replacements."""
     return []
 
 
@@ -89,7 +89,7 @@ def test_a_lazy_observer_is_made_with_the_first_fact(
 
 
 def test_a_lazy_observer_passes_its_life_cycle_on(lazy: LazyObserver[Diary]) -> None:
-    """Whoever holds it need not know whether the observer was made."""
+    """Its holder need not know whether the observer was created."""
     diary = lazy.make()
     assert diary is not None
     lazy.after_fork()
@@ -98,7 +98,7 @@ def test_a_lazy_observer_passes_its_life_cycle_on(lazy: LazyObserver[Diary]) -> 
 
 
 def test_a_lazy_observer_that_is_closed_makes_none(lazy: LazyObserver[Diary]) -> None:
-    """An event that another thread is about to tell does not bring it back."""
+    """An event that another thread is about to publish does not recreate it."""
     lazy.after_fork()
     lazy.close()
     lazy(TURN)

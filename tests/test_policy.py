@@ -89,30 +89,30 @@ def errors(caplog: pytest.LogCaptureFixture, faulty: None) -> Callable[[], list[
 
 
 def understood(text: str) -> Document:
-    """What a file without mistakes says."""
+    """The policy of a valid file."""
     document, mistakes = parse(text, "limits.yaml")
     assert mistakes == ()
     return document
 
 
 def refused(text: str) -> tuple[str, ...]:
-    """What is wrong with a file."""
+    """The problems of a file."""
     document, mistakes = parse(text, "limits.yaml")
     assert document is NO_DOCUMENT
     return mistakes
 
 
 PRICES = "models: {'*': {price: {input: 1, output: 1}}}\n"
-"""What a limit on cost needs where no list of prices is installed."""
+"""Settings that a cost limit needs without an installed price list."""
 
 
 def effective(text: str, agent: str = "tester", base: Policy | None = None) -> Policy:
-    """What a file says about an agent."""
+    """The policy of an agent in a file."""
     return understood(text).effective(agent, base or Policy())
 
 
 def runaway(make_agent: MakeAgent, **arguments: Any) -> Agent:
-    """An agent that searches for ever."""
+    """An agent that searches forever."""
     return make_agent(ScriptedModel(endless(uses("search"))), **arguments)
 
 
@@ -138,7 +138,7 @@ def calls(agent: Agent) -> int:
 
 
 def test_the_file_halts_an_agent(write: Callable[[str], Path], make_agent: MakeAgent) -> None:
-    """A cap of the defaults halts a real agent that nobody mentioned."""
+    """A default cap halts a real agent that the file does not mention."""
     write("defaults: {limits: {max_turns: 3}}")
     enable()
     agent = runaway(make_agent)
@@ -196,7 +196,7 @@ def test_a_group_is_found_by_its_name(
     ],
 )
 def test_the_most_specific_glob_wins(agent: str, turns: int) -> None:
-    """More letters win over fewer, a name over every glob, wherever they stand in the file."""
+    """More letters win over fewer, a name over every glob, in any order in the file."""
     text = """
     agents:
       "research-old-1": {limits: {max_turns: 4}}
@@ -208,19 +208,19 @@ def test_the_most_specific_glob_wins(agent: str, turns: int) -> None:
 
 
 def test_a_name_wins_over_every_glob() -> None:
-    """A plain name is more specific than a glob of as many letters that stands below it."""
+    """An exact name is more specific than a later glob of as many letters."""
     text = "agents: {ab: {limits: {max_turns: 1}}, 'ab*': {limits: {max_turns: 2}}}"
     assert [effective(text, agent).limits.max_turns for agent in ("ab", "abc")] == [1, 2]
 
 
-def test_of_equally_specific_globs_the_later_wins() -> None:
+def test_later_of_equally_specific_globs_wins() -> None:
     """Two globs with as many letters are taken in the order of the file."""
     text = "agents: {'a?': {limits: {max_turns: 1}}, '?b': {limits: {max_turns: 2}}}"
     assert effective(text, "ab").limits.max_turns == 2
 
 
 def test_sections_are_merged_value_by_value() -> None:
-    """What a more specific section leaves open comes from the less specific ones."""
+    """Settings missing from a more specific section come from the less specific ones."""
     policy = effective(readme_example(), "research-archive")
     assert policy.limits == Limits(
         max_turns=60, max_cost_usd=Decimal("2.50"), max_calls_per_tool={"search_code": 20}
@@ -255,7 +255,7 @@ def test_every_setting_of_an_agent_can_be_written() -> None:
 
 
 def test_every_setting_arrives() -> None:
-    """Each setting beside the caps is what the file says."""
+    """Each setting besides the caps is taken from the file."""
     text = """
     defaults:
       action: ask
@@ -297,7 +297,7 @@ def test_numbers_are_exact() -> None:
 
 
 def test_a_model_has_the_price_of_the_most_specific_glob() -> None:
-    """A price is taken as a whole from one glob, wherever it stands in the file."""
+    """A price is taken whole from one glob, in any order in the file."""
     document = understood(
         "models:\n"
         "  'gpt-4o*': {price: {input: 2.50, output: 10.00, cache_read: 1.25}}\n"
@@ -343,7 +343,7 @@ def test_quotas_are_known_by_name_with_their_line() -> None:
 # --- what wins ------------------------------------------------------------------------------------
 
 
-def test_each_cap_comes_from_whoever_is_first(
+def test_each_cap_comes_from_the_first_source(
     write: Callable[[str], Path],
     make_agent: MakeAgent,
     events: list[Event],
@@ -377,7 +377,7 @@ def test_each_cap_comes_from_whoever_is_first(
         ("tester", "raise", "raised"),
     ],
 )
-def test_the_action_comes_from_whoever_is_first(
+def test_action_comes_from_the_first_source(
     agent: str,
     plugin: Any,
     expected: str,
@@ -527,7 +527,7 @@ def test_a_mistake_is_a_sentence(text: str, sentence: str) -> None:
     assert sentence in mistake
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     """All of them, in the order of the lines."""
     text = """\
 defaults:
@@ -632,7 +632,7 @@ def test_a_bad_file_leaves_the_rest_in_force(
     metric: Metric,
     errors: Callable[[], list[str]],
 ) -> None:
-    """Where nothing may be raised it is logged as an error and counted; the environment stands."""
+    """Where nothing may be raised it is logged as an error and counted; the environment applies."""
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "2")
     path = write("defaults: {limits: {max_turns: 1}, action: stop}")
     enable_leniently("instrumentor")
@@ -704,7 +704,7 @@ def test_quotas_that_cannot_be_held_leave_the_limits_in_force(
     errors: Callable[[], list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a new version asks for beside the limits fails as a fault of ours, and is logged."""
+    """A new version's settings besides limits fail as an internal error, and are logged."""
     monkeypatch.setitem(sys.modules, "otel_limits.quotas.setup", None)
     write("defaults: {limits: {max_turns: 5}}")
     enable()
@@ -763,7 +763,7 @@ def test_an_invalid_version_is_refused(
     assert read == [True, False, True]
 
 
-def test_a_version_that_says_the_same_is_not_told_again(
+def test_identical_version_is_not_reported_again(
     write: Callable[[str], Path],
     make_agent: MakeAgent,
     later: Callable[[], None],
@@ -786,7 +786,7 @@ def test_a_file_that_vanishes_stays_in_force(
     metric: Metric,
     errors: Callable[[], list[str]],
 ) -> None:
-    """What it said is kept, its absence told once, and its return noticed."""
+    """Its settings are kept, its absence logged once, and its return noticed."""
     path = write("defaults: {limits: {max_turns: 2}}")
     enable()
     path.unlink()
@@ -810,7 +810,7 @@ def test_a_file_that_was_bad_at_the_start_is_taken_once_mended(
     later: Callable[[], None],
     errors: Callable[[], list[str]],
 ) -> None:
-    """Nobody has to start the process again."""
+    """The process need not be restarted."""
     write("defaults: 5")
     enable_leniently("instrumentor")
     write("defaults: {limits: {max_turns: 2}}")
@@ -846,7 +846,7 @@ def test_a_forked_child_looks_again(
 
 
 def test_switching_off_forgets_the_file(write: Callable[[str], Path]) -> None:
-    """After disable() the file says nothing to anybody."""
+    """After disable() the file has no effect."""
     write("defaults: {action: observe}")
     enable()
     otel_limits.disable()
@@ -880,10 +880,10 @@ def test_check_shows_what_applies_to_an_agent(
     assert re.search(rf"MAX_TURNS +30 +policy {re.escape(str(path))}:1", capsys.readouterr().out)
 
 
-def test_check_tells_the_mistakes_of_the_file(
+def test_check_lists_the_mistakes_of_the_file(
     write: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each on a line of its own, and the status is 1."""
+    """Each on a separate line, and the status is 1."""
     path = write("defaults: {action: stop}\nextra: 1")
     assert main(["check"]) == 1
     *mistakes, unlimited = capsys.readouterr().err.splitlines()
@@ -894,7 +894,7 @@ def test_check_tells_the_mistakes_of_the_file(
 def test_run_refuses_a_bad_file(
     write: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The program is not started under a file that is wrong, be it named by an option."""
+    """The program is not started with an invalid file, even if it is named by an option."""
     write("defaults: {}")
     bad = tmp_path / "bad.yaml"
     bad.write_text("defaults: 5")
@@ -948,7 +948,7 @@ def test_the_example_of_the_readme_is_valid() -> None:
 YAML_ITSELF = re.compile(
     "not valid YAML|Duplicate key|alias|tag|character|nested|single word|010|0x10|1__0|1:30|'yes'|inf"
 )
-"""What a schema cannot know: mistakes in the text, and what YAML 1.1 takes for numbers."""
+"""Problems beyond a schema: mistakes in the text, and YAML 1.1's numbers."""
 
 
 @pytest.mark.parametrize(
@@ -990,6 +990,6 @@ files = st.fixed_dictionaries(
 @hypothesis.settings(max_examples=60)
 @given(files)
 def test_schema_and_reader_agree(file: dict[str, Any]) -> None:
-    """Whatever is written, both take it or both refuse it."""
+    """For any input, both accept it or both reject it."""
     text = yaml.safe_dump(file)
     assert accepts(text) == (parse(text, "limits.yaml")[1] == ())

@@ -54,7 +54,7 @@ def test_a_few_aliases_are_fine(tmp_path: Path, section: str) -> None:
     assert len(getattr(file.document, section)) == 201
 
 
-def test_a_mapping_within_itself_is_a_mistake(tmp_path: Path) -> None:
+def test_recursive_mapping_is_rejected(tmp_path: Path) -> None:
     """It has no end."""
     path = tmp_path / "policy.yaml"
     path.write_text("agents: &a\n  x: *a\n", encoding="utf-8")
@@ -75,7 +75,7 @@ def test_a_file_is_not_longer_than_a_megabyte(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are none")
 @pytest.mark.usefixtures("faulty")
 def test_a_fifo_is_a_sentence(tmp_path: Path) -> None:
-    """Nobody waits for who writes to it, at the start or when it takes the place of a file."""
+    """Reading a pipe must not block, at the start or after it replaced a file."""
     path = tmp_path / "policy.yaml"
     path.write_text(yaml.safe_dump({"defaults": {"limits": {"max_turns": 3}}}), encoding="utf-8")
     now = [0.0]
@@ -93,6 +93,6 @@ def test_a_fifo_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "/dev/zero", "/dev/null"])
-def test_what_is_not_a_file_is_a_sentence(tmp_path: Path, name: str) -> None:
+def test_non_file_path_is_rejected_with_a_message(tmp_path: Path, name: str) -> None:
     """A directory, and devices, one of which never ends."""
     assert len(PolicyFile(name or str(tmp_path)).mistakes) == 1

@@ -101,7 +101,7 @@ def test_a_question_without_home_or_ledger_is_answered_with_a_sentence(
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyError, OSError, RecursionError, MemoryError])
-def test_an_error_that_nobody_foresaw_is_one_mistake(
+def test_unexpected_error_is_one_mistake(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every other setting is in force, and the message quotes nothing of the value."""
@@ -252,8 +252,8 @@ def test_a_prefix_that_is_almost_ours_is_asked_about(
         "DELIMITER",
     ],
 )
-def test_what_others_set_is_not_asked_about(name: str) -> None:
-    """Of no name that OpenTelemetry or somebody else has."""
+def test_third_party_variables_are_ignored(name: str) -> None:
+    """Names of OpenTelemetry or of another product."""
     assert config.near_misses({name: "3"}) == []
 
 
@@ -271,8 +271,8 @@ def test_what_others_set_is_not_asked_about(name: str) -> None:
         "PORT_53_UDP_ADDR",
     ],
 )
-def test_what_kubernetes_injects_is_none_of_ours(name: str) -> None:
-    """Beside a Service that is named otel-limits every container has these."""
+def test_kubernetes_service_variables_are_ignored(name: str) -> None:
+    """A Kubernetes Service named otel-limits gives these to every container."""
     reading = config.read({f"OTEL_LIMITS_{name}": "tcp://10.0.0.11:9464"})
     assert (reading.mistakes, reading.warnings) == ((), ())
 

@@ -1,4 +1,4 @@
-"""What is frozen or ended right after its answer has told everything: as the pages of AWS say."""
+"""A runtime that is frozen or ended right after its answer has exported everything, as on AWS."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from served import call
 def answer(prompt):
     return call("function")
 """
-"""What the pages leave to their reader: here an agent that never ends by itself."""
+"""The part that the pages leave to their reader: here an agent that never stops."""
 HALTED = {"model_calls": 3, "stop_reason": "max_turns"}
 
 
@@ -107,7 +107,7 @@ class Frozen:
 
     answers: list[Any] = field(default_factory=list)
     halts: list[int] = field(default_factory=list)
-    """As the metrics have it that had arrived by then."""
+    """As in the metrics that had arrived by that moment."""
     rows: list[tuple[int, int]] = field(default_factory=list)
     """Invocations that have ended, and model calls, in the database at that time."""
     spilled: list[list[Path]] = field(default_factory=list)
@@ -140,7 +140,7 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
 
 
 def counted(path: Path) -> tuple[int, int]:
-    """Count rows, and write nothing, as who asks whether anybody else holds the database."""
+    """Count rows without writing, to check for locks on the database."""
     with contextlib.closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as ledger:
         ledger.execute("BEGIN IMMEDIATE")
         (ended,) = ledger.execute(
@@ -162,12 +162,12 @@ def test_metrics_have_arrived_when_it_is_frozen(frozen: Frozen) -> None:
 
 
 def test_rows_are_in_the_database_when_it_is_frozen(frozen: Frozen) -> None:
-    """All of them, nobody holds the database, and no row waits in a file that may be gone."""
+    """All of them, without a lock on the database, and without rows in a file that may be gone."""
     assert frozen.rows == [(1, 3), (2, 6)]
     assert frozen.spilled == [[], []]
 
 
-def test_a_session_that_is_killed_after_its_answer_has_told_everything(tmp_path: Path) -> None:
+def test_killed_session_has_exported_everything(tmp_path: Path) -> None:
     """As AgentCore may end it, with its disk."""
     directory, received, port = written(tmp_path), Received(), free_port()
     with http_receiver(received) as endpoint:
@@ -186,7 +186,7 @@ def test_a_session_that_is_killed_after_its_answer_has_told_everything(tmp_path:
 
 
 def post(port: int) -> Any:
-    """Ask the session."""
+    """Call the session."""
     request = Request(
         f"http://127.0.0.1:{port}/invocations",
         data=json.dumps({"prompt": "go"}).encode(),

@@ -83,7 +83,7 @@ def test_contents_are_cut_at_2000_characters(tmp_path: Path) -> None:
     assert entry.arguments == '"' + "a" * 1_999
 
 
-def test_arguments_that_are_no_json_are_written_all_the_same(tmp_path: Path) -> None:
+def test_non_json_arguments_are_still_written(tmp_path: Path) -> None:
     """Objects, keys and circles that JSON does not have are written as Python shows them."""
     circle: list[Any] = []
     circle.append(circle)
@@ -128,7 +128,7 @@ def test_nothing_is_made_before_the_first_entry(tmp_path: Path) -> None:
 
 
 def test_a_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
-    """Nobody can have our entries written to another file."""
+    """Entries cannot be redirected to another file."""
     log, target = ToolLog(tmp_path), tmp_path / "target"
     log.path.symlink_to(target)
     write(log)
@@ -221,7 +221,7 @@ def test_a_write_error_is_one_warning_per_minute_and_counted(
     )
 
 
-def test_a_write_error_is_told_to_the_observers(
+def test_write_error_is_published(
     no_directory: Path, events: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that it is counted among the internal errors."""
@@ -270,7 +270,7 @@ assert log.failed == 2, log.failed
 
 
 def test_the_log_goes_on_after_a_full_disk(tmp_path: Path) -> None:
-    """What did not fit is lost, also the half of it that did; what comes later is not."""
+    """Entries that did not fit are lost, including partial ones; later ones are not."""
     subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path], check=True)
     entries = read(tmp_path)
     assert [entry.number for entry in entries] == [1, 4]
@@ -305,7 +305,7 @@ def test_malformed_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     assert entries.skipped == len(bad)
 
 
-def test_what_a_later_version_adds_is_ignored(tmp_path: Path) -> None:
+def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
     """An entry with more than is known is still an entry."""
     log = ToolLog(tmp_path)
     write(log)
@@ -314,7 +314,7 @@ def test_what_a_later_version_adds_is_ignored(tmp_path: Path) -> None:
     assert only(tmp_path).tool == "search"
 
 
-def test_a_line_without_end_is_not_read_at_once(tmp_path: Path) -> None:
+def test_endless_line_is_read_in_parts(tmp_path: Path) -> None:
     """A file full of zeros is a few malformed lines."""
     log = ToolLog(tmp_path)
     write(log)

@@ -1,4 +1,4 @@
-"""A job whose endpoint was never scraped reports at exit that its metrics are lost."""
+"""A job whose endpoint was never scraped reports it at its end: its metrics are lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def command(port: int, *arguments: str) -> tuple[str, ...]:
     return (*RUN, *options, "--", sys.executable, ENDLESS, *arguments)
 
 
-def test_a_job_that_ends_before_any_scrape_says_so() -> None:
+def test_unscraped_job_reports_lost_metrics() -> None:
     """And how such a job sends its metrics."""
     port = free_port()
     ended = execute(*command(port), **LOUD)
@@ -41,14 +41,14 @@ def test_a_job_that_ends_before_any_scrape_says_so() -> None:
     [{"OTEL_LIMITS_QUIET": "true"}, {**LOUD, "OTEL_LIMITS_METRICS": "prometheus,otlp"}],
     ids=["quiet", "sent over OTLP"],
 )
-def test_it_says_nothing_where_that_is_known_or_nothing_is_lost(environ: dict[str, str]) -> None:
-    """Nobody has to be told twice."""
+def test_no_warning_where_nothing_is_lost(environ: dict[str, str]) -> None:
+    """One message is enough."""
     assert "never scraped" not in execute(*command(free_port()), **environ).log
 
 
 @pytest.mark.parametrize("is_scraped", [True, False])
-def test_a_job_that_is_ended_says_so_too(*, is_scraped: bool, tmp_path: Path) -> None:
-    """Unless somebody did scrape it before the signal."""
+def test_terminated_job_reports_lost_metrics(*, is_scraped: bool, tmp_path: Path) -> None:
+    """Unless it was scraped before the signal."""
     port = free_port()
     with (tmp_path / "log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(

@@ -149,7 +149,7 @@ def test_a_huge_value_is_not_written_out() -> None:
     assert len(str(raised.value)) < 3000
 
 
-def test_enable_tells_every_mistake_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enable_reports_all_mistakes_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence per mistake."""
     for name, text in (("MAX_TURNS", "0"), ("ACTION", "stop"), ("MAX_TURN", "5")):
         monkeypatch.setenv(f"OTEL_LIMITS_{name}", text)
@@ -231,7 +231,7 @@ def test_disabled_is_off(monkeypatch: pytest.MonkeyPatch, make_agent: MakeAgent)
 
 
 @pytest.mark.parametrize("switch_on", [enable, partial(enable_leniently, "instrumentor")])
-def test_the_preset_says_what_it_sets(
+def test_preset_logs_its_limits(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     switch_on: Callable[[], None],
@@ -240,7 +240,7 @@ def test_the_preset_says_what_it_sets(
     monkeypatch.setenv("OTEL_LIMITS_PRESET", "recommended")
     monkeypatch.setenv("OTEL_LIMITS_MAX_ITERATIONS", "7")
     switch_on()
-    limits = RUNTIME.policy("anybody").limits
+    limits = RUNTIME.policy("any-agent").limits
     assert (limits.max_iterations, limits.max_identical_tool_calls) == (7, 5)
     assert (
         "preset 'recommended' sets max_model_calls=100, max_identical_tool_calls=5" in caplog.text
@@ -252,7 +252,7 @@ def test_code_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "30")
     monkeypatch.setenv("OTEL_LIMITS_MAX_TOKEN_BUDGET", "1000")
     enable(Limits(max_turns=5))
-    limits = RUNTIME.policy("anybody").limits
+    limits = RUNTIME.policy("any-agent").limits
     assert (limits.max_turns, limits.max_token_budget) == (5, 1000)
 
 

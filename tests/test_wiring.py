@@ -1,4 +1,4 @@
-"""What the environment switches on besides limits: prices, the tool log, the kill signal."""
+"""Settings besides limits: prices, the tool log, the kill signal."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_an_unknown_price_can_halt(
     """With OTEL_LIMITS_UNPRICED=halt a model without a price is a breach of the cost limit."""
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
     enable(Limits(max_cost_usd=Decimal(1)))
-    model = ScriptedModel(endless(uses("search")), model_id="nobody-knows")
+    model = ScriptedModel(endless(uses("search")), model_id="unknown-model")
     assert (make_agent(model)("go").stop_reason, model.calls) == ("max_cost_usd", 1)
 
 

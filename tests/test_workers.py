@@ -47,7 +47,7 @@ WAYS = ("run", "run, instrument", "autoload", "autoload, instrument")
 
 
 def command(way: str, environment: Environment) -> list[str]:
-    """Return what stands before a module or a script."""
+    """Return the command before a module or a script."""
     front = {
         "run": RUN,
         "run, instrument": (*RUN, "--", *INSTRUMENT),
@@ -97,7 +97,7 @@ def served(words: Sequence[str], **variables: str) -> Iterator[None]:
 
 
 def ask(port: int, path: str = "") -> object:
-    """Ask a server once it answers."""
+    """Send a request to a server once it answers."""
     pause = threading.Event()
     for _ in range(600):
         try:

@@ -23,7 +23,7 @@ class Bridge(Received):
         super().__init__()
         self.processes: dict[str, dict[str, Any]] = {}
 
-    def take(self, request: Any) -> None:
+    def receive(self, request: Any) -> None:
         """Keep the metrics of a request."""
         for resource in getattr(request, "resource_metrics", ()):
             names = {each.key: each.value.string_value for each in resource.resource.attributes}

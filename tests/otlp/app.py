@@ -1,4 +1,4 @@
-"""An application that knows nothing of otel-limits: an agent that would loop for ever.
+"""An application without otel-limits in its code: an agent that would loop forever.
 
 With `--wait` its tool waits for a line of standard input.
 """
@@ -15,7 +15,7 @@ ENDED = []
 
 
 @atexit.register
-def tell_delay() -> None:
+def print_delay() -> None:
     """Say how long the exit took: what was registered first is called last."""
     print(time.monotonic() - ENDED[0])  # noqa: T201  the test reads it
 

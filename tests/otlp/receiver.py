@@ -29,7 +29,7 @@ REQUESTS: dict[str, Any] = {
 
 
 class Received:
-    """What arrived, flattened."""
+    """The received telemetry, flattened."""
 
     def __init__(self, behaviour: Behaviour = "taking") -> None:
         """Begin with nothing."""
@@ -44,7 +44,7 @@ class Received:
         self.logs: list[Any] = []
         self.resources: list[Any] = []
 
-    def take(self, request: Any) -> None:
+    def receive(self, request: Any) -> None:
         """Keep what a request carries, or behave badly."""
         if getattr(request, "resource_spans", ()):
             self.sent_spans.set()
@@ -103,7 +103,7 @@ def servicer(base: type, answer: type, received: Received) -> Any:
 
     def export(self: object, request: Any, context: grpc.ServicerContext) -> Any:
         try:
-            received.take(request)
+            received.receive(request)
         except ConnectionRefusedError:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "refused")
         return answer()
@@ -120,11 +120,11 @@ def http_receiver(received: Received) -> Iterator[str]:
             request = REQUESTS[self.path]()
             request.ParseFromString(self.rfile.read(int(self.headers["Content-Length"])))
             try:
-                received.take(request)
+                received.receive(request)
                 status = 200
             except ConnectionRefusedError:
                 status = 403
-            with suppress(BrokenPipeError):  # who hung up need not be told
+            with suppress(BrokenPipeError):  # the client hung up
                 self.send_response(status)
                 self.send_header("Content-Length", "0")
                 self.end_headers()

@@ -1,4 +1,4 @@
-"""An application that is told to end while it waits, after its agent was halted.
+"""An application that receives SIGTERM while it waits, after its agent was halted.
 
 Arguments: `--own-handler` handles SIGTERM itself, `--asyncio` waits in an event loop,
 `--own-export` sets the provider of traces itself.

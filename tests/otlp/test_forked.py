@@ -1,4 +1,4 @@
-"""What a forked process sends: its own counts, and nothing of its parent a second time."""
+"""Exports of a forked process: its own counts, and none of its parent's again."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ counted()
 """
 
 
-class Told(Received):
-    """What each process said last, by its id."""
+class LastExports(Received):
+    """The last export of each process, by its ID."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
@@ -62,7 +62,7 @@ class Told(Received):
         self.halts: dict[str, int] = {}
         self.gauges: dict[str, set[str]] = defaultdict(set)
 
-    def take(self, request: Any) -> None:
+    def receive(self, request: Any) -> None:
         """Keep the halts, and which gauges there are."""
         for resource in getattr(request, "resource_metrics", ()):
             process = attributes(resource.resource)["service.instance.id"]
@@ -74,9 +74,9 @@ class Told(Received):
                         self.halts[process] = int(point.as_int or point.as_double)
 
 
-def test_a_forked_process_tells_its_own_counts() -> None:
+def test_forked_process_exports_its_own_counts() -> None:
     """Over OTLP and in its registry; what holds in its parent, such as a limit, holds in it."""
-    told = Told()
+    told = LastExports()
     with http_receiver(told) as endpoint:
         done = subprocess.run(
             [PROGRAM, "run", "--max-turns", "1", "--", sys.executable, "-W", "ignore", "-c",

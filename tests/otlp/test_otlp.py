@@ -1,4 +1,4 @@
-"""What leaves a process over OTLP, and what becomes of the process when nobody takes it."""
+"""OTLP exports of a process, and its behavior when the endpoint is down."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def over(protocol: str, received: Received) -> AbstractContextManager[str]:
 
 @pytest.fixture(scope="module", params=RECEIVERS)
 def received(request: pytest.FixtureRequest) -> Iterator[Received]:
-    """What one run of the application sent."""
+    """The exports of one run of the application."""
     received = Received()
     with over(request.param, received) as endpoint:
         ended = execute(
@@ -95,7 +95,7 @@ HALT = {
 }
 
 
-def test_the_span_of_the_agent_tells_of_its_halt(received: Received) -> None:
+def test_agent_span_has_the_halt(received: Received) -> None:
     """Its attributes are those of the halt, and its status is not an error."""
     (span,) = [each for each in received.spans if each.name.startswith("invoke_agent")]
 
@@ -179,7 +179,7 @@ def test_zeros_arrive_before_anything_is_counted() -> None:
     assert last["max_turns"] == 1
 
 
-def test_the_resource_says_which_service_it_is() -> None:
+def test_resource_names_the_service() -> None:
     """As Prometheus' `target_info`, and on `otel_limits_build_info`, where it is scraped too."""
     received = Received()
     said = "deployment.environment=prod,service.version=7,service.namespace=shop"
@@ -211,7 +211,7 @@ BEHAVIOURS = ("hanging", "refusing", "dead")
 def bad_endpoint(protocol: str, behaviour: str) -> Iterator[str]:
     """Give an endpoint that hangs, refuses, or is not there."""
     if behaviour == "dead":
-        with socket.socket() as silent:  # nobody listens there, and nobody else can
+        with socket.socket() as silent:  # bound but not listening, so the port stays closed
             silent.bind(("127.0.0.1", 0))
             yield f"http://127.0.0.1:{silent.getsockname()[1]}"
         return
@@ -222,7 +222,7 @@ def bad_endpoint(protocol: str, behaviour: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def at_bad_endpoints() -> dict[tuple[str, str], Future[Ended]]:
-    """How the application ended at each of them: at all at once, as most of it is waiting."""
+    """The end of the application at each of them, concurrently, as most of it is waiting."""
     ways = list(product(RECEIVERS, BEHAVIOURS))
     with ExitStack() as stack:
         endpoints = [stack.enter_context(bad_endpoint(*way)) for way in ways]

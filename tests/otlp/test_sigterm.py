@@ -1,4 +1,4 @@
-"""What a process that is told to end has told by then: nothing of it is lost."""
+"""SIGTERM: everything is exported before the process ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STAYING = str(Path(__file__).with_name("staying.py"))
 BY_RUN = (*RUN, "--max-turns", "2", "--", sys.executable, STAYING)
 LINE = "import otel_limits_startup as startup, runpy, sys; startup.autoload(); "
 AUTOLOADED = (sys.executable, "-c", f"{LINE}runpy.run_path(sys.argv[1])", STAYING)
-"""What the line of `otel-limits autoload install` does, in an environment that is nobody else's."""
+"""The line of `otel-limits autoload install`, run in a temporary environment."""
 
 
 UNSHARED = ("unshare", "--pid", "--fork", "--kill-child")
@@ -38,7 +38,7 @@ UNSHARED = ("unshare", "--pid", "--fork", "--kill-child")
 
 @contextmanager
 def halted(*command: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
-    """Have a program whose agent was halted, and that has sent nothing yet."""
+    """Start a program whose agent was halted, and that has exported nothing yet."""
     process = subprocess.Popen(
         command,
         env=fresh_environment(**environ),
@@ -76,7 +76,7 @@ def stops(received: Received) -> Any:
 
 
 def arrived(received: Received) -> dict[str, Any]:
-    """What arrived of the halt, by signal."""
+    """The exports about the halt, by signal."""
     return {
         "metrics": stops(received),
         "logs": [each.event_name for each in received.logs],
@@ -113,7 +113,7 @@ def test_a_halt_arrives_although_the_process_is_ended(
     reason="Only root can make a namespace of processes.",
 )
 def test_the_first_process_of_a_container_ends_as_well(tmp_path: Path) -> None:
-    """Linux withholds a signal from it that nobody handles: it would stay until it is killed."""
+    """Linux does not deliver an unhandled signal to PID 1: it would stay until it is killed."""
     ledger = LedgerFile(tmp_path / "ledger.db")
     environ = {"OTEL_LIMITS_LEDGER": str(ledger.path), "OTEL_LIMITS_LEDGER_SYNC": "background"}
     with halted(*UNSHARED, *BY_RUN, **environ) as process:
@@ -126,7 +126,7 @@ def test_the_first_process_of_a_container_ends_as_well(tmp_path: Path) -> None:
 
 
 def test_spans_of_a_provider_that_the_program_set_arrive_too() -> None:
-    """The halt is on them, whoever exports them."""
+    """The halt is on them, with any exporter."""
     received = Received()
     with over("http/protobuf", received) as endpoint:
         with halted(*BY_RUN, "--own-export", **export_to(endpoint)) as process:
@@ -136,7 +136,7 @@ def test_spans_of_a_provider_that_the_program_set_arrive_too() -> None:
 
 
 def test_rows_of_the_ledger_are_not_lost(tmp_path: Path) -> None:
-    """Also those that nobody had to wait for."""
+    """Including those without a caller that waits for them."""
     ledger = LedgerFile(tmp_path / "ledger.db")
     environ = {"OTEL_LIMITS_LEDGER": str(ledger.path), "OTEL_LIMITS_LEDGER_SYNC": "background"}
     with halted(*BY_RUN, **environ) as process:
@@ -167,8 +167,8 @@ def test_an_endpoint_that_hangs_delays_it_by_one_timeout() -> None:
     assert time.monotonic() - begin < 2 * TIMEOUT_SECONDS
 
 
-def test_a_second_signal_is_heeded_at_once() -> None:
-    """Whoever sends it again does not want to wait for the endpoint."""
+def test_second_signal_ends_immediately() -> None:
+    """A second signal means that the sender does not want to wait for the endpoint."""
     received = Received("hanging")
     with (
         over("http/protobuf", received) as endpoint,
@@ -183,7 +183,7 @@ def test_a_second_signal_is_heeded_at_once() -> None:
 
 
 def test_a_program_with_a_handler_keeps_it() -> None:
-    """It ends in its own way, and `otel_limits.flush()` has sent everything by then."""
+    """It ends in its own way, after `otel_limits.flush()` has exported everything."""
     received = Received()
     with over("http/protobuf", received) as endpoint:
         with halted(*BY_RUN, "--own-handler", **export_to(endpoint)) as process:

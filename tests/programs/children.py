@@ -1,4 +1,4 @@
-"""A program whose agents run in processes that it starts, in each of the ways that it is told."""
+"""A program whose agents run in child processes, started in each supported way."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def work(_number: int) -> Any:
     """Call an agent in a child."""
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(Path(__file__).parent))
-    import served  # type: ignore[import-not-found]  # beside this file
+    import served  # type: ignore[import-not-found]  # in this folder
 
     return served.call()
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+    warnings.simplefilter("ignore", DeprecationWarning)  # about forks of multi-threaded processes
     if "--preload" in sys.argv:
         work(0)
     told = {}

@@ -1,9 +1,9 @@
-"""A program whose agent asks for its tool for ever. It prints, as JSON, how that ended.
+"""A program whose agent calls its tool forever. It prints the outcome as JSON.
 
 It knows nothing of limits: `otel_limits.testing` only scripts the model. Arguments make it what
 programs in the wild are: `--own-provider` sets a tracer provider before the agent is made, as
 `StrandsTelemetry()` does, `--late-provider` sets one afterwards,
-`--enable` limits agents in code, `--wait` has a tool that waits, `--stay` goes on until standard
+`--enable` limits agents in code, `--wait` has a tool that waits, `--stay` continues until standard
 input is closed.
 """
 
@@ -60,7 +60,7 @@ def run() -> dict[str, object]:
 
 
 def samples() -> dict[str, float]:
-    """Collect every sample of ours that is not zero, by name and label values."""
+    """Collect every nonzero otel-limits sample, by name and label values."""
     return {
         " ".join((sample.name, *sample.labels.values())): sample.value
         for metric in REGISTRY.collect()

@@ -1,4 +1,4 @@
-"""What runs a function on AWS Lambda: it asks for an event, calls the handler, sends the answer.
+"""An AWS Lambda runtime: it fetches an event, calls the handler, sends the answer.
 
 A stand-in for the runtime client of Lambda, which speaks the same HTTP:
 https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html. Lambda freezes the process as soon
@@ -17,7 +17,7 @@ API = f"http://{os.environ['AWS_LAMBDA_RUNTIME_API']}/2018-06-01/runtime/invocat
 
 
 def send(path: str, body: Any = None) -> Any:
-    """Ask the service, or tell it something."""
+    """Send a request to the service."""
     data = None if body is None else json.dumps(body).encode()
     return urlopen(Request(f"{API}/{path}", data=data), timeout=60)  # noqa: S310  loopback
 

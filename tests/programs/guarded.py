@@ -17,7 +17,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from otel_limits import Limits, enable
 from otel_limits.runtime.runtime import RUNTIME
 
-warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+warnings.simplefilter("ignore", DeprecationWarning)  # about forks of multi-threaded processes
 
 
 def start(work: Callable[[], object]) -> tuple[int, int]:

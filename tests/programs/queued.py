@@ -24,7 +24,7 @@ app.conf.worker_redirect_stdouts = False
 def work() -> None:
     """Call an agent in a process of the worker, and end the worker as its supervisor would."""
     sys.path.insert(0, str(Path(__file__).parent))
-    import served  # type: ignore[import-not-found, unused-ignore]  # beside this file
+    import served  # type: ignore[import-not-found, unused-ignore]  # in this folder
 
     print(json.dumps(served.call()), flush=True)  # noqa: T201  its output
     os.kill(os.getppid(), signal.SIGTERM)
@@ -32,5 +32,5 @@ def work() -> None:
 
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def send(**_: Any) -> None:
-    """Send the task as soon as there is somebody to do it."""
+    """Send the task as soon as a worker is ready."""
     work.delay()

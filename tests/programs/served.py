@@ -1,4 +1,4 @@
-"""An application as servers load it: each request calls an agent that asks for its tool for ever.
+"""An application as servers load it: each request calls an agent that loops forever.
 
 It knows nothing of limits. As a WSGI and as an ASGI application it answers with the number of model
 calls and with how the invocation ended.
@@ -26,7 +26,7 @@ def search() -> str:
 
 def call(name: str = "served") -> dict[str, Any]:
     """Call a new agent."""
-    model = ScriptedModel([*[uses("search")] * MOST_CALLS, says("nobody has stopped me")])
+    model = ScriptedModel([*[uses("search")] * MOST_CALLS, says("I was never stopped")])
     agent = Agent(model=model, tools=[search], name=name, callback_handler=None)
     reason = str(agent("go").stop_reason)
     return {"model_calls": model.calls, "stop_reason": reason}

@@ -13,7 +13,7 @@ from strands import Agent
 from otel_limits import enable
 from otel_limits.testing import ScriptedModel, says
 
-warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+warnings.simplefilter("ignore", DeprecationWarning)  # about forks of multi-threaded processes
 logging.basicConfig(stream=sys.stdout, level=logging.ERROR)
 
 

@@ -1,4 +1,4 @@
-"""A server with worker processes, as gunicorn has them: forked, each with agents of its own."""
+"""A server with forked worker processes, as in gunicorn, each with its own agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strands import Agent, tool
 from otel_limits import Limits, enable
 from otel_limits.testing import ScriptedModel, endless, uses
 
-warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+warnings.simplefilter("ignore", DeprecationWarning)  # about forks of multi-threaded processes
 
 WORKERS = 3
 
@@ -26,12 +26,12 @@ def search() -> str:
 
 @tool
 def crash() -> str:
-    """End the process at once, as the system does when memory is short."""
+    """End the process abruptly, as the kernel does when memory is short."""
     os._exit(9)
 
 
 def work(name: str = "search") -> None:
-    """Have an agent halted after two turns, unless its tool is the end of it all."""
+    """Run an agent that is halted after two turns, unless its tool ends the process."""
     model = ScriptedModel(endless(uses(name)))
     agent = Agent(model=model, tools=[search, crash], callback_handler=None, name="worker")
     assert agent("go").stop_reason == "max_turns"
