@@ -127,7 +127,7 @@ def test_a_signal_loses_no_acknowledged_row(
 def restore(ledger: LedgerFile) -> None:
     """Restore rows from spill files, as the next program does."""
     writer = Writer(database_module.Database(ledger.address), SpillFiles(ledger.address))
-    writer._restore_spilled()
+    writer._restore()
     writer.close()
 
 
@@ -457,12 +457,12 @@ def test_spill_files_are_left_alone_for_ten_seconds_after_a_failure(
     assert ledger.spills()
     with monkeypatch.context() as outage:
         outage.setattr(database_module.Database, "write", lambda *_: open_nothing())
-        opened.writer._restore_spilled()
+        opened.writer._restore()
     now += 9.9
-    opened.writer._restore_spilled()
+    opened.writer._restore()
     assert ledger.spills()
     now += 0.1
-    opened.writer._restore_spilled()
+    opened.writer._restore()
     assert (ledger.spills(), whole(ledger)) == ([], 1)
 
 
