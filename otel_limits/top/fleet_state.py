@@ -19,7 +19,7 @@ from otel_limits.top.follower import (
 
 if TYPE_CHECKING:
     from otel_limits.top.follower import Key
-    from otel_limits.top.scrapes import Feed, Labels, ScrapedSample, Scrape
+    from otel_limits.top.scrapes import Feed, Labels, Scrape, ScrapedSample
 
 COUNTED: Final = {table.TURNS.name: "turns", table.TOKENS.name: "tokens"}
 FINISHED: Final = {

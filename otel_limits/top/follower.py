@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from otel_limits.core.events import HALTED
 from otel_limits.observers import instruments as table
 from otel_limits.top.fleet import RecentHalt
-from otel_limits.top.scrapes import PROCESS_START, Labels, ScrapedSample, Scrape, process_of
+from otel_limits.top.scrapes import PROCESS_START, Labels, Scrape, ScrapedSample, process_of
 
 Key: TypeAlias = tuple[str, ...]
 """A counter, e.g. `("turns", "researcher")`."""

@@ -14,8 +14,8 @@ from otel_limits.top.scrapes import (
     NUMBERS,
     PROCESS_START,
     SUMS,
-    ScrapedSample,
     Scrape,
+    ScrapedSample,
     ScrapeError,
 )
 
