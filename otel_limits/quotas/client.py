@@ -1,4 +1,4 @@
-"""Asks the store for model calls: reserves and settles, and waits no longer than the timeout."""
+"""Store client of the engine: reserves, settles and renews, within the store timeout."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ if TYPE_CHECKING:
 
 # Longer than most model calls take, so that few have to be renewed.
 LEASE_SECONDS: Final = 300.0
-"""How long a reservation holds that is not renewed: then one whose worker died is free again."""
+"""Lease of a reservation: one whose worker died is released after it."""
 
-# Two renewals may be lost, or come late, before a lease ends.
+# Two renewals may be lost or late before a lease expires.
 RENEWALS: Final = 3
-"""How often a reservation is renewed in the time of a lease."""
+"""Renewals per lease."""
 
-# One is for a clock of ours that was wrong, one for a window that ended meanwhile.
+# One retry for a wrong local clock, one for a window that ended during the request.
 ATTEMPTS: Final = 3
-"""How often windows are corrected by the store's time before the store counts as broken."""
+"""Attempts with corrected windows before the store counts as broken."""
 
 
 class StoreClient:
-    """Sends what tickets ask for to the store, and knows what its clock shows.
+    """Sends the operations of tickets to the store and tracks the store's clock.
 
     Args:
-        executor: Brings operations to the store.
-        timeout: Seconds that an agent waits for the store at most.
-        on_kill: Is called when an answer tells of a kill that no answer had told of.
+        executor: Sends operations to the store.
+        timeout: Maximum seconds that an agent waits for the store.
+        on_kill: Called when a reply reports a new kill.
     """
 
     def __init__(
         self, executor: StoreExecutor, timeout: float, on_kill: Callable[[], None] = lambda: None
     ) -> None:
-        """Begin with nothing known of the store."""
+        """Create a client that has not contacted the store yet."""
         self._executor = executor
         self._on_kill = on_kill
         self._timeout = timeout
@@ -75,7 +75,7 @@ class StoreClient:
         self._reset()
 
     def _reset(self) -> None:
-        # Until the store has answered, its clock is taken to show what ours does.
+        # Until its first reply, the store's clock is assumed to equal the local one.
         self._clock_offset = time.time() - time.monotonic()
         self._worker = uuid.uuid4().hex
         self._last_kill = 0.0
@@ -83,49 +83,48 @@ class StoreClient:
 
     @property
     def is_shared(self) -> bool:
-        """Whether others use the store too."""
+        """Whether other processes use the store."""
         return self._executor.is_shared
 
     def start(self) -> None:
-        """Connect in the background, and look again and again at what this worker has shares of."""
+        """Connect in the background and start regular reads of shared counts."""
         self._executor.start(self.look_again)
 
     async def reserve(self, ticket: Ticket, *, forced: bool) -> Reply:
-        """Reserve for a ticket, in the windows that hold the store's time.
+        """Reserve for a ticket in the current windows of the store's clock.
 
         Args:
-            ticket: What asks.
-            forced: True to reserve also what is not there.
+            ticket: The call to reserve for.
+            forced: Reserve even if the remainder is too small.
 
         Raises:
             StoreError: The store did not answer.
         """
-        # One deadline over all attempts: the agent waits for the answer, not for each of them.
+        # One deadline for all attempts, because the agent waits for all of them.
         deadline = time.monotonic() + self._timeout
         for _ in range(ATTEMPTS):
             self.fill(ticket, forced=forced)
             reply = await self._ask(Reserve(ticket.id, ticket.demands, self._lease), deadline)
-            # The reply has told the store's time by now, so that the next attempt names
-            # the right windows.
+            # The reply contained the store's time, so the next attempt uses the right windows.
             if reply.status != "elsewhere":
                 return reply
         raise StoreError("the store's clock is outside the requested windows")
 
     def fill(self, ticket: Ticket, *, forced: bool) -> None:
-        """Work out what a ticket demands of the store now."""
+        """Set the demands of a ticket for the current windows."""
         now = self.now()
         ticket.demands = tuple(
             demand_for(need, now, self.fallback.known, forced=forced) for need in ticket.needs
         )
 
     def without_price(self, need: QuotaNeed) -> Breach:
-        """Say that a call costs what nobody knows, and how the count stood when last heard."""
+        """Return the breach for an unknown price, with the last known count."""
         now = self.now()
         demand = demand_for(need, now, self.fallback.known, forced=False)
         return without_price(need, demand, self.fallback.known(demand.count), now)
 
     async def settle(self, ticket: Ticket) -> Reply:
-        """Settle a ticket. What the store does not answer to, the executor keeps.
+        """Settle a ticket. On failure, the executor sends the settlement later.
 
         Raises:
             StoreError: The store did not answer.
@@ -135,17 +134,17 @@ class StoreClient:
     def remember(self, need: QuotaNeed, demand: Demand, standing: CountState) -> CountState:
         """Note how a count stands, and return it with its limit."""
         latest = self.fallback.remember(need, demand, standing)
-        # At once for the first: a store that is lost in the next second has told how many share.
+        # Read immediately the first time: an outage may follow, and the number of workers is needed.
         if not self.fallback.workers and need.quota.grace:
             self.look_again()
         return latest
 
     @suppress_errors("quotas")
     def look_again(self) -> float | None:
-        """Ask how the counts stand that this worker may have to use a share of.
+        """Read the counts that this worker may need a local share of.
 
         Returns:
-            Seconds after which to look again.
+            Seconds until the next read.
         """
         counts = self.fallback.shared() if self._executor.is_shared else ()
         if counts:
@@ -166,11 +165,11 @@ class StoreClient:
         self.fallback.looked(look.counts, future.result())
 
     def question(self, quota: Quota, key: Key) -> ReadCounts:
-        """Make the question how one key of a quota stands now."""
+        """Return the operation that reads one key of a quota."""
         return ReadCounts(uuid.uuid4().hex, ((quota.count(key, self.now()), quota.amount),))
 
     async def ask(self, question: ReadCounts) -> CountState:
-        """Ask how a count stands.
+        """Read a count.
 
         Raises:
             StoreError: The store did not answer.
@@ -178,7 +177,7 @@ class StoreClient:
         return (await self._ask(question, time.monotonic() + self._timeout)).standings[0]
 
     def ask_blocking(self, question: ReadCounts) -> CountState:
-        """Ask how a count stands, and keep this thread waiting.
+        """Read a count, blocking this thread.
 
         Raises:
             StoreError: The store did not answer.
@@ -195,19 +194,19 @@ class StoreClient:
         self._executor.send(settlement_of(ticket))
 
     def reserve_later(self, ticket: Ticket) -> None:
-        """Have the store know of a call that went out without it, as soon as it is back.
+        """Queue a reservation for a call that was admitted during an outage.
 
-        Others must not be given what a call under way is still to use.
+        It keeps other workers from using what the in-flight call still needs.
         """
         demands = tuple(replace(each, enforced=False) for each in ticket.demands)
         self._executor.send(Reserve(ticket.id, demands, self._lease))
 
     def start_lease(self, ticket: Ticket) -> None:
-        """Note that something is set aside for a ticket from now on."""
+        """Start the lease of a ticket's reservation."""
         ticket.leased_at = time.monotonic()
 
     def renew(self, ticket: Ticket) -> None:
-        """Renew the places of a ticket, and its reservations when they are due; do not wait."""
+        """Renew the slots of a ticket, and its reservations if due, without waiting."""
         places = tuple(each.count for each in ticket.demands if each.lease_seconds)
         if places:
             self._executor.send(Renew(ticket.id, places, SLOT_LEASE_SECONDS))
@@ -219,23 +218,23 @@ class StoreClient:
             ticket.leased_at = now
             renewal = Renew(ticket.id, amounts, self._lease)
             self._executor.send(renewal)
-            # Both, as what is reserved here decides as long as the store is away.
+            # Both, because local reservations decide during an outage.
             if ticket.reserved_in is not None:
                 ticket.reserved_in.run([renewal])
 
     def release(self, ticket: Ticket) -> None:
-        """Take a reservation back whose reply did not come: it may have been made all the same."""
-        # Settled with nothing: the store forgets the lease whichever of the two arrives first.
+        """Release a reservation without a reply: the store may have made it."""
+        # A settlement of 0 releases the lease even if it arrives before the reservation.
         charges = tuple(Charge(count=demand.count, amount=0) for demand in ticket.demands)
         self._executor.send(Settle(ticket.id, charges))
 
     def after_fork(self) -> None:
-        """Start afresh in a child."""
+        """Reset inherited state in a forked child."""
         self._executor.after_fork()
         self._reset()
 
     def close(self) -> None:
-        """Send what is left and let go of the store."""
+        """Flush pending operations and close the store."""
         self._executor.close()
 
     async def _ask(self, operation: Operation, deadline: float) -> Reply:
@@ -245,20 +244,20 @@ class StoreClient:
             StoreError: There was none in time.
         """
         future = self._executor.send(operation)
-        # In memory it is done by now, and where the store is lost, it was refused.
+        # An in-memory store is done by now; during an outage it failed immediately.
         if not future.done():
             await _wait(future, max(0.0, deadline - time.monotonic()))
         if not future.done():
-            # A settlement is left to the executor, since what was used has to be counted.
+            # The executor still sends a settlement: actual usage must be counted.
             if not isinstance(operation, Settle):
                 future.cancel()
             raise StoreError("quota store timeout")
         return self._on_reply(future.result())
 
     def _on_reply(self, reply: Reply) -> Reply:
-        """Take note that the store answers, and of its time."""
+        """Record that the store answers, its time, and new kills."""
         self.fallback.on_reply(reply.now)
-        # Monotonic time plus an offset: setting the clock of this machine moves no window.
+        # Monotonic time plus an offset: changes of the system clock do not move windows.
         self._clock_offset = reply.now - time.monotonic()
         if reply.last_kill > self._last_kill:
             self._last_kill = reply.last_kill
@@ -266,23 +265,23 @@ class StoreClient:
         return reply
 
     def now(self) -> float:
-        """Return what the store's clock shows, as far as is known."""
+        """Return the estimated time of the store."""
         return time.monotonic() + self._clock_offset
 
 
 def settlement_of(ticket: Ticket) -> Settle:
-    """Make the settlement of a ticket, and settle what was reserved in this process."""
+    """Return the settlement of a ticket, after settling any local reservation."""
     settlement = Settle(ticket.id, ticket.charges())
-    # Both, as what was used here still has to reach the store once it is back.
+    # Both, because local usage must also reach the store after the outage.
     if ticket.reserved_in is not None:
         ticket.reserved_in.run([settlement])
     return settlement
 
 
 async def _wait(future: Future[Reply], seconds: float) -> None:
-    """Wait until `future` is done, or for so long.
+    """Wait until `future` is done, or for `seconds`.
 
-    `asyncio.wrap_future` would cancel the one when the other is cancelled; here neither does.
+    Unlike with `asyncio.wrap_future`, cancelling one does not cancel the other.
     """
     loop = asyncio.get_running_loop()
     answered = loop.create_future()
@@ -292,7 +291,7 @@ async def _wait(future: Future[Reply], seconds: float) -> None:
             answered.set_result(None)
 
     def wake(_: Future[Reply]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(answer)
 
     future.add_done_callback(wake)

@@ -1,8 +1,7 @@
-"""Admits model calls by quotas: reserves what they may take, settles what they took.
+"""Admits model calls by quota: reserves their worst case, settles their actual usage.
 
-No thread and no event loop of an agent is held up by the network: a call awaits its answer, and no
-longer than the timeout. While the store does not answer, every quota does what its
-`on_store_error` says.
+The network never blocks a thread or event loop of an agent: a call awaits the reply, within the
+timeout. During an outage each quota uses its local share, then its `on_store_error`.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """The gate of a process.
+    """The quota gate of a process.
 
     Args:
-        quotas: What is to be held now.
-        client: Asks the store.
-        publish: Takes facts.
-        price: Request and usage → USD, for quotas in money.
-        lines: Where calls wait for what others have.
+        quotas: Returns the current quotas.
+        client: Sends operations to the store.
+        publish: Publishes events.
+        price: Request and usage → USD, for quotas in USD.
+        lines: Queues of calls that wait for quota.
         deadlines: The timer of the process.
     """
 
@@ -76,7 +75,7 @@ class Engine:
         lines: WaitQueues,
         deadlines: Deadlines,
     ) -> None:
-        """Begin with nobody admitted."""
+        """Create a gate without open tickets."""
         self._publish = publish
         self._quotas = quotas
         self._client = client
@@ -87,22 +86,22 @@ class Engine:
 
     @property
     def holds_quotas(self) -> bool:
-        """True while there is a quota that a call may have to ask."""
+        """Whether any quota is configured."""
         return self._tickets.has_quotas
 
     def quotas(self) -> Sequence[Quota]:
-        """Return the quotas that are held now."""
+        """Return the current quotas."""
         return self._quotas()
 
     @property
     def client(self) -> StoreClient:
-        """What asks the store."""
+        """The store client."""
         return self._client
 
     # --- the gate ---------------------------------------------------------------------------------
 
     async def admit(self, request: Request) -> Verdict | None:
-        """Reserve what the call may take; a verdict when it may not go out."""
+        """Reserve quota for the call; return a verdict if a quota was reached."""
         try:
             ticket = self._tickets.open(request)
             if ticket is None:
@@ -113,14 +112,14 @@ class Engine:
             return None
 
     async def settle(self, invocation_id: str) -> None:
-        """Count what the call took; while the store does not answer, the store worker keeps it."""
+        """Settle the call; during an outage, the store worker buffers the settlement."""
         try:
-            # Taken before it is sent: whoever takes a ticket is the only one who settles it.
+            # Removed before it is sent, so that it is settled once.
             ticket = self._tickets.close(invocation_id)
             if ticket is not None:
                 reply = await self._client.settle(ticket)
                 self._publish_use(ticket, reply.standings)
-        # The courier has it, and has said so in the log.
+        # The store worker has buffered it and logged the outage.
         except StoreError:
             return
         except Exception as error:  # noqa: BLE001  the agent must not feel it
@@ -128,10 +127,10 @@ class Engine:
 
     @suppress_errors("quotas")
     def __call__(self, event: Event) -> Event:
-        """Note what an admitted call took; settle what an invocation that is over left open."""
+        """Record the usage of a call; settle open tickets when an invocation ends."""
         if isinstance(event, ModelCall):
             ticket = self._tickets.record(event)
-            # The ledger keeps it with the call, for when this worker is killed before it settles.
+            # The ledger records it with the call, in case this worker is killed before settling.
             if ticket is not None and self._client.is_shared:
                 charges = as_text(ticket.charges())
                 return replace(event, quota_operation=ticket.id, quota_charges=charges)
@@ -140,14 +139,14 @@ class Engine:
         return event
 
     def after_fork(self) -> None:
-        """Start afresh in a child."""
+        """Reset inherited state in a forked child."""
         self._client.after_fork()
         self._tickets.reset()
         self._lines.reset()
         self._leases.reset()
 
     def close(self) -> None:
-        """Send what is left and let go of the store, and of all that waits."""
+        """Cancel all waits, flush pending operations and close the store."""
         self._lines.close()
         self._leases.close()
         self._client.close()
@@ -155,7 +154,7 @@ class Engine:
     # --- before a call ----------------------------------------------------------------------------
 
     def _leave_unpriced(self, ticket: Ticket) -> Verdict | None:
-        """Leave out the quotas in money where no price is known, or refuse because of them."""
+        """Skip quotas in USD if the price is unknown, or refuse because of them."""
         unpriced = [need for need in ticket.needs if need.amount == UNPRICED]
         for need in unpriced:
             self._decide(ticket, need, "unpriced")
@@ -175,22 +174,21 @@ class Engine:
         try:
             admission = await self._queue.reserve(ticket)
         except WaitCancelledError:
-            # Where it goes out all the same, it is counted like one that did not ask.
+            # If it is sent anyway, it is counted like a call without admission.
             self._tickets.drop(ticket)
             return None
         except StoreError as error:
-            # One that answers to others is not lost: there is no share of what cannot be counted.
+            # A permanent error is not an outage: a count that cannot be kept has no share.
             if not isinstance(error, PermanentStoreError):
                 self._client.fallback.enter_outage()
-            # A store that is slow may still reserve what nobody will use: then it has to
-            # be taken back.
+            # A slow store may still make the reservation, which must then be released.
             return self._degrade(ticket, was_sent=not isinstance(error, StoreOutageError))
         reply = admission.reply
         if reply.status == "refused":
             return await self._refuse(ticket, admission)
-        # What is only observed lets the call go out, and its verdict is noted all the same.
+        # A quota in observe mode admits the call and still returns its verdict.
         observed = unmet_needs(ticket.asked, reply, enforced=False)
-        # An admitted call can only lack what is not enforced.
+        # For an admitted call, only unenforced needs can be unmet.
         short = [need for need, _ in observed]
         for need in ticket.needs:
             admitted: Decision = "waited" if need.quota.name in admission.waited else "admitted"
@@ -205,15 +203,15 @@ class Engine:
         return reply
 
     async def _refuse(self, ticket: Ticket, admission: Admission) -> Verdict | None:
-        """Say why the call may not go out."""
+        """Return the verdict for a refused call."""
         denied = unmet_needs(ticket.asked, admission.reply, enforced=True)
         for need, _ in denied:
             self._decide(ticket, need, "gave_up" if admission.gave_up else "refused")
         denied = [(need, after_wait(need, breach, admission.gave_up)) for need, breach in denied]
         verdict = verdict_of(denied)
         if verdict is not None and verdict.action == "wrap_up":
-            # One last call goes out all the same. Without a reservation its settlement books it.
-            # A store that is lost between the two replies must not take the last answer away.
+            # One last call is sent anyway. An outage at this point must not cost the last answer:
+            # without a reservation, the call is still settled.
             with contextlib.suppress(StoreError):
                 await self._client.reserve(ticket, forced=True)
                 self._hold(ticket)
@@ -224,10 +222,9 @@ class Engine:
     # --- without the store ------------------------------------------------------------------------
 
     def _degrade(self, ticket: Ticket, *, was_sent: bool) -> Verdict | None:
-        """Use this worker's share, and without one do what every quota says for this case."""
+        """Decide by this worker's local share, then by `on_store_error`."""
         fallback = self._client.fallback
-        # Anew, as an attempt may have ended half-way, and as the windows of now are those
-        # to decide in.
+        # Fill again: an attempt may have ended half-way, and the current windows decide.
         self._client.fill(ticket, forced=False)
         denied = self._blocked(ticket)
         if not denied:
@@ -244,7 +241,7 @@ class Engine:
         return verdict_of(denied)
 
     def _blocked(self, ticket: Ticket) -> list[Denied]:
-        """Say which keys an operator has blocked, as far as this process has seen it."""
+        """Return refusals for keys that this process has seen blocked."""
         fallback, now = self._client.fallback, self._client.now()
         seen = [(need, demand, fallback.blocked(demand)) for need, demand in ticket.asked]
         denied = [
@@ -257,7 +254,7 @@ class Engine:
         return denied
 
     def _denied(self, outcome: OutageDecision) -> list[Denied]:
-        """Say what refuses a call without the store."""
+        """Return the refusals of a decision without the store."""
         known, retry = self._client.fallback.known, LOOK_INTERVAL_SECONDS
         denied = [
             (need, unanswered(need, demand, known(demand.count), retry))
@@ -282,19 +279,18 @@ class Engine:
                 self._decide(ticket, need, local if rule == "local" else "degraded_allowed")
 
     def _hold(self, ticket: Ticket) -> None:
-        """Keep what is set aside for a call until it ends, however long it takes."""
+        """Renew the reservation of a call until the call ends."""
         self._client.start_lease(ticket)
         self._leases.begin()
 
-    # --- what is published ------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def _decide(self, ticket: Ticket, need: QuotaNeed, decision: Decision) -> None:
         self._publish(decision_of(ticket, need, decision))
 
     def _publish_use(self, ticket: Ticket, standings: Iterable[CountState]) -> None:
-        """Remember and publish how the counts stand now."""
-        # Strict, as a store that answers to another number of counts would be read as if
-        # they were ours.
+        """Cache and publish the current counts."""
+        # Strict: a reply with a different number of counts must not be misread.
         for need, demand, standing in zip(ticket.needs, ticket.demands, standings, strict=True):
             latest = self._client.remember(need, demand, standing)
             self._publish(use_of(need, demand, latest))

@@ -1,7 +1,7 @@
-"""Keeps what is set aside for calls that are under way, for as long as they last.
+"""Renews the reservations of in-flight calls.
 
-All of it is leased: what a worker held that was killed is free again when its leases end, which is
-after minutes, and for a place among the calls at once after half a minute.
+A killed worker's reservations are released when their leases expire: slots after 30 seconds, all
+others after minutes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from otel_limits.quotas.tickets import Ticket
     from otel_limits.runs.deadlines import Deadlines
 
-# Two renewals may be lost, or come late, before the shortest lease ends.
+# Two renewals may be lost or late before the shortest lease expires.
 RENEW_SECONDS: Final = SLOT_LEASE_SECONDS / 3
-"""How often a process looks what it has to renew."""
+"""How often a process checks for due renewals."""
 
 
 class Leases:
@@ -27,8 +27,8 @@ class Leases:
 
     Args:
         deadlines: The timer of the process.
-        held: Returns the tickets for which something is set aside.
-        renew: Renews what is due of a ticket, without waiting.
+        held: Returns the tickets with reservations.
+        renew: Renews the due leases of a ticket, without waiting.
     """
 
     def __init__(
@@ -37,26 +37,26 @@ class Leases:
         held: Callable[[], Sequence[Ticket]],
         renew: Callable[[Ticket], None],
     ) -> None:
-        """Begin with nothing to renew."""
+        """Create an idle renewer."""
         self._deadlines = deadlines
         self._held = held
         self._renew_ticket = renew
         self.reset()
 
     def reset(self) -> None:
-        """Forget the timer, in a child: it is its parent's."""
+        """Reset in a forked child: the timer belongs to its parent."""
         self._lock = threading.Lock()
         self._timer: int | None = None
         self._is_closed = False
 
     def begin(self) -> None:
-        """Renew from now on, until nothing is held any more."""
+        """Start renewing, until no reservation is left."""
         with self._lock:
             if self._timer is None and not self._is_closed:
                 self._timer = self._deadlines.schedule(RENEW_SECONDS, self._renew)
 
     def close(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing."""
         with self._lock:
             self._is_closed = True
             timer, self._timer = self._timer, None
@@ -67,7 +67,7 @@ class Leases:
     def _renew(self) -> None:
         with self._lock:
             held = () if self._is_closed else self._held()
-            # Whoever holds something from here on begins anew.
+            # A later reservation calls `begin` again.
             self._timer = self._deadlines.schedule(RENEW_SECONDS, self._renew) if held else None
         for ticket in held:
             self._renew_ticket(ticket)

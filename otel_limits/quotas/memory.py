@@ -1,4 +1,4 @@
-"""Counts quotas in the memory of this process: the default, and what is left in an outage."""
+"""The in-memory quota store: the default, and the local store during outages."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Name: TypeAlias = tuple[str, str, str, int]
 """Quota, unit, key and first second of the window."""
 
 SWEEP_AT: Final = 1000
-"""Counts that are kept before the first look for old ones."""
+"""Number of counts at which old ones are first dropped."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """What one operation has set aside."""
+    """The reservation of one operation in one count."""
 
     amount: int
     certain: bool
@@ -48,7 +48,7 @@ class Lease:
 
 @dataclass(slots=True)
 class Bucket:
-    """One count."""
+    """One count with its leases."""
 
     count: Count
     used: int = 0
@@ -56,12 +56,12 @@ class Bucket:
 
     @property
     def reserved(self) -> int:
-        """What is set aside."""
+        """Sum of unsettled reservations."""
         return sum(lease.amount for lease in self.leases.values())
 
     def purge(self, now: float, longest: float) -> None:
         """Drop leases that have expired."""
-        # A copy, as leases are dropped on the way.
+        # A copy, because leases are dropped in the loop.
         for operation, lease in list(self.leases.items()):
             # The clock may have been set back: no lease lasts longer than a new one.
             lease.expires = min(lease.expires, now + longest)
@@ -70,7 +70,7 @@ class Bucket:
 
 
 class CompletedOperation(NamedTuple):
-    """What was done of an operation, and until when that is remembered."""
+    """The remembered result of an operation."""
 
     until: float
     status: Status
@@ -78,10 +78,10 @@ class CompletedOperation(NamedTuple):
 
 
 class MemoryStore(QuotaStore):
-    """Counts in this process alone, and does in Python what the scripts do in Redis."""
+    """Counts in this process; implements the Redis scripts in Python."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """Begin with nothing counted."""
+        """Create an empty store."""
         self._clock = clock
         self._lock = threading.Lock()
         self._buckets: dict[Name, Bucket] = {}
@@ -90,7 +90,7 @@ class MemoryStore(QuotaStore):
         self._sweep_at = SWEEP_AT
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
-        """Do `operations` in order."""
+        """Apply `operations` in order."""
         with self._lock:
             # Under the lock, so that no operation sees an earlier time than the one before it.
             now = self._clock()
@@ -98,37 +98,37 @@ class MemoryStore(QuotaStore):
             return [self._run(each, now) for each in operations]
 
     def check(self) -> None:
-        """Memory can be written to."""
+        """Do nothing: memory is always writable."""
 
     def now(self) -> float:
-        """Return the time of day."""
+        """Return the time of the clock."""
         return self._clock()
 
     def keys(self, quota: str) -> Iterator[Key]:
-        """Go through the keys of a quota that were used lately."""
+        """Iterate over recently used keys of a quota."""
         with self._lock:
             counts = [each.count for each in self._buckets.values() if each.count.quota == quota]
         return iter([Key(*pair) for pair in {(each.key, each.shown): None for each in counts}])
 
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
-        """Return how counts stand."""
+        """Return the state of counts."""
         (reply,) = self.run([ReadCounts("", tuple(counts))])
         return list(reply.standings)
 
     def reset(self, count: Count) -> None:
-        """Begin to count from 0."""
+        """Set usage to 0."""
         with self._lock:
             self._bucket(count, 0).used = 0
 
     def grant(self, count: Count, amount: int, until: float) -> None:
-        """Permit `amount` more until a time."""
+        """Raise the limit by `amount` until a time."""
         with self._lock:
             self._grants.setdefault((count.quota, count.unit, count.key), []).append(
                 (until, amount)
             )
 
     def after_fork(self) -> None:
-        """Renew the lock in a child, which goes on counting for itself."""
+        """Replace the lock in a child, which continues with its own counts."""
         self._lock = threading.Lock()
 
     # --- under the lock ---------------------------------------------------------------------------
@@ -140,8 +140,8 @@ class MemoryStore(QuotaStore):
         if isinstance(operation, Renew):
             return self._renew(operation, now)
         done = self._done.get(operation.id)
-        # The same id is one call: a settlement ends it for good, while a reservation that is sent
-        # again is answered as before. Only its settlement, which bears the same id, goes on.
+        # One ID is one call: nothing follows its settlement, a repeated reservation gets the same
+        # reply, and only its settlement, which has the same ID, is applied.
         if done is not None and (done.status == "settled" or isinstance(operation, Reserve)):
             return self._again(operation, done, now)
         if isinstance(operation, Settle):
@@ -150,8 +150,7 @@ class MemoryStore(QuotaStore):
         else:
             reply = self._reserve(operation, now)
         if reply.status in ("admitted", "settled"):
-            # Taken out first, so that the newest stands last: `_forget` ends at the first that
-            # is not old.
+            # Removed first to keep the order by age, which `_forget` relies on.
             self._done.pop(operation.id, None)
             self._done[operation.id] = CompletedOperation(
                 now + REMEMBERED_SECONDS, reply.status, reply.unmet
@@ -159,7 +158,7 @@ class MemoryStore(QuotaStore):
         return reply
 
     def _again(self, operation: Reserve | Settle, done: CompletedOperation, now: float) -> Reply:
-        """Tell what was done of an operation before, and how its counts stand now."""
+        """Return the remembered result of an operation, with current counts."""
         if isinstance(operation, Settle):
             counts = [each.count for each in operation.charges]
             found = [self._buckets.get(_name(count), Bucket(count)) for count in counts]
@@ -173,18 +172,18 @@ class MemoryStore(QuotaStore):
 
     def _renew(self, operation: Renew, now: float) -> Reply:
         for count in operation.counts:
-            # Not made where it is missing: it would have been lost, and goes on from what is known.
+            # A missing count was lost: it is recreated from known usage, not here.
             lease = self._buckets.get(_name(count), Bucket(count)).leases.get(operation.id)
             if lease is not None and lease.expires > now:
                 lease.expires = now + operation.lease_seconds
         return Reply("renewed", now)
 
     def _reserve(self, operation: Reserve, now: float) -> Reply:
-        # Before anything is changed: a reservation holds in all of its counts or in none.
+        # Before any change: a reservation applies to all of its counts or to none.
         if any(now not in demand.count.window for demand in operation.demands):
             return Reply("elsewhere", now)
         leases = [operation.lease_of(demand) for demand in operation.demands]
-        # First, as it makes anew a count that was lost, from what the asker knows of it.
+        # First, because it recreates a lost count from the usage known to the client.
         wanted = [
             self._wanted(demand, now, lease)
             for demand, lease in zip(operation.demands, leases, strict=True)
@@ -204,7 +203,7 @@ class MemoryStore(QuotaStore):
             return Reply("refused", now, tuple(standings), lacking, ends)
         for demand, amount, lease in zip(operation.demands, wanted, leases, strict=True):
             bucket = self._bucket(demand.count, demand.known)
-            bucket.count = demand.count  # one without a window is kept for a day from now on
+            bucket.count = demand.count  # extends the retention of an unbounded window
             bucket.leases[operation.id] = Lease(amount, demand.certain, now + lease)
         taken = tuple(
             CountState(each.used, each.reserved + amount, each.limit)
@@ -213,20 +212,19 @@ class MemoryStore(QuotaStore):
         return Reply("admitted", now, taken, lacking)
 
     def _ends(self, count: Count) -> float:
-        """Return when the first reservation of a count ends by itself."""
+        """Return when the first reservation of a count expires."""
         leases = self._bucket(count, 0).leases.values()
         return min((lease.expires for lease in leases), default=math.inf)
 
     def _wanted(self, demand: Demand, now: float, longest: float) -> int:
         bucket = self._bucket(demand.count, demand.known)
         bucket.purge(now, longest)
-        # Several calls of unknown size at once could each turn out bigger, and together
-        # pass the limit.
+        # Concurrent calls of unknown size could each exceed their estimate, and together the limit.
         alone = demand.certain or all(lease.certain for lease in bucket.leases.values())
         return demand.amount if alone else DOUBTFUL * demand.amount
 
     def _charge(self, operation: str, charge: Charge) -> CountState:
-        # The count is made where it is missing: what was used has to be counted, reserved or not.
+        # A missing count is created: usage must be counted even without a reservation.
         bucket = self._bucket(charge.count, charge.known)
         bucket.leases.pop(operation, None)
         bucket.used += charge.amount
@@ -237,7 +235,7 @@ class MemoryStore(QuotaStore):
     ) -> CountState:
         bucket = self._buckets.get(_name(count), Bucket(count, known))
         bucket.purge(now, longest)
-        # Not dropped when they end: a person gives them, so there are few.
+        # Expired grants are kept: operators make them, so there are few.
         grants = self._grants.get((count.quota, count.unit, count.key), ())
         granted = sum(each for until, each in grants if until > now)
         return CountState(bucket.used, bucket.reserved, amount + granted)
@@ -249,7 +247,7 @@ class MemoryStore(QuotaStore):
         return bucket
 
     def _forget(self, now: float) -> None:
-        """Drop what nobody can ask for any more, so that memory stays bounded."""
+        """Drop results and counts past their retention, to bound memory."""
         while self._done and next(iter(self._done.values())).until <= now:
             self._done.popitem(last=False)
         if len(self._buckets) > self._sweep_at:
@@ -258,13 +256,12 @@ class MemoryStore(QuotaStore):
                 for name, bucket in self._buckets.items()
                 if bucket.count.window.end + RETENTION_SECONDS > now
             }
-            # Twice what was left, so that counts which cannot be dropped yet are not looked at
-            # with every call.
+            # Twice the rest, so that counts within their retention are not scanned on every call.
             self._sweep_at = max(SWEEP_AT, 2 * len(self._buckets))
 
 
 def _is_lone(demand: Demand, amount: int, standing: CountState) -> bool:
-    """Tell whether a call may go out by itself, since its estimate could never be met."""
+    """Return whether an oversized call may run as the only one in flight."""
     return (
         demand.alone
         and amount > standing.limit
@@ -274,11 +271,11 @@ def _is_lone(demand: Demand, amount: int, standing: CountState) -> bool:
 
 
 def require_readable(_name: str, _url: str) -> None:
-    """There is one URL, and nothing in it to be read."""
+    """Do nothing: the only URL has no parts to parse."""
 
 
 def open_store(_: StorePlace) -> MemoryStore:
-    """Make a store for this process; there is nothing to connect to."""
+    """Return a new store for this process."""
     return MemoryStore()
 
 

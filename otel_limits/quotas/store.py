@@ -1,7 +1,7 @@
-"""The protocol of a store: what is asked of the place where quotas are counted, and its answers.
+"""The protocol of quota stores: operations, replies and the store interface.
 
-Every operation has an id, and doing it twice changes nothing the second time: it can be sent again
-when its reply was lost. All the counts that an operation names change together or not at all.
+Operations are idempotent by ID, so one can be sent again if its reply was lost. An operation
+changes all of its counts atomically.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from otel_limits.quotas.windows import Window
 
 RETENTION_SECONDS: Final = 25 * 3600
-"""How long a count outlives its window: a clock that is set back by a day finds it again."""
+"""How long a count outlives its window: it survives a clock set back by a day."""
 
 REMEMBERED_SECONDS: Final = 3600
-"""How long the id of an operation is remembered, so that it is not done twice."""
+"""How long operation IDs are remembered, to apply each once."""
 
 RECOVERABLE_SECONDS: Final = 3000
-"""How long a settlement that nobody sent is looked for: well before its id is forgotten."""
+"""How long a missing settlement is searched for: well below `REMEMBERED_SECONDS`."""
 
-# Several times as long as a worker of the largest fleet takes to look again.
+# Several times the longest read interval of a worker.
 WORKER_SECONDS: Final = 60
-"""How long a process that does not look any more is counted as a worker."""
+"""How long a process counts as a worker after its last read."""
 
 DOUBTFUL: Final = 2
 """Factor for a reservation of unknown size, unless it is the only such one at the time."""
@@ -39,78 +39,78 @@ FOREVER: Final = 253_402_300_799.0
 """The end of the year 9999, in seconds since the epoch."""
 
 LOOKED_AT: Final = 200
-"""Counts that are looked at in one step, while every operation of others waits."""
+"""Counts read in one step, which blocks all other operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorePlace:
-    """Where a store is, and how it is asked."""
+    """Connection settings of a store."""
 
     url: str
     timeout: float
-    """Seconds after which it counts as gone."""
+    """Seconds after which it counts as unavailable."""
     namespace: str = ""
-    """What is counted in another one is not touched."""
+    """Isolates the counts of fleets that share a server."""
 
 
 class StoreError(Exception):
-    """The store did not answer in time, or answered that it cannot do what it was asked."""
+    """The store did not answer in time, or answered with an error."""
 
 
 class SubscribeDeniedError(StoreError):
-    """The store does not let this process listen for kills."""
+    """The store does not allow this process to subscribe."""
 
 
 class StoreAuthenticationError(StoreError):
-    """The store does not accept the user, or the password, of this process."""
+    """The store rejected the user or password of this process."""
 
 
 class StoreOutageError(StoreError):
-    """The store is known not to answer, so that nothing was sent."""
+    """The store is known to be unavailable; nothing was sent."""
 
 
 class PermanentStoreError(StoreError):
-    """The store answers, and can never do what it was asked, because of what stands there."""
+    """The store is available, but stored data makes the operation impossible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One thing that is counted: one key of one quota in one window."""
+    """One counter: one key of one quota in one window."""
 
     quota: str
     key: str
     """Id of the key, a hash."""
     window: Window
     unit: str
-    """What its numbers count."""
+
     shown: str = ""
-    """The key for people."""
+    """The key as displayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a model call needs of one count."""
+    """What a model call reserves in one count."""
 
     count: Count
     amount: int
     limit: int
     enforced: bool = True
-    """False when it is reserved even if there is not enough."""
+    """If false, reserved even if the remainder is too small."""
     certain: bool = True
-    """False to set aside twice the amount, unless it is the only such call at the time."""
+    """If false, twice the amount is reserved unless no other such call is in flight."""
     alone: bool = False
-    """True to admit it as the only call at the time even when it is more than the whole limit."""
+    """If true, admitted as the only call in flight even if it exceeds the whole limit."""
     known: int = 0
-    """What the asker saw used before: from there a store goes on that has lost the count."""
+    """Last usage seen by the client: a store that lost the count continues from it."""
     lease_seconds: float | None = None
-    """Instead of those of the whole reservation."""
+    """Overrides the lease of the reservation."""
     waits: float = 0.0
-    """Seconds for which the asker waits where there is not enough; it is told when that changes."""
+    """Maximum seconds the client waits if refused; it is notified of releases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """What a model call took of one count."""
+    """What a model call used of one count."""
 
     count: Count
     amount: int
@@ -119,21 +119,21 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Set aside what a call may take at most, of all counts or of none."""
+    """Reserve the worst case of a call in all of its counts, or in none."""
 
     id: str
     demands: tuple[Demand, ...]
     lease_seconds: float
-    """After this the reservation is void: whoever made it is taken for dead."""
+    """The reservation expires after this: its worker is presumed dead."""
 
     def lease_of(self, demand: Demand) -> float:
-        """Return for how many seconds a demand is met."""
+        """Return the lease of a demand, in seconds."""
         return demand.lease_seconds or self.lease_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Count what a call really took, and give back what was set aside for it."""
+    """Count the actual usage of a call and release its reservation."""
 
     id: str
     """The id of its reservation."""
@@ -142,18 +142,18 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class ReadCounts:
-    """Tell how counts stand; nothing is changed."""
+    """Read the state of counts without changing them."""
 
     id: str
     counts: tuple[tuple[Count, int], ...]
     """Each with the amount of its quota."""
     worker: str = ""
-    """Id of the process, where it is to be counted as a worker; this is noted."""
+    """ID of the process, if it registers as a worker with this read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Let the leases of an operation last as long as new ones, where they have not ended."""
+    """Renew the unexpired leases of an operation."""
 
     id: str
     """The id of the reservation."""
@@ -166,21 +166,21 @@ Operation: TypeAlias = Reserve | Settle | Renew | ReadCounts
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """An operator's order that nothing of a key may be used."""
+    """An operator's block of a key."""
 
     until: float
-    """Seconds since the epoch; `FOREVER` where it holds until it is taken back."""
+    """Seconds since the epoch; `FOREVER` if it lasts until unblocked."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CountState:
-    """How one count stands."""
+    """The state of one count."""
 
     used: int
     reserved: int
     limit: int
-    """What the quota permits, grants included; 0 in the reply to a settlement."""
+    """Including grants; 0 in the reply to a settlement."""
     block: Block | None = None
 
     @property
@@ -192,8 +192,8 @@ class CountState:
 Status: TypeAlias = Literal[
     "admitted", "refused", "settled", "renewed", "looked", "elsewhere", "failed"
 ]
-"""`elsewhere`: a window does not hold the store's time; nothing was changed. `failed`: what stands
-in the store under a key of this operation is not ours, so that it can never be done."""
+"""`elsewhere`: a window does not contain the store's time; nothing was changed. `failed`: a key of
+this operation holds data of another program, so it can never be applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,38 +206,38 @@ class Reply:
     standings: tuple[CountState, ...] = ()
     """In the order of the demands or charges."""
     unmet: tuple[int, ...] = ()
-    """Which demands could not be met, by position; enforced or not."""
+    """Positions of the demands that could not be met, enforced or not."""
     changes_at: float = math.inf
-    """When a reservation ends by itself that was in the way; the store's time."""
+    """When the first blocking reservation expires; the store's time."""
     error: str = ""
-    """Why it failed."""
+    """Set if it failed."""
     workers: int = 0
-    """How many processes look at the store, in the reply to a worker's look."""
+    """Number of workers, in the reply to a worker's `ReadCounts`."""
     last_kill: float = 0.0
-    """When agents were last told to end, in the reply to a reservation; the store's time."""
+    """When the last kill was sent, in the reply to a reservation; the store's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The order to end agents."""
+    """A request to kill invocations."""
 
     id: str
     pattern: str
-    """Name of the agents; `*` and `?` stand for any characters."""
+    """Glob for agent names."""
     at: float
-    """The store's time at which it was given: what begins later is not meant."""
+    """When it was sent, by the store's clock: later invocations are unaffected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """Something of a count may have become free."""
+    """Notification that part of a count may have been released."""
 
     queue: tuple[str, str] | None = None
-    """Quota, and id of the key; `None` where it is not known of which."""
+    """Quota and key ID; `None` if unknown."""
 
 
 class QuotaStore(ABC):
-    """A place where quotas are counted. Methods that are not abstract are optional."""
+    """A store that counts quotas. Methods that are not abstract are optional."""
 
     @abstractmethod
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
@@ -286,7 +286,7 @@ class QuotaStore(ABC):
         """Raise the limit by `amount` until a time, in seconds since the epoch."""
 
     def warm(self) -> None:  # noqa: B027  optional
-        """Do in advance what the first operation would wait for, such as connecting.
+        """Connect in advance, so that the first operation need not wait for it.
 
         Raises:
             StoreError: The store is unavailable.
@@ -300,7 +300,7 @@ class QuotaStore(ABC):
 
 
 class SharedStore(QuotaStore):
-    """A store for a whole fleet, which can outlive the process that made a reservation."""
+    """A store shared by a fleet; reservations can outlive their process."""
 
     has_channels: ClassVar[bool] = False
     """Whether `messages` pushes kills and freed amounts; without it, processes poll."""
@@ -348,7 +348,7 @@ class SharedStore(QuotaStore):
 
     @abstractmethod
     def mark_settled(self, ids: Sequence[str]) -> None:
-        """Note that these expired reservations have been settled."""
+        """Mark these expired reservations as settled."""
 
     @abstractmethod
     def revoke(self, count: Count) -> int:

@@ -1,7 +1,4 @@
-"""A model call before the quotas: what it needs of each, what it took, why it may not go out.
-
-Everything here is a value or a pure function.
-"""
+"""Tickets of model calls: quota needs, usage and reasons for refusal. Values and pure functions."""
 
 from __future__ import annotations
 
@@ -42,13 +39,13 @@ if TYPE_CHECKING:
     from otel_limits.runs.gate import Request
 
 SLOT_LEASE_SECONDS: Final = 30.0
-"""How long a place among the calls at once is held for a worker that does not renew it."""
+"""Lease of a concurrency slot: a worker that does not renew it loses it."""
 
-PLACE_RETRY_SECONDS: Final = 1.0
-"""When to ask for such a place again: it is free as soon as some call ends."""
+SLOT_RETRY_SECONDS: Final = 1.0
+"""Suggested retry delay for a slot, which is free as soon as any call ends."""
 
 UNPRICED: Final = -1
-"""Stands for an amount of money that nobody knows."""
+"""Marks an unknown amount of money."""
 
 PriceOf: TypeAlias = "Callable[[Request, Usage], Decimal | None]"
 Known: TypeAlias = Callable[[Count], CountState | None]
@@ -58,63 +55,62 @@ Denied: TypeAlias = "tuple[QuotaNeed, Breach]"
 
 @dataclass(frozen=True, slots=True)
 class QuotaNeed:
-    """What a call needs of one quota that applies to it."""
+    """What a call needs of one applicable quota."""
 
     quota: Quota
     key: Key
     amount: int
-    """What is set aside for it, in parts."""
+    """Reserved parts."""
     certain: bool
-    """True when it cannot turn out bigger."""
+    """True if actual usage cannot exceed it."""
     action: Action
 
     @property
     def is_enforced(self) -> bool:
-        """Whether the call is refused when there is not enough."""
+        """Whether the call is refused if the remainder is too small."""
         return self.action != "observe"
 
     @property
     def waits(self) -> bool:
-        """Whether the call waits when there is not enough."""
+        """Whether the call waits if the remainder is too small."""
         return self.is_enforced and self.quota.on_exceeded == "wait"
 
     @property
     def queue(self) -> QueueKey:
-        """Where it waits."""
+        """The queue in which it waits."""
         return self.quota.name, self.key.id
 
 
 @dataclass(slots=True)
 class Ticket:
-    """One call that asked to go out, until it is settled."""
+    """A model call from its admission request to its settlement."""
 
     id: str
     request: Request
     needs: list[QuotaNeed]
     demands: tuple[Demand, ...] = ()
-    """What was asked of the store, in the order of the needs."""
+    """Requested from the store, in the order of the needs."""
     reserved_in: QuotaStore | None = None
-    """Where it was reserved when the store did not answer."""
+    """The local store that holds its reservation during an outage."""
     leased_at: float | None = None
-    """When what is set aside for it was leased last, in monotonic seconds; `None` where nothing
-    is."""
+    """When its reservation was last leased, in monotonic seconds; `None` without a reservation."""
     calls: int = 0
-    """1 once it has ended, 0 until then and where it never went out."""
+    """1 once it has ended; 0 until then and if it was never sent."""
     tokens: int = 0
     cost: Decimal = NO_COST
 
     def leave_out(self, needs: Sequence[QuotaNeed]) -> None:
-        """Drop the needs that nobody is to be asked for."""
+        """Drop needs that are not reserved."""
         self.needs = [each for each in self.needs if each not in needs]
 
     @property
     def asked(self) -> list[Asked]:
-        """What is needed and what was asked of the store for it, in pairs."""
+        """Pairs of needs and their demands."""
         return list(zip(self.needs, self.demands, strict=True))
 
     def charges(self) -> tuple[Charge, ...]:
-        """What the call took; nothing where it was never asked for."""
-        # Not strict: where the store was not asked, there are needs without demands.
+        """Return the usage of the call; empty if nothing was requested."""
+        # Not strict: without a store request, needs have no demands.
         return tuple(
             Charge(
                 count=demand.count, amount=charged_amount(need.quota.unit, self), known=demand.known
@@ -125,18 +121,18 @@ class Ticket:
 
 @dataclass(slots=True)
 class InvocationState:
-    """What is remembered of a live invocation."""
+    """Quota state of an invocation in progress."""
 
     ticket: Ticket | None = None
     attributes: Mapping[str, object] = field(default_factory=dict)
     """Trace attributes of its agent."""
     counted: set[str] = field(default_factory=set)
-    """Names of the quotas that have counted the invocation."""
+    """Names of quotas that already counted the invocation."""
 
     def close(self) -> Ticket | None:
-        """Take the ticket, once: whoever takes it settles it."""
+        """Remove and return the ticket; the caller must settle it."""
         ticket, self.ticket = self.ticket, None
-        # Only with a call that went out: one that was refused leaves the invocation uncounted.
+        # Only after a sent call: a refused call leaves the invocation uncounted.
         if ticket is not None and ticket.calls:
             self.counted.update(
                 need.quota.name for need in ticket.needs if need.quota.unit == "invocations"
@@ -145,7 +141,7 @@ class InvocationState:
 
 
 def lookup_of(request: Request) -> Lookup:
-    """Return the function that reads the sources of keys from a request."""
+    """Return a function that reads key sources from a request."""
 
     def look_up(source: str) -> object:
         kind, _, name = source.partition(".")
@@ -163,21 +159,21 @@ def lookup_of(request: Request) -> Lookup:
 def need_of(
     quota: Quota, request: Request, lookup: Lookup, estimate: CallEstimate, price: PriceOf
 ) -> QuotaNeed:
-    """Work out what a request needs of a quota that applies to it."""
+    """Return what a request needs of an applicable quota."""
     action = quota.action or request.action
     return QuotaNeed(
         quota=quota,
         key=quota.key.key(quota.name, lookup),
         amount=_amount(quota.unit, request, estimate.usage, price),
-        # A call is one call, however long its answer.
+        # Counts of calls do not depend on the answer.
         certain=estimate.certain or quota.unit not in ("tokens", "usd"),
-        # Nobody can be asked to extend a quota in passing: the whole fleet shares it.
+        # A quota cannot be extended by a prompt: the whole fleet shares it.
         action="halt" if action == "ask" else action,
     )
 
 
 def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> Demand:
-    """Put a need into the terms of a store whose clock shows `now`."""
+    """Return the demand for a need at the store's time `now`."""
     quota = need.quota
     count = quota.count(need.key, now)
     standing = known(count)
@@ -186,11 +182,10 @@ def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> De
         amount=need.amount,
         limit=quota.amount,
         enforced=need.is_enforced and not forced,
-        # What is expected has room for longer answers already: it is set aside twice the mean.
+        # `expected` already includes a margin: it reserves twice the mean.
         certain=need.certain or quota.reserve == "expected",
         alone=not need.certain,
-        # A store that restarted without its data goes on from what the fleet last saw, and
-        # not from 0.
+        # A store that restarted without its data continues from the last usage seen.
         known=standing.used if standing is not None else 0,
         lease_seconds=SLOT_LEASE_SECONDS if quota.unit == "concurrency" else None,
         waits=quota.max_wait if need.waits and not forced else 0.0,
@@ -198,10 +193,10 @@ def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> De
 
 
 def charged_amount(unit: Unit, ticket: Ticket) -> int:
-    """Return what a call took, in parts of a unit."""
+    """Return the usage of a call, in parts of a unit."""
     if unit == "tokens":
         return ticket.tokens
-    # A place is free when the call is over: nothing of it stays used.
+    # A slot is free when its call ends: nothing remains used.
     if unit == "concurrency":
         return 0
     if unit in ("model_calls", "invocations"):
@@ -210,7 +205,7 @@ def charged_amount(unit: Unit, ticket: Ticket) -> int:
 
 
 def unmet_needs(asked: Sequence[Asked], reply: Reply, *, enforced: bool) -> list[Denied]:
-    """Return the needs that could not be met, the enforced ones or the others."""
+    """Return the needs that could not be met, either enforced or observed."""
     return [
         (asked[n][0], exceeded(*asked[n], reply, reply.standings[n]))
         for n in reply.unmet
@@ -219,7 +214,7 @@ def unmet_needs(asked: Sequence[Asked], reply: Reply, *, enforced: bool) -> list
 
 
 def verdict_of(denied: Sequence[Denied]) -> Verdict | None:
-    """Return the verdict, whose action is that of the first quota; `None` when none denied."""
+    """Return a verdict with the action of the first quota; `None` if none denied."""
     if not denied:
         return None
     breaches = tuple(breach for _, breach in denied)
@@ -227,8 +222,8 @@ def verdict_of(denied: Sequence[Denied]) -> Verdict | None:
 
 
 def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: CountState) -> Breach:
-    """Say what the count comes to with this call, and when it begins again."""
-    # An admitted call, which is only observed, is in what is reserved already.
+    """Describe a refusal: usage including this call, and the reset time."""
+    # The reserved amount already includes an admitted call.
     this = need.amount if reply.status == "refused" else 0
     total = standing.used + standing.reserved + this
     quota, window = need.quota, demand.count.window
@@ -250,13 +245,13 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: CountState
 
 
 def _whose(need: QuotaNeed) -> str:
-    """Say whose share it is, where each has one."""
+    """Name the key of a keyed quota."""
     return f" for {need.key.shown}" if need.quota.key.text else ""
 
 
 def _no_slot(need: QuotaNeed, standing: CountState, total: int, now: float) -> Breach:
-    """Say that as many calls as may be are under way."""
-    quota, retry = need.quota, PLACE_RETRY_SECONDS
+    """Describe a refusal for lack of a free slot."""
+    quota, retry = need.quota, SLOT_RETRY_SECONDS
     note = (
         f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{_whose(need)}, and "
         f"with this call it would be {total}; {standing.reserved} are under way, and there is a "
@@ -267,7 +262,7 @@ def _no_slot(need: QuotaNeed, standing: CountState, total: int, now: float) -> B
 
 
 def after_wait(need: QuotaNeed, breach: Breach, waited: Mapping[str, float]) -> Breach:
-    """Say for how long the call waited before it gave up, where it did."""
+    """Add the waiting time if the call gave up waiting."""
     seconds = waited.get(need.quota.name)
     if seconds is None:
         return breach
@@ -277,7 +272,7 @@ def after_wait(need: QuotaNeed, breach: Breach, waited: Mapping[str, float]) -> 
 def _blocked(
     need: QuotaNeed, standing: CountState, block: Block, resets_at: float, now: float
 ) -> Breach:
-    """Say that an operator has blocked the key."""
+    """Describe a refusal because of an operator's block."""
     until = "it is unblocked" if block.until >= FOREVER else shown_time(block.until)
     reason = f": {block.reason}" if block.reason else ""
     note = (
@@ -290,13 +285,13 @@ def _blocked(
 
 
 def unanswered(need: QuotaNeed, demand: Demand, known: CountState | None, retry: float) -> Breach:
-    """Say that nobody knows whether there is enough.
+    """Describe a refusal because the store is unavailable.
 
     Args:
-        need: What could not be asked for.
+        need: What could not be reserved.
         demand: Where it would have been counted.
-        known: How the count stood when the store was last heard.
-        retry: Seconds after which the store is looked for again.
+        known: Last known state of the count.
+        retry: Seconds until the store is tried again.
     """
     quota = need.quota
     resets_at = demand.count.window.end
@@ -318,7 +313,7 @@ def unanswered(need: QuotaNeed, demand: Demand, known: CountState | None, retry:
 
 
 def _state(need: QuotaNeed, standing: CountState, resets_at: float) -> str:
-    """Say how a count stands."""
+    """Describe the state of a count."""
     quota, figures = need.quota, need.quota.figures(standing)
     permitted = in_words(quota.unit, standing.limit)
     again = "" if quota.unit == "concurrency" else f", begins again at {shown_time(resets_at)}"
@@ -326,7 +321,7 @@ def _state(need: QuotaNeed, standing: CountState, resets_at: float) -> str:
 
 
 def without_price(need: QuotaNeed, demand: Demand, known: CountState | None, now: float) -> Breach:
-    """Say that nobody knows what the call costs."""
+    """Describe a refusal because the price is unknown."""
     note = f"quota {need.quota.name} is in USD{_whose(need)} and the price of the model is unknown"
     ends = demand.count.window.end
     refusal = _refusal(
@@ -339,7 +334,7 @@ def without_price(need: QuotaNeed, demand: Demand, known: CountState | None, now
 
 
 def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDecision:
-    """Make the event that a quota decided about a call."""
+    """Return the event for a quota decision."""
     unit = need.quota.unit
     return QuotaDecision(
         invocation=ticket.request.invocation,
@@ -352,7 +347,7 @@ def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDec
 
 
 def use_of(need: QuotaNeed, demand: Demand, standing: CountState) -> QuotaUse:
-    """Make the event how a quota stands after a call was reserved or settled."""
+    """Return the event for the quota state after a reservation or settlement."""
     figures = need.quota.figures(standing)
     return QuotaUse(
         quota=need.quota.name,
@@ -398,7 +393,7 @@ def _breach(
 
 
 def _amount(unit: Unit, request: Request, worst: Usage, price: PriceOf) -> int:
-    """Return what the call may take at most, in parts; `UNPRICED` when nobody knows."""
+    """Return the worst case of a call, in parts; `UNPRICED` if its price is unknown."""
     if unit == "tokens":
         return worst.total
     if unit != "usd":
