@@ -1,4 +1,4 @@
-"""Halts over A2A: a real server on loopback, and what its client is told."""
+"""Halts over A2A: a real server on loopback and the task that its client gets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ httpx = pytest.importorskip("httpx")
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("a2a")
 
-# What the a2a SDK and the web server say about their own next releases is not about us.
+# Deprecation warnings of the a2a SDK and the web server are none of our business.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -34,7 +34,7 @@ def search() -> str:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """Serve agents with a script over A2A; returns the address."""
+    """Serve scripted agents over A2A and return the address."""
     servers: list[tuple[Any, threading.Thread]] = []
 
     def start(script: Any, **options: Any) -> str:
@@ -78,8 +78,8 @@ def ask(address: str) -> Any:
 
 
 @pytest.mark.parametrize("compliant", [False, True])
-def test_the_client_is_told_of_a_halt(serve: Callable[..., str], *, compliant: bool) -> None:
-    """Which limit, its cap, what was used, and that no model wrote the answer."""
+def test_halt_is_reported_in_task_metadata(serve: Callable[..., str], *, compliant: bool) -> None:
+    """The task names the limit, its cap and the usage, and marks the answer as synthetic."""
     enable(Limits(max_turns=2))
     task = ask(serve(endless(uses("search")), enable_a2a_compliant_streaming=compliant))
     assert task["status"]["state"] == "completed"
@@ -93,10 +93,10 @@ def test_the_client_is_told_of_a_halt(serve: Callable[..., str], *, compliant: b
     }
 
 
-def test_requests_at_once_are_held_and_told_one_by_one(
+def test_concurrent_requests_are_limited_separately(
     serve: Callable[..., str], events: list[Event]
 ) -> None:
-    """Each is an invocation with a budget of its own, and its client is told of that alone."""
+    """Each request is an invocation with its own budget and gets only its own halt."""
     enable(Limits(max_turns=2), tree=Limits(max_model_calls=9), observers=[events.append])
     address = serve(endless(uses("search")))
     with ThreadPoolExecutor(6) as pool:
@@ -106,15 +106,15 @@ def test_requests_at_once_are_held_and_told_one_by_one(
     assert [(stop.turns, stop.model_calls) for stop in stops] == [(2, 2)] * 6
 
 
-def test_a_last_answer_is_not_synthetic(serve: Callable[..., str]) -> None:
-    """The client can tell it from our text."""
+def test_last_answer_is_not_synthetic(serve: Callable[..., str]) -> None:
+    """Clients can distinguish the model's answer from our text."""
     enable(Limits(max_turns=1), action="wrap_up")
     told = ask(serve([uses("search"), says("summary")]))["metadata"]["otel_limits"]
     assert (told["reason"], told["action"], told["synthetic"]) == ("max_turns", "wrapped_up", False)
 
 
-def test_a_task_that_failed_says_why(serve: Callable[..., str]) -> None:
-    """The exception of the action `raise` reaches no client; its reason does."""
+def test_failed_task_reports_its_reason(serve: Callable[..., str]) -> None:
+    """An exception of action `raise` never reaches the client, so the task needs its reason."""
     enable(Limits(max_turns=1), action="raise")
     task = ask(serve(endless(uses("search"))))
     assert task["status"]["state"] == "failed"
@@ -122,15 +122,15 @@ def test_a_task_that_failed_says_why(serve: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize("action", ["halt", "observe"])
-def test_nothing_is_said_where_nothing_was_halted(serve: Callable[..., str], action: Any) -> None:
-    """Also where it would have been."""
+def test_task_without_halt_has_no_metadata(serve: Callable[..., str], action: Any) -> None:
+    """A would-be halt adds no metadata either."""
     enable(Limits(max_turns=1 if action == "observe" else 9), action=action)
     task = ask(serve([uses("search"), says("done")]))
     assert "otel_limits" not in (task.get("metadata") or {})
 
 
-def test_nothing_is_said_when_switched_off(serve: Callable[..., str]) -> None:
-    """The server goes on without us."""
+def test_task_while_disabled_has_no_metadata(serve: Callable[..., str]) -> None:
+    """The server works as without otel-limits."""
     enable(Limits(max_turns=1))
     address = serve([uses("search"), says("done")])
     otel_limits.disable()

@@ -1,4 +1,4 @@
-"""What is done about a limit besides halting: last answers, warnings, notes, questions, kills."""
+"""Actions besides halting: last answers, warnings, notes, questions and kills."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def wrapping(model: ScriptedModel, make_agent: MakeAgent, **limits: Any) -> Any:
     return make_agent(model)("go")
 
 
-def test_the_last_call_is_told_why(make_agent: MakeAgent, source: str) -> None:
-    """The model hears that the budget is spent, and the conversation does not keep it."""
+def test_last_call_gets_the_reason(make_agent: MakeAgent, source: str) -> None:
+    """The model learns that the budget is spent; the history does not keep that note."""
     model = ScriptedModel([uses("search"), says("summary")])
     agent = make_agent(model)
     enable(Limits(max_turns=1), action="wrap_up")
@@ -50,7 +50,7 @@ def test_the_last_call_is_told_why(make_agent: MakeAgent, source: str) -> None:
     assert "budget of this task is spent" not in str(agent.messages)
 
 
-def test_a_last_answer_that_asks_for_a_tool_is_a_plain_halt(
+def test_last_answer_with_tool_use_becomes_plain_halt(
     make_agent: MakeAgent, source: str, tool_runs: list[str], events: list[Event]
 ) -> None:
     """The tool does not run, no further call is made, and the history stays valid."""
@@ -65,8 +65,8 @@ def test_a_last_answer_that_asks_for_a_tool_is_a_plain_halt(
     assert stop.action == "halted"
 
 
-def test_wrap_up_happens_once_over_all_legs(make_agent: MakeAgent, source: str) -> None:
-    """A hook that resumes forever does not get a last answer forever."""
+def test_wrap_up_happens_once_across_legs(make_agent: MakeAgent, source: str) -> None:
+    """A hook that resumes forever gets only one last answer."""
     enable(Limits(max_turns=2), action="wrap_up")
     model = ScriptedModel(itertools.chain([uses("search")] * 2, endless(says("again"))))
     agent = make_agent(model)
@@ -76,12 +76,12 @@ def test_wrap_up_happens_once_over_all_legs(make_agent: MakeAgent, source: str) 
 
 
 def resume_always(event: AfterInvocationEvent) -> None:
-    """Start another leg whatever happened."""
+    """Start another leg after any outcome."""
     event.resume = "go on"
 
 
-def test_the_last_call_has_no_tool_blocks(make_agent: MakeAgent, source: str) -> None:
-    """Providers that refuse tool blocks without tools get the conversation told in words."""
+def test_last_call_has_no_tool_blocks(make_agent: MakeAgent, source: str) -> None:
+    """Some providers reject tool blocks without tools, so the history is sent as text."""
     enable(Limits(max_turns=1), action="wrap_up")
     model = ScriptedModel([uses("search", arguments={"query": "x"}), says("summary")])
     make_agent(model)("go")
@@ -91,8 +91,8 @@ def test_the_last_call_has_no_tool_blocks(make_agent: MakeAgent, source: str) ->
     assert "nothing found" in str(blocks)
 
 
-def test_a_last_answer_that_fails_is_a_plain_halt(make_agent: MakeAgent, source: str) -> None:
-    """The agent does not feel that the call that we wanted went wrong."""
+def test_failed_last_answer_becomes_plain_halt(make_agent: MakeAgent, source: str) -> None:
+    """The agent never sees a failure of the call that we added."""
     enable(Limits(max_turns=1), action="wrap_up")
     model = ScriptedModel([uses("search"), fails(OSError("gone"))])
     result = make_agent(model)("go")
@@ -104,8 +104,8 @@ class Report(BaseModel):
     """A structured output."""
 
 
-def test_a_last_answer_in_the_place_of_forced_output(make_agent: MakeAgent, source: str) -> None:
-    """It is a text, no structured output, and nobody is asked to force one any more."""
+def test_last_answer_replaces_forced_structured_output(make_agent: MakeAgent, source: str) -> None:
+    """It is plain text, and structured output is no longer forced."""
     enable(Limits(max_turns=1), action="wrap_up")
     model = ScriptedModel([says("text"), says("in short")])
     result = make_agent(model)("go", structured_output_model=Report)
@@ -157,13 +157,13 @@ def test_thresholds_are_on_the_span(
     }
 
 
-# --- telling the model ----------------------------------------------------------------------------
+# --- budget hints ---------------------------------------------------------------------------------
 
 
-def test_the_model_is_told_what_is_left(
+def test_budget_hint_contains_remaining_budget(
     make_agent: MakeAgent, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each call has a note with the remaining budget, which no history keeps."""
+    """Each call has a note with the remaining budget, which the history does not keep."""
     monkeypatch.setenv("OTEL_LIMITS_BUDGET_HINTS", "true")
     enable(Limits(max_turns=3))
     model = ScriptedModel([uses("search"), says("done")])
@@ -179,8 +179,8 @@ def test_the_model_is_told_what_is_left(
 # --- loops ----------------------------------------------------------------------------------------
 
 
-def test_the_model_is_nudged_once_before_the_threshold(make_agent: MakeAgent, source: str) -> None:
-    """One repetition before the cap the tool result says that it is a repetition."""
+def test_model_is_nudged_once_before_loop_halt(make_agent: MakeAgent, source: str) -> None:
+    """One repetition before the cap, the tool result mentions the repetition."""
     enable(Limits(max_identical_tool_calls=3))
     model = ScriptedModel(endless(uses("search")))
     agent = make_agent(model)
@@ -191,8 +191,8 @@ def test_the_model_is_nudged_once_before_the_threshold(make_agent: MakeAgent, so
     assert nudged == [False, False, True, False]
 
 
-def test_a_first_call_is_no_repetition(make_agent: MakeAgent, source: str) -> None:
-    """A cap of 2 halts at the second call, and nobody is told off for the first."""
+def test_first_call_is_not_a_repetition(make_agent: MakeAgent, source: str) -> None:
+    """A cap of 2 halts at the second call, without a nudge after the first."""
     enable(Limits(max_identical_tool_calls=2))
     model = ScriptedModel(endless(uses("search")))
     agent = make_agent(model)
@@ -201,10 +201,10 @@ def test_a_first_call_is_no_repetition(make_agent: MakeAgent, source: str) -> No
     assert "repeating yourself" not in str(agent.messages)
 
 
-def test_the_nudge_can_be_switched_off(
+def test_nudge_disabled_leaves_tool_results_unchanged(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With OTEL_LIMITS_NUDGE_DISABLED=true tool results stay as they are."""
+    """With OTEL_LIMITS_NUDGE_DISABLED=true, tool results stay unchanged."""
     monkeypatch.setenv("OTEL_LIMITS_NUDGE_DISABLED", "true")
     enable(Limits(max_identical_tool_calls=3))
     agent = make_agent(ScriptedModel(endless(uses("search"))))
@@ -212,8 +212,8 @@ def test_the_nudge_can_be_switched_off(
     assert "repeating yourself" not in str(agent.messages)
 
 
-def test_polling_that_returns_something_new_is_no_loop(source: str) -> None:
-    """Identical calls are identical in their results, too."""
+def test_polling_with_new_results_is_not_a_loop(source: str) -> None:
+    """Only calls with identical results count as identical."""
     numbers = itertools.count()
 
     @tool
@@ -226,18 +226,18 @@ def test_polling_that_returns_something_new_is_no_loop(source: str) -> None:
     assert Agent(model=model, tools=[poll], callback_handler=None)("go").stop_reason == "end_turn"
 
 
-def test_an_exempt_tool_may_repeat(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OTEL_LIMITS_EXEMPT_TOOLS names what loop limits don't look at."""
+def test_exempt_tool_may_repeat(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loop limits ignore the tools named in OTEL_LIMITS_EXEMPT_TOOLS."""
     monkeypatch.setenv("OTEL_LIMITS_EXEMPT_TOOLS", "search")
     enable(Limits(max_consecutive_same_tool=2, max_identical_tool_calls=2))
     model = ScriptedModel([*[uses("search")] * 5, says("done")])
     assert make_agent(model)("go").stop_reason == "end_turn"
 
 
-def test_zero_switches_a_loop_limit_of_the_environment_off(
+def test_zero_disables_loop_limit_of_environment(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent's own 0 wins over the environment; unset inherits it."""
+    """An agent's own 0 wins over the environment; an unset value inherits it."""
     monkeypatch.setenv("OTEL_LIMITS_MAX_CONSECUTIVE_SAME_TOOL", "2")
     enable()
     own = otel_limits.LimitsPlugin(Limits(max_consecutive_same_tool=0))
@@ -247,7 +247,7 @@ def test_zero_switches_a_loop_limit_of_the_environment_off(
 
 
 def test_parallel_calls_are_judged_in_request_order(source: str) -> None:
-    """Tools that finish in another order give the same verdict and the same blame."""
+    """Tools that finish in another order lead to the same verdict about the same call."""
     release = threading.Event()
 
     @tool
@@ -273,10 +273,10 @@ def test_parallel_calls_are_judged_in_request_order(source: str) -> None:
 # --- tool calls -----------------------------------------------------------------------------------
 
 
-def test_calls_are_refused_one_by_one_within_a_batch(
+def test_parallel_calls_beyond_cap_are_refused(
     make_agent: MakeAgent, source: str, tool_runs: list[str]
 ) -> None:
-    """Of four parallel calls under a cap of two, the first two run and the others are told why."""
+    """Of four parallel calls under a cap of two, two run and two are refused with the reason."""
     enable(Limits(max_tool_calls=2))
     model = ScriptedModel(endless(uses("search", "search", "search", "search")))
     agent = make_agent(model)
@@ -287,10 +287,10 @@ def test_calls_are_refused_one_by_one_within_a_batch(
     assert "limit of 2 calls" in str(results[2]["content"])
 
 
-def test_a_tool_retry_is_the_same_call(
+def test_tool_retry_is_not_another_call(
     make_agent: MakeAgent, source: str, tool_runs: list[str]
 ) -> None:
-    """A hook that runs a tool again uses up no further call."""
+    """A hook that runs a tool again does not use up another call."""
     enable(Limits(max_tool_calls=1))
     agent = make_agent(ScriptedModel([uses("search"), says("done")]))
 
@@ -302,7 +302,7 @@ def test_a_tool_retry_is_the_same_call(
 
 
 def test_direct_tool_calls_do_not_count(make_agent: MakeAgent, source: str) -> None:
-    """`agent.tool.search()` is the application's own doing."""
+    """`agent.tool.search()` is called by the application, not by the agent."""
     enable(Limits(max_tool_calls=1))
     agent = make_agent(ScriptedModel([uses("search"), says("done")]))
     agent.tool.search()
@@ -310,8 +310,8 @@ def test_direct_tool_calls_do_not_count(make_agent: MakeAgent, source: str) -> N
     assert agent("go").stop_reason == "end_turn"
 
 
-def test_structured_output_is_no_tool_call(make_agent: MakeAgent, source: str) -> None:
-    """The tool that the framework makes for structured output passes every tool limit."""
+def test_structured_output_is_not_a_tool_call(make_agent: MakeAgent, source: str) -> None:
+    """Tool limits ignore the tool that Strands adds for structured output."""
     enable(Limits(max_tool_calls=1))
     model = ScriptedModel([uses("search"), uses("Report")])
     result = make_agent(model)("go", structured_output_model=Report)
@@ -322,7 +322,7 @@ def test_structured_output_is_no_tool_call(make_agent: MakeAgent, source: str) -
 
 
 class Hanging(ScriptedModel):
-    """Streams one chunk and then another one every time it is asked, forever."""
+    """Streams one more chunk whenever it is polled, forever."""
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterable[StreamEvent]:
         """Stream without end."""
@@ -334,10 +334,10 @@ class Hanging(ScriptedModel):
             yield {"contentBlockDelta": {"delta": {"text": "."}}}
 
 
-def test_a_response_under_way_is_cancelled(
+def test_in_flight_response_is_cancelled(
     make_agent: MakeAgent, source: str, call: Call, events: list[Event]
 ) -> None:
-    """A stream that does not end is ended by the time limit, and its input is booked."""
+    """The time limit ends an endless stream, and its input is counted."""
     enable(Limits(max_duration_seconds=1), observers=[events.append])
     agent = make_agent(Hanging([]))
     result = call(agent)
@@ -348,17 +348,17 @@ def test_a_response_under_way_is_cancelled(
 
 
 CAPS_SECONDS = (0.1, 1.0, 10.0)
-"""Of which the first is enough for a tool to begin, unless the machine is busy."""
+"""Long enough for a tool to start within the first one, unless the machine is busy."""
 
 
-def test_a_tool_under_way_is_waited_for_and_no_model_is_called(source: str) -> None:
-    """The thread of a tool cannot be stopped, but nothing follows it."""
+def test_running_tool_finishes_without_another_model_call(source: str) -> None:
+    """A tool's thread cannot be stopped, but no model call follows it."""
     started = threading.Event()
     for seconds in CAPS_SECONDS:
 
         @tool
         def slow(seconds: float = seconds) -> str:
-            """Take longer than there is time."""
+            """Take longer than the time limit."""
             started.set()
             threading.Event().wait(3 * seconds)
             return "late"
@@ -372,8 +372,8 @@ def test_a_tool_under_way_is_waited_for_and_no_model_is_called(source: str) -> N
 
 
 @pytest.mark.parametrize("cap", [0.30001, 1 / 3, 250.0004])
-def test_a_cap_finer_than_milliseconds_is_reached_when_its_time_is_up(cap: float) -> None:
-    """What is observed is rounded up: the timer looks once, at that moment."""
+def test_submillisecond_cap_is_reached_on_time(cap: float) -> None:
+    """Elapsed time is rounded up because the timer checks only once, at that moment."""
     assert Limits(max_duration_seconds=cap).breaches(Tally(seconds=cap))
 
 
@@ -381,7 +381,7 @@ class Lengthy(Hanging):
     """Streams for twenty seconds unless it is cancelled, and then ends."""
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterable[StreamEvent]:
-        """Stream the beginning of what has no end."""
+        """Stream the start of an endless answer."""
         events = super().stream()
         begun = time.monotonic()
         async for event in events:
@@ -392,8 +392,8 @@ class Lengthy(Hanging):
         yield {"messageStop": {"stopReason": "end_turn"}}
 
 
-def test_a_time_limit_of_centuries_leaves_those_of_others_in_force(make_agent: MakeAgent) -> None:
-    """No system can wait for so long at once, so that the timer waits again and again."""
+def test_huge_time_limit_leaves_other_deadlines_enforced(make_agent: MakeAgent) -> None:
+    """No system can wait that long in one call, so the timer waits repeatedly."""
     patient = make_agent(
         ScriptedModel([says("done")]), plugins=[LimitsPlugin(Limits(max_duration_seconds=1e11))]
     )
@@ -403,10 +403,10 @@ def test_a_time_limit_of_centuries_leaves_those_of_others_in_force(make_agent: M
 
 
 @pytest.mark.usefixtures("faulty")
-def test_a_timer_that_cannot_be_started_is_started_for_the_next(
+def test_timer_after_failed_start_is_started_by_next_invocation(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, metric: Metric
 ) -> None:
-    """For a moment the system has no thread left: one invocation goes without, and it is told."""
+    """When the system is briefly out of threads, one invocation runs without a timer."""
     start, failures = threading.Thread.start, iter([RuntimeError("can't start new thread")])
 
     def fail_once(thread: threading.Thread) -> None:
@@ -423,8 +423,8 @@ def test_a_timer_that_cannot_be_started_is_started_for_the_next(
     assert metric("otel_limits_internal_errors_total", component="deadlines") == faults + 1
 
 
-def test_a_long_deadline_keeps_no_ended_invocation_in_memory(make_agent: MakeAgent) -> None:
-    """While one waits for an hour, hundreds come and go."""
+def test_long_deadline_keeps_no_ended_invocation_in_memory(make_agent: MakeAgent) -> None:
+    """Hundreds of invocations come and go while the deadline of one is an hour away."""
     enable(Limits(max_duration_seconds=3600))
 
     async def live() -> int:
@@ -441,15 +441,15 @@ def test_a_long_deadline_keeps_no_ended_invocation_in_memory(make_agent: MakeAge
     assert asyncio.run(live()) < 100
 
 
-def test_no_thread_without_a_time_limit(make_agent: MakeAgent) -> None:
+def test_timer_thread_needs_a_time_limit(make_agent: MakeAgent) -> None:
     """The shared timer thread exists only while an invocation has a time limit."""
     enable(Limits(max_turns=3))
     make_agent(ScriptedModel([says("hello")]))("go")
     assert "otel-limits-deadlines" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_the_timer_is_gone_after_the_invocation(make_agent: MakeAgent) -> None:
-    """An invocation that ends in time leaves no deadline behind, and its agent is untouched."""
+def test_timer_is_removed_after_invocation(make_agent: MakeAgent) -> None:
+    """An invocation that ends in time leaves no deadline behind."""
     enable(Limits(max_duration_seconds=60))
     agent = make_agent(ScriptedModel([says("hello"), says("again")]))
     agent("go")
@@ -463,7 +463,7 @@ def test_the_timer_is_gone_after_the_invocation(make_agent: MakeAgent) -> None:
 def test_kill_ends_a_stream(
     make_agent: MakeAgent, source: str, which: dict[str, Any], events: list[Event]
 ) -> None:
-    """A response under way ends with `killed`; the next invocation is untouched."""
+    """An in-flight response ends with `killed`; the next invocation is unaffected."""
     streaming = threading.Event()
     enable(Limits(max_turns=50), observers=[events.append])
     agent = make_agent(Hanging([]), callback_handler=lambda **_: streaming.set())
@@ -480,7 +480,7 @@ def test_kill_ends_a_stream(
 
 
 def test_kill_by_trace(make_agent: MakeAgent, events: list[Event]) -> None:
-    """The trace id of an invocation ends it, from within a tool of its own too."""
+    """The trace ID of an invocation ends it, even from within one of its tools."""
     enable(Limits(max_turns=50), observers=[events.append])
 
     @tool
@@ -495,7 +495,7 @@ def test_kill_by_trace(make_agent: MakeAgent, events: list[Event]) -> None:
 
 
 def test_kill_wins_over_observe(make_agent: MakeAgent, source: str) -> None:
-    """What an operator ends is ended, also where limits are only observed."""
+    """A kill ends an invocation even if limits are only observed."""
     enable(Limits(max_turns=50), action="observe")
 
     @tool
@@ -507,7 +507,7 @@ def test_kill_wins_over_observe(make_agent: MakeAgent, source: str) -> None:
     assert make_agent(model, tools=[suicide])("go").stop_reason == "killed"
 
 
-def test_kill_raises_where_that_is_the_action(make_agent: MakeAgent, source: str) -> None:
+def test_kill_with_action_raise_raises(make_agent: MakeAgent, source: str) -> None:
     """With `raise`, the call raises `KilledError`."""
     enable(action="raise")
 
@@ -520,10 +520,10 @@ def test_kill_raises_where_that_is_the_action(make_agent: MakeAgent, source: str
         make_agent(ScriptedModel(endless(uses("suicide"))), tools=[suicide])("go")
 
 
-def test_a_kill_after_the_halt_changes_nothing(
+def test_kill_after_halt_changes_nothing(
     make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """Between our halt and its message there is nothing left to end."""
+    """Between a halt and its message, nothing is left to end."""
     enable(Limits(max_turns=2), observers=[events.append])
     agent = make_agent(ScriptedModel(endless(uses("search"))))
 
@@ -545,10 +545,10 @@ class Answer42(BaseModel):
 
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
-def test_a_kill_during_direct_structured_output_spares_the_next_invocation(
+def test_kill_during_direct_structured_output_spares_next_invocation(
     make_agent: MakeAgent, source: str
 ) -> None:
-    """Nothing can break that off, so it is not counted, and what comes next has done nothing."""
+    """It cannot be interrupted, so it is not counted, and the next invocation is innocent."""
     ended: list[int] = []
 
     class Killed(ScriptedModel):
@@ -563,8 +563,8 @@ def test_a_kill_during_direct_structured_output_spares_the_next_invocation(
     assert ended == [0]
 
 
-def test_kill_wants_to_know_whom() -> None:
-    """Without an argument it explains itself instead of ending everything."""
+def test_kill_without_argument_raises() -> None:
+    """Without an argument it raises an explanation instead of ending everything."""
     with pytest.raises(ValueError, match="all=True"):
         kill()
 
@@ -579,8 +579,8 @@ def extended(agent: Agent, asked: Any, response: object) -> Any:
     return agent([answer])
 
 
-def test_a_human_can_extend(make_agent: MakeAgent, source: str) -> None:
-    """`{"extend": {"max_turns": 2}}` lets two more turns pass, and then asks again."""
+def test_human_answer_extends_limit(make_agent: MakeAgent, source: str) -> None:
+    """`{"extend": {"max_turns": 2}}` allows two more turns before the next question."""
     enable(Limits(max_turns=2), action="ask")
     model = ScriptedModel(endless(uses("search")))
     agent = make_agent(model)
@@ -590,7 +590,7 @@ def test_a_human_can_extend(make_agent: MakeAgent, source: str) -> None:
 
 
 def answering(agent: Agent, response: object) -> None:
-    """Let a hook answer in a human's place, once and for all."""
+    """Add a hook that answers every question in place of a human."""
 
     def answer(event: AfterInvocationEvent) -> None:
         for asked in (event.result and event.result.interrupts) or ():
@@ -600,18 +600,18 @@ def answering(agent: Agent, response: object) -> None:
     agent.hooks.add_callback(AfterInvocationEvent, answer)
 
 
-def test_a_hook_can_extend(make_agent: MakeAgent, source: str) -> None:
-    """Within one invocation, more is counted from what had been used when it was asked."""
+def test_hook_answer_extends_limit(make_agent: MakeAgent, source: str) -> None:
+    """Within one invocation, the extension counts from the usage at the time of the question."""
     enable(Limits(max_turns=2, max_calls_per_tool={"search": 50}), action="ask")
     agent = make_agent(model := ScriptedModel([uses("search")] * 6 + [says("done")]))
     answering(agent, {"extend": {"max_turns": 3, "max_calls_per_tool": {"search": 50}}})
     assert (agent("go").stop_reason, model.calls) == ("end_turn", 7)
 
 
-def test_more_time_is_counted_from_when_it_was_given(
+def test_time_extension_counts_from_its_answer(
     make_agent: MakeAgent, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no time was limited before, none of what has passed is taken off."""
+    """Without an earlier time limit, time already elapsed is not deducted."""
     now = [0.0]
     monkeypatch.setattr(LIVE, "clock", lambda: now[0])
 
@@ -628,8 +628,8 @@ def test_more_time_is_counted_from_when_it_was_given(
     assert (agent("go").stop_reason, now) == ("end_turn", [1200.0])
 
 
-def test_an_answer_is_taken_once(make_agent: MakeAgent, source: str) -> None:
-    """A question that a tool asks later in the invocation does not bring the extension again."""
+def test_hook_answer_applies_once(make_agent: MakeAgent, source: str) -> None:
+    """A later question by a tool in the same invocation does not apply the extension again."""
 
     @tool(context=True)
     def pay(tool_context: ToolContext) -> str:
@@ -656,8 +656,8 @@ def test_an_answer_is_taken_once(make_agent: MakeAgent, source: str) -> None:
     assert (agent("go").stop_reason, model.calls) == ("max_turns", 4)
 
 
-def test_the_answer_of_a_human_is_taken_once(make_agent: MakeAgent, source: str) -> None:
-    """Nor does it come again when a hook answers a tool in the invocation that it began."""
+def test_human_answer_applies_once(make_agent: MakeAgent, source: str) -> None:
+    """Nor is it applied again when a hook answers a tool in the invocation that it started."""
 
     @tool(context=True)
     def pay(tool_context: ToolContext) -> str:
@@ -680,8 +680,8 @@ def test_the_answer_of_a_human_is_taken_once(make_agent: MakeAgent, source: str)
     assert (again.stop_reason, model.calls) == ("interrupt", 4)
 
 
-def test_a_hook_that_extends_nothing_halts(make_agent: MakeAgent, source: str) -> None:
-    """The same question is not asked again and again."""
+def test_hook_answer_without_extension_halts(make_agent: MakeAgent, source: str) -> None:
+    """The same question is not asked repeatedly."""
     enable(Limits(max_turns=2), action="ask")
     agent = make_agent(model := ScriptedModel(endless(uses("search"))))
     answering(agent, "no")
@@ -690,10 +690,8 @@ def test_a_hook_that_extends_nothing_halts(make_agent: MakeAgent, source: str) -
     assert otel_limits.is_synthetic(result.message)
 
 
-def test_a_hook_that_goes_on_without_an_answer_leaves_the_question(
-    make_agent: MakeAgent, source: str
-) -> None:
-    """Such as one that sends a goal again: Strands would raise what it never met without us."""
+def test_resume_without_answer_keeps_the_question(make_agent: MakeAgent, source: str) -> None:
+    """E.g. one that resends a goal: Strands would raise an error that never occurs without us."""
     enable(Limits(max_turns=2), action="ask")
     agent = make_agent(model := ScriptedModel(endless(uses("search"))))
 
@@ -704,8 +702,8 @@ def test_a_hook_that_goes_on_without_an_answer_leaves_the_question(
     assert (agent("go").stop_reason, model.calls) == ("interrupt", 2)
 
 
-def test_an_extended_agent_can_finish(make_agent: MakeAgent, source: str) -> None:
-    """What follows an extension is an ordinary invocation."""
+def test_extended_agent_can_finish(make_agent: MakeAgent, source: str) -> None:
+    """After an extension the invocation is like any other."""
     enable(Limits(max_turns=1), action="ask")
     agent = make_agent(ScriptedModel([uses("search"), says("done"), says("next")]))
     result = extended(agent, agent("go"), {"extend": {"max_turns": 5}})
@@ -728,8 +726,8 @@ def test_an_extended_agent_can_finish(make_agent: MakeAgent, source: str) -> Non
     ],
     ids=str,
 )
-def test_anything_else_halts(make_agent: MakeAgent, source: str, response: object) -> None:
-    """An answer that extends nothing ends the agent, without another model call."""
+def test_other_answer_halts(make_agent: MakeAgent, source: str, response: object) -> None:
+    """An answer without an extension ends the agent without another model call."""
     enable(Limits(max_turns=1), action="ask")
     model = ScriptedModel(itertools.chain([uses("search")], endless(says("x"))))
     agent = make_agent(model)
@@ -738,10 +736,8 @@ def test_anything_else_halts(make_agent: MakeAgent, source: str, response: objec
     assert agent("go").stop_reason == "end_turn"
 
 
-def test_an_extension_that_names_no_tool_lifts_no_cap_of_one(
-    make_agent: MakeAgent, source: str
-) -> None:
-    """Caps of single tools stay in force when an answer mentions them without any."""
+def test_extension_without_tool_name_keeps_tool_caps(make_agent: MakeAgent, source: str) -> None:
+    """Caps of single tools stay in force when an answer mentions them without a tool name."""
     enable(Limits(max_turns=1, max_calls_per_tool={"search": 1}), action="ask")
     model = ScriptedModel(endless(uses("search")))
     agent = make_agent(model)
@@ -752,10 +748,10 @@ def test_an_extension_that_names_no_tool_lifts_no_cap_of_one(
 # --- metrics --------------------------------------------------------------------------------------
 
 
-def test_a_wrapped_up_halt_is_counted_as_such(
+def test_wrapped_up_halt_has_its_own_action_label(
     make_agent: MakeAgent, source: str, metric: Metric, events: list[Event]
 ) -> None:
-    """It is one stop with the action `wrapped_up`, and no synthetic message."""
+    """It is one stop with the action `wrapped_up` and without a synthetic message."""
     enable(Limits(max_turns=1), action="wrap_up", observers=[events.append])
     make_agent(ScriptedModel([uses("search"), Answer(text="summary")]))("go")
     labels = {"agent": "tester", "reason": "max_turns"}

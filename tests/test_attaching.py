@@ -1,4 +1,4 @@
-"""Agents are attached through Strands' own doors, which changes nothing for who else uses them."""
+"""Agents are followed through Strands' public hooks, without side effects for other users."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 PLAIN_STREAM = ScriptedModel.stream
-"""As it is while otel-limits is off."""
+"""The original method, as it is while otel-limits is off."""
 
 
 @tool
@@ -74,12 +74,12 @@ def runaway() -> ScriptedModel:
 
 
 def counted(events: list[Event]) -> list[tuple[str, int]]:
-    """How each model call ended, and with how many tokens."""
+    """Status and tokens of each model call."""
     return [(event.kind, event.usage.total) for event in events if isinstance(event, ModelCall)]
 
 
 async def prepares_three(context: InvokeModelContext, next_fn: Any) -> Any:
-    """Prepare three requests, and make one after the other."""
+    """Prepare three requests and make them one after another."""
     for prepared in [next_fn(context) for _ in range(3)]:
         async for event in prepared:
             last = event
@@ -87,14 +87,14 @@ async def prepares_three(context: InvokeModelContext, next_fn: Any) -> Any:
 
 
 async def has_a_fallback(context: InvokeModelContext, next_fn: Any) -> Any:
-    """Prepare a request for the case that the first one fails, and never make it."""
+    """Prepare a fallback request and never make it."""
     first, _fallback = next_fn(context), next_fn(context)
     async for event in first:
         yield event
 
 
 async def prepares_two_at_once(context: InvokeModelContext, next_fn: Any) -> Any:
-    """Prepare two requests, and make both at once."""
+    """Prepare two requests and make them concurrently."""
 
     async def read(events: Any) -> list[Any]:
         return [event async for event in events]
@@ -106,10 +106,10 @@ async def prepares_two_at_once(context: InvokeModelContext, next_fn: Any) -> Any
         yield event
 
 
-def test_a_request_that_was_prepared_is_judged_when_it_is_made(
+def test_prepared_request_is_judged_when_made(
     make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """The budget is spent by the first one, so that the others are not let out."""
+    """The first one spends the budget, so the others are refused."""
     enable(Limits(max_token_budget=15), observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("hello"))))
     agent.add_middleware(InvokeModelStage, prepares_three)
@@ -117,8 +117,8 @@ def test_a_request_that_was_prepared_is_judged_when_it_is_made(
     assert counted(events) == [("measured", 15)]
 
 
-async def tries_twice(context: InvokeModelContext, next_fn: Any) -> Any:
-    """Ask once more where a request fails, and then give up with an error of its own."""
+async def retries_once(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Retry once after a failure, then raise its own error."""
     try:
         async for event in next_fn(context):
             yield event
@@ -135,14 +135,12 @@ def goes_on(event: AfterInvocationEvent) -> None:
     event.resume = "and now?"
 
 
-def test_a_refusal_that_a_middleware_takes_for_a_failure_is_still_a_halt(
-    make_agent: MakeAgent, source: str
-) -> None:
-    """It ends the agent as any other does, and the prompt is answered."""
+def test_refusal_retried_by_middleware_is_still_a_halt(make_agent: MakeAgent, source: str) -> None:
+    """It ends the agent like any other halt, and the prompt is answered."""
     enable(Limits(max_turns=2))
     model = ScriptedModel(endless(says("hello")))
     agent = make_agent(model)
-    agent.add_middleware(InvokeModelStage, tries_twice)
+    agent.add_middleware(InvokeModelStage, retries_once)
     agent.hooks.add_callback(AfterInvocationEvent, goes_on)
     result = agent("go")
     assert (str(result.stop_reason), model.calls) == ("max_turns", 2)
@@ -150,37 +148,35 @@ def test_a_refusal_that_a_middleware_takes_for_a_failure_is_still_a_halt(
     assert agent.messages[-1] == result.message
 
 
-def test_an_error_of_a_middleware_that_is_no_refusal_is_felt(
-    make_agent: MakeAgent, source: str
-) -> None:
-    """It is none of ours."""
+def test_middleware_error_after_refusal_is_raised(make_agent: MakeAgent, source: str) -> None:
+    """It is not our error, so it passes through."""
     enable(Limits(max_turns=2))
     agent = make_agent(ScriptedModel(endless(fails(OSError("gone")))))
-    agent.add_middleware(InvokeModelStage, tries_twice)
+    agent.add_middleware(InvokeModelStage, retries_once)
     with pytest.raises(RuntimeError, match="no model answers"):
         agent("go")
 
 
-async def asks_an_agent_that_is_halted(context: InvokeModelContext, next_fn: Any) -> Any:
-    """Fail as an agent does that is halted in its turn, and handles nothing."""
+async def calls_a_halted_agent(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Fail like an agent that is halted in its turn, without handling it."""
     async for event in next_fn(context):
         yield event
     raise RuntimeError("the other agent is halted") from RefusedError()
 
 
-def test_a_refusal_of_another_agent_is_felt(make_agent: MakeAgent, source: str) -> None:
-    """This one has no limit to be halted by."""
+def test_refusal_of_another_agent_is_raised(make_agent: MakeAgent, source: str) -> None:
+    """This agent has no limit that could have halted it."""
     enable(Limits(max_turns=2))
     agent = make_agent(ScriptedModel(endless(says("hello"))))
-    agent.add_middleware(InvokeModelStage, asks_an_agent_that_is_halted)
+    agent.add_middleware(InvokeModelStage, calls_a_halted_agent)
     with pytest.raises(RuntimeError, match="the other agent"):
         agent("go")
 
 
-def test_a_request_that_was_prepared_and_never_made_is_none(
+def test_prepared_request_never_made_is_not_counted(
     make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """It is not booked as one that failed."""
+    """It is not recorded as a failed call."""
     enable(observers=[events.append])
     agent = make_agent(ScriptedModel([says("hello")]))
     agent.add_middleware(InvokeModelStage, has_a_fallback)
@@ -188,10 +184,10 @@ def test_a_request_that_was_prepared_and_never_made_is_none(
     assert counted(events) == [("measured", 15)]
 
 
-def test_requests_that_were_prepared_each_count_with_their_own_tokens(
+def test_prepared_requests_count_their_own_tokens(
     make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """Neither takes the other's place."""
+    """Neither call is attributed to the other."""
     enable(observers=[events.append])
     answers = [says("first"), says("second", usage=tokens(7000))]
     agent = make_agent(ScriptedModel(answers))
@@ -201,7 +197,7 @@ def test_requests_that_were_prepared_each_count_with_their_own_tokens(
 
 
 class Own(HookRegistry):
-    """A registry of an application."""
+    """A registry class of an application."""
 
     def __init__(self, callbacks: Any) -> None:
         super().__init__()
@@ -209,19 +205,19 @@ class Own(HookRegistry):
         self.seen: list[str] = []
 
     async def invoke_callbacks_async(self, event: Any) -> Any:
-        """Note every event."""
+        """Record every event."""
         self.seen.append(type(event).__name__)
         return await super().invoke_callbacks_async(event)
 
 
 def own_class(agent: Agent, _: pytest.MonkeyPatch) -> list[str]:
-    """Give the agent a registry of an own class."""
+    """Give the agent a registry of another class."""
     agent.hooks = registry = Own(agent.hooks._registered_callbacks)
     return registry.seen
 
 
 def own_method(agent: Agent, _: pytest.MonkeyPatch) -> list[str]:
-    """Put a function in the place of the method of the agent's registry."""
+    """Replace the method on the agent's registry with a function."""
     seen, original = [], agent.hooks.invoke_callbacks_async
 
     async def invoke(event: Any) -> Any:
@@ -233,7 +229,7 @@ def own_method(agent: Agent, _: pytest.MonkeyPatch) -> list[str]:
 
 
 def wrapped_class(_: Agent, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Instrument the class of registries."""
+    """Instrument the registry class."""
     seen, original = [], HookRegistry.invoke_callbacks_async
 
     async def invoke(registry: HookRegistry, event: Any) -> Any:
@@ -245,12 +241,12 @@ def wrapped_class(_: Agent, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("change", [own_class, own_method, wrapped_class])
-def test_hooks_that_are_not_strands_own_stay_as_they_are(
+def test_custom_hooks_stay_unchanged(
     change: Callable[[Agent, pytest.MonkeyPatch], list[str]],
     make_agent: MakeAgent,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They see every event, and limits hold."""
+    """They see every event, and limits are enforced."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
     seen, hooks = change(agent, monkeypatch), agent.hooks
@@ -260,10 +256,10 @@ def test_hooks_that_are_not_strands_own_stay_as_they_are(
     assert agent.hooks is hooks
 
 
-def test_a_class_of_registries_instrumented_later_sees_every_event(
+def test_registry_class_instrumented_later_sees_every_event(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those that nobody waits for, as before our agent ran."""
+    """Including events without awaited callbacks, as before our agent ran."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
     agent("go")
@@ -273,10 +269,10 @@ def test_a_class_of_registries_instrumented_later_sees_every_event(
 
 
 @pytest.mark.parametrize("runs_before", [0, 1])
-def test_an_instrumented_registry_of_middleware_sees_every_stage(
+def test_instrumented_middleware_registry_sees_every_stage(
     runs_before: int, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the agent has no middleware, and where it has run before."""
+    """Even if the agent has no middleware or has run before."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
     for _ in range(runs_before):
@@ -293,7 +289,7 @@ def test_an_instrumented_registry_of_middleware_sees_every_stage(
 
 
 class Fixed(Agent):
-    """Its hooks are set once and for all."""
+    """An agent whose hooks cannot be reassigned."""
 
     @property
     def hooks(self) -> HookRegistry:
@@ -308,14 +304,14 @@ class Fixed(Agent):
         vars(self)["_fixed"] = registry
 
 
-def test_hooks_that_cannot_be_replaced_are_added_to() -> None:
+def test_read_only_hooks_are_limited() -> None:
     """Such an agent is limited like any other."""
     enable(Limits(max_turns=2))
     assert str(Fixed(model=runaway(), callback_handler=None)("go").stop_reason) == "max_turns"
 
 
-def test_a_copy_of_an_agent_is_counted_for_itself(make_agent: MakeAgent) -> None:
-    """It shares the registries of the original, and so what was attached to them."""
+def test_copied_agent_is_counted_separately(make_agent: MakeAgent) -> None:
+    """It shares the registries of the original, hence also our hooks in them."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
     agent("go")
@@ -330,8 +326,8 @@ def handlers_of(agent: Agent) -> list[Any]:
     return [each for registered in entries for each in registered]
 
 
-def test_switching_off_and_on_adds_no_handlers(make_agent: MakeAgent) -> None:
-    """What is attached stays, as Strands cannot remove it, and serves again."""
+def test_disable_and_enable_add_no_handlers(make_agent: MakeAgent) -> None:
+    """Strands cannot remove hooks, so ours stay and are reused."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
     agent("go")
@@ -344,8 +340,8 @@ def test_switching_off_and_on_adds_no_handlers(make_agent: MakeAgent) -> None:
     assert handlers_of(agent) == attached
 
 
-def test_what_is_attached_lets_everything_through_when_off(make_agent: MakeAgent) -> None:
-    """No limit holds, and nothing of ours is in the conversation."""
+def test_attached_hooks_do_nothing_while_disabled(make_agent: MakeAgent) -> None:
+    """No limit is enforced, and we add nothing to the conversation."""
     enable(Limits(max_turns=2))
     agent = make_agent(ScriptedModel([uses("search")] * 7 + [says("done")]))
     agent("go")
@@ -355,8 +351,8 @@ def test_what_is_attached_lets_everything_through_when_off(make_agent: MakeAgent
     assert not any(is_synthetic(each) for each in agent.messages[-11:])
 
 
-def test_a_copy_keeps_the_limits_that_its_original_was_given(make_agent: MakeAgent) -> None:
-    """A shallow copy, and an agent with a deep copy of the hooks, without `enable()`."""
+def test_copied_agent_keeps_limits_of_its_original(make_agent: MakeAgent) -> None:
+    """Holds for a shallow copy and for an agent with deep-copied hooks, without `enable()`."""
     limited = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
     other = make_agent(runaway())
     other.hooks = copy.deepcopy(limited.hooks)
@@ -364,8 +360,8 @@ def test_a_copy_keeps_the_limits_that_its_original_was_given(make_agent: MakeAge
     assert str(other("go").stop_reason) == "max_turns"
 
 
-def test_hooks_beyond_strands_own_orders_come_between_ours(make_agent: MakeAgent) -> None:
-    """What an application decides last, or first, is known to us."""
+def test_hooks_with_extreme_orders_run_between_ours(make_agent: MakeAgent) -> None:
+    """Even the application's first and last hooks affect what we see."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
     denied = []
@@ -381,7 +377,7 @@ def test_hooks_beyond_strands_own_orders_come_between_ours(make_agent: MakeAgent
 
 
 async def asks_twice(context: InvokeModelContext, next_fn: Any) -> Any:
-    """Ask the model twice for one answer."""
+    """Call the model twice for one answer."""
     async for event in next_fn(context):
         last = event
     async for event in next_fn(context):
@@ -389,10 +385,10 @@ async def asks_twice(context: InvokeModelContext, next_fn: Any) -> Any:
     yield last
 
 
-def take_turn(
+def run_one_turn(
     make_agent: MakeAgent, events: list[Event], middleware: Any, runs_before: int
 ) -> None:
-    """Take one turn with a middleware that was registered after so many invocations."""
+    """Take one turn with a middleware that was registered after `runs_before` invocations."""
     enable(observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("hello"))))
     for _ in range(runs_before):
@@ -403,19 +399,19 @@ def take_turn(
 
 
 @pytest.mark.parametrize("runs_before", [0, 1])
-def test_a_middleware_that_asks_twice_is_counted_twice(
+def test_middleware_calling_model_twice_is_counted_twice(
     runs_before: int, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """Registered before ours or after them, it takes two calls for each turn."""
-    take_turn(make_agent, events, asks_twice, runs_before)
+    """Registered before or after ours, it makes two calls for each turn."""
+    run_one_turn(make_agent, events, asks_twice, runs_before)
     assert counted(events) == [("measured", 15)] * 2
     assert [event.number for event in events if isinstance(event, Turn)] == [1]
 
 
-def test_a_second_call_within_our_stage_is_judged_for_itself(
+def test_second_call_within_our_stage_is_judged_separately(
     make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """A middleware that was registered after ours asks again, and the budget is spent."""
+    """A middleware registered after ours calls the model again with a spent budget."""
     enable(Limits(max_token_budget=45), observers=[events.append])
     model = ScriptedModel(endless(says("hello")))
     agent = make_agent(model)
@@ -428,27 +424,27 @@ def test_a_second_call_within_our_stage_is_judged_for_itself(
 
 
 async def answers_itself(context: InvokeModelContext, next_fn: Any) -> Any:
-    """Answer in the model's place."""
+    """Answer without the model."""
     message = {"role": "assistant", "content": [{"text": "from the cache"}]}
     usage = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
     yield ModelStopReason("end_turn", message, usage, {"latencyMs": 0})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("runs_before", [0, 1])
-def test_a_middleware_that_answers_itself_takes_a_turn_and_no_call(
+def test_middleware_answering_without_model_takes_a_turn_but_no_call(
     runs_before: int, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """Registered before ours or after them."""
-    take_turn(make_agent, events, answers_itself, runs_before)
+    """Holds for a middleware registered before or after ours."""
+    run_one_turn(make_agent, events, answers_itself, runs_before)
     assert counted(events) == []
     assert [event.number for event in events if isinstance(event, Turn)] == [1]
 
 
 class Awaiting(HookRegistry):
-    """Awaits whatever a hook returns, as Strands may do one day."""
+    """Awaits the result of every hook, as a future Strands may do."""
 
     async def invoke_callbacks_async(self, event: Any) -> Any:
-        """Call every hook, and await what comes back."""
+        """Call every hook and await its result."""
         interrupts = []
         for callback in self.get_callbacks_for(event):
             try:
@@ -461,10 +457,10 @@ class Awaiting(HookRegistry):
 
 
 class Noting(MiddlewareRegistry):
-    """Runs stages in a way of its own."""
+    """Runs stages in its own way."""
 
     def invoke(self, stage: Any, context: Any, terminal: Any) -> Any:
-        """Lay one more generator around the stage."""
+        """Wrap one more generator around the stage."""
 
         async def laid_around() -> Any:
             async for event in MiddlewareRegistry.invoke(self, stage, context, terminal):
@@ -474,10 +470,10 @@ class Noting(MiddlewareRegistry):
 
 
 @pytest.mark.parametrize("on", [False, True])
-def test_another_dispatch_runs_the_applications_own_hooks_and_stages_as_often(
+def test_custom_dispatch_runs_application_hooks_equally_often(
     *, on: bool, make_agent: MakeAgent
 ) -> None:
-    """With otel-limits as without: nothing of ours depends on how Strands calls hooks."""
+    """We don't depend on how Strands calls hooks: the counts are the same without otel-limits."""
     if on:
         enable(Limits(max_turns=50))
     agent = make_agent(ScriptedModel([uses("search"), uses("search"), says("done")]))
@@ -503,7 +499,7 @@ def test_another_dispatch_runs_the_applications_own_hooks_and_stages_as_often(
 
 
 def new_hooks(agent: Agent, _: MakeAgent) -> None:
-    """Give the agent hooks that are as Strands makes them."""
+    """Give the agent new hooks, as Strands makes them."""
     agent.hooks = HookRegistry()
 
 
@@ -513,30 +509,30 @@ def copied_hooks(agent: Agent, _: MakeAgent) -> None:
 
 
 def hooks_of_another(agent: Agent, make_agent: MakeAgent) -> None:
-    """Give the agent the hooks of one that is limited, too."""
+    """Give the agent the hooks of another limited agent."""
     other = make_agent(runaway())
     other("go")
     agent.hooks = other.hooks
 
 
 def hooks_around(agent: Agent, _: MakeAgent) -> None:
-    """Put hooks of the application around those of the agent."""
+    """Wrap the agent's hooks in hooks of the application."""
     inner, agent.hooks = agent.hooks, Own(agent.hooks._registered_callbacks)
     agent.hooks.invoke_callbacks_async = inner.invoke_callbacks_async  # type: ignore[method-assign]
 
 
 def own_hooks(agent: Agent, _: MakeAgent) -> None:
-    """Give the agent hooks of a class of the application."""
+    """Give the agent hooks of an application class."""
     agent.hooks = Own({})
 
 
 def new_middleware(agent: Agent, _: MakeAgent) -> None:
-    """Give the agent middleware that is as Strands makes it."""
+    """Give the agent new middleware, as Strands makes it."""
     agent._middleware_registry = MiddlewareRegistry()
 
 
 def middleware_around(agent: Agent, _: MakeAgent) -> None:
-    """Put middleware of the application around that of the agent."""
+    """Wrap the agent's middleware in middleware of the application."""
     inner, agent._middleware_registry = agent._middleware_registry, MiddlewareRegistry()
     agent._middleware_registry.invoke = inner.invoke  # type: ignore[method-assign]
 
@@ -553,10 +549,10 @@ def middleware_around(agent: Agent, _: MakeAgent) -> None:
         middleware_around,
     ],
 )
-def test_an_agent_that_is_given_other_registries_stays_limited(
+def test_agent_with_replaced_registries_stays_limited(
     change: Callable[[Agent, MakeAgent], None], make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """From its next invocation on, and nothing is counted twice."""
+    """From its next invocation, without counting anything twice."""
     enable(Limits(max_turns=2), observers=[events.append])
     agent = make_agent(runaway())
     agent("go")
@@ -579,17 +575,17 @@ class Middleware(MiddlewareRegistry):
         ("_middleware_registry", Middleware),
     ],
 )
-def test_an_agent_whose_registry_is_replaced_while_it_runs_stays_limited(
+def test_agent_with_registry_replaced_mid_run_stays_limited(
     place: str, kind: Callable[[], object], make_agent: MakeAgent
 ) -> None:
-    """What leaves for the provider is judged there, and the agent is attached to again."""
+    """Its model calls are judged anyway, and the agent is attached to again."""
     enable(Limits(max_turns=3))
     model = ScriptedModel([uses("search")] * 9 + [says("done")])
     agent = make_agent(model, tools=[])
 
     @tool(name="search")
     def replaces() -> str:
-        """Replace a registry of the agent."""
+        """Replace one of the agent's registries."""
         setattr(agent, place, kind())
         return "replaced"
 
@@ -598,14 +594,14 @@ def test_an_agent_whose_registry_is_replaced_while_it_runs_stays_limited(
     assert model.calls == 3
 
 
-def test_registries_that_are_given_back_serve_again(make_agent: MakeAgent) -> None:
-    """A tool that lends the agent others for a moment does not switch its limits off."""
+def test_restored_registries_are_reused(make_agent: MakeAgent) -> None:
+    """A tool that replaces them temporarily does not switch off the agent's limits."""
     enable(Limits(max_turns=3))
     agent = make_agent(runaway(), tools=[])
 
     @tool(name="search")
     async def lends() -> str:
-        """Ask without the agent's hooks and middleware."""
+        """Call the model without the agent's hooks and middleware."""
         kept = agent.hooks, agent._middleware_registry
         agent.hooks, agent._middleware_registry = HookRegistry(), MiddlewareRegistry()
         with contextlib.suppress(Exception), warnings.catch_warnings():
@@ -620,8 +616,8 @@ def test_registries_that_are_given_back_serve_again(make_agent: MakeAgent) -> No
     assert (stop.reason, stop.turns) == ("max_turns", 3)
 
 
-def test_what_an_agent_lends_to_another_takes_no_limits_along(make_agent: MakeAgent) -> None:
-    """Only a copy keeps those that an agent was given."""
+def test_registries_lent_to_another_agent_carry_no_limits(make_agent: MakeAgent) -> None:
+    """Only copies keep the limits of their original."""
     limited = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
     other = make_agent(ScriptedModel([uses("search")] * 3 + [says("done")]))
     other._middleware_registry = limited._middleware_registry
@@ -632,8 +628,8 @@ def refer_to(_: list[Agent], __: MessageAddedEvent) -> None:
     """Keep an agent alive, as a hook."""
 
 
-def test_an_agent_whose_hooks_refer_to_it_can_be_forgotten(make_agent: MakeAgent) -> None:
-    """Nothing of ours holds its registries."""
+def test_agent_referenced_by_its_hooks_is_garbage_collected(make_agent: MakeAgent) -> None:
+    """We hold no reference to its registries."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
 
@@ -646,8 +642,8 @@ def test_an_agent_whose_hooks_refer_to_it_can_be_forgotten(make_agent: MakeAgent
     assert alive() is None
 
 
-def test_hooks_that_are_coroutines_are_awaited(make_agent: MakeAgent) -> None:
-    """And what they ask a human for is collected from all of them, as Strands does."""
+def test_coroutine_hooks_are_awaited(make_agent: MakeAgent) -> None:
+    """Their interrupts are collected from all of them, as Strands does."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
     seen = []
@@ -677,10 +673,10 @@ EVENTS = (
     AfterToolCallEvent,
     AfterToolsEvent,
 )
-"""Types of events, in and against the order of registration."""
+"""Event types, in and against the order of registration."""
 
 INTERRUPTIBLE = (BeforeToolsEvent, BeforeToolCallEvent)
-"""Those in which a human can be asked."""
+"""Event types that allow an interrupt."""
 
 HOOKS = st.lists(
     st.tuples(
@@ -690,11 +686,11 @@ HOOKS = st.lists(
     ),
     max_size=6,
 )
-"""Hooks of an application: of which event, in which order, and what they do."""
+"""Hooks of an application: event type, order and behaviour."""
 
 
 def hook(seen: list[str], agent: Agent, place: int, behaviour: str) -> Any:
-    """Make a hook that notes that it was called, and does something."""
+    """Make a hook that records its call and then does something."""
 
     def notes(event: Any) -> None:
         seen.append(f"{place} {type(event).__name__}")
@@ -716,8 +712,8 @@ def hook(seen: list[str], agent: Agent, place: int, behaviour: str) -> Any:
     return waits if behaviour == "waits" else notes
 
 
-def heard(hooks: list[tuple[type, int, str]]) -> tuple[list[str], str]:
-    """Which hooks an agent of two turns calls, twice, and how it ends."""
+def hook_calls(hooks: list[tuple[type, int, str]]) -> tuple[list[str], str]:
+    """Return the hook calls of an agent in two invocations of two turns, and its outcome."""
     seen: list[str] = []
     model = ScriptedModel([uses("search"), says("one"), uses("search"), says("two")])
     agent = Agent(model=model, tools=[search], callback_handler=None)
@@ -725,7 +721,7 @@ def heard(hooks: list[tuple[type, int, str]]) -> tuple[list[str], str]:
         agent.hooks.add_callback(event, hook(seen, agent, place, behaviour), order=order)
     try:
         results = [agent("go") for _ in range(2)]
-    except Exception as error:  # noqa: BLE001  whatever it is: it is compared
+    except Exception as error:  # noqa: BLE001  every kind is compared
         return seen, repr(error)
     asked = [[each.name for each in result.interrupts or ()] for result in results]
     return seen, repr((asked, [str(each.stop_reason) for each in results]))
@@ -733,18 +729,18 @@ def heard(hooks: list[tuple[type, int, str]]) -> tuple[list[str], str]:
 
 @given(HOOKS)
 @example([(BeforeToolCallEvent, 0, "asks again")] * 2)
-def test_hooks_are_called_as_without_us(hooks: list[tuple[type, int, str]]) -> None:
-    """In the same order and number, whatever they do, with the same interrupts and errors."""
+def test_hooks_are_called_as_without_otel_limits(hooks: list[tuple[type, int, str]]) -> None:
+    """Same order, number, interrupts and errors as without otel-limits, for any behaviour."""
     disable()
-    expected = heard(hooks)
+    expected = hook_calls(hooks)
     enable()
-    assert heard(hooks) == expected
+    assert hook_calls(hooks) == expected
 
 
-def test_a_model_whose_stream_is_its_own_is_counted_by_its_answer(
+def test_model_with_instance_stream_is_counted_by_its_answer(
     make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """Nothing of a class stands in its way out, and limits hold anyway."""
+    """It bypasses the patched method of the class, but limits are enforced."""
     enable(Limits(max_turns=2), observers=[events.append])
     model, another = runaway(), runaway()
     model.stream = functools.partial(PLAIN_STREAM, another)  # type: ignore[method-assign]
@@ -755,35 +751,35 @@ def test_a_model_whose_stream_is_its_own_is_counted_by_its_answer(
 
 
 class Elsewhere:
-    """A model of no class that Strands knows, as a gateway's client may be."""
+    """A model whose class Strands doesn't know, e.g. a gateway's client."""
 
     def __init__(self, model: ScriptedModel) -> None:
         self.model, self.config = model, model.config
 
     def __getattr__(self, name: str) -> Any:
-        """Be like the model in everything else."""
+        """Delegate everything else to the model."""
         return getattr(self.model, name)
 
     @functools.wraps(PLAIN_STREAM)
     def stream(self, *asked: Any, **how: Any) -> Any:
-        """Ask it, past whatever its class was patched with."""
+        """Stream from the model, bypassing the patch of its class."""
         return PLAIN_STREAM(self.model, *asked, **how)
 
 
 def wrapped_before(model: ScriptedModel, _: Agent) -> None:
-    """Wrap the model's own method, as one that spies on it does before we see it."""
+    """Wrap the model's own method, as a spy does that was installed before us."""
     model.stream = functools.partial(PLAIN_STREAM, model)  # type: ignore[method-assign]
 
 
 def replaced_in_a_hook(model: ScriptedModel, agent: Agent) -> None:
-    """Give the agent another model whenever one is going to be asked."""
+    """Give the agent another model before each call."""
     agent.add_hook(
         lambda event: setattr(event.agent, "model", Elsewhere(model)), BeforeModelCallEvent
     )
 
 
 def replaced_in_a_middleware(model: ScriptedModel, agent: Agent) -> None:
-    """Ask another model than the agent's."""
+    """Call another model than the agent's."""
     agent.add_middleware(
         InvokeModelStage.Input,
         lambda context: context.replace(model=cast("Any", Elsewhere(model))),
@@ -791,7 +787,7 @@ def replaced_in_a_middleware(model: ScriptedModel, agent: Agent) -> None:
 
 
 def replaced_in_ours(model: ScriptedModel, agent: Agent) -> None:
-    """The same in a middleware that stands inside of ours."""
+    """Do the same in a middleware that runs within ours."""
     agent("the first time")
     replaced_in_a_middleware(model, agent)
 
@@ -799,10 +795,10 @@ def replaced_in_ours(model: ScriptedModel, agent: Agent) -> None:
 @pytest.mark.parametrize(
     "change", [wrapped_before, replaced_in_a_hook, replaced_in_a_middleware, replaced_in_ours]
 )
-def test_tokens_are_counted_whatever_stands_for_the_model(
+def test_replaced_model_tokens_are_counted(
     change: Callable[[ScriptedModel, Agent], None], make_agent: MakeAgent, source: str
 ) -> None:
-    """A budget of three calls is three calls, also where no patched class sees them."""
+    """A budget of three calls allows three calls even if none passes a patched class."""
     enable(Limits(max_token_budget=45))
     first = [says("hello")] if change is replaced_in_ours else []
     model = ScriptedModel([*first, *[uses("search")] * 20])
@@ -815,7 +811,7 @@ def test_tokens_are_counted_whatever_stands_for_the_model(
 
 
 async def asks_a_human(context: InvokeModelContext, next_fn: Any) -> Any:
-    """Have the last call approved by a human."""
+    """Require human approval of the last call."""
     if not context.tool_specs:
         raise InterruptException(Interrupt(id="approve", name="approve"))
     async for event in next_fn(context):
@@ -831,10 +827,10 @@ async def has_a_mistake(context: InvokeModelContext, next_fn: Any) -> Any:
 
 
 @pytest.mark.parametrize("middleware", [asks_a_human, has_a_mistake])
-def test_what_a_middleware_raises_in_the_last_call_is_its_own(
+def test_middleware_error_in_last_call_passes_through(
     middleware: Any, make_agent: MakeAgent, source: str
 ) -> None:
-    """A question reaches the human, and a mistake its author: neither is taken for a halt."""
+    """A question reaches the human and a mistake its author: neither becomes a halt."""
     enable(Limits(max_turns=2), action="wrap_up")
     agent = make_agent(ScriptedModel([says("hello"), *[uses("search")] * 5]))
     agent("the first time")
@@ -846,8 +842,8 @@ def test_what_a_middleware_raises_in_the_last_call_is_its_own(
         assert agent("go").stop_reason == "interrupt"
 
 
-def test_limits_that_a_copy_is_given_are_not_its_originals(make_agent: MakeAgent) -> None:
-    """They share what was attached, and not what applies."""
+def test_limits_of_a_copy_do_not_apply_to_its_original(make_agent: MakeAgent) -> None:
+    """They share hooks but not limits."""
     enable(Limits(max_turns=3))
     agent = make_agent(ScriptedModel([says("hello"), *[uses("search")] * 20]))
     agent("the first time")
@@ -859,7 +855,7 @@ def test_limits_that_a_copy_is_given_are_not_its_originals(make_agent: MakeAgent
 
 
 async def yields_first(context: InvokeModelContext, next_fn: Any) -> Any:
-    """Let whoever reads the stream do something else before the model is asked."""
+    """Let the reader of the stream run before the model is called."""
     yield InvocationNote({"noted": True})
     async for event in next_fn(context):
         yield event
@@ -870,12 +866,12 @@ class InvocationNote(TypedEvent):
 
     @property
     def is_callback_event(self) -> bool:
-        """Be passed to whoever reads the stream."""
+        """Pass the event to the reader of the stream."""
         return True
 
 
-def test_calls_are_the_agents_whose_stream_is_read(make_agent: MakeAgent, source: str) -> None:
-    """One task reads two streams in turns, and a middleware pauses before the model is asked."""
+def test_calls_belong_to_the_agent_whose_stream_is_read(make_agent: MakeAgent, source: str) -> None:
+    """One task alternates between two streams while a middleware waits before the model call."""
     enable(Limits(max_token_budget=45))
     models = [ScriptedModel([says("hello"), *[uses("search")] * 20]) for _ in range(2)]
     agents = [make_agent(model, name=str(number)) for number, model in enumerate(models)]
@@ -897,7 +893,7 @@ def test_calls_are_the_agents_whose_stream_is_read(make_agent: MakeAgent, source
 
 
 async def ends_the_first_leg(context: Any, next_fn: Any) -> Any:
-    """Answer the first leg without the loop."""
+    """Answer the first leg without calling the model."""
     if len(context.agent.messages) < 4:
         message: Any = {"role": "assistant", "content": [{"text": "not yet"}]}
         yield EventLoopStopEvent("end_turn", message, context.agent.event_loop_metrics, {})
@@ -906,10 +902,8 @@ async def ends_the_first_leg(context: Any, next_fn: Any) -> Any:
         yield event
 
 
-def test_a_leg_that_follows_one_without_the_loop_is_followed(
-    make_agent: MakeAgent, source: str
-) -> None:
-    """A hook resumes what a middleware answered itself; the halt has its reason anyway."""
+def test_leg_after_one_without_model_call_is_tracked(make_agent: MakeAgent, source: str) -> None:
+    """A hook resumes after a middleware answered; the halt still has its reason."""
     enable(Limits(max_turns=2))
     agent = make_agent(ScriptedModel([says("hello"), *[uses("search")] * 20]))
     agent("the first time")
@@ -927,7 +921,7 @@ def test_a_leg_that_follows_one_without_the_loop_is_followed(
 
 
 def test_events_can_be_dispatched_by_hand(make_agent: MakeAgent) -> None:
-    """Nothing of ours has to be awaited while there are no quotas."""
+    """Without quotas, no hook of otel-limits needs an event loop."""
     enable(Limits(max_turns=2))
     agent = make_agent(ScriptedModel([says("done")]))
     agent("go")

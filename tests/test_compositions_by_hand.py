@@ -31,8 +31,8 @@ from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, use
 from tests.metered import Metered
 from tests.test_detached_work import remembering
 from tests.test_group_calls import Asking, graph_of
+from tests.test_tracked_requests import ByItself, Report, calls, extract, read, stops
 from tests.test_trees import agent_of, asking, calls_of, runaways
-from tests.test_ways_out import ByItself, Report, calls, extract, read, stops
 
 pytestmark = pytest.mark.usefixtures("source")
 

@@ -1,4 +1,4 @@
-"""Deadlines and kills while nothing comes: from a provider, a middleware, or between attempts."""
+"""Deadlines and kills during silence: in a provider, a middleware or between attempts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from otel_limits.core.events import Event
     from tests.conftest import Call, MakeAgent
 
-AIM_SECONDS = 0.5
-"""How much later than its deadline an invocation may end."""
+MAX_DELAY_SECONDS = 0.5
+"""Maximum delay between a deadline and the end of its invocation."""
 
 CAP_SECONDS = 0.3
 
-BEGINNING: list[StreamEvent] = [
+FIRST_CHUNKS: list[StreamEvent] = [
     {"messageStart": {"role": "assistant"}},
     {"contentBlockStart": {"start": {}}},
     {"contentBlockDelta": {"delta": {"text": "Once upon"}}},
@@ -46,7 +46,7 @@ BEGINNING: list[StreamEvent] = [
 
 
 class Stuck(ScriptedModel):
-    """Sends so many chunks of its first response and then nothing more; answers after that."""
+    """Sends the given chunks of its first response and then hangs; later calls answer."""
 
     def __init__(self, sent: int) -> None:
         super().__init__(endless(says("Here I am again.")))
@@ -54,33 +54,33 @@ class Stuck(ScriptedModel):
         self.waits = threading.Event()
 
     async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
-        """Stream what there is."""
+        """Stream the chunks."""
         if self.calls:
             async for event in super().stream(*arguments, **named):
                 yield event
             return
         self.calls += 1
-        for event in BEGINNING[: self.sent]:
+        for event in FIRST_CHUNKS[: self.sent]:
             yield event
         await self.hang()
 
     async def hang(self) -> None:
-        """Wait for what never comes."""
+        """Wait forever."""
         self.waits.set()
         await asyncio.Event().wait()
 
 
 @pytest.fixture(autouse=True)
 def warm(make_agent: MakeAgent) -> None:
-    """Let the first invocation of a process, which imports much, be none that is timed."""
+    """Run one invocation untimed, because the first one of a process imports a lot."""
     enable(Limits(max_turns=5))
     make_agent(ScriptedModel([says("warm")]))("go")
     otel_limits.disable()
 
 
 @contextlib.contextmanager
-def in_time(cap: float = CAP_SECONDS, aim: float = AIM_SECONDS) -> Iterator[None]:
-    """Have an invocation that is to end by its deadline, or not much later."""
+def in_time(cap: float = CAP_SECONDS, aim: float = MAX_DELAY_SECONDS) -> Iterator[None]:
+    """Assert that an invocation ends by its deadline, or shortly after."""
     with Clock() as clock:
         yield
         assert clock() < cap + aim
@@ -100,10 +100,10 @@ def is_valid(messages: Any) -> bool:
 
 
 @pytest.mark.parametrize("sent", [0, 1, 3], ids=["before-first", "after-start", "within-text"])
-def test_the_deadline_ends_a_provider_that_hangs(
+def test_deadline_ends_hanging_provider(
     make_agent: MakeAgent, source: str, call: Call, sent: int, open_spans: Callable[[], list[str]]
 ) -> None:
-    """The invocation ends in time, its history is valid and its spans end; the next one works."""
+    """The invocation ends in time with valid history and ended spans; the next one works."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
     agent = make_agent(Stuck(sent))
     with in_time():
@@ -115,8 +115,8 @@ def test_the_deadline_ends_a_provider_that_hangs(
     assert call(agent).stop_reason == "end_turn"
 
 
-def test_what_was_cut_off_is_billed_by_estimate(make_agent: MakeAgent, events: list[Event]) -> None:
-    """Nobody knows what the provider counts: its input was sent, and what came back is known."""
+def test_interrupted_response_is_estimated(make_agent: MakeAgent, events: list[Event]) -> None:
+    """The provider billed the input and the chunks received, but reported no usage."""
     enable(Limits(max_duration_seconds=CAP_SECONDS), observers=[events.append])
     make_agent(Stuck(3))("go")
     (booked,) = [event for event in events if isinstance(event, ModelCall)]
@@ -124,8 +124,8 @@ def test_what_was_cut_off_is_billed_by_estimate(make_agent: MakeAgent, events: l
     assert booked.usage.input == pytest.approx(66, rel=0.2)
 
 
-def test_an_answer_that_is_complete_is_kept(make_agent: MakeAgent, source: str) -> None:
-    """A provider that hangs after the end of its answer costs the usage, and not the answer."""
+def test_complete_answer_is_kept(make_agent: MakeAgent, source: str) -> None:
+    """If a provider hangs after its last chunk, only the usage is lost, not the answer."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
     with in_time():
         result = make_agent(Stuck(5))("go")
@@ -133,10 +133,10 @@ def test_an_answer_that_is_complete_is_kept(make_agent: MakeAgent, source: str) 
 
 
 @pytest.mark.parametrize("sent", [0, 3])
-def test_kill_ends_a_provider_that_hangs(
+def test_kill_ends_hanging_provider(
     make_agent: MakeAgent, source: str, call: Call, sent: int
 ) -> None:
-    """From any thread, at once."""
+    """From any thread, without delay."""
     enable(Limits(max_turns=50))
     model = Stuck(sent)
     ended: list[Any] = []
@@ -149,8 +149,8 @@ def test_kill_ends_a_provider_that_hangs(
     assert ended[0].stop_reason == "killed"
 
 
-def test_a_kill_in_the_same_loop_ends_it(make_agent: MakeAgent) -> None:
-    """A web server kills what another of its tasks waits for; that task goes on."""
+def test_kill_from_same_event_loop_ends_invocation(make_agent: MakeAgent) -> None:
+    """A web server kills an invocation that another task awaits; that task continues."""
     enable(Limits(max_turns=50))
 
     async def serve() -> list[str]:
@@ -164,15 +164,15 @@ def test_a_kill_in_the_same_loop_ends_it(make_agent: MakeAgent) -> None:
     assert asyncio.run(serve()) == ["killed", "0"]
 
 
-def test_raise_raises_in_time(make_agent: MakeAgent, source: str) -> None:
-    """The action is taken as after any other halt."""
+def test_action_raise_raises_in_time(make_agent: MakeAgent, source: str) -> None:
+    """As after any other halt."""
     enable(Limits(max_duration_seconds=CAP_SECONDS), action="raise")
     with in_time(), pytest.raises(otel_limits.MaxDurationReachedError):
         make_agent(Stuck(0))("go")
 
 
-def test_agents_that_hang_together_all_end(make_agent: MakeAgent) -> None:
-    """Each is ended for itself, in one loop."""
+def test_concurrently_hanging_agents_all_end(make_agent: MakeAgent) -> None:
+    """Several agents in one loop each end on their own."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
 
     async def gather() -> list[str]:
@@ -180,15 +180,15 @@ def test_agents_that_hang_together_all_end(make_agent: MakeAgent) -> None:
         results = await asyncio.gather(*(agent.invoke_async("go") for agent in agents))
         return [result.stop_reason for result in results]
 
-    with in_time(aim=2 * AIM_SECONDS):
+    with in_time(aim=2 * MAX_DELAY_SECONDS):
         assert asyncio.run(gather()) == ["max_duration"] * 20
 
 
 # --- who cancels ----------------------------------------------------------------------------------
 
 
-def test_the_callers_own_cancellation_is_a_cancellation(make_agent: MakeAgent) -> None:
-    """A timeout of the application's own is raised to it, also when a kill comes at that moment."""
+def test_cancellation_by_caller_stays_a_cancellation(make_agent: MakeAgent) -> None:
+    """A timeout of the application is raised to it even if a kill arrives at the same moment."""
     enable(Limits(max_turns=5))
 
     async def both(*, kills: bool) -> str:
@@ -207,8 +207,8 @@ def test_the_callers_own_cancellation_is_a_cancellation(make_agent: MakeAgent) -
     assert asyncio.run(both(kills=True)) == "cancelled by the caller"
 
 
-def test_a_timeout_around_the_agent_still_works(make_agent: MakeAgent) -> None:
-    """What ends first ends it."""
+def test_timeout_around_agent_still_works(make_agent: MakeAgent) -> None:
+    """Whichever comes first ends the invocation."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
 
     async def within(seconds: float) -> str:
@@ -222,10 +222,10 @@ def test_a_timeout_around_the_agent_still_works(make_agent: MakeAgent) -> None:
 
 
 class Stubborn(Stuck):
-    """A provider that takes cancellation for a broken line, and waits again."""
+    """A provider that mistakes cancellation for a lost connection and waits again."""
 
     async def hang(self) -> None:
-        """Wait, and once more."""
+        """Wait, twice if cancelled."""
         try:
             await super().hang()
         except asyncio.CancelledError:
@@ -233,10 +233,10 @@ class Stubborn(Stuck):
 
 
 class Wrapping(Stuck):
-    """A provider that makes an error of its own of whatever happens."""
+    """A provider that turns every exception into its own error."""
 
     async def hang(self) -> None:
-        """Wait, and complain."""
+        """Wait, and raise its own error."""
         try:
             await super().hang()
         except BaseException as error:
@@ -244,25 +244,25 @@ class Wrapping(Stuck):
 
 
 class Answering(Stuck):
-    """A provider that answers what it has when it is cancelled."""
+    """A provider that returns a partial answer when cancelled."""
 
     async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
-        """Stream, and go on after a cancellation."""
+        """Stream, and continue after a cancellation."""
         try:
             async for event in super().stream(*arguments, **named):
                 yield event
         except asyncio.CancelledError:
-            for event in BEGINNING:
+            for event in FIRST_CHUNKS:
                 yield event
             await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("model", [Stubborn, Wrapping, Answering])
 @pytest.mark.parametrize("sent", [0, 3])
-def test_a_provider_that_does_not_let_itself_be_cancelled(
+def test_uncancellable_provider_is_abandoned(
     make_agent: MakeAgent, model: type[Stuck], sent: int, open_spans: Callable[[], list[str]]
 ) -> None:
-    """It ends anyway, and nothing of it is left to the caller's task."""
+    """The invocation ends anyway, and the caller's task is left without a pending cancellation."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
 
     async def run() -> tuple[str, int]:
@@ -278,7 +278,7 @@ def test_a_provider_that_does_not_let_itself_be_cancelled(
 
 
 class InThread(Stuck):
-    """A provider whose SDK blocks, in a thread of the loop's."""
+    """A provider whose SDK blocks in a thread of the event loop's executor."""
 
     release = threading.Event()
 
@@ -288,10 +288,10 @@ class InThread(Stuck):
         await asyncio.to_thread(self.release.wait, 20)
 
 
-def test_a_thread_that_blocks_is_left_to_itself(
+def test_blocking_thread_is_abandoned(
     make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The coroutine ends in time; the thread lives on until its call returns."""
+    """The coroutine ends in time; the thread continues until its call returns."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
 
     async def run() -> str:
@@ -305,8 +305,8 @@ def test_a_thread_that_blocks_is_left_to_itself(
     assert "destroyed" not in caplog.text
 
 
-def test_a_synchronous_call_waits_for_the_thread_as_python_does(make_agent: MakeAgent) -> None:
-    """`asyncio.run` joins the threads of its loop; the stop is the time limit's anyway."""
+def test_synchronous_call_waits_for_blocking_thread(make_agent: MakeAgent) -> None:
+    """`asyncio.run` joins the executor's threads; the stop still has the time limit as reason."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
     InThread.release.clear()
     begun = time.monotonic()
@@ -319,10 +319,10 @@ def test_a_synchronous_call_waits_for_the_thread_as_python_does(make_agent: Make
 # --- elsewhere on the way to a response -----------------------------------------------------------
 
 
-def test_a_pause_between_attempts_is_ended(
+def test_deadline_ends_retry_delay(
     make_agent: MakeAgent, source: str, call: Call, open_spans: Callable[[], list[str]]
 ) -> None:
-    """Strands waits four seconds and more before it asks a provider again that was busy."""
+    """Strands waits at least four seconds before it retries a throttled provider."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
     agent = make_agent(ScriptedModel([fails(ModelThrottledException("busy")), says("late")]))
     with in_time():
@@ -334,21 +334,21 @@ def test_a_pause_between_attempts_is_ended(
     assert call(agent).stop_reason == "end_turn"
 
 
-async def waits_in_line(context: Any, next_fn: Any) -> Any:
-    """Hold calls back, as a rate limiter does."""
+async def rate_limiter(context: Any, next_fn: Any) -> Any:
+    """Delay calls, as a rate limiter does."""
     await asyncio.sleep(60)
     async for event in next_fn(context):
         yield event
 
 
-def test_a_middleware_that_holds_a_call_back_is_ended(
+def test_deadline_ends_delaying_middleware(
     make_agent: MakeAgent, source: str, open_spans: Callable[[], list[str]]
 ) -> None:
-    """The call has not gone out, and never does."""
+    """The call was not sent and never is."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
     model = ScriptedModel([says("late")])
     agent = make_agent(model)
-    agent.add_middleware(InvokeModelStage, waits_in_line)
+    agent.add_middleware(InvokeModelStage, rate_limiter)
     with in_time():
         result = agent("go")
     assert (result.stop_reason, model.calls, open_spans()) == ("max_duration", 0, [])
@@ -356,16 +356,16 @@ def test_a_middleware_that_holds_a_call_back_is_ended(
 
 @tool
 async def consults() -> str:
-    """Ask a model that hangs, without an agent."""
+    """Call a hanging model without an agent."""
     async for _ in Stuck(1).stream([{"role": "user", "content": [{"text": "help"}]}]):
         pass
     return "advised"
 
 
-def test_a_model_that_a_tool_asks_is_ended_with_the_error_of_the_limit(
+def test_side_call_past_deadline_raises_limit_error(
     make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """The tool learns of it, and no model is called after it."""
+    """The tool gets the limit's error, and no model call follows."""
     enable(Limits(max_duration_seconds=CAP_SECONDS), observers=[events.append])
     model = ScriptedModel(endless(uses("consults")))
     agent = make_agent(model, tools=[consults])
@@ -377,7 +377,7 @@ def test_a_model_that_a_tool_asks_is_ended_with_the_error_of_the_limit(
 
 
 class Overflowing(ScriptedModel):
-    """Refuses the conversation as too long, and hangs when it is to write a summary of it."""
+    """Overflows on the conversation, then hangs on the summary of it."""
 
     async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
         """Fail, then hang."""
@@ -386,10 +386,10 @@ class Overflowing(ScriptedModel):
         await asyncio.Event().wait()
 
 
-def test_a_summary_that_hangs_is_ended(
+def test_deadline_ends_hanging_summary(
     make_agent: MakeAgent, source: str, open_spans: Callable[[], list[str]]
 ) -> None:
-    """The loop asks for it on its way to a response; the conversation stays as it was."""
+    """The loop needs the summary before it can respond; the conversation stays unchanged."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
     too_long = fails(ContextWindowOverflowException("too long"))
     talk: Any = [
@@ -403,8 +403,8 @@ def test_a_summary_that_hangs_is_ended(
     assert open_spans() == []
 
 
-def test_a_hook_after_an_answer_is_not_interrupted(make_agent: MakeAgent) -> None:
-    """What an application does with an answer that has come is its own: only waits are ended."""
+def test_hook_after_answer_is_not_interrupted(make_agent: MakeAgent) -> None:
+    """Only waits are interrupted: after an answer, the application's code runs undisturbed."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
     finished: list[str] = []
 
@@ -417,8 +417,8 @@ def test_a_hook_after_an_answer_is_not_interrupted(make_agent: MakeAgent) -> Non
     assert (agent("go").stop_reason, finished) == ("end_turn", ["stored"])
 
 
-def test_a_reader_that_is_slow_is_not_interrupted(make_agent: MakeAgent) -> None:
-    """The code that reads a stream runs in the same task, and is never cancelled."""
+def test_slow_reader_is_not_interrupted(make_agent: MakeAgent) -> None:
+    """The code that reads a stream runs in the same task and is never cancelled."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
 
     async def read() -> list[str]:

@@ -1,4 +1,4 @@
-"""What an agent leaves behind: memory extraction and tools in the background, counted once each."""
+"""Work that outlives a turn or an agent: memory extraction and background tools, counted once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strands.vended_memory_stores import TestMemoryStore as MemoryStore
 from otel_limits import Event, Limits, enable
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
-from tests.test_ways_out import calls, extract, read, stops
+from tests.test_tracked_requests import calls, extract, read, stops
 
 if TYPE_CHECKING:
     import pytest
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def remembering(extractor: ScriptedModel, model: ScriptedModel) -> Agent:
-    """Make an agent from whose conversations events are extracted once they are over."""
+    """Make an agent that extracts memories from each finished conversation."""
     store = MemoryStore(
         name="events",
         writable=True,
@@ -39,7 +39,7 @@ def remembering(extractor: ScriptedModel, model: ScriptedModel) -> Agent:
 
 
 def test_memory_extraction_is_recorded(source: str, events: list[Event], metric: Metric) -> None:
-    """It runs after the invocation, counts for it, and nothing refuses it."""
+    """It runs after the invocation, is attributed to it, and is never refused."""
     enable(Limits(max_token_budget=20, max_model_calls=1), observers=[events.append])
     extractor = ScriptedModel(endless(says("[]", usage=tokens(5000))), model_id="extractor")
     before = metric(
@@ -58,15 +58,15 @@ def test_memory_extraction_is_recorded(source: str, events: list[Event], metric:
     assert after - before == 3 * 4999
 
 
-def test_memory_extraction_in_a_tree_is_held_by_it(source: str, events: list[Event]) -> None:
-    """The agent that used the remembering one as a tool still runs, and so does its tree."""
+def test_memory_extraction_is_limited_by_its_tree(source: str, events: list[Event]) -> None:
+    """The agent that uses the remembering one as a tool is still running, and so is its tree."""
     enable(tree=Limits(max_token_budget=2000), observers=[events.append])
     extractor = ScriptedModel(endless(says("[]", usage=tokens(1500))), model_id="extractor")
     inner = remembering(extractor, ScriptedModel(endless(says("done"))))
 
     @tool
     async def ask() -> str:
-        """Ask the one that remembers, and wait for its memory."""
+        """Invoke the remembering agent and wait for its memory."""
         text = str(await inner.invoke_async("go"))
         await inner.memory_manager.flush()  # type: ignore[union-attr]
         return text
@@ -84,7 +84,7 @@ def in_background(ask: Any, script: Any, *, waits: bool) -> Agent:
 
     @tool
     async def think() -> str:
-        """Ask another model."""
+        """Call another model."""
         return str(await ask())
 
     return Agent(
@@ -96,8 +96,8 @@ def in_background(ask: Any, script: Any, *, waits: bool) -> Agent:
     )
 
 
-def test_tools_in_the_background_are_held_by_the_budget(source: str, events: list[Event]) -> None:
-    """They run after their turn, while the loop goes on."""
+def test_background_tools_are_limited(source: str, events: list[Event]) -> None:
+    """They run after their turn, while the loop continues."""
     enable(Limits(max_token_budget=200), observers=[events.append])
     helper = ScriptedModel(endless(says("hint", usage=tokens(1000))), model_id="helper")
 
@@ -112,10 +112,8 @@ def test_tools_in_the_background_are_held_by_the_budget(source: str, events: lis
     assert [each.usage.total for each in calls(events) if each.model == "helper"] == [1000]
 
 
-def test_tools_in_the_background_that_outlive_the_invocation_are_recorded(
-    source: str, events: list[Event]
-) -> None:
-    """Each call counts once, for the invocation that asked for the tool."""
+def test_background_tools_after_invocation_are_recorded(source: str, events: list[Event]) -> None:
+    """Each call counts once, for the invocation that used the tool."""
     enable(observers=[events.append])
     helper = ScriptedModel(endless(says("hint", usage=tokens(1000))), model_id="helper")
 
@@ -142,10 +140,10 @@ def test_tools_in_the_background_that_outlive_the_invocation_are_recorded(
     assert {each.invocation.id for each in late} == {stops(events)["busy"].invocation_id}
 
 
-def test_an_end_in_another_thread_counts_a_call_once(
+def test_eviction_in_another_thread_counts_call_once(
     make_agent: MakeAgent, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many live invocations end the oldest one, whose call may just be counted by itself."""
+    """With too many active invocations the oldest is evicted, perhaps while its call is counted."""
     quote = LIVE.quote
     others = [make_agent(ScriptedModel([says("done")]), name="other")]
 

@@ -1,4 +1,4 @@
-"""How deep we go: a runaway agent is far down in recursion when it calls us."""
+"""Our stack depth: a runaway agent is deep in recursion when it calls us."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 PACKAGE = str(Path(otel_limits.__file__).parent)
 
 MOST_IN_A_SPAN = 9
-"""Frames of ours on top of each other in a span callback. A processor that needed 25 lost the last
-calls of a runaway that died of recursion; one that needed 9 lost none."""
+"""Our nested frames in a span callback. A processor that needed 25 missed the last
+calls of a runaway that died of recursion; one that needed 9 missed none."""
 
 MOST_IN_A_HOOK = 10
-"""The same in a hook: two more where a halt is logged, or results are compared."""
+"""The same in a hook: two more for logging a halt or comparing results."""
 
 MOST_FOR_A_PRICE = 13
-"""The same where the price of a call is looked up: a fault there leaves the call unpriced, and
-everything else about it is booked."""
+"""The same while the price of a call is looked up: an error there leaves the call unpriced, but
+everything else about it is counted."""
 
 
 @tool
@@ -47,14 +47,14 @@ def is_ours(frame: FrameType | None) -> bool:
 
 
 class Depths:
-    """Notes how many frames of ours each callback has on top of each other."""
+    """Records how many of our frames each callback nests."""
 
     def __init__(self) -> None:
         self.callback: FrameType | None = None
         self.deepest: dict[str, tuple[int, list[str]]] = {}
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        """Follow calls and returns."""
+        """Trace calls and returns."""
         if self.callback is None and event == "call" and is_entrance(frame):
             self.callback = frame
         elif event == "return" and frame is self.callback:
@@ -76,23 +76,23 @@ class Depths:
             self.deepest[name] = (len(names), names)
 
 
-PASSAGES = {"_follow", "_follow_call", "_follow_leg", "next_of"}
-"""What of ours stands between Strands and the rest, and is gone through at every event."""
+PASS_THROUGH = {"_follow", "_follow_call", "_follow_leg", "next_of"}
+"""Our functions between Strands and other code, on the stack of every event."""
 
-AROUND = {"start", "end", "stream"}
-"""What is wrapped around methods of Strands."""
+WRAPPERS = {"start", "end", "stream"}
+"""Our wrappers around methods of Strands."""
 
 
 def is_entrance(frame: FrameType) -> bool:
-    """Return whether the framework, the SDK or a passage between it and us has called us."""
-    if not is_ours(frame) or frame.f_code.co_name in PASSAGES | AROUND:
+    """Return whether the framework, the SDK or a pass-through function called our code."""
+    if not is_ours(frame) or frame.f_code.co_name in PASS_THROUGH | WRAPPERS:
         return False
     caller = frame.f_back
-    return caller is None or not is_ours(caller) or caller.f_code.co_name in PASSAGES
+    return caller is None or not is_ours(caller) or caller.f_code.co_name in PASS_THROUGH
 
 
 def run(agent: Agent, depths: Depths) -> None:
-    """Invoke `agent` while `depths` looks on."""
+    """Invoke `agent` while `depths` traces it."""
 
     async def invoke() -> None:
         sys.setprofile(depths)
@@ -115,18 +115,18 @@ EVERY_LIMIT = Limits(
 
 
 def most(callback: str) -> int:
-    """How deep a callback may go."""
+    """Return the maximum depth of a callback."""
     if callback.endswith(" price"):
         return MOST_FOR_A_PRICE
     return MOST_IN_A_SPAN if callback.startswith("on_") else MOST_IN_A_HOOK
 
 
 @pytest.mark.parametrize("model_id", ["scripted", "gpt-4o"])
-def test_no_callback_is_deep(source: str, model_id: str, make_agent: MakeAgent) -> None:
-    """No span callback and no hook stacks more frames of ours than a runaway has left."""
+def test_callbacks_stay_shallow(source: str, model_id: str, make_agent: MakeAgent) -> None:
+    """A span callback or hook must fit in the few frames that a runaway has left."""
     enable(EVERY_LIMIT)
     agent = make_agent(ScriptedModel(endless(uses("search")), model_id=model_id), tools=[search])
-    agent("go")  # what is looked up once is not looked up in the depth
+    agent("go")  # the traced runs find all one-time lookups cached
     depths = Depths()
     run(agent, depths)
     expected = {"message_added", "before_tools", "after_tools"}

@@ -16,7 +16,7 @@ from otel_limits import Event, Limits, LimitsPlugin, MaxModelCallsReachedError, 
 from otel_limits.runs.registry import LIVE
 from otel_limits.runs.tree import CURRENT
 from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
-from tests.test_ways_out import calls, read, stops
+from tests.test_tracked_requests import calls, read, stops
 
 if TYPE_CHECKING:
     from strands.multiagent.graph import Graph

@@ -17,7 +17,7 @@ from strands.tools.executors import ConcurrentToolExecutor, SequentialToolExecut
 from otel_limits import Event, Limits, enable
 from otel_limits.testing import Answer, ScriptedModel, endless, says, tokens, uses
 from tests.test_group_calls import Asking, graph_of
-from tests.test_ways_out import calls, read, stops
+from tests.test_tracked_requests import calls, read, stops
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -206,7 +206,7 @@ def test_a_repetition_inside_a_batch_is_not_hidden_by_its_end() -> None:
     assert state.consecutive_same_tool == 2
 
 
-def test_polling_that_returns_something_new_is_no_loop() -> None:
+def test_polling_with_new_results_is_not_a_loop() -> None:
     """The same request with other results is never identical, no cycle, and progress."""
     state = LoopState()
     for number in range(50):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from otel_limits import Event, Limits, enable
 from otel_limits.runs.run import Run
 from otel_limits.testing import ScriptedModel, endless, says, tokens
-from tests.test_ways_out import asking, calls, read
+from tests.test_tracked_requests import asking, calls, read
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

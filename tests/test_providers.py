@@ -17,7 +17,7 @@ from strands.models import Model
 
 from otel_limits import Event, Limits, enable
 from tests.processes import SOON
-from tests.test_ways_out import asking, calls, extract
+from tests.test_tracked_requests import asking, calls, extract
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

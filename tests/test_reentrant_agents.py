@@ -17,7 +17,7 @@ from otel_limits import Limits, ModelCall, Stop, enable
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import Answer, ScriptedModel, endless, says, uses
 from tests.processes import PATIENCE_SECONDS
-from tests.test_deadlines import BEGINNING
+from tests.test_deadlines import FIRST_CHUNKS
 from tests.test_trees import agent_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ async def with_three(agent: Agent, model: Waiting) -> list[str]:
     return [str(result.stop_reason) for result in [killed, *await asyncio.gather(*tasks[1:])]]
 
 
-HANGS = {"before-first": [], "within-text": BEGINNING[:3], "within-tool-use": TOOL_USE[:3]}
+HANGS = {"before-first": [], "within-text": FIRST_CHUNKS[:3], "within-tool-use": TOOL_USE[:3]}
 
 
 @pytest.mark.parametrize("sent", HANGS.values(), ids=HANGS)
@@ -123,7 +123,7 @@ def test_a_kill_ends_one_that_hangs_and_no_other(
     assert agent("next").stop_reason == "end_turn"
 
 
-@pytest.mark.parametrize("sent", [BEGINNING, TOOL_USE], ids=["text", "tool-use"])
+@pytest.mark.parametrize("sent", [FIRST_CHUNKS, TOOL_USE], ids=["text", "tool-use"])
 def test_an_answer_that_was_whole_is_kept(sent: list[StreamEvent], events: list[Event]) -> None:
     """The tools that it asks for are not run, and each has its result."""
     enable(Limits(max_turns=9), observers=[events.append])
@@ -209,7 +209,7 @@ class HangingLast(Waiting):
     """Hangs within the second answer, which is the last one of who asked first."""
 
     def __init__(self) -> None:
-        super().__init__(BEGINNING[:3])
+        super().__init__(FIRST_CHUNKS[:3])
         self.hangs = asyncio.Event()
 
     async def stream(self, *args: Any, **named: Any) -> AsyncIterable[StreamEvent]:

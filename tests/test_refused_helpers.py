@@ -13,7 +13,7 @@ from strands.vended_plugins.goal.plugin import JudgeConfig
 from otel_limits import Event, Limits, MaxModelCallsReachedError, enable
 from otel_limits.testing import Answer, ScriptedModel, endless, says, uses
 from tests.test_side_calls import assert_valid
-from tests.test_ways_out import read, stops
+from tests.test_tracked_requests import read, stops
 
 
 @tool

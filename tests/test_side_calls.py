@@ -21,7 +21,7 @@ from otel_limits import (
     enable,
 )
 from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, uses
-from tests.test_ways_out import ByItself, Report, asking, calls, extract, read, stops
+from tests.test_tracked_requests import ByItself, Report, asking, calls, extract, read, stops
 
 if TYPE_CHECKING:
     from collections.abc import Callable

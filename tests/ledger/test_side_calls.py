@@ -11,7 +11,7 @@ import pytest
 from otel_limits import disable, enable
 from otel_limits.cli import main
 from otel_limits.testing import ScriptedModel, says, tokens
-from tests.test_ways_out import asking, read
+from tests.test_tracked_requests import asking, read
 
 if TYPE_CHECKING:
     from tests.ledger.conftest import LedgerFile

@@ -1,4 +1,4 @@
-"""Spans that don't arrive: the hooks take over, the cap holds, and a metric says so."""
+"""Missing spans: the hooks take over, caps are enforced, and a metric counts the invocation."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 def follow(provider: trace.TracerProvider, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Strands make its spans with `provider`, as if it had been the process' first."""
+    """Let Strands make its spans with `provider`, as if it had been the first of the process."""
     tracer = strands_tracer.Tracer()
     tracer.tracer = provider.get_tracer("strands.telemetry.tracer")
     monkeypatch.setattr(strands_tracer, "_tracer_instance", tracer)
 
 
 def halted_at_three(make_agent: MakeAgent, metric: Metric) -> float:
-    """Run a runaway into a cap of 3 and return how many blind invocations were counted."""
+    """Run a runaway into a cap of 3 and return how many unsampled invocations were counted."""
     model = ScriptedModel(endless(uses("search")))
     result = make_agent(model)("go")
     assert (model.calls, result.stop_reason) == (3, "max_turns")
@@ -59,71 +59,71 @@ def unsampled() -> Iterator[None]:
     context.detach(token)
 
 
-def test_spans_that_arrive_are_not_blind(make_agent: MakeAgent, metric: Metric) -> None:
-    """With an SDK provider nothing is blind."""
+def test_sampled_invocation_is_not_unsampled(make_agent: MakeAgent, metric: Metric) -> None:
+    """Baseline: with an SDK provider, no invocation counts as unsampled."""
     enable(Limits(max_turns=3))
     assert halted_at_three(make_agent, metric) == 0
 
 
 @pytest.mark.usefixtures("hooks_only")
-def test_no_provider(make_agent: MakeAgent, metric: Metric) -> None:
-    """Without an SDK provider the cap holds and the invocation counts as blind."""
+def test_missing_provider_keeps_cap_enforced(make_agent: MakeAgent, metric: Metric) -> None:
+    """The cap is enforced, and the invocation counts as unsampled."""
     enable(Limits(max_turns=3))
     assert halted_at_three(make_agent, metric) == 1
 
 
-def test_a_sampler_that_drops_everything(
+def test_sampler_dropping_all_spans_keeps_cap_enforced(
     make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `ALWAYS_OFF` the processor sees nothing, and the cap holds."""
+    """With `ALWAYS_OFF` the processor gets no span, but the cap is enforced."""
     enable(Limits(max_turns=3))
     follow(TracerProvider(sampler=ALWAYS_OFF), monkeypatch)
     assert halted_at_three(make_agent, metric) == 1
 
 
 @pytest.mark.usefixtures("unsampled")
-def test_a_caller_that_does_not_sample(
+def test_unsampled_caller_keeps_cap_enforced(
     make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `ParentBased` an incoming `traceparent …-00` blinds the processor, and the cap holds."""
+    """`ParentBased` drops all spans under a `traceparent …-00`, but the cap is enforced."""
     enable(Limits(max_turns=3))
     follow(TracerProvider(sampler=ParentBased(ALWAYS_ON)), monkeypatch)
     assert halted_at_three(make_agent, metric) == 1
 
 
-def test_a_disabled_sdk(
+def test_disabled_sdk_keeps_cap_enforced(
     make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `OTEL_SDK_DISABLED=true` every span is a no-op, and the cap holds."""
+    """With `OTEL_SDK_DISABLED=true` every span is a no-op, but the cap is enforced."""
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     enable(Limits(max_turns=3))
     follow(TracerProvider(), monkeypatch)
     assert halted_at_three(make_agent, metric) == 1
 
 
-def test_a_provider_that_is_not_the_sdks(
+def test_third_party_provider_keeps_cap_enforced(
     make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spans of a vendor's own provider never reach a processor, and the cap holds."""
+    """Spans of a vendor's provider never reach our processor, but the cap is enforced."""
     enable(Limits(max_turns=3))
     follow(trace.NoOpTracerProvider(), monkeypatch)
     assert halted_at_three(make_agent, metric) == 1
 
 
-def test_a_second_provider_that_comes_too_late(
+def test_second_global_provider_is_ignored(
     make_agent: MakeAgent, metric: Metric, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """OpenTelemetry refuses a second global provider; the first one goes on being followed."""
+    """OpenTelemetry rejects a second global provider; we continue with the first one."""
     enable(Limits(max_turns=3))
     trace.set_tracer_provider(TracerProvider())
     assert "Overriding of current TracerProvider is not allowed" in caplog.text
     assert halted_at_three(make_agent, metric) == 0
 
 
-def test_a_provider_that_was_never_the_global_one(
+def test_non_global_provider_keeps_cap_enforced(
     make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A provider from before `enable()` that only Strands knows has no processor of ours."""
+    """A provider made before `enable()` and known to Strands only lacks our processor."""
     provider = TracerProvider()
     enable(Limits(max_turns=3))
     follow(provider, monkeypatch)
@@ -134,7 +134,7 @@ def test_a_provider_that_was_never_the_global_one(
 def test_attribute_limits_do_not_hide_tokens(
     count: str, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the SDK drops the usage from the `chat` span, the hook books it."""
+    """If the SDK drops the usage from the `chat` span, the hook counts it."""
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", count)
     enable(Limits(max_token_budget=31))
     follow(TracerProvider(), monkeypatch)
@@ -152,10 +152,10 @@ def test_attribute_limits_do_not_hide_tokens(
         "gen_ai_unredacted_attributes=",
     ],
 )
-def test_conventions_that_users_opt_into_are_understood(
+def test_opt_in_conventions_give_the_same_tokens(
     opt_in: str, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of Strands' own variants of its spans gives the same tokens, and ids of the spans."""
+    """Each of Strands' span variants gives the same tokens and span IDs."""
     monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", opt_in)
     events: list[Event] = []
     enable(Limits(max_token_budget=31), observers=[events.append])
@@ -167,19 +167,19 @@ def test_conventions_that_users_opt_into_are_understood(
 
 
 class Remembering(ScriptedModel):
-    """Has something of Strands ask another model while it answers, as its memory does."""
+    """Lets Strands call another model while it answers, as Strands' memory does."""
 
     async def stream(self, *args: Any, **kwargs: Any) -> Any:
-        """Trace a request of its own, and answer."""
+        """Trace another request, then answer."""
         strands_tracer.get_tracer().tracer.start_span("chat").end()
         async for event in super().stream(*args, **kwargs):
             yield event
 
 
-def test_a_call_is_looked_up_under_its_own_span(
+def test_model_call_is_matched_to_its_own_span(
     make_agent: MakeAgent, spans: InMemorySpanExporter
 ) -> None:
-    """Not under that of another request which Strands traces meanwhile."""
+    """Not under the span of another request that Strands traces in between."""
     events: list[Event] = []
     enable(observers=[events.append])
     make_agent(Remembering([says("done")]))("go")
@@ -191,8 +191,8 @@ def test_a_call_is_looked_up_under_its_own_span(
     assert calls == [trace.format_span_id(own.context.span_id)]
 
 
-def test_tokens_of_an_agents_life_are_not_summed(make_agent: MakeAgent) -> None:
-    """The agent span's cumulative usage is never booked: three invocations cost what they cost."""
+def test_cumulative_usage_of_agent_span_is_not_counted(make_agent: MakeAgent) -> None:
+    """The agent span's usage is cumulative: counting it would bill earlier invocations again."""
     events: list[Event] = []
     enable(observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))))
@@ -202,12 +202,12 @@ def test_tokens_of_an_agents_life_are_not_summed(make_agent: MakeAgent) -> None:
 
 
 @pytest.mark.parametrize("source", ["spans", "hooks"], indirect=True)
-def test_started_tells_what_is_followed(make_agent: MakeAgent, source: str) -> None:
-    """`Started.unsampled` says whether the spans arrive, before anything is counted."""
+def test_started_event_reports_unsampled(make_agent: MakeAgent, source: str) -> None:
+    """`Started.unsampled` is decided before anything is counted."""
     events: list[Event] = []
     enable(observers=[events.append])
     make_agent(ScriptedModel([says("done")]))("go")
-    (started,) = [fact for fact in events if isinstance(fact, Started)]
+    (started,) = [event for event in events if isinstance(event, Started)]
     assert started.unsampled == (source == "hooks")
     assert (started.invocation.trace_id is None) == (source == "hooks")
 
@@ -232,15 +232,15 @@ otel_limits.enable()
 model = ScriptedModel(endless(uses("search")))
 result = Agent(model=model, tools=[search], callback_handler=None)("go")
 from prometheus_client import REGISTRY
-blind = REGISTRY.get_sample_value(
+unsampled = REGISTRY.get_sample_value(
     "otel_limits_unsampled_invocations_total", {"agent": "Strands Agents"}
 )
-print(model.calls, result.stop_reason, blind)
+print(model.calls, result.stop_reason, unsampled)
 """
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "blind"),
+    ("arguments", "variables", "unsampled"),
     [
         ([], {}, 1.0),
         (["provider"], {}, 0.0),
@@ -249,10 +249,10 @@ print(model.calls, result.stop_reason, blind)
     ],
     ids=["no provider", "provider", "disabled", "always_off"],
 )
-def test_a_process_of_its_own(
-    arguments: list[str], variables: dict[str, str], blind: float
+def test_configured_process_halts_with_any_spans(
+    arguments: list[str], variables: dict[str, str], unsampled: float
 ) -> None:
-    """An application that only sets the environment is halted at 3, whatever it does to spans."""
+    """An application with nothing but the variable is halted at 3, whatever its span settings."""
     done = subprocess.run(
         [sys.executable, "-c", APPLICATION, *arguments],
         env={"OTEL_LIMITS_MAX_TURNS": "3", **variables},
@@ -260,11 +260,11 @@ def test_a_process_of_its_own(
         text=True,
         check=True,
     )
-    assert done.stdout.split() == ["3", "max_turns", str(blind)]
+    assert done.stdout.split() == ["3", "max_turns", str(unsampled)]
 
 
 class KeepsEverything(NullConversationManager):
-    """A conversation manager whose recovery from an overflow changes nothing."""
+    """A conversation manager that fails to reduce an overflowing context."""
 
     def reduce_context(self, agent: Any, e: Exception | None = None, **_: Any) -> None:
         """Pretend that the context is smaller now."""
@@ -296,7 +296,7 @@ LIMITS = st.builds(
 
 
 def prepare(agent: Agent, legs: int, retries: set[int]) -> None:
-    """Make `agent` start that many further legs, and retry those model calls."""
+    """Add this many legs to `agent`, and retry the model calls with these numbers."""
     left, number = iter(range(legs)), iter(range(1000))
 
     def resume(event: AfterInvocationEvent) -> None:
@@ -317,11 +317,11 @@ IDENTITY: Any = {
     "started": 0.0,
     "seconds": 0.0,
 }
-"""What differs between two invocations that are otherwise the same."""
+"""Fields that differ between two otherwise identical invocations."""
 
 
 def outcome(agent: Agent) -> Any:
-    """How an invocation ended for its caller."""
+    """Return how an invocation ended for its caller."""
     try:
         return str(agent("go").stop_reason)
     except Exception as error:  # noqa: BLE001  compared between the two sources
@@ -341,7 +341,7 @@ def outcome(agent: Agent) -> Any:
     legs=st.integers(0, 2),
     retries=st.sets(st.integers(0, 5), max_size=2),
 )
-def test_spans_and_hooks_tell_the_same(  # noqa: PLR0913, PLR0917  hypothesis gives each apart
+def test_spans_and_hooks_report_the_same(  # noqa: PLR0913, PLR0917  hypothesis gives each apart
     answers: list[Answer],
     limits: Limits,
     action: Any,
@@ -350,8 +350,8 @@ def test_spans_and_hooks_tell_the_same(  # noqa: PLR0913, PLR0917  hypothesis gi
     make_agent: MakeAgent,
     tracers: dict[str, strands_tracer.Tracer],
 ) -> None:
-    """Whatever an agent goes through, both sources count the same and end it at the same call."""
-    told = []
+    """Both sources count the same and halt at the same call, for any script and limits."""
+    reported = []
     for source in ("spans", "hooks"):
         events: list[Event] = []
         enable(limits, action=action, observers=[events.append])
@@ -370,5 +370,5 @@ def test_spans_and_hooks_tell_the_same(  # noqa: PLR0913, PLR0917  hypothesis gi
         assert stop.turns <= (limits.max_turns or 100) + spare
         assert stop.usage.total == sum(f.usage.total for f in events if isinstance(f, ModelCall))
         same = replace(stop, **IDENTITY)
-        told.append((end, same, [m["role"] for m in agent.messages]))
-    assert told[0] == told[1]
+        reported.append((end, same, [m["role"] for m in agent.messages]))
+    assert reported[0] == reported[1]
