@@ -1,4 +1,4 @@
-"""Last answers (`wrap_up`) that are cut off, empty, or something else than asked for."""
+"""Last answers (`wrap_up`) that are truncated, empty or of the wrong kind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("source")
 
 
 def wrap_up(make_agent: MakeAgent, last: Answer, events: list[Event]) -> Any:
-    """Let an agent give `last` as its last answer, and try it again afterwards."""
+    """Run an agent with `last` as its last answer, then invoke it again."""
     enable(Limits(max_turns=1), action="wrap_up", observers=[events.append])
     model = ScriptedModel([uses("search"), last, says("again")])
     agent = make_agent(model)
@@ -40,18 +40,16 @@ def wrap_up(make_agent: MakeAgent, last: Answer, events: list[Event]) -> Any:
 
 
 def actions(events: list[Event]) -> Sequence[str]:
-    """Tell what was done, as the halt and the stop say it."""
+    """Return the actions of the halt and of the stop."""
     return [event.action for event in events if isinstance(event, (Halt, Stop))][:2]
 
 
-def test_an_answer_that_was_cut_by_its_cap_is_kept(
-    make_agent: MakeAgent, events: list[Event]
-) -> None:
-    """The provider's cap on an answer is no error here: the limit ended the agent."""
-    last = says("So far I know", stop_reason="max_tokens")
+def test_answer_truncated_by_output_cap_is_kept(make_agent: MakeAgent, events: list[Event]) -> None:
+    """A truncated answer is no error here: the limit ended the agent."""
+    last = says("The answer so", stop_reason="max_tokens")
     result = wrap_up(make_agent, last, events)
     answer, note = result.message["content"]
-    assert answer == {"text": "So far I know"}
+    assert answer == {"text": "The answer so"}
     assert note["text"].startswith("\nThis answer is partial. Agent 'tester' was halted")
     assert not otel_limits.is_synthetic(result.message)
     assert actions(events) == ["wrapped_up", "wrapped_up"]
@@ -67,20 +65,20 @@ def test_an_answer_that_was_cut_by_its_cap_is_kept(
     ],
     ids=["empty", "blank", "cut", "cut-in-a-tool-use"],
 )
-def test_an_answer_without_words_is_replaced(
+def test_answer_without_text_is_replaced(
     make_agent: MakeAgent, last: Answer, events: list[Event]
 ) -> None:
-    """The conversation ends as after a halt: providers refuse a message without content."""
+    """Providers reject a message without content, so the conversation ends as after a halt."""
     result = wrap_up(make_agent, last, events)
     assert otel_limits.is_synthetic(result.message)
     assert "halted by max_turns: 1 of 1 turns used" in str(result)
     assert actions(events) == ["halted", "halted"]
 
 
-def test_the_words_of_a_cut_answer_are_kept_without_its_tool_use(
+def test_truncated_answer_keeps_text_without_tool_use(
     make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """What is left of a tool use has no result, and can have none."""
+    """A truncated tool use has no result and can have none."""
     last = Answer(text="Half of it", tools=(("search", {}),), stop_reason="max_tokens")
     result = wrap_up(make_agent, last, events)
     assert [*map(list, result.message["content"])] == [["text"], ["text"]]
@@ -114,7 +112,7 @@ def streamed(agent: Any, prompt: str) -> tuple[list[dict[str, Any]], list[str]]:
     ],
     ids=["whole", "cut", "blank", "cut-in-a-tool-use"],
 )
-def test_whoever_reads_the_stream_only_is_told_too(make_agent: MakeAgent, last: Answer) -> None:
+def test_stream_ends_with_the_note(make_agent: MakeAgent, last: Answer) -> None:
     """The last text of the stream is the last block of the message, within that message."""
     enable(Limits(max_turns=1), action="wrap_up")
     agent = make_agent(ScriptedModel([uses("search"), last]))
@@ -128,10 +126,10 @@ def test_whoever_reads_the_stream_only_is_told_too(make_agent: MakeAgent, last: 
     assert not any(kind.startswith("content") for kind in kinds[end:])
 
 
-def test_a_callback_handler_prints_it(
+def test_callback_handler_gets_the_note(
     make_agent: MakeAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a chat window shows ends with the note, and with the caller's state at hand."""
+    """A chat window shows the note at the end, with the state of the caller attached."""
     enable(Limits(max_turns=1), action="wrap_up")
     agent, states = make_agent(ScriptedModel([uses("search"), says("in short")])), []
     printing = PrintingCallbackHandler()
@@ -147,11 +145,11 @@ def test_a_callback_handler_prints_it(
     assert set(states) == {"acme"}
 
 
-def test_an_answer_from_a_cache_has_no_stream_to_say_it(make_agent: MakeAgent) -> None:
-    """Its message says that it is partial; nothing is streamed for a reader who gets nothing."""
+def test_cached_answer_has_the_note_only_in_its_message(make_agent: MakeAgent) -> None:
+    """Its message is marked as partial; nothing is added to a stream without chunks."""
     enable(Limits(max_turns=1), action="wrap_up")
     agent = make_agent(ScriptedModel([says("hello"), uses("search")]))
-    agent("hello")  # what is registered after the first invocation stands within our stage
+    agent("hello")  # middleware registered after the first invocation runs within our stage
     asked: list[object] = []
 
     async def cached(context: Any, next_fn: Any) -> Any:
@@ -173,7 +171,7 @@ def test_an_answer_from_a_cache_has_no_stream_to_say_it(make_agent: MakeAgent) -
 
 
 class Thinking(ScriptedModel):
-    """Gives a last answer that has reasoning and no text."""
+    """Gives a last answer with reasoning but no text."""
 
     async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
         """Stream the next answer, or a thought."""
@@ -188,17 +186,17 @@ class Thinking(ScriptedModel):
         yield {"messageStop": {"stopReason": "end_turn"}}
 
 
-def test_an_answer_that_only_thinks_is_replaced(make_agent: MakeAgent) -> None:
-    """Reasoning is no answer."""
+def test_answer_with_only_reasoning_is_replaced(make_agent: MakeAgent) -> None:
+    """Reasoning is not an answer."""
     enable(Limits(max_turns=1), action="wrap_up")
     result = make_agent(Thinking([uses("search")]))("go")
     assert (result.stop_reason, otel_limits.is_synthetic(result.message)) == ("max_turns", True)
 
 
-def test_the_tokens_of_an_empty_answer_count(
+def test_empty_answer_tokens_are_counted(
     make_agent: MakeAgent, events: list[Event], call: Call
 ) -> None:
-    """It was asked for, and is paid for."""
+    """The provider bills it."""
     enable(Limits(max_turns=1), action="wrap_up", observers=[events.append])
     call(make_agent(ScriptedModel([uses("search"), says("")])))
     (stop,) = [event for event in events if isinstance(event, Stop)]

@@ -1,4 +1,4 @@
-"""Kills and deadlines that come when the answer is there: what acted is what is told."""
+"""Kills and deadlines after the answer: the reported reason is the one that took effect."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("source")
 
 
-def told(events: list[Event]) -> list[str]:
-    """Reasons of what was told of halts and of the stop."""
+def reported_reasons(events: list[Event]) -> list[str]:
+    """Reasons of the published halts and stops."""
     return [event.reason for event in events if isinstance(event, (Halt, Stop))]
 
 
 @pytest.mark.parametrize("moment", [AfterInvocationEvent, AfterModelCallEvent, MessageAddedEvent])
-def test_a_kill_that_counts_is_told(
+def test_effective_kill_is_reported(
     make_agent: MakeAgent, events: list[Event], call: Call, moment: type[Any]
 ) -> None:
-    """`kill()` says that it ended one: result, halt and stop say so too, and the answer stays."""
+    """`kill()` returned 1, so result, halt and stop have it as reason; the answer stays."""
     enable(Limits(max_turns=5), observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("answer"))))
     killed: list[int] = []
@@ -40,16 +40,14 @@ def test_a_kill_that_counts_is_told(
 
     agent.hooks.add_callback(moment, strike)
     result = call(agent)
-    assert (killed, told(events)) == ([1], ["killed", "killed"])
+    assert (killed, reported_reasons(events)) == ([1], ["killed", "killed"])
     assert (result.stop_reason, str(result).strip()) == ("killed", "answer")
     assert not otel_limits.is_synthetic(result.message)
     assert agent("next").stop_reason == "end_turn"
 
 
-def test_a_kill_in_the_hooks_keeps_them_from_resuming(
-    make_agent: MakeAgent, events: list[Event]
-) -> None:
-    """An agent that a hook resumes forever ends: no model is called again."""
+def test_kill_in_hooks_prevents_resume(make_agent: MakeAgent, events: list[Event]) -> None:
+    """An agent that a hook resumes forever ends without another model call."""
     enable(Limits(max_turns=50), observers=[events.append])
     agent = make_agent(model := ScriptedModel(endless(says("answer"))))
 
@@ -60,13 +58,11 @@ def test_a_kill_in_the_hooks_keeps_them_from_resuming(
 
     agent.hooks.add_callback(AfterInvocationEvent, resume)
     assert (agent("go").stop_reason, model.calls) == ("killed", 3)
-    assert told(events) == ["killed", "killed"]
+    assert reported_reasons(events) == ["killed", "killed"]
 
 
-def test_a_late_kill_raises_where_that_is_the_action(
-    make_agent: MakeAgent, events: list[Event]
-) -> None:
-    """As any other kill does."""
+def test_late_kill_with_action_raise_raises(make_agent: MakeAgent, events: list[Event]) -> None:
+    """As for any other kill."""
     enable(Limits(max_turns=5), action="raise", observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("answer"))))
     killed: list[int] = []
@@ -74,41 +70,35 @@ def test_a_late_kill_raises_where_that_is_the_action(
     with pytest.raises(KilledError):
         agent("go")
     assert killed == [1]
-    assert told(events) == ["killed", "killed"]
+    assert reported_reasons(events) == ["killed", "killed"]
 
 
 async def read(agent: Any) -> list[int]:
-    """Kill when the result has been handed out."""
+    """Kill after the result was handed out."""
     return [kill(all=True) async for event in agent.stream_async("go") if "result" in event]
 
 
-def test_a_kill_when_the_result_is_out_counts_nothing(
-    make_agent: MakeAgent, events: list[Event]
-) -> None:
-    """The reader has the result in its hands, and nothing can be changed any more."""
+def test_kill_after_result_has_no_effect(make_agent: MakeAgent, events: list[Event]) -> None:
+    """The reader already has the result, which can no longer be changed."""
     enable(Limits(max_turns=5), observers=[events.append])
     assert asyncio.run(read(make_agent(ScriptedModel([says("answer")])))) == [0]
-    assert told(events) == ["end_turn"]
+    assert reported_reasons(events) == ["end_turn"]
 
 
-def test_a_kill_while_an_error_is_on_its_way_counts_nothing(
-    make_agent: MakeAgent, events: list[Event]
-) -> None:
-    """The error ends the invocation, and is told."""
+def test_kill_during_error_has_no_effect(make_agent: MakeAgent, events: list[Event]) -> None:
+    """The error ends the invocation and is its reason."""
     enable(Limits(max_turns=5), observers=[events.append])
     agent = make_agent(ScriptedModel([fails(OSError("gone"))]))
     killed: list[int] = []
     agent.hooks.add_callback(AfterInvocationEvent, lambda _: killed.append(kill(all=True)))
     with pytest.raises(OSError, match="gone"):
         agent("go")
-    assert (killed, told(events)) == ([0], ["error"])
+    assert (killed, reported_reasons(events)) == ([0], ["error"])
 
 
-def test_a_deadline_during_the_hooks_does_not_act(
-    make_agent: MakeAgent, events: list[Event]
-) -> None:
-    """The natural end came first; hooks that look at the agent's signal see nothing of it."""
-    # A second, in which also a machine that is busy has answered.
+def test_deadline_during_hooks_has_no_effect(make_agent: MakeAgent, events: list[Event]) -> None:
+    """The natural end came first; hooks that check the agent's cancel signal find it unset."""
+    # One second is enough for an answer, even on a busy machine.
     enable(Limits(max_duration_seconds=1), observers=[events.append])
     agent = make_agent(ScriptedModel([says("answer")]))
     signals: list[bool] = []
@@ -118,4 +108,8 @@ def test_a_deadline_during_the_hooks_does_not_act(
         signals.append(event.agent.cancel_signal.is_set())
 
     agent.hooks.add_callback(AfterInvocationEvent, linger)
-    assert (agent("go").stop_reason, signals, told(events)) == ("end_turn", [False], ["end_turn"])
+    assert (agent("go").stop_reason, signals, reported_reasons(events)) == (
+        "end_turn",
+        [False],
+        ["end_turn"],
+    )

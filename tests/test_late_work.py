@@ -1,4 +1,4 @@
-"""Work that begins late or outlives its invocation is held by the trees of who asked for it."""
+"""Work that starts late or outlives its invocation belongs to the tree of its invocation."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PATIENCE_SECONDS = 60
 
 
 class Queue:
-    """An agent whose tools run in the background, one at a time, each as soon as it may."""
+    """An agent whose tools run in the background, one at a time, each as soon as possible."""
 
     def __init__(self, script: Any, *work: Callable[[], Awaitable[Any]], tools: Any = ()) -> None:
-        """Make it; each call of its tool does the next thing of `work`."""
+        """Make it; each call of its tool runs the next function of `work`."""
         self.may_go = threading.Event()
         self.has_ended = threading.Semaphore(0)
         self.number = len(work)
@@ -37,7 +37,7 @@ class Queue:
 
         @tool
         async def think() -> str:
-            """Do the next thing."""
+            """Run the next function."""
             do = next(to_do)
             await asyncio.to_thread(self.may_go.wait, PATIENCE_SECONDS)
             try:
@@ -57,15 +57,15 @@ class Queue:
             },
         )
 
-    def go_on(self) -> None:
-        """Let all of it go on, and wait until it has ended."""
+    def drain(self) -> None:
+        """Let all of it continue, and wait until it has ended."""
         self.may_go.set()
         for _ in range(self.number):
             assert self.has_ended.acquire(timeout=PATIENCE_SECONDS)
 
 
 def children(number: int) -> list[Agent]:
-    """Agents that answer at once."""
+    """Agents that answer immediately."""
     return [
         Agent(model=ScriptedModel([says("done")]), callback_handler=None, name=f"child{n}")
         for n in range(number)
@@ -73,7 +73,7 @@ def children(number: int) -> list[Agent]:
 
 
 def called(agents: list[Agent]) -> int:
-    """Requests that reached their models."""
+    """Number of requests that reached their models."""
     return sum(agent.model.calls for agent in agents)  # type: ignore[attr-defined]
 
 
@@ -82,10 +82,8 @@ async def nothing() -> str:
     return "nothing"
 
 
-def test_a_tool_that_waited_for_a_place_counts_for_who_asked(
-    source: str, events: list[Event]
-) -> None:
-    """Not for the earlier invocation, whose tool had the place before."""
+def test_queued_tool_counts_for_its_invocation(source: str, events: list[Event]) -> None:
+    """Not for the earlier invocation, whose tool had the slot before."""
     enable(observers=[events.append])
     helper = ScriptedModel(endless(says("hint", usage=tokens(1000))), model_id="helper")
     queue = Queue([uses("think"), says("done")] * 2, nothing, lambda: read(helper))
@@ -94,7 +92,7 @@ def test_a_tool_that_waited_for_a_place_counts_for_who_asked(
         await queue.agent.invoke_async("one")
         first = stops(events)["busy"].invocation_id
         await queue.agent.invoke_async("two")
-        await asyncio.to_thread(queue.go_on)
+        await asyncio.to_thread(queue.drain)
         second = stops(events)["busy"].invocation_id
         assert first != second
         assert [each.invocation.id for each in calls(events) if each.side] == [second]
@@ -102,8 +100,8 @@ def test_a_tool_that_waited_for_a_place_counts_for_who_asked(
     asyncio.run(main())
 
 
-def test_a_tool_that_waited_for_a_place_is_held_by_the_budget_of_who_asked(source: str) -> None:
-    """As long as that goes on."""
+def test_queued_tool_is_limited_by_budget_of_its_invocation(source: str) -> None:
+    """Its model calls count against that budget until it ends."""
     enable(Limits(max_token_budget=200))
     helper = ScriptedModel(endless(says("hint", usage=tokens(1000))), model_id="helper")
 
@@ -115,7 +113,7 @@ def test_a_tool_that_waited_for_a_place_is_held_by_the_budget_of_who_asked(sourc
     @tool
     def hold() -> str:
         """Wait for the other tool."""
-        queue.go_on()
+        queue.drain()
         return "held"
 
     script = [uses("think"), says("done"), uses("think"), uses("hold"), says("done")]
@@ -131,10 +129,8 @@ def test_a_tool_that_waited_for_a_place_is_held_by_the_budget_of_who_asked(sourc
 
 
 @pytest.mark.parametrize("prompts", [1, 2])
-def test_agents_of_a_tool_that_waited_for_a_place_are_in_its_tree(
-    prompts: int, source: str
-) -> None:
-    """Also where its invocation has ended before it begins, and had the place before itself."""
+def test_agents_of_queued_tool_are_in_its_tree(prompts: int, source: str) -> None:
+    """Even if its invocation ended before the tool started, or had the slot before it."""
     enable(tree=Limits(max_turns=4))
     asked = children(6)
 
@@ -148,16 +144,16 @@ def test_agents_of_a_tool_that_waited_for_a_place_are_in_its_tree(
     async def main() -> None:
         for _ in range(prompts):
             await queue.agent.invoke_async("go")
-        await asyncio.to_thread(queue.go_on)
+        await asyncio.to_thread(queue.drain)
 
     asyncio.run(main())
     assert called(asked) == 2
 
 
-def test_what_a_thread_of_a_tool_asks_counts_for_who_asked_for_the_tool(
+def test_tool_thread_counts_for_its_invocation(
     events: list[Event],
 ) -> None:
-    """A plain thread has the span of its parent alone, which is that of the right invocation."""
+    """A plain thread only has the span of its parent, which is that of the right invocation."""
     enable(observers=[events.append])
     helper = ScriptedModel(endless(says("hint")), model_id="helper")
 
@@ -176,7 +172,7 @@ def test_what_a_thread_of_a_tool_asks_counts_for_who_asked_for_the_tool(
     @tool
     def hold() -> str:
         """Wait for the other tool."""
-        queue.go_on()
+        queue.drain()
         return "held"
 
     script = [uses("think"), says("done"), uses("think"), uses("hold"), *[says("done")] * 3]
@@ -193,16 +189,16 @@ def test_what_a_thread_of_a_tool_asks_counts_for_who_asked_for_the_tool(
 
 @pytest.mark.parametrize("is_plain", [False, True], ids=["of-asyncio", "plain"])
 @pytest.mark.parametrize("executor", [ConcurrentToolExecutor, SequentialToolExecutor])
-def test_a_thread_that_a_cancelled_agent_has_left_behind_stays_in_its_tree(
+def test_abandoned_thread_of_cancelled_agent_stays_in_its_tree(
     executor: Any, *, is_plain: bool, source: str
 ) -> None:
-    """Whether its tools run at once, or one after another in the task of who reads the stream."""
+    """Whether its tools run concurrently or one by one in the task that reads the stream."""
     enable(tree=Limits(max_turns=3))
     asked, is_asking, has_ended = children(6), threading.Event(), threading.Event()
 
     @tool
     def ask() -> str:
-        """Ask one after another, in a thread, which starts one that is given no context."""
+        """Invoke agents one by one in a thread, which starts another one without a context."""
         is_asking.set()
         assert has_ended.wait(PATIENCE_SECONDS)
         if not is_plain:
@@ -229,21 +225,21 @@ def test_a_thread_that_a_cancelled_agent_has_left_behind_stays_in_its_tree(
         await asyncio.to_thread(is_asking.wait, PATIENCE_SECONDS)
         task.cancel()
         await asyncio.wait([task])
-        has_ended.set()  # the thread is waited for at the end of the loop
+        has_ended.set()  # the event loop waits for the thread at its end
 
     asyncio.run(main())
     assert called(asked) == 2
 
 
-def test_a_thread_that_goes_on_keeps_no_agent(source: str) -> None:
-    """It keeps the invocation that it works for, and not what an application has dropped."""
+def test_continuing_thread_keeps_no_agent_alive(source: str) -> None:
+    """It keeps its invocation alive, but not the agent that the application has dropped."""
     enable(Limits(max_turns=3))
     is_over = threading.Event()
     thread = threading.Thread(target=is_over.wait, args=(PATIENCE_SECONDS,))
 
     @tool
     def leave_behind() -> str:
-        """Start a thread, and do not wait for it."""
+        """Start a thread without waiting for it."""
         thread.start()
         return "started"
 
@@ -260,8 +256,8 @@ def test_a_thread_that_goes_on_keeps_no_agent(source: str) -> None:
     thread.join()
 
 
-def test_a_thread_that_a_node_has_left_behind_stays_in_the_tree_of_its_graph(source: str) -> None:
-    """A node need not be an agent, and another one may fail while a thread of it runs."""
+def test_abandoned_thread_of_node_stays_in_tree_of_its_graph(source: str) -> None:
+    """A node need not be an agent, and another node may fail while its thread runs."""
     enable(tree=Limits(max_turns=2))
     asked, is_asking, has_ended = children(6), threading.Event(), threading.Event()
 
@@ -290,8 +286,8 @@ def test_a_thread_that_a_node_has_left_behind_stays_in_the_tree_of_its_graph(sou
     assert called(asked) == 2
 
 
-def test_what_begins_after_a_node_has_ended_is_not_in_the_tree_of_its_graph(source: str) -> None:
-    """A task that a node has started for good, such as a server, is nobody's work any more."""
+def test_work_after_end_of_node_is_not_in_tree_of_its_graph(source: str) -> None:
+    """A task that outlives its node on purpose, e.g. a server, belongs to no graph."""
     enable(tree=Limits(max_turns=2))
     asked, has_ended = children(4), asyncio.Event()
     served: list[asyncio.Task[Any]] = []
@@ -315,8 +311,8 @@ def test_what_begins_after_a_node_has_ended_is_not_in_the_tree_of_its_graph(sour
     assert called(asked) == 4
 
 
-def test_graphs_whose_streams_are_read_in_turns_keep_their_trees(source: str) -> None:
-    """The nodes that come after the other graph has ended belong to the tree of their own one."""
+def test_graphs_with_interleaved_streams_keep_their_trees(source: str) -> None:
+    """Nodes that run after the other graph has ended belong to their own tree."""
     enable(tree=Limits(max_turns=2))
 
     def chain(number: int) -> tuple[Any, list[Agent]]:
@@ -337,5 +333,5 @@ def test_graphs_whose_streams_are_read_in_turns_keep_their_trees(source: str) ->
                 pass
 
     asyncio.run(main())
-    # The short one began while the long one was read, within its tree.
+    # The short graph started while the long one was read, within its tree.
     assert called(few) + called(many) == 2

@@ -1,4 +1,4 @@
-"""Logfire, whose tracer provider is a proxy: the invocations under it are not blind."""
+"""Logfire's proxy tracer provider: invocations under it are sampled."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PROGRAM = Path(__file__).parent / "programs" / "with_logfire.py"
 
 
 @pytest.mark.parametrize("order", ["configure-first", "enable-first"])
-def test_an_invocation_under_logfire_is_followed_by_its_span(order: str) -> None:
-    """Its spans arrive, also where Logfire was configured before us."""
+def test_invocation_under_logfire_is_tracked_by_its_span(order: str) -> None:
+    """Its spans arrive even if Logfire was configured before us."""
     done = subprocess.run(
         [sys.executable, PROGRAM, order], capture_output=True, text=True, timeout=100, check=True
     )
@@ -30,8 +30,8 @@ def test_an_invocation_under_logfire_is_followed_by_its_span(order: str) -> None
     assert told == {"unsampled": [False], "reason": "max_turns", "calls": 3, "cycles": 3}
 
 
-def test_a_provider_that_names_itself_is_no_loop() -> None:
-    """Whatever an object has under that name, looking for it ends."""
+def test_self_referencing_provider_ends_search() -> None:
+    """The search for the real provider ends, whatever the attribute holds."""
 
     class Endless:
         @property

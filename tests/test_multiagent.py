@@ -1,4 +1,4 @@
-"""Several agents at once: budgets don't mix, and every one of them returns."""
+"""Several concurrent agents: budgets stay separate, and every agent returns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("source")
 
 
 class Pausing(ScriptedModel):
-    """Gives way to other agents of the same event loop before every chunk."""
+    """Yields to other agents of the same event loop before every chunk."""
 
     async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
         """Stream the next answer of the script."""
@@ -47,7 +47,7 @@ class Pausing(ScriptedModel):
 
 
 class InStep(ScriptedModel):
-    """Waits before every answer until as many other models have been asked."""
+    """Waits before every answer until the other models were called as often."""
 
     gate: threading.Barrier
 
@@ -66,13 +66,13 @@ async def search(query: str = "") -> str:
 
 
 def runaway(name: str, **arguments: Any) -> Agent:
-    """An agent that asks for one more search forever."""
+    """Make an agent that requests one more search forever."""
     arguments.setdefault("model", Pausing(endless(uses("search"))))
     return Agent(**{"tools": [search], "name": name, "callback_handler": None, **arguments})
 
 
 def calls_of(agent: Agent) -> int:
-    """Model calls that `agent` has made."""
+    """Number of model calls that `agent` has made."""
     assert isinstance(agent.model, ScriptedModel)
     return agent.model.calls
 
@@ -82,8 +82,8 @@ def spent(events: list[Event]) -> dict[str, tuple[int, int]]:
     return {f.agent: (f.model_calls, f.usage.total) for f in events if isinstance(f, Stop)}
 
 
-def test_agents_in_threads() -> None:
-    """Four agents that call their models in step are each halted at their own third call."""
+def test_agents_in_threads_have_separate_budgets() -> None:
+    """Four agents whose models are called in lockstep are each halted at their own third call."""
     events: list[Event] = []
     enable(Limits(max_turns=3, max_token_budget=45), observers=[events.append])
     gate = threading.Barrier(4)
@@ -99,8 +99,8 @@ def test_agents_in_threads() -> None:
     assert spent(events) == {agent.name: (3, 45) for agent in agents}
 
 
-def test_agents_gathered_in_one_loop(events: list[Event]) -> None:
-    """Agents that take turns in one event loop each have their own budget."""
+def test_agents_in_one_event_loop_have_separate_budgets(events: list[Event]) -> None:
+    """Agents that alternate in one event loop each have their own budget."""
     enable(Limits(max_turns=3), observers=[events.append])
     agents = [runaway(name) for name in "abc"]
 
@@ -111,7 +111,7 @@ def test_agents_gathered_in_one_loop(events: list[Event]) -> None:
     assert spent(events) == dict.fromkeys("abc", (3, 45))
 
 
-def test_streams_that_one_task_reads_in_turns(events: list[Event]) -> None:
+def test_interleaved_streams_have_separate_budgets(events: list[Event]) -> None:
     """Two streams interleaved in a single task don't count each other's calls."""
     enable(Limits(max_turns=3), observers=[events.append])
     agents = [runaway(name) for name in "ab"]
@@ -132,16 +132,16 @@ def test_streams_that_one_task_reads_in_turns(events: list[Event]) -> None:
     assert len([fact for fact in events if isinstance(fact, ModelCall)]) == 6
 
 
-def test_what_a_tool_starts_belongs_to_its_agent_though_another_stream_was_read(
+def test_agent_started_by_tool_belongs_to_caller_with_interleaved_streams(
     events: list[Event],
 ) -> None:
-    """The task that reads both streams was last at the other agent, in the middle of a turn."""
+    """The task that reads both streams last ran the other agent, in the middle of a turn."""
     enable(Limits(max_turns=2), observers=[events.append])
     helper = Agent(model=ScriptedModel([says("done")]), name="helper", callback_handler=None)
 
     @tool
     async def ask() -> str:
-        """Ask the helper."""
+        """Call the helper."""
         return str(await helper.invoke_async("go"))
 
     asks = Agent(
@@ -166,8 +166,8 @@ def test_what_a_tool_starts_belongs_to_its_agent_though_another_stream_was_read(
     assert began["helper"].parent_id == began["asks"].id
 
 
-def test_own_budgets_of_agents_that_run_at_once(events: list[Event]) -> None:
-    """Agents with plugins of their own keep them apart from each other and from `enable()`."""
+def test_concurrent_agents_with_plugins_have_separate_budgets(events: list[Event]) -> None:
+    """Agents with their own plugins are limited separately from each other and from `enable()`."""
     enable(Limits(max_turns=4), observers=[events.append])
     agents = [runaway(f"cap-{n}", plugins=[LimitsPlugin(Limits(max_turns=n))]) for n in (1, 2, 3)]
     agents.append(runaway("cap-4"))
@@ -179,7 +179,7 @@ def test_own_budgets_of_agents_that_run_at_once(events: list[Event]) -> None:
     assert spent(events) == {f"cap-{n}": (n, 15 * n) for n in (1, 2, 3, 4)}
 
 
-def test_parallel_nodes_of_a_graph(events: list[Event]) -> None:
+def test_parallel_graph_nodes_are_halted_separately(events: list[Event]) -> None:
     """Two nodes that share `invocation_state` are each halted at 3, and the graph completes."""
     enable(Limits(max_turns=3), observers=[events.append])
     agents = [runaway(name) for name in ("left", "right")]
@@ -195,8 +195,8 @@ def test_parallel_nodes_of_a_graph(events: list[Event]) -> None:
     assert not [key for key in state if "limit" in key]
 
 
-def test_a_graph_goes_on_after_a_halted_node(events: list[Event]) -> None:
-    """The node behind a halted one runs, with a budget of its own."""
+def test_graph_continues_after_halted_node(events: list[Event]) -> None:
+    """The node after a halted one runs with its own budget."""
     enable(Limits(max_turns=2), observers=[events.append])
     second = runaway("second", model=Pausing([uses("search"), says("done")]))
     builder = GraphBuilder()
@@ -214,8 +214,8 @@ def test_a_graph_goes_on_after_a_halted_node(events: list[Event]) -> None:
     ]
 
 
-def test_a_swarm(events: list[Event]) -> None:
-    """Each agent of a swarm has its own budget, across the handoff."""
+def test_swarm_agents_have_separate_budgets(events: list[Event]) -> None:
+    """Each agent of a swarm has its own budget across the handoff."""
     enable(Limits(max_turns=2), observers=[events.append])
     message = {"agent_name": "second", "message": "go", "context": {}}
     handoff = uses("handoff_to_agent", arguments=message)
@@ -229,13 +229,13 @@ ASK = uses("child", arguments={"input": "go"})
 
 
 def family(parent: ScriptedModel, **child: Any) -> Agent:
-    """A parent whose tool is a runaway child."""
-    tools = [runaway("child", **child).as_tool(name="child", description="Ask the child.")]
+    """Make a parent whose tool is a runaway child."""
+    tools = [runaway("child", **child).as_tool(name="child", description="Call the child.")]
     return runaway("parent", model=parent, tools=tools)
 
 
-def test_an_agent_as_a_tool(call: Call, events: list[Event]) -> None:
-    """A child is halted at its own cap, and its parent goes on to its answer."""
+def test_agent_as_tool_is_halted_and_parent_continues(call: Call, events: list[Event]) -> None:
+    """A child is halted at its own cap, and its parent continues to its answer."""
     enable(Limits(max_turns=3), observers=[events.append])
     result = call(family(Pausing([ASK, ASK, says("done")])))
     assert (result.stop_reason, str(result)) == ("end_turn", "done\n")
@@ -243,14 +243,14 @@ def test_an_agent_as_a_tool(call: Call, events: list[Event]) -> None:
     assert stops == [("child", "max_turns", 3)] * 2 + [("parent", "end_turn", 3)]
 
 
-def test_a_parent_is_not_charged_for_its_child(events: list[Event]) -> None:
-    """Without a budget of their tree, each is charged with its own calls alone."""
+def test_parent_is_not_charged_for_child(events: list[Event]) -> None:
+    """Without a tree budget, each is only charged for its own calls."""
     enable(Limits(max_turns=3), observers=[events.append])
     family(Pausing([ASK, says("done")]))("go")
     assert spent(events) == {"child": (3, 45), "parent": (2, 30)}
 
 
-def test_a_parent_that_runs_away_with_its_child(events: list[Event]) -> None:
+def test_runaway_parent_and_child_are_both_halted(events: list[Event]) -> None:
     """Both are halted, each at its own cap: the child never resets the parent's count."""
     enable(Limits(max_turns=2), observers=[events.append])
     parent = family(Pausing(endless(ASK)))
@@ -259,8 +259,8 @@ def test_a_parent_that_runs_away_with_its_child(events: list[Event]) -> None:
     assert [fact.agent for fact in events if isinstance(fact, Stop)] == ["child", "child", "parent"]
 
 
-def test_a_child_that_raises_is_a_failed_tool(events: list[Event]) -> None:
-    """With `raise` the child's exception becomes a tool error, and its parent returns."""
+def test_raising_child_is_a_failed_tool(events: list[Event]) -> None:
+    """With `raise`, the child's exception becomes a tool error, and its parent returns."""
     enable(Limits(max_turns=9), observers=[events.append])
     strict = LimitsPlugin(Limits(max_turns=2), action="raise")
     parent = family(Pausing([ASK, says("done")]), plugins=[strict])
@@ -275,22 +275,22 @@ def test_a_child_that_raises_is_a_failed_tool(events: list[Event]) -> None:
     assert spent(events) == {"child": (2, 30), "parent": (2, 30)}
 
 
-def test_parallel_children_of_one_parent(events: list[Event]) -> None:
-    """Children that one response asks for at once don't share a budget by accident."""
+def test_parallel_children_have_separate_budgets(events: list[Event]) -> None:
+    """Children called by one response never share a budget by accident."""
     enable(Limits(max_turns=2), observers=[events.append])
-    children = [runaway(name).as_tool(name=name, description="Ask it.") for name in "abc"]
+    children = [runaway(name).as_tool(name=name, description="Call it.") for name in "abc"]
     model = Pausing([uses(*"abc", arguments={"input": "go"}), says("done")])
     result = runaway("parent", model=model, tools=children)("go")
     assert str(result) == "done\n"
     assert spent(events) == {**dict.fromkeys("abc", (2, 30)), "parent": (2, 30)}
 
 
-def test_an_agent_inside_a_tool_function(events: list[Event]) -> None:
-    """A child that a plain tool calls in its own thread is an invocation of its own."""
+def test_agent_in_tool_function_is_its_own_invocation(events: list[Event]) -> None:
+    """A child called by a plain tool in a thread is its own invocation."""
 
     @tool
     def ask() -> str:
-        """Ask the child."""
+        """Call the child."""
         return str(runaway("child")("go"))
 
     enable(Limits(max_turns=2), observers=[events.append])
@@ -300,7 +300,7 @@ def test_an_agent_inside_a_tool_function(events: list[Event]) -> None:
     assert spent(events) == {"child": (2, 30), "parent": (2, 30)}
 
 
-def test_agents_of_one_name_are_counted_apart(events: list[Event]) -> None:
+def test_agents_with_same_name_are_counted_separately(events: list[Event]) -> None:
     """A budget belongs to an invocation, not to a name."""
     enable(Limits(max_turns=2), observers=[events.append])
     agents = [runaway("twin"), runaway("twin")]
@@ -312,8 +312,8 @@ def test_agents_of_one_name_are_counted_apart(events: list[Event]) -> None:
     assert [calls_of(agent) for agent in agents] == [2, 2]
 
 
-def test_raising_in_a_thread_raises_there() -> None:
-    """Each caller gets the exception of its own agent."""
+def test_action_raise_in_thread_raises_in_that_thread() -> None:
+    """Each caller gets the exception of the agent it called."""
     enable(Limits(max_turns=2), action="raise")
 
     def reach(name: str) -> str:
@@ -326,8 +326,8 @@ def test_raising_in_a_thread_raises_there() -> None:
         assert list(pool.map(reach, "abc")) == list("abc")
 
 
-def test_disabling_while_agents_run(events: list[Event]) -> None:
-    """`disable()` in the middle of an invocation lets it run to its natural end."""
+def test_disable_mid_run_lets_agents_finish(events: list[Event]) -> None:
+    """`disable()` during an invocation lets it run to its natural end."""
     enable(Limits(max_turns=2), observers=[events.append])
 
     @tool

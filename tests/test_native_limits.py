@@ -1,4 +1,4 @@
-"""What the README says of the limits that Strands has itself: a failure tells that it has aged."""
+"""The README's claims about Strands' own limits: a failure means that they are outdated."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def search(query: str = "") -> str:
 
 
 def worker() -> tuple[Agent, ScriptedModel]:
-    """Make an agent that needs more turns than it may have."""
+    """Make an agent that needs more turns than its limit."""
     model = ScriptedModel([*[uses("search")] * WORK, says("done")])
     return Agent(name="worker", model=model, tools=[search], callback_handler=None), model
 
 
-def test_they_do_not_count_agents_that_an_agent_asks() -> None:
-    """The parent has two turns, and what it asked has as many as it likes."""
+def test_native_limits_ignore_sub_agents() -> None:
+    """The parent has two turns, but its sub-agent has as many as it likes."""
     child, model = worker()
     parent = Agent(
         model=ScriptedModel([uses("worker"), says("done")]),
@@ -52,24 +52,24 @@ def graph(node: Agent) -> Graph:
 
 
 @pytest.mark.parametrize("make", [graph, lambda node: Swarm([node])], ids=["graph", "swarm"])
-def test_a_group_takes_them_and_leaves_them_out(make: Callable[[Agent], Graph | Swarm]) -> None:
-    """Nothing is refused, and nothing is limited."""
+def test_group_ignores_native_limits(make: Callable[[Agent], Graph | Swarm]) -> None:
+    """They are neither rejected nor applied."""
     node, model = worker()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Strands, about keywords that it does not know
+        warnings.simplefilter("ignore")  # Strands warns about unknown keywords
         make(node)("go", limits=NATIVE)
     assert model.calls == WORK + 1
 
 
-def test_each_call_of_an_agent_begins_anew() -> None:
-    """So does each answer to an interrupt, which is a call."""
+def test_each_call_resets_native_limits() -> None:
+    """The answer to an interrupt is a call too, so it also resets them."""
     agent, model = worker()
     assert [agent("go", limits=NATIVE).stop_reason for _ in range(3)] == ["limit_turns"] * 3
     assert model.calls == 9
 
 
-def test_the_last_message_is_not_an_answer() -> None:
-    """It is the result of a tool, in the name of the user."""
+def test_last_message_after_native_limit_is_not_an_answer() -> None:
+    """It is a tool result, in the name of the user."""
     agent, _ = worker()
     result = agent("go", limits=NATIVE)
     assert (result.message["role"], str(result)) == ("user", "")

@@ -1,4 +1,4 @@
-"""Answers that nobody reads on: they keep nothing from others once their invocation is over."""
+"""Responses that are no longer read: they release their reservation with their invocation."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PROMPT: Any = [{"role": "user", "content": [{"text": "go"}]}]
 
 
 def helper() -> ScriptedModel:
-    """A model that a tool asks by itself."""
+    """A model for direct calls by a tool."""
     return ScriptedModel(endless(says("hint", usage=tokens(100))), model_id="helper")
 
 
-def test_an_answer_that_is_kept_for_ever_takes_no_place(
+def test_paused_call_of_ended_invocation_reserves_nothing(
     source: str, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tree around the invocation that has ended is as free as if it had not been asked for."""
+    """The tree around the ended invocation has as much left as if the call had never been made."""
     enable(tree=Limits(max_model_calls=6), observers=[events.append])
     model, kept, seen = helper(), list[Any](), list[tuple[int, int]]()
 
@@ -39,7 +39,7 @@ def test_an_answer_that_is_kept_for_ever_takes_no_place(
     inner = asking(keep)
 
     async def ask() -> str:
-        await inner.invoke_async("go")  # two calls, and the one that is kept
+        await inner.invoke_async("go")  # two calls, plus the paused one
         tree = outer_run[0].trees[0]
         seen.append((tree.reserved.model_calls, tree.reserved.tokens))
         for _ in range(2):
@@ -63,10 +63,8 @@ def test_an_answer_that_is_kept_for_ever_takes_no_place(
     assert len([each for each in calls(events) if each.model == "helper"]) == 3
 
 
-def test_an_answer_that_is_read_on_is_counted_once_as_it_was(
-    source: str, events: list[Event]
-) -> None:
-    """Its reader was busy when the invocation ended, and reads it to its end."""
+def test_paused_call_read_later_is_counted_once(source: str, events: list[Event]) -> None:
+    """Its reader was busy when the invocation ended, and then reads it to its end."""
     enable(Limits(max_model_calls=9), observers=[events.append])
     model = helper()
 
