@@ -34,7 +34,7 @@ HALF: Final = Bill(input=13, output=10)
 """The same, of the first part of the answer."""
 STRUCTURED: Final = Bill(input=61, output=10)
 """The same with a schema, and of the answer to it."""
-GEMINI_BY_OPENAI: Final = "Gemini, by OpenAI's class"
+GEMINI_BY_OPENAI: Final = "Gemini via OpenAI's class"
 PICTURED: Final = Bill(input=900, output=10)
 """Tokens of the picture by the vendors' rules: 765 (OpenAI), 1,044 (Claude), 1,032 (Gemini)."""
 STATUSES: Final = (400, 402, 403, 429, 500, 503, 529)
@@ -246,7 +246,7 @@ BY_STREAM: Final = ("Anthropic", "Bedrock", "llama.cpp")
 """Those whose class streams for `structured_output`, and so hands on the usage."""
 
 
-TEXT_ONLY: Final = ("llama.cpp", "OpenAI Chat", "xAI, by OpenAI's class", GEMINI_BY_OPENAI)
+TEXT_ONLY: Final = ("llama.cpp", "OpenAI Chat", "xAI via OpenAI's class", GEMINI_BY_OPENAI)
 """Providers whose class reads output from the text alone, so a tool call in it matters."""
 
 
@@ -288,25 +288,25 @@ CASES: Final[Mapping[str, Case]] = {
     "streamed": plain,
     "halted": halted,
     "not streamed": unstreamed,
-    "read from a cache": cached,
-    "put in a cache": written,
-    "put there for an hour": written_1h,
+    "cache read": cached,
+    "cache write": written,
+    "1-hour cache write": written_1h,
     "reasoning": reasoning,
     "usage in several chunks": repeated,
-    "usage with the end": with_finish,
-    "usage is null": null,
+    "usage with finish reason": with_finish,
+    "null usage": null,
     "no usage": missing,
-    "filtered": filtered,
+    "answer filtered": filtered,
     "prompt filtered": prompt_filtered,
     "refused": refused,
-    "too long, then shortened": overflow,
-    "error in the stream": failed,
-    "error before any content": failed_at_once,
+    "context overflow, retried": overflow,
+    "mid-stream error": failed,
+    "error before content": failed_at_once,
     "connection lost": broken,
     "`structured_output`": output,
-    "`structured_output`, picture": picture,
-    "`structured_output`, unreadable": unreadable,
+    "`structured_output`, image": picture,
+    "`structured_output`, invalid": unreadable,
     "`structured_output_model`": output_model,
-    "no usage, picture": pictured,
+    "no usage, image": pictured,
 }
 """By their names in the table of the page."""

@@ -151,12 +151,12 @@ PROVIDERS = (
         **BY_OPENAI,
     ),
     Provider(
-        name="xAI, by OpenAI's class",
+        name="xAI via OpenAI's class",
         bills=XAI,
         **{**BY_OPENAI, "usage": OUTSIDE},
     ),
     Provider(
-        name="Gemini, by OpenAI's class",
+        name="Gemini via OpenAI's class",
         bills="https://ai.google.dev/gemini-api/docs/openai",
         **{**BY_OPENAI, "usage": OUTSIDE, "error": GEMINI["error"]},
     ),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXACT: Final = "exact"
 ESTIMATED: Final = "estimated"
-BY_CLIENT: Final = "by its client"
+BY_CLIENT: Final = "client estimate"
 NONE: Final = "-"
 
 PARTS: Final[Mapping[str, tuple[str, str]]] = {
@@ -29,9 +29,9 @@ PARTS: Final[Mapping[str, tuple[str, str]]] = {
 """By their names in a cell: what an event calls them, and what a bill does."""
 
 TOPICS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Answers that report usage": tuple(CASES)[:9],
-    "Answers that do not, and structured output": tuple(CASES)[9:11] + tuple(CASES)[18:],
-    "Other ends": tuple(CASES)[11:18],
+    "Responses with usage": tuple(CASES)[:9],
+    "Responses without usage, structured output": tuple(CASES)[9:11] + tuple(CASES)[18:],
+    "Filters and errors": tuple(CASES)[11:18],
 }
 """The columns of each table."""
 

@@ -42,13 +42,13 @@ BILLED = {
 every_vendor = pytest.mark.parametrize("vendor_name", BY_NAME)
 
 LITELLM = tuple(each.name for each in PROVIDERS if each.name.startswith("LiteLLM"))
-UNSEEN = tuple((name, "no usage, picture") for name in LITELLM)
+UNSEEN = tuple((name, "no usage, image") for name in LITELLM)
 """LiteLLM counts 85 tokens for any picture where it makes up the usage."""
 OTHERWISE = {
-    ("Mistral", "read from a cache"): "no cached tokens",
-    ("Writer", "read from a cache"): "no cached tokens",
-    **{(name, case): BY_CLIENT for name in LITELLM for case in ("usage is null", "no usage")},
-    ("LiteLLM, Vertex", "usage is null"): ESTIMATED,  # LiteLLM itself fails
+    ("Mistral", "cache read"): "no cached tokens",
+    ("Writer", "cache read"): "no cached tokens",
+    **{(name, case): BY_CLIENT for name in LITELLM for case in ("null usage", "no usage")},
+    ("LiteLLM, Vertex", "null usage"): ESTIMATED,  # LiteLLM itself fails
     **dict.fromkeys(UNSEEN, BY_CLIENT),
 }
 """Billed usage that Strands' classes and LiteLLM drop or invent."""
@@ -105,11 +105,11 @@ def test_an_estimate_is_near_the_bill(run: Results, vendor_name: str, case: str)
             assert bill.output / 2 <= sums.output <= bill.output * 2
 
 
-NEVER_HANDED_ON = ("`structured_output`, unreadable",)
+NEVER_HANDED_ON = ("`structured_output`, invalid",)
 """Cases in which no class hands on what was answered, so that only the input counts."""
 NOT_HANDED_ON = {
     "llama.cpp": ("connection lost",),  # its class asks for the whole body first
-    "LiteLLM, Vertex": ("usage is null", *NEVER_HANDED_ON),
+    "LiteLLM, Vertex": ("null usage", *NEVER_HANDED_ON),
 }
 
 
@@ -176,7 +176,7 @@ def test_each_refusal_is_one_failed_call(run: Results, vendor_name: str) -> None
 def test_an_overflow_is_asked_again(run: Results, vendor_name: str) -> None:
     """The request that was too long costs nothing, and the shortened one its own."""
     again = ["measured"] if BY_NAME[vendor_name].shortens else []
-    for record in records(run, vendor_name, "too long, then shortened"):
+    for record in records(run, vendor_name, "context overflow, retried"):
         assert [call["kind"] for call in record["calls"]] == ["failed", *again]
 
 
