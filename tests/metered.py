@@ -1,4 +1,4 @@
-"""A scripted model whose tokens are projected right, and that gives way while it answers."""
+"""A scripted model with predictable usage that yields to other tasks while it answers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,11 @@ if TYPE_CHECKING:
     from strands.types.streaming import StreamEvent
 
 PER_MESSAGE = 10
-"""Tokens of every message, whoever wrote it."""
+"""Tokens of every message, in either direction."""
 
 
 class Metered(ScriptedModel):
-    """Every message has as many tokens, so that what a call is going to use is known before.
-
-    Attributes:
-        at_once: Most calls of all such models together that were ever under way at once.
-    """
-
-    under_way = 0
-    at_once = 0
+    """Every message has the same number of tokens, so the usage of a call is known in advance."""
 
     def __init__(
         self,
@@ -38,20 +31,15 @@ class Metered(ScriptedModel):
         self.config["max_tokens"] = per_message  # type: ignore[assignment]
 
     async def count_tokens(self, messages: Sequence[Any], *_: Any, **__: Any) -> int:
-        """Project the input, without tools and system prompt."""
+        """Return the size of the input, without tools and system prompt."""
         return self.per_message * len(messages)
 
     async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
-        """Stream the next answer of the script, and what it has used."""
+        """Stream the next answer of the script, and its usage."""
         messages = arguments[0] if arguments else named["messages"]
-        Metered.under_way += 1
-        Metered.at_once = max(Metered.at_once, Metered.under_way)
-        try:
-            async for event in super().stream(*arguments, **named):
-                await asyncio.sleep(0)
-                yield event
-        finally:
-            Metered.under_way -= 1
+        async for event in super().stream(*arguments, **named):
+            await asyncio.sleep(0)
+            yield event
         sent = self.per_message * len(messages)
         yield {
             "metadata": {

@@ -1,4 +1,4 @@
-"""An agent framework of a few lines, and how otel-limits would follow it, for tests alone."""
+"""A minimal agent framework and its binding to otel-limits, for tests only."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 Ending = dict[str, Any]
-"""How a run ended: a reason, and the message that was said last."""
+"""End of a run: a reason and the last message."""
 
 
 @dataclass
 class Bot:
-    """The framework: asks a model until it says that it is done."""
+    """The framework: calls a model until its answer is `done`."""
 
     name: str
     ask: Callable[[int], tuple[str, int, int]]
-    """Takes the number of the step; returns a text, and how many tokens it took in and out."""
+    """Takes the number of the step; returns a text and its input and output tokens."""
     said: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self) -> Ending:
-        """Return what was said last, and why nothing more was."""
+        """Return the last message and the reason for the end."""
         with trace.get_tracer("bots").start_as_current_span(f"bot {self.name}") as span:
             return LISTENER.on_run(self, span, self._steps)
 
@@ -48,14 +48,14 @@ class Bot:
 
 
 class Listener:
-    """What the framework offers to those who follow it: by default, nothing happens."""
+    """The framework's hooks; by default, they do nothing."""
 
     def on_run(self, _bot: Bot, _span: trace.Span, go: Callable[[], Ending]) -> Ending:
-        """Stand around a run."""
+        """Wrap a run."""
         return go()
 
     def on_step(self, bot: Bot) -> str:
-        """Stand around a step."""
+        """Wrap a step."""
         text, *_ = bot.ask(len(bot.said))
         bot.said.append({"text": text})
         return text
@@ -80,37 +80,37 @@ class BotFramework(Listener):
     host: Host | None = None
 
     def gaps(self) -> Sequence[Gap]:
-        """Miss nothing."""
+        """Return no gap."""
         return ()
 
     def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has none
-        """Miss nothing."""
+        """Return no gap."""
         return ()
 
     def watch(self) -> None:
-        """Be what the framework calls."""
+        """Install this listener."""
         globals()["LISTENER"] = self
 
     def release(self) -> bool:
-        """Have it call nobody; no bot can be given limits of its own."""
+        """Remove this listener. No bot can have its own limits."""
         globals()["LISTENER"] = Listener()
         return False
 
     def mark(self, message: Any, stop: Stop, *, synthetic: bool) -> None:
-        """Write `stop` beside the text."""
+        """Write `stop` next to the text."""
         message["stopped"] = {**stop_to_json(stop), "synthetic": synthetic}
 
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
-        """Read it back."""
+        """Return the marker written by `mark`."""
         message = result.get("message", result) if isinstance(result, dict) else {}
         return message.get("stopped")
 
     def put_stop(self, ending: Any, reason: str) -> None:
-        """Name the reason."""
+        """Set the reason."""
         ending["reason"] = reason
 
     def on_run(self, bot: Bot, span: trace.Span, go: Callable[[], Ending]) -> Ending:
-        """Follow a run from its beginning to its end, or to its halt."""
+        """Track a run from its start to its end or halt."""
         assert self.host is not None
         ids = span.get_span_context()
         run = self.host.runs.start(bot.name, self.host.policy(bot.name), ids.trace_id, ids.span_id)
@@ -125,7 +125,7 @@ class BotFramework(Listener):
         return ending
 
     def on_step(self, bot: Bot) -> str:
-        """Judge, call, count."""
+        """Check limits, call the model, count."""
         run: Any = CURRENT.get()
         call = InFlightCall("bot-model", 1, "bots")
         if run.calls.admit(call, turn=True) is not None:

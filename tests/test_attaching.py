@@ -93,7 +93,7 @@ async def has_a_fallback(context: InvokeModelContext, next_fn: Any) -> Any:
         yield event
 
 
-async def prepares_two_at_once(context: InvokeModelContext, next_fn: Any) -> Any:
+async def prepares_two_concurrently(context: InvokeModelContext, next_fn: Any) -> Any:
     """Prepare two requests and make them concurrently."""
 
     async def read(events: Any) -> list[Any]:
@@ -191,7 +191,7 @@ def test_prepared_requests_count_their_own_tokens(
     enable(observers=[events.append])
     answers = [says("first"), says("second", usage=tokens(7000))]
     agent = make_agent(ScriptedModel(answers))
-    agent.add_middleware(InvokeModelStage, prepares_two_at_once)
+    agent.add_middleware(InvokeModelStage, prepares_two_concurrently)
     agent("go")
     assert sorted(counted(events)) == [("measured", 15), ("measured", 7000)]
 

@@ -1,4 +1,4 @@
-"""Whom limits reach: one agent's own, all agents of the process, and nobody once switched off."""
+"""Scope of limits: one agent, all agents of the process, or none after `disable()`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 def runaway() -> ScriptedModel:
-    """A model that asks for one more search forever."""
+    """Make a model that requests one more search forever."""
     return ScriptedModel(endless(uses("search")))
 
 
 def calls(agent: Agent) -> int:
-    """Invoke `agent` and return how many model calls that took."""
+    """Invoke `agent` and return the number of its model calls."""
     assert isinstance(agent.model, ScriptedModel)
     before = agent.model.calls
     agent("go")
@@ -56,29 +56,29 @@ def processors(provider: trace.TracerProvider) -> list[SpanProcessor]:
     return [each for each in every if isinstance(each, LimitsSpanProcessor)]
 
 
-def test_a_plugin_alone_limits_its_agent(make_agent: MakeAgent, source: str) -> None:
-    """Without `enable()` the agent with the plugin is limited, and no other one."""
+def test_plugin_without_enable_limits_its_agent(make_agent: MakeAgent, source: str) -> None:
+    """Without `enable()`, the agent with the plugin is limited, and no other one is."""
     plugin = LimitsPlugin(Limits(max_turns=2))
     assert calls(make_agent(runaway(), plugins=[plugin])) == 2
     assert calls(make_agent(ScriptedModel([*[uses("search")] * 4, says("done")]))) == 5
 
 
-def test_a_plugin_wins_over_enable(make_agent: MakeAgent, source: str) -> None:
-    """The agent's own cap counts, be it lower or higher."""
+def test_plugin_wins_over_enable(make_agent: MakeAgent, source: str) -> None:
+    """The agent's own cap counts, whether lower or higher."""
     enable(Limits(max_turns=3))
     assert calls(make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])) == 2
     assert calls(make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=5))])) == 5
     assert calls(make_agent(runaway())) == 3
 
 
-def test_a_plugin_takes_the_caps_that_it_does_not_set(make_agent: MakeAgent) -> None:
-    """A cap that is `None` in the plugin is that of `enable()`."""
+def test_plugin_inherits_unset_caps(make_agent: MakeAgent) -> None:
+    """A cap that is `None` in the plugin is inherited from `enable()`."""
     enable(Limits(max_turns=4, max_token_budget=30))
     agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=9))])
     assert str(agent("go").stop_reason) == "max_token_budget"
 
 
-def test_a_plugins_action_is_its_own(make_agent: MakeAgent) -> None:
+def test_plugin_action_applies_to_its_agent_only(make_agent: MakeAgent) -> None:
     """One agent raises while the others are halted."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway(), plugins=[LimitsPlugin(action="raise")])
@@ -87,7 +87,7 @@ def test_a_plugins_action_is_its_own(make_agent: MakeAgent) -> None:
     assert str(make_agent(runaway())("go").stop_reason) == "max_turns"
 
 
-def test_enable_after_the_plugin_changes_nothing_of_it(make_agent: MakeAgent) -> None:
+def test_enable_after_plugin_keeps_plugin_limits(make_agent: MakeAgent) -> None:
     """The order of `enable()` and the plugin does not matter."""
     agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
     assert calls(agent) == 2
@@ -96,14 +96,14 @@ def test_enable_after_the_plugin_changes_nothing_of_it(make_agent: MakeAgent) ->
 
 
 @pytest.mark.parametrize("first", ["plugin", "enable", "invocation"])
-def test_a_plugin_never_doubles(
+def test_plugin_with_enable_counts_once(
     first: str,
     make_agent: MakeAgent,
     events: list[Event],
     warnings_logged: Callable[[], list[str]],
     metric: Metric,
 ) -> None:
-    """With both, an agent is counted once, warned of once and halted once."""
+    """With both, an agent is counted, warned about and halted once."""
     plugin = LimitsPlugin(Limits(max_turns=2))
     if first == "plugin":
         agent = make_agent(runaway(), plugins=[plugin])
@@ -130,10 +130,10 @@ def test_a_plugin_never_doubles(
 
 
 class BreaksOff(ScriptedModel):
-    """Fails twice, when all that is billed has been sent."""
+    """Fails twice after sending everything that is billed."""
 
     async def stream(self, *args: Any, **kwargs: Any) -> Any:
-        """Answer, then break off."""
+        """Answer, then disconnect."""
         async for event in super().stream(*args, **kwargs):
             yield event
         if self.calls < 3:
@@ -141,7 +141,7 @@ class BreaksOff(ScriptedModel):
 
 
 async def again(context: InvokeModelContext, next_fn: Any) -> Any:
-    """Ask until the model has answered: a middleware such as an application has."""
+    """Retry until the model has answered, as a middleware of an application may."""
     while True:
         try:
             events = [event async for event in next_fn(context)]
@@ -153,10 +153,10 @@ async def again(context: InvokeModelContext, next_fn: Any) -> Any:
 
 
 @pytest.mark.parametrize("plugins", [[LimitsPlugin(Limits(max_turns=5))], []])
-def test_each_request_of_a_middleware_counts_with_its_tokens(
+def test_retries_by_middleware_count_with_their_tokens(
     plugins: list[LimitsPlugin], make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """One that asks the model three times makes three calls, whoever was added first."""
+    """Three attempts are three calls, whichever middleware was added first."""
     enable(observers=[events.append])
     agent = make_agent(BreaksOff(endless(says("hello"))), plugins=plugins)
     agent.add_middleware(InvokeModelStage, again)
@@ -165,7 +165,7 @@ def test_each_request_of_a_middleware_counts_with_its_tokens(
     assert counted == [("failed", 15), ("failed", 15), ("measured", 15)]
 
 
-def test_a_middleware_that_an_invocation_begins_with_is_seen_through(
+def test_middleware_added_at_invocation_start_is_counted(
     make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """Each of its requests counts in that very invocation."""
@@ -181,8 +181,8 @@ def test_a_middleware_that_an_invocation_begins_with_is_seen_through(
     assert counted == [15, 15, 15]
 
 
-class AsManyAsAsked(ScriptedModel):
-    """Answers nobody before it was asked twice."""
+class AnswersInPairs(ScriptedModel):
+    """Answers only after a second call has started."""
 
     def __init__(self) -> None:
         super().__init__([says("first"), says("second", usage=tokens(1000))])
@@ -198,8 +198,8 @@ class AsManyAsAsked(ScriptedModel):
             yield event
 
 
-async def twice_at_once(context: InvokeModelContext, next_fn: Any) -> Any:
-    """Ask twice and take the first answer."""
+async def calls_concurrently(context: InvokeModelContext, next_fn: Any) -> Any:
+    """Call the model twice and take the first answer."""
 
     async def ask() -> list[Any]:
         return [event async for event in next_fn(context)]
@@ -209,30 +209,30 @@ async def twice_at_once(context: InvokeModelContext, next_fn: Any) -> Any:
         yield event
 
 
-def test_requests_that_a_middleware_makes_at_once_each_count(
+def test_concurrent_requests_by_middleware_are_all_counted(
     make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """The one that is not taken was asked for anyway."""
+    """The discarded one was sent anyway."""
     enable(observers=[events.append])
-    agent = make_agent(AsManyAsAsked())
-    agent.add_middleware(InvokeModelStage, twice_at_once)
+    agent = make_agent(AnswersInPairs())
+    agent.add_middleware(InvokeModelStage, calls_concurrently)
     agent("go")
     counted = [event.usage.total for event in events if isinstance(event, ModelCall)]
     assert sorted(counted) == [15, 1000]
 
 
 async def leave(context: InvokeModelContext, next_fn: Any) -> Any:
-    """Read the beginning of an answer, and have enough of it."""
+    """Read the start of an answer and drop the rest."""
     events = next_fn(context)
     yield await anext(events)
     await events.aclose()
     raise ConnectionError("enough")
 
 
-def test_a_response_that_a_middleware_leaves_is_booked_there_and_then(
+def test_response_dropped_by_middleware_is_counted_immediately(
     make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """Whoever is told that the call is over finds it counted."""
+    """An observer of the call's event finds the call already counted."""
     enable(observers=[events.append])
     agent = make_agent(ScriptedModel([says("hello")]))
     agent.add_middleware(InvokeModelStage, leave)
@@ -247,7 +247,7 @@ def test_a_response_that_a_middleware_leaves_is_booked_there_and_then(
     assert booked == [1]
 
 
-def test_enabling_twice_is_enabling_once(
+def test_enable_twice_is_idempotent(
     make_agent: MakeAgent, warnings_logged: Callable[[], list[str]], metric: Metric
 ) -> None:
     """`enable()` is idempotent: one processor, one count, one warning."""
@@ -259,8 +259,8 @@ def test_enabling_twice_is_enabling_once(
     assert metric("otel_limits_turns_total", agent="tester") == 2
 
 
-def test_enabling_again_replaces_what_applies(make_agent: MakeAgent) -> None:
-    """Invocations that begin afterwards have the new limits, also of agents that exist."""
+def test_enable_again_replaces_limits(make_agent: MakeAgent) -> None:
+    """Invocations that start afterwards have the new limits, for existing agents too."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
     assert calls(agent) == 2
@@ -270,18 +270,18 @@ def test_enabling_again_replaces_what_applies(make_agent: MakeAgent) -> None:
     assert calls(agent) == 1
 
 
-def test_agents_that_exist_already_are_reached(make_agent: MakeAgent, source: str) -> None:
-    """An agent made, and even called, before `enable()` is limited when it runs afterwards."""
+def test_existing_agents_are_limited(make_agent: MakeAgent, source: str) -> None:
+    """An agent made, or even called, before `enable()` is limited when it runs afterwards."""
     agent = make_agent(ScriptedModel([says("done"), *[uses("search")] * 9]))
     agent("go")
     enable(Limits(max_turns=2))
     assert calls(agent) == 2
 
 
-def test_a_provider_that_is_made_later_is_followed(
+def test_provider_made_later_gets_our_processor(
     make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`StrandsTelemetry()` after `enable()` makes a provider that has our processor, once."""
+    """`StrandsTelemetry()` after `enable()` makes a provider with our processor, added once."""
     enable(Limits(max_turns=2))
     provider = StrandsTelemetry().tracer_provider
     assert len(processors(provider)) == 1
@@ -292,11 +292,11 @@ def test_a_provider_that_is_made_later_is_followed(
     assert metric("otel_limits_unsampled_invocations_total", agent="tester") == 0
 
 
-def test_a_provider_of_a_vendor_keeps_its_own_processors() -> None:
-    """A subclass whose `add_span_processor` does more than add is not asked to do it for us."""
+def test_vendor_provider_keeps_its_processors() -> None:
+    """A subclass may do more than add in `add_span_processor`, so we don't call it."""
 
     class Vendor(TracerProvider):
-        """Throws away its default exporter as soon as another one is added, as Phoenix does."""
+        """Replaces its default exporter when another one is added, as Phoenix does."""
 
         def add_span_processor(self, span_processor: SpanProcessor) -> None:  # noqa: ARG002
             """Replace the default."""
@@ -307,7 +307,7 @@ def test_a_provider_of_a_vendor_keeps_its_own_processors() -> None:
 
 
 def seen_from_outside(agent: Agent) -> dict[str, Any]:
-    """Everything that switching on changes."""
+    """Everything that `enable()` changes."""
     provider = trace.get_tracer_provider()
     assert isinstance(provider, TracerProvider)
     return {
@@ -321,9 +321,11 @@ def seen_from_outside(agent: Agent) -> dict[str, Any]:
     }
 
 
-def test_disable_undoes_completely(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registries, processors, classes and metrics are what they were before; handlers stay."""
-    # An agent with a plugin that something of another test keeps alive: its classes stay patched.
+def test_disable_restores_everything(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registries, processors, classes and metrics are as before; only handlers stay."""
+    # Agents with plugins that other tests keep alive would keep their classes patched.
     monkeypatch.setattr(attach, "ALL_WITH_OWN", set())
     disable()
     agent = make_agent(runaway())
@@ -344,14 +346,14 @@ def metrics_there() -> list[str]:
     return sorted(family.name for family in REGISTRY.collect())
 
 
-def test_disabling_twice_and_without_enabling_is_harmless() -> None:
-    """`disable()` where nothing is on does nothing."""
+def test_disable_without_enable_does_nothing() -> None:
+    """`disable()` does nothing while otel-limits is off."""
     disable()
     disable()
 
 
-def test_enabling_after_disabling_works(make_agent: MakeAgent, metric: Metric) -> None:
-    """On, off and on again limits as the first time, and counts from zero."""
+def test_enable_after_disable_works(make_agent: MakeAgent, metric: Metric) -> None:
+    """After another `enable()`, limits apply and counts start from zero."""
     agent = make_agent(runaway())
     for _ in range(3):
         enable(Limits(max_turns=2))
@@ -360,10 +362,10 @@ def test_enabling_after_disabling_works(make_agent: MakeAgent, metric: Metric) -
         disable()
 
 
-def test_a_disabled_process_is_left_alone(
+def test_disabled_process_is_unchanged(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `OTEL_LIMITS_DISABLED=true` neither `enable()` nor a plugin does anything."""
+    """With `OTEL_LIMITS_DISABLED=true`, neither `enable()` nor a plugin has any effect."""
     monkeypatch.setenv("OTEL_LIMITS_DISABLED", "true")
     before = dict(vars(Agent))
     enable(Limits(max_turns=1))
@@ -375,8 +377,8 @@ def test_a_disabled_process_is_left_alone(
     assert dict(vars(Agent)) == before
 
 
-def test_a_plugin_survives_disable(make_agent: MakeAgent, events: list[Event]) -> None:
-    """`disable()` undoes `enable()`: an agent keeps what it was given itself, and that alone."""
+def test_plugin_survives_disable(make_agent: MakeAgent, events: list[Event]) -> None:
+    """`disable()` undoes `enable()` only: an agent keeps its own limits."""
     agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
     enable(Limits(max_token_budget=15), observers=[events.append])
     assert calls(agent) == 1
@@ -386,13 +388,13 @@ def test_a_plugin_survives_disable(make_agent: MakeAgent, events: list[Event]) -
     assert events == []
 
 
-def test_an_agent_with_a_plugin_keeps_nothing_on(
+def test_disable_with_living_plugin_publishes_nothing(
     make_agent: MakeAgent, metric: Metric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After `disable()` nothing is published until it is called again, whatever keeps it alive.
+    """After `disable()` nothing is published until its next call, even if the agent stays alive.
 
-    Strands' loop for tools in the background is such a thing: it keeps the context of whoever asked
-    for the first of them in the process.
+    Strands' loop for background tools keeps it alive: it holds the context of the invocation that
+    first used one in the process.
     """
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", f"sqlite:///{tmp_path}/ledger.db")
     before = LIVE.observers.all, RUNTIME.enforcement(), metrics_there()
@@ -411,10 +413,10 @@ def test_an_agent_with_a_plugin_keeps_nothing_on(
     assert metrics_there() == before[2]
 
 
-def test_an_agent_with_a_plugin_is_followed_again_when_it_is_called(
+def test_agent_with_plugin_is_tracked_again_after_disable(
     make_agent: MakeAgent, source: str, metric: Metric
 ) -> None:
-    """It is held, counted from zero, and not blind; agents without a plugin are not followed."""
+    """It is limited, counted from zero and sampled; agents without a plugin are not tracked."""
     agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
     assert calls(agent) == 2
     enable(Limits(max_turns=9))
@@ -422,18 +424,18 @@ def test_an_agent_with_a_plugin_is_followed_again_when_it_is_called(
     assert metric("otel_limits_turns_total", agent="tester") == 0
     assert (calls(agent), calls(agent)) == (2, 2)
     assert metric("otel_limits_turns_total", agent="tester") == 4
-    blind = metric("otel_limits_unsampled_invocations_total", agent="tester")
-    assert blind == (2 if source == "hooks" else 0)
+    unsampled = metric("otel_limits_unsampled_invocations_total", agent="tester")
+    assert unsampled == (2 if source == "hooks" else 0)
     assert (
         calls(make_agent(ScriptedModel([*[uses("search")] * 4, says("done")]), name="other")) == 5
     )
     assert metric("otel_limits_turns_total", agent="other") == 0
 
 
-def test_an_invocation_with_a_plugin_is_told_although_it_was_disabled(
+def test_disable_mid_run_counts_plugin_invocation_to_its_end(
     make_agent: MakeAgent, metric: Metric
 ) -> None:
-    """`disable()` in the middle of it: what it used is counted to its end."""
+    """Usage is counted to the end of an invocation even if `disable()` is called during it."""
     agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=3))])
     enable(Limits(max_turns=9))
 
@@ -450,8 +452,8 @@ def test_an_invocation_with_a_plugin_is_told_although_it_was_disabled(
     assert metric("otel_limits_stops_total", **ended) == 1
 
 
-def test_an_agent_can_be_forgotten(make_agent: MakeAgent) -> None:
-    """Nothing of ours keeps an agent alive that its application has dropped."""
+def test_agent_is_garbage_collected(make_agent: MakeAgent) -> None:
+    """We keep no agent alive that its application has dropped."""
     enable(Limits(max_turns=2))
     agent = make_agent(runaway())
     agent("go")
@@ -461,8 +463,8 @@ def test_an_agent_can_be_forgotten(make_agent: MakeAgent) -> None:
     assert alive() is None
 
 
-def test_an_agent_with_a_plugin_can_be_forgotten(make_agent: MakeAgent) -> None:
-    """Nor one that has limits of its own."""
+def test_agent_with_plugin_is_garbage_collected(make_agent: MakeAgent) -> None:
+    """Nor an agent with its own limits."""
     agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=2))])
     agent("go")
     alive = weakref.ref(agent)
@@ -471,21 +473,21 @@ def test_an_agent_with_a_plugin_can_be_forgotten(make_agent: MakeAgent) -> None:
     assert alive() is None
 
 
-def test_one_plugin_can_serve_several_agents(make_agent: MakeAgent) -> None:
-    """A plugin keeps nothing of the agent that it was given to."""
+def test_plugin_can_serve_several_agents(make_agent: MakeAgent) -> None:
+    """A plugin keeps no state of the agent that it was given to."""
     plugin = LimitsPlugin(Limits(max_turns=2))
     agents = [make_agent(runaway(), plugins=[plugin]) for _ in range(2)]
     assert [calls(agent) for agent in agents] == [2, 2]
 
 
-def test_a_plugin_refuses_an_unknown_action() -> None:
-    """The sentence names what it may be."""
+def test_plugin_with_unknown_action_raises() -> None:
+    """The error lists the valid actions."""
     with pytest.raises(ValueError, match=r"action must be one of observe, halt, .* got 'explode'"):
         LimitsPlugin(Limits(max_turns=1), action="explode")  # type: ignore[arg-type]
 
 
-def test_the_plugin_is_imported_when_it_is_asked_for() -> None:
-    """`otel_limits.LimitsPlugin` is the class; any other unknown name is no attribute."""
+def test_plugin_is_imported_lazily() -> None:
+    """`otel_limits.LimitsPlugin` is the class; any other unknown name raises `AttributeError`."""
     assert otel_limits.LimitsPlugin is LimitsPlugin
     with pytest.raises(AttributeError, match="has no attribute 'Plugin'"):
         _ = otel_limits.Plugin
@@ -495,10 +497,10 @@ def test_the_plugin_is_imported_when_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("everywhere", [None, Limits(max_turns=9)])
-def test_a_copy_of_an_agent_keeps_its_own_limits(
+def test_copied_agent_keeps_its_own_limits(
     everywhere: Limits | None, make_agent: MakeAgent
 ) -> None:
-    """Over those of all agents, and also when the original is gone."""
+    """They win over the process-wide limits, even after the original is gone."""
     if everywhere is not None:
         enable(everywhere)
     original = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=3))])

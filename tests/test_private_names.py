@@ -1,4 +1,4 @@
-"""Private names of Strands: each is listed and found, and `import strands` survives its loss."""
+"""Private names of Strands: each is listed and exists, and `import strands` works without it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ MADE: dict[str, Callable[[], object]] = {
     "Agent": lambda: Agent(model=ScriptedModel([]), callback_handler=None),
     "OpenAIModel": lambda: OpenAIModel(model_id="m"),
 }
-"""Makes an object of each class of which something private is used."""
+"""Makes an object of each class with a private attribute that we use."""
 
 DEPRECATED = PrivateName(
     "strands.agent.agent", "Agent.structured_output_async", "public, but deprecated", "not followed"
 )
-"""Will be gone one day, and is looked for by us."""
+"""A public name that we look for although it will be removed."""
 
 WHOLE_MODULES = [
     PrivateName("strands.middleware._agent_stream", "", "", ""),
@@ -58,7 +58,7 @@ import sys, types, wrapt
 module, name = sys.argv[1:]
 
 def hide(found):
-    """Take the name away from whoever looks for it from within otel-limits."""
+    """Hide the name from lookups by otel-limits."""
     kind, made, private = name.partition("().")
     if made:
         kind = getattr(found, kind)
@@ -108,7 +108,7 @@ except AttributeError as error:
 @pytest.mark.parametrize(
     "missing", [*NAMES, DEPRECATED, *WHOLE_MODULES], ids=lambda each: each.name or each.module
 )
-def test_a_name_that_is_gone_is_never_felt(missing: PrivateName) -> None:
+def test_missing_private_name_breaks_no_agent(missing: PrivateName) -> None:
     """`import strands` succeeds, and an agent runs to a halt or to its natural end."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", VANISH, missing.module, missing.name],
@@ -123,17 +123,17 @@ def test_a_name_that_is_gone_is_never_felt(missing: PrivateName) -> None:
 
 
 @pytest.mark.parametrize("private", NAMES)
-def test_a_name_is_where_it_is_looked_for(private: PrivateName) -> None:
-    """When this fails after an update of Strands, its line says what is done without it."""
-    importlib.import_module(private.module)  # an object of one that is not is not looked for
+def test_private_name_exists(private: PrivateName) -> None:
+    """If this fails after an update of Strands, its entry describes the behavior without it."""
+    importlib.import_module(private.module)  # probing skips modules that were not imported
     assert private.exists
     kind, made, attribute = private.name.partition("().")
     if made:
         assert hasattr(MADE[kind](), attribute)
 
 
-def test_a_client_is_not_imported_to_be_looked_at() -> None:
-    """Probing takes no second of import, and finds fault with nothing that nobody uses."""
+def test_probing_imports_no_client() -> None:
+    """Importing a client takes a second, and an unused client needs no warning."""
     program = (
         "import sys; from otel_limits.bindings.strands.probe import CLIENTS, gaps, gaps_of;"
         "print(gaps(), *map(gaps_of, CLIENTS), 'strands.models.openai' in sys.modules)"
@@ -144,10 +144,10 @@ def test_a_client_is_not_imported_to_be_looked_at() -> None:
     assert done.stdout.split("\n")[0] == "() () False"
 
 
-def test_a_client_of_the_application_that_cannot_be_seen_is_told(
+def test_invisible_custom_client_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where a release calls it otherwise, the guard names what is lost; limits hold."""
+    """If a release renames the attribute, the guard names the loss; limits are enforced."""
     from strands.models import openai
 
     class OpenAIModel:
@@ -161,7 +161,7 @@ def test_a_client_of_the_application_that_cannot_be_seen_is_told(
 
 
 def private_names_in(path: Path) -> set[str]:
-    """Private attributes of other objects, and private modules, that a module names."""
+    """Private attributes of other objects, and private modules, that a module uses."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and re.fullmatch(r"_[a-z]\w*", node.attr):
@@ -172,13 +172,13 @@ def private_names_in(path: Path) -> set[str]:
     return found
 
 
-def test_no_other_module_knows_a_private_name() -> None:
-    """They stand in one module; what is only for type checkers is not among them either."""
+def test_private_names_are_used_in_one_module() -> None:
+    """All are used in one module; names for type checkers only are no exception."""
     others = [path for path in ROOM.glob("*.py") if path.name != "private.py"]
     assert {path.name: names for path in others if (names := private_names_in(path))} == {}
 
 
-# --- what is relied on without a name ---------------------------------------------------------
+# --- assumptions without a private name -------------------------------------------------------
 
 
 def parameters(function: Any) -> list[str]:
@@ -186,48 +186,48 @@ def parameters(function: Any) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
-def test_an_invocation_begins_and_ends_in_two_methods() -> None:
-    """The first returns the span, the second is told the outcome, in every case."""
+def test_invocation_starts_and_ends_in_two_methods() -> None:
+    """The first returns the span, and the second gets the outcome, in every case."""
     assert parameters(Agent._start_agent_trace_span) == ["self", "messages"]
     assert parameters(Agent._end_agent_trace_span) == ["self", "response", "error", "cancellation"]
     assert inspect.getsource(Agent.stream_async).count("self._end_agent_trace_span(") == 3
 
 
 def test_messages_are_appended_one_by_one() -> None:
-    """The synthetic message goes into the history by it."""
+    """It adds the synthetic message to the history."""
     assert inspect.iscoroutinefunction(Agent._append_messages)
     assert parameters(Agent._append_messages) == ["self", "messages"]
 
 
-def test_a_stop_event_carries_reason_and_message_first() -> None:
-    """`put_stop` puts another reason in its place, and a refused leg makes one."""
+def test_stop_event_starts_with_reason_and_message() -> None:
+    """`put_stop` replaces the reason, and a refused leg makes such an event."""
     names = parameters(_events.EventLoopStopEvent.__init__)
     assert names[1:5] == ["stop_reason", "message", "metrics", "request_state"]
     event = _events.EventLoopStopEvent("end_turn", {"role": "assistant", "content": []}, None, {})  # type: ignore[arg-type]
     assert event["stop"][:2] == ("end_turn", {"role": "assistant", "content": []})
 
 
-def test_the_agent_stream_has_a_stage() -> None:
-    """It is followed, and gets the agent and its state."""
+def test_agent_stream_has_a_stage() -> None:
+    """We wrap it, and it gets the agent and its state."""
     assert {"agent", "invocation_state"} <= set(parameters(_agent_stream.AgentStreamContext))
 
 
-def test_the_loop_lets_interrupts_pass() -> None:
+def test_loop_passes_interrupts_through() -> None:
     """A refusal is an interrupt: no `AfterModelCallEvent`, no wrapping, no log."""
     source = inspect.getsource(event_loop._handle_model_execution)
     assert re.search(r"except InterruptException:\s+raise", source)
     assert issubclass(InterruptException, Exception)
 
 
-def test_end_turn_ends_the_loop_after_tools() -> None:
+def test_end_turn_after_tools_ends_loop() -> None:
     """A string in `AfterToolsEvent.end_turn` becomes the last message, before any cancel."""
     source = inspect.getsource(event_loop._handle_tool_execution)
     end_turn = source.index("if after_tools_event.end_turn")
     assert end_turn < source.index("agent._deferred_cancel or agent._observe_cancellation()")
 
 
-def test_hooks_of_infinite_order_come_first_and_last() -> None:
-    """Whatever order an application gives its own."""
+def test_hooks_with_infinite_order_run_first_and_last() -> None:
+    """Any finite order of an application lies between them."""
     registry, seen = hooks.HookRegistry(), []
     for order in (0, float("inf"), -float("inf"), 10**9):
         registry.add_callback(
@@ -239,8 +239,8 @@ def test_hooks_of_infinite_order_come_first_and_last() -> None:
 
 
 @pytest.mark.parametrize(("total", "cached"), [(15, 0), (15, 5), (20, 5), (115, 100)])
-def test_cached_tokens_are_counted_as_strands_counts_them(total: int, cached: int) -> None:
-    """Its spans and we say the same of one call."""
+def test_cached_tokens_match_strands_count(total: int, cached: int) -> None:
+    """Its spans and our events agree on a call."""
     usage: Any = {
         "inputTokens": 10,
         "outputTokens": 5,
@@ -250,13 +250,13 @@ def test_cached_tokens_are_counted_as_strands_counts_them(total: int, cached: in
     assert record_of_usage(usage).usage.input == metrics._total_prompt_tokens(usage)
 
 
-def test_spans_have_the_scope_that_is_followed() -> None:
-    """The processor recognises Strands' spans by the module that emits them."""
+def test_spans_have_the_tracked_scope() -> None:
+    """The processor recognizes Strands' spans by the module that emits them."""
     assert tracer.__name__ == "strands.telemetry.tracer"
 
 
-def test_what_an_interrupt_let_finish_stands_in_the_interrupt_state() -> None:
-    """A resume does not run those tools again, and we don't count them again."""
+def test_tools_finished_before_interrupt_are_in_its_state() -> None:
+    """A resume does not run those tools again, so we don't count them again."""
     state = Agent(model=ScriptedModel([]), callback_handler=None)._interrupt_state
     assert (state.interrupts, state.activated, state.pending_tool_execution) == ({}, False, None)
     assert "completed_tool_results" in parameters(PendingToolExecution)

@@ -1,6 +1,6 @@
-"""Every class of models that Strands has, against a server on loopback: requests made are counted.
+"""All model classes of Strands against a server on loopback: every request is counted.
 
-The servers answer as little as each client accepts. A client that is not installed is skipped.
+The servers send as little as each client accepts. Clients that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ LLAMACPP = server_events(
 
 
 def provider(name: str, **arguments: Any) -> Any:
-    """Make a model of the module `name`; its one class is the one that is defined there."""
+    """Make a model from the module `name`, with the one class defined there."""
     module = pytest.importorskip(f"strands.models.{name}", exc_type=ImportError)
     (kind,) = (
         each
@@ -180,7 +180,7 @@ def provider(name: str, **arguments: Any) -> Any:
 
 
 def sagemaker(url: str) -> Any:
-    """Make a model at an endpoint of SageMaker."""
+    """Make a model at a SageMaker endpoint."""
     session = pytest.importorskip("boto3").Session("key", "secret", region_name="eu-west-1")
     model = provider(
         "sagemaker",
@@ -193,7 +193,7 @@ def sagemaker(url: str) -> Any:
 
 
 def bedrock(url: str) -> Any:
-    """Make a model of Bedrock that does not stream."""
+    """Make a Bedrock model that does not stream."""
     session = pytest.importorskip("boto3").Session("key", "secret", region_name="eu-west-1")
     return provider(
         "bedrock", model_id="m", boto_session=session, endpoint_url=url, streaming=False
@@ -250,7 +250,7 @@ PROVIDERS: dict[str, tuple[Any, Callable[[str], Any]]] = {
 
 
 class Provider(ThreadingHTTPServer):
-    """Answers every request alike, and counts them."""
+    """A server that gives every request the same response, and counts requests."""
 
     daemon_threads = True
 
@@ -262,7 +262,7 @@ class Provider(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Address of the server."""
         return f"http://127.0.0.1:{self.server_port}"
 
 
@@ -272,7 +272,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Provider
 
     def do_POST(self) -> None:
-        """Answer."""
+        """Respond."""
         self.rfile.read(int(self.headers.get("content-length") or 0))
         self.server.requests.append(self.path)
         self.send_response(200)
@@ -283,7 +283,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.answer)
 
     def log_message(self, *_: Any) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -302,8 +302,8 @@ def serve() -> Iterator[Callable[[Any], Provider]]:
         server.server_close()
 
 
-def test_every_provider_of_strands_is_here() -> None:
-    """A module that a later version brings shows up."""
+def test_every_strands_provider_is_listed() -> None:
+    """A module of a later Strands version makes this fail until it is listed."""
     modules = {
         each.name
         for each in pkgutil.iter_modules(strands.models.__path__)
@@ -313,7 +313,7 @@ def test_every_provider_of_strands_is_here() -> None:
 
 
 MEASURED = ("anthropic", "bedrock", "llamacpp")
-"""Those that ask their own `stream`, which says what was used."""
+"""Models that get structured output from their own `stream`, which reports usage."""
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -321,7 +321,7 @@ MEASURED = ("anthropic", "bedrock", "llamacpp")
 def test_structured_output_is_one_counted_request(
     name: str, serve: Callable[[Any], Provider], events: list[Event]
 ) -> None:
-    """What reached the provider is what was counted, and nothing twice."""
+    """Every request that reached the provider was counted, and none twice."""
     answer, make = PROVIDERS[name]
     server = serve(answer)
     model = make(server.url)
@@ -329,7 +329,7 @@ def test_structured_output_is_one_counted_request(
     agent = asking(lambda: extract(model))
     agent("go")
     counted = [each for each in calls(events) if each.side]
-    if name == "llamaapi":  # has none: it raises before it asks anybody
+    if name == "llamaapi":  # has none: it raises before any request
         assert (server.requests, counted) == ([], [])
         return
     assert len(server.requests) == len(counted) == 1, agent.messages
@@ -344,7 +344,7 @@ def test_structured_output_is_one_counted_request(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PROVIDERS)
-def test_a_spent_budget_lets_no_structured_output_out(
+def test_spent_budget_refuses_structured_output(
     name: str, serve: Callable[[Any], Provider]
 ) -> None:
     """No request reaches the provider."""

@@ -1,4 +1,4 @@
-"""One agent that runs several invocations at once: what ends one of them leaves the others."""
+"""Concurrent invocations of one agent: ending one leaves the others alone."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ TOOL_USE: list[StreamEvent] = [
 
 
 class Waiting(ScriptedModel):
-    """Answers nobody before all are killed that are to be, and hangs for who says `hang`.
+    """Answers only after the test's kills; hangs for the prompt `hang`.
 
     Args:
-        sent: What it sends before it hangs.
+        sent: Chunks sent before it hangs.
     """
 
     def __init__(self, sent: list[StreamEvent]) -> None:
@@ -53,7 +53,7 @@ class Waiting(ScriptedModel):
         self.go_on = asyncio.Event()
 
     async def stream(self, messages: Any, *args: Any, **named: Any) -> AsyncIterable[StreamEvent]:
-        """Hang for the one that is asked first."""
+        """Hang in the first call."""
         self.asked += 1
         hangs = self.asked == 1
         if self.asked == 3:
@@ -68,25 +68,25 @@ class Waiting(ScriptedModel):
 
 
 def reentrant(model: ScriptedModel, **arguments: Any) -> Agent:
-    """Make an agent that may run several invocations at once."""
+    """Make an agent that allows concurrent invocations."""
     return agent_of(model, "agent", concurrent_invocation_mode="unsafe_reentrant", **arguments)
 
 
 def kill_first() -> None:
-    """Kill the invocation that began first, as `kill()` does it that finds one by its trace."""
+    """Kill the oldest invocation, as `kill()` does after finding one by its trace."""
     run = next(iter(LIVE._live.values()))
     assert LIVE.kill(all=True, before=run.started + 1e-9) == 1
 
 
 async def with_three(agent: Agent, model: Waiting) -> list[str]:
-    """Ask three times at once, kill the first while it hangs, and let the others go on after it."""
+    """Run three invocations, kill the first while it hangs, then let the others finish."""
     tasks = []
     for _ in range(3):
         tasks.append(asyncio.create_task(agent.invoke_async("go")))
-        await asyncio.sleep(0.001)  # each begins at a time of its own
+        await asyncio.sleep(0.001)  # gives each its own start time
     await model.all_asked.wait()
     kill_first()
-    # Before anything comes from the provider: nothing but the kill can end it.
+    # The provider sends nothing: only the kill can end it.
     killed = await asyncio.wait_for(tasks[0], PATIENCE_SECONDS)
     assert [task.done() for task in tasks] == [True, False, False]
     model.go_on.set()
@@ -97,15 +97,15 @@ HANGS = {"before-first": [], "within-text": FIRST_CHUNKS[:3], "within-tool-use":
 
 
 @pytest.mark.parametrize("sent", HANGS.values(), ids=HANGS)
-def test_a_kill_ends_one_that_hangs_and_no_other(
+def test_kill_ends_only_the_hanging_invocation(
     sent: list[StreamEvent], events: list[Event], open_spans: Callable[[], list[str]]
 ) -> None:
     """The history is valid, the usage is estimated, spans end, and the next call works."""
     enable(Limits(max_turns=9), observers=[events.append])
     agent = reentrant(model := Waiting(sent))
     assert asyncio.run(with_three(agent, model)) == ["killed", "end_turn", "end_turn"]
-    told = [fact for fact in events if isinstance(fact, Stop)]
-    assert [(fact.reason, fact.turns) for fact in told] == [
+    stops = [event for event in events if isinstance(event, Stop)]
+    assert [(fact.reason, fact.turns) for fact in stops] == [
         ("killed", 0),
         ("end_turn", 1),
         ("end_turn", 1),
@@ -118,14 +118,16 @@ def test_a_kill_ends_one_that_hangs_and_no_other(
     synthetic = [message for message in agent.messages if otel_limits.is_synthetic(message)]
     assert [len(synthetic), "usage" in synthetic[0]["metadata"]] == [1, False]
     assert not any("toolUse" in block for each in agent.messages for block in each["content"])
-    # Strands keeps one span of an agent, and ends that of the last of several invocations only.
+    # Strands keeps one span per agent, so of concurrent invocations only the last one's span ends.
     assert [name for name in open_spans() if not name.startswith("invoke_agent")] == []
     assert agent("next").stop_reason == "end_turn"
 
 
 @pytest.mark.parametrize("sent", [FIRST_CHUNKS, TOOL_USE], ids=["text", "tool-use"])
-def test_an_answer_that_was_whole_is_kept(sent: list[StreamEvent], events: list[Event]) -> None:
-    """The tools that it asks for are not run, and each has its result."""
+def test_complete_answer_of_killed_invocation_is_kept(
+    sent: list[StreamEvent], events: list[Event]
+) -> None:
+    """The tools that it requests do not run, but each has a result."""
     enable(Limits(max_turns=9), observers=[events.append])
     looked: list[str] = []
 
@@ -147,8 +149,8 @@ def test_an_answer_that_was_whole_is_kept(sent: list[StreamEvent], events: list[
 
 
 @pytest.mark.parametrize("where", ["middleware", "retry"])
-def test_a_kill_ends_one_whose_call_has_not_gone_out(where: str) -> None:
-    """It waits in a middleware, or for the next attempt; the others go on."""
+def test_kill_ends_invocation_before_its_request(where: str) -> None:
+    """It waits in a middleware or for the next attempt; the others continue."""
     enable(Limits(max_turns=9))
     model = Waiting([])
     held: list[object] = []
@@ -168,8 +170,8 @@ def test_a_kill_ends_one_whose_call_has_not_gone_out(where: str) -> None:
     assert asyncio.run(with_three(agent, model)) == ["killed", "end_turn", "end_turn"]
 
 
-def test_tools_of_the_killed_one_that_have_not_begun_do_not_run() -> None:
-    """The one that runs is waited for; those of another invocation run."""
+def test_kill_prevents_tools_not_yet_started() -> None:
+    """The running one is awaited; those of another invocation run."""
     enable(Limits(max_turns=9))
     ran: list[str] = []
     begun = {"first": asyncio.Event(), "other": asyncio.Event()}
@@ -196,7 +198,7 @@ def test_tools_of_the_killed_one_that_have_not_begun_do_not_run() -> None:
         await begun["first"].wait()
         other = asyncio.create_task(agent.invoke_async("go"))
         await begun["other"].wait()
-        assert len(LIVE) == 2  # the kill of the only one would cancel the agent
+        assert len(LIVE) == 2  # killing the only invocation would cancel the agent
         kill_first()
         release.set()
         return [str(each.stop_reason) for each in await asyncio.gather(one, other)]
@@ -206,14 +208,14 @@ def test_tools_of_the_killed_one_that_have_not_begun_do_not_run() -> None:
 
 
 class HangingLast(Waiting):
-    """Hangs within the second answer, which is the last one of who asked first."""
+    """Hangs during the second answer, which is the last one of the first invocation."""
 
     def __init__(self) -> None:
         super().__init__(FIRST_CHUNKS[:3])
         self.hangs = asyncio.Event()
 
     async def stream(self, *args: Any, **named: Any) -> AsyncIterable[StreamEvent]:
-        """Ask for a tool first, then hang, and answer the others when told to."""
+        """Request a tool first, then hang; answer the others once the test allows it."""
         self.asked += 1
         if self.asked == 1:
             script = ScriptedModel([uses("look")])
@@ -231,8 +233,8 @@ class HangingLast(Waiting):
                 yield event
 
 
-def test_a_last_answer_that_was_broken_off_gets_no_note_of_ours() -> None:
-    """Who reads the stream sees what the model has said, and then the halt stands in its place."""
+def test_interrupted_last_answer_gets_no_note() -> None:
+    """The reader sees the text of the model, which the halt then replaces."""
     enable(Limits(max_turns=1), action="wrap_up")
 
     @tool
@@ -267,8 +269,8 @@ def test_a_last_answer_that_was_broken_off_gets_no_note_of_ours() -> None:
     assert texts == ["Once upon"]
 
 
-def test_who_begins_beside_one_that_was_killed_is_not_cancelled() -> None:
-    """The agent was cancelled for the one that was alone then, and a tool still runs."""
+def test_invocation_started_after_kill_is_not_cancelled() -> None:
+    """The agent was cancelled for its only invocation at the time, and a tool still runs."""
     enable(Limits(max_turns=9))
     begun, release = asyncio.Event(), asyncio.Event()
 
@@ -292,8 +294,8 @@ def test_who_begins_beside_one_that_was_killed_is_not_cancelled() -> None:
     assert asyncio.run(main()) == ["killed", "end_turn"]
 
 
-def test_a_refusal_leaves_the_tools_of_another_invocation_alone() -> None:
-    """Those have their own results, and would have two."""
+def test_refusal_keeps_tools_of_another_invocation() -> None:
+    """They have their own results, and would get a second one."""
     enable(Limits(max_turns=9))
     begun, release = asyncio.Event(), asyncio.Event()
 
@@ -326,9 +328,9 @@ def test_a_refusal_leaves_the_tools_of_another_invocation_alone() -> None:
     assert len([block for block in blocks if "toolResult" in block]) == 1
 
 
-def test_the_deadline_of_each_ends_each(events: list[Event]) -> None:
-    """One is past its time while its provider hangs, and the others answer after that."""
-    # A second, in which also a machine that is busy has asked the model.
+def test_deadline_ends_only_its_invocation(events: list[Event]) -> None:
+    """One times out while its provider hangs; the others answer after that."""
+    # One second is enough for a model call, even on a busy machine.
     enable(Limits(max_duration_seconds=1), observers=[events.append])
     agent = reentrant(model := Waiting([]))
 
@@ -343,7 +345,7 @@ def test_the_deadline_of_each_ends_each(events: list[Event]) -> None:
         return [str(each.stop_reason) for each in [ended, *await asyncio.gather(*others)]]
 
     assert asyncio.run(main()) == ["max_duration", "end_turn", "end_turn"]
-    told = [fact for fact in events if isinstance(fact, Stop)]
-    # The first one, which alone had a deadline that is over; not before it.
-    assert [fact.reason for fact in told] == ["max_duration", "end_turn", "end_turn"]
-    assert told[0].seconds >= 1
+    stops = [event for event in events if isinstance(event, Stop)]
+    # Only the first one had an expired deadline, and it ended no earlier.
+    assert [stop.reason for stop in stops] == ["max_duration", "end_turn", "end_turn"]
+    assert stops[0].seconds >= 1

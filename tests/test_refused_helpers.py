@@ -1,4 +1,4 @@
-"""Models that hooks and plug-ins of an agent ask: what refusing them does to the agent."""
+"""Refused model calls of an agent's hooks and plug-ins: their effect on the agent."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def think() -> str:
     return "thought"
 
 
-def test_a_classifier_of_risks_that_is_refused_halts(source: str, events: list[Event]) -> None:
-    """It decides before each tool whether a human is asked, and shares the agent's tree."""
+def test_refused_risk_classifier_halts(source: str, events: list[Event]) -> None:
+    """It decides before each tool if a human must approve it, and shares the agent's tree."""
     enable(tree=Limits(max_model_calls=2), observers=[events.append])
     decision = Answer(tools=(("_RiskDecision", {"requires_approval": False, "reason": "ok"}),))
     judge = ScriptedModel(endless(decision))
@@ -35,8 +35,8 @@ def test_a_classifier_of_risks_that_is_refused_halts(source: str, events: list[E
     assert_valid(agent.messages)
 
 
-def test_a_judge_of_goals_that_is_refused_halts(source: str, events: list[Event]) -> None:
-    """It would send the agent on forever."""
+def test_refused_goal_judge_halts(source: str, events: list[Event]) -> None:
+    """Otherwise it would resume the agent forever."""
     enable(tree=Limits(max_model_calls=4), observers=[events.append])
     judge = ScriptedModel(endless(Answer(tools=(("JudgeOutcome", {"passed": False}),))))
     model = ScriptedModel(endless(says("done")))
@@ -48,8 +48,8 @@ def test_a_judge_of_goals_that_is_refused_halts(source: str, events: list[Event]
     assert_valid(agent.messages)
 
 
-def test_a_hook_after_the_loop_that_is_refused_raises(source: str, events: list[Event]) -> None:
-    """It is application code that asked by itself, and its stop names the limit."""
+def test_refused_hook_after_the_loop_raises(source: str, events: list[Event]) -> None:
+    """Its side call was made by application code, so the error has the limit's stop."""
     enable(Limits(max_model_calls=3), observers=[events.append])
     helper = ScriptedModel(endless(says("hint")))
 

@@ -1,4 +1,4 @@
-"""Nothing but a binding knows a framework: a second one is limited through the same runs."""
+"""Only bindings depend on a framework: a second one is limited by the same runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(otel_limits.__file__).parent
 
 @pytest.fixture
 def framework(monkeypatch: pytest.MonkeyPatch) -> BotFramework:
-    """The second framework, known to whoever reads what a halt left."""
+    """The second framework, registered with the readers of halt markers."""
     framework = BotFramework()
     frameworks = (*known.FRAMEWORKS, framework)
     monkeypatch.setattr(known, "FRAMEWORKS", frameworks)
@@ -43,15 +43,13 @@ def runtime(framework: BotFramework) -> Iterator[Runtime]:
 
 
 def settings(path: Path, limits: Limits) -> Settings:
-    """Limits, and a ledger."""
+    """Limits and a ledger."""
     ledger = parse("ledger", str(path), path.parent)
     return Settings(policy=Policy(limits=limits), ledger=ledger)
 
 
-def test_a_second_framework_is_limited(
-    runtime: Runtime, events: list[Event], tmp_path: Path
-) -> None:
-    """Turns, tokens, a halt, its events, its metrics and its row in the ledger."""
+def test_second_framework_is_limited(runtime: Runtime, events: list[Event], tmp_path: Path) -> None:
+    """Turns, tokens, a halt, events, metrics and a ledger row work as with Strands."""
     path = tmp_path / "ledger.db"
     runtime.start(settings(path, Limits(max_turns=3)), [events.append])
     bot = Bot("bob", ask=lambda step: (f"thought {step}", 10, 5))
@@ -79,15 +77,15 @@ def test_a_second_framework_is_limited(
     assert rows_of(path) == [("bob", "max_turns", 3, 30, 15)]
 
 
-def test_its_own_end_is_its_own(runtime: Runtime, tmp_path: Path) -> None:
+def test_natural_end_keeps_framework_stop_reason(runtime: Runtime, tmp_path: Path) -> None:
     """The stop reason of the framework passes through, in the metrics as well."""
     runtime.start(settings(tmp_path / "ledger.db", Limits(max_turns=3)))
     assert Bot("bob", ask=lambda _: ("done", 10, 5)).run()["reason"] == "done"
     assert value("stops_total", reason="done", action="none") == 1
 
 
-def test_tokens_limit_it_as_well(runtime: Runtime, tmp_path: Path) -> None:
-    """The same judgement, on what the same calls took."""
+def test_token_budget_limits_second_framework(runtime: Runtime, tmp_path: Path) -> None:
+    """Limits on tokens and on turns use the same counts."""
     runtime.start(settings(tmp_path / "ledger.db", Limits(max_token_budget=30)))
     bot = Bot("bob", ask=lambda _: ("on and on", 10, 5))
     assert bot.run()["reason"] == "max_token_budget"
@@ -95,12 +93,12 @@ def test_tokens_limit_it_as_well(runtime: Runtime, tmp_path: Path) -> None:
 
 
 def value(name: str, **labels: str) -> float | None:
-    """One sample of the metrics of bob."""
+    """One sample of bob's metrics."""
     return REGISTRY.get_sample_value(f"otel_limits_{name}", {"agent": "bob", **labels})
 
 
 def rows_of(path: Path) -> list[tuple[Any, ...]]:
-    """What the ledger has of each invocation."""
+    """Ledger row of each invocation."""
     import sqlite3
 
     with sqlite3.connect(path) as ledger:
@@ -117,8 +115,8 @@ STRANDS_WORDS = re.compile(
 )
 
 
-def test_nobody_else_knows_strands() -> None:
-    """Not its modules, span names or stop reasons; the demo is a program that uses it."""
+def test_strands_is_used_by_its_binding_only() -> None:
+    """Not its modules, span names or stop reasons; the demo may, as a program that uses it."""
     known_in = {
         path.relative_to(ROOT).parts[:2]
         for path in ROOT.rglob("*.py")

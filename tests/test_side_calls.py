@@ -1,4 +1,4 @@
-"""A side call that would pass a cap is refused: the loop halts by it, and others get its error."""
+"""Side calls beyond a cap are refused: in the loop that halts, elsewhere it raises."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def assert_valid(messages: Messages) -> None:
-    """Hold that every tool use has its result, and that the last word is an assistant's."""
+    """Assert that every tool use has its result, and that the last message is the assistant's."""
     for message, following in itertools.pairwise(messages):
         asked = [b["toolUse"]["toolUseId"] for b in message["content"] if "toolUse" in b]
         given = [b["toolResult"]["toolUseId"] for b in following["content"] if "toolResult" in b]
@@ -41,7 +41,7 @@ def assert_valid(messages: Messages) -> None:
 
 
 def caught(ask: Callable[[], Any], errors: list[BaseException]) -> Callable[[], Any]:
-    """Ask until that is refused, and keep the refusal."""
+    """Call until refused, and keep the error."""
 
     async def until_refused() -> str:
         try:
@@ -55,10 +55,10 @@ def caught(ask: Callable[[], Any], errors: list[BaseException]) -> Callable[[], 
 
 
 @pytest.mark.parametrize("way", [read, extract], ids=["stream", "structured_output"])
-def test_what_a_tool_asks_is_refused_at_the_cap(
+def test_side_call_of_tool_is_refused_at_the_cap(
     way: Callable[[Any], Any], source: str, events: list[Event]
 ) -> None:
-    """N permits exactly N requests, and the tool gets the limit's error for the next."""
+    """A cap of N allows exactly N requests, and the tool gets the limit's error for the next."""
     enable(Limits(max_model_calls=4), observers=[events.append])
     helper, errors = ByItself(endless(says("hint")), model_id="helper"), list[BaseException]()
     agent = asking(caught(lambda: way(helper), errors))
@@ -72,16 +72,16 @@ def test_what_a_tool_asks_is_refused_at_the_cap(
 
 
 async def listen(model: Any) -> None:
-    """Ask a model by name of the argument about something spoken."""
+    """Call a model with audio, passing messages by keyword."""
     spoken = {"audio": {"format": "wav", "source": {"bytes": b""}}}
     async for _ in model.stream(messages=[{"role": "user", "content": [spoken]}]):
         pass
 
 
-def test_what_is_spoken_is_seen_in_messages_by_name(
+def test_audio_in_keyword_messages_is_detected(
     source: str, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its price depends on it: nobody says how much of the input it was."""
+    """The price of audio input is unknown, as its share of the input is not reported."""
     policy = tmp_path / "limits.yaml"
     policy.write_text("models: {helper: {price: {input: 1, output: 1}}}")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
@@ -93,8 +93,8 @@ def test_what_is_spoken_is_seen_in_messages_by_name(
     assert "it has audio" in str(spoken.unpriced)
 
 
-def test_a_token_budget_refuses_side_calls(source: str) -> None:
-    """It lags by one call at most, whoever makes it."""
+def test_token_budget_refuses_side_calls(source: str) -> None:
+    """It overshoots by one call at most, whatever made that call."""
     enable(Limits(max_token_budget=200))
     helper = ScriptedModel(endless(says("hint", usage=tokens(1000))))
     errors = list[BaseException]()
@@ -103,16 +103,16 @@ def test_a_token_budget_refuses_side_calls(source: str) -> None:
     assert [type(error) for error in errors] == [MaxTokenBudgetReachedException]
 
 
-def test_the_tools_of_the_last_turn_may_ask(source: str) -> None:
-    """A side call is no turn, and passes no cap on turns."""
+def test_tools_of_last_turn_may_make_side_calls(source: str) -> None:
+    """A side call is not a turn, so it cannot pass a cap on turns."""
     enable(Limits(max_turns=1))
     helper = ScriptedModel([says("hint")])
     assert asking(lambda: read(helper))("go").stop_reason == "max_turns"
     assert helper.calls == 1
 
 
-def test_what_is_only_observed_is_let_out(source: str, events: list[Event]) -> None:
-    """It is told as what would have been halted."""
+def test_side_call_in_observe_mode_is_admitted(source: str, events: list[Event]) -> None:
+    """It is reported as a would-be halt."""
     enable(Limits(max_model_calls=1), action="observe", observers=[events.append])
     helper = ScriptedModel([says("hint")])
     assert asking(lambda: read(helper))("go").stop_reason == "end_turn"
@@ -121,8 +121,8 @@ def test_what_is_only_observed_is_let_out(source: str, events: list[Event]) -> N
 
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
-def test_a_direct_request_in_a_spent_tree_raises(source: str, events: list[Event]) -> None:
-    """It is an invocation without a result that could say so."""
+def test_side_call_in_spent_tree_raises(source: str, events: list[Event]) -> None:
+    """It is an invocation without a result that could carry the stop."""
     enable(tree=Limits(max_model_calls=1), observers=[events.append])
     inner = Agent(model=ByItself([]), callback_handler=None, name="inner")
     errors = list[BaseException]()
@@ -136,11 +136,11 @@ def test_a_direct_request_in_a_spent_tree_raises(source: str, events: list[Event
     )
 
 
-# --- where the loop asks --------------------------------------------------------------------------
+# --- side calls of the loop -----------------------------------------------------------------------
 
 
 def long_conversation() -> Any:
-    """Make a conversation that can be summarised."""
+    """Make a conversation long enough to be summarized."""
     return [
         {"role": role, "content": [{"text": f"{number}"}]}
         for number, role in enumerate(["user", "assistant"] * 4)
@@ -148,8 +148,8 @@ def long_conversation() -> Any:
 
 
 @pytest.mark.parametrize("action", ["halt", "raise", "wrap_up", "ask"])
-def test_a_summary_that_is_refused_halts(action: Any, source: str, events: list[Event]) -> None:
-    """The loop cannot go on without it, as its context has overflowed."""
+def test_refused_summary_halts(action: Any, source: str, events: list[Event]) -> None:
+    """The loop cannot continue without it, because its context has overflowed."""
     enable(Limits(max_model_calls=1), action=action, observers=[events.append])
     model = ScriptedModel([fails(ContextWindowOverflowException("too long"))])
     manager = SummarizingConversationManager(summary_ratio=0.5, preserve_recent_messages=1)
@@ -170,10 +170,8 @@ def test_a_summary_that_is_refused_halts(action: Any, source: str, events: list[
     assert len(agent.messages) == 10
 
 
-def test_a_summary_by_an_agent_of_its_own_that_is_refused_halts(
-    source: str, events: list[Event]
-) -> None:
-    """What a halted agent says does not take the place of the conversation."""
+def test_refused_summary_agent_halts(source: str, events: list[Event]) -> None:
+    """A halted agent's message must not replace the conversation."""
     enable(tree=Limits(max_model_calls=1), observers=[events.append])
     writer = Agent(model=ScriptedModel([]), callback_handler=None, name="writer")
     manager = SummarizingConversationManager(
@@ -193,8 +191,8 @@ def test_a_summary_by_an_agent_of_its_own_that_is_refused_halts(
     assert_valid(agent.messages)
 
 
-def test_a_router_is_counted_and_refused(source: str, events: list[Event]) -> None:
-    """Its classifier is a side call of the loop; what it leaves is for the models it chooses."""
+def test_router_is_counted_and_refused(source: str, events: list[Event]) -> None:
+    """Its classifier is a side call of the loop; the rest is for the models that it selects."""
     enable(Limits(max_model_calls=2), observers=[events.append])
     classifier = ByItself([], model_id="classifier")
     models = [ScriptedModel(endless(uses("think")), model_id=f"m{n}") for n in (1, 2)]
@@ -212,8 +210,8 @@ def test_a_router_is_counted_and_refused(source: str, events: list[Event]) -> No
     assert next((each.model, each.side) for each in calls(events)) == ("classifier", True)
 
 
-def test_steering_that_is_refused_halts(source: str, events: list[Event]) -> None:
-    """Its handler finds no decision, which is the halt and not an error of the agent."""
+def test_refused_steering_halts(source: str, events: list[Event]) -> None:
+    """Its handler gets no decision, which is the halt and not an error of the agent."""
     enable(tree=Limits(max_model_calls=1), observers=[events.append])
 
     @tool
@@ -237,10 +235,8 @@ def test_steering_that_is_refused_halts(source: str, events: list[Event]) -> Non
 # --- after the end --------------------------------------------------------------------------------
 
 
-def test_a_call_after_the_end_belongs_to_the_tree_while_that_lives(
-    source: str, events: list[Event]
-) -> None:
-    """It is refused there once that is spent; when the tree has ended, too, nothing is refused."""
+def test_call_after_end_belongs_to_active_tree(source: str, events: list[Event]) -> None:
+    """It is refused once the tree's budget is spent; after the end of the tree nothing is."""
     enable(tree=Limits(max_model_calls=5), observers=[events.append])
     helper = ScriptedModel(endless(says("hint")), model_id="helper")
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""What the span of an invocation says at its end: what it cost, and what would have ended it."""
+"""Attributes of an invocation's span at its end: cost and would-be halt."""
 
 from __future__ import annotations
 
@@ -46,10 +46,8 @@ def of_agents(spans: InMemorySpanExporter) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_an_observed_halt_is_on_the_span(
-    make_agent: MakeAgent, spans: InMemorySpanExporter
-) -> None:
-    """Its reason, its limit and what it would have been; the stop reason is the framework's."""
+def test_would_be_halt_is_on_the_span(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
+    """Reason, limit and action of the would-be halt; the stop reason is the framework's."""
     enable(Limits(max_turns=2), action="observe")
     result = make_agent(ScriptedModel([*[uses("search")] * 3, says("done")]))("go")
 
@@ -67,10 +65,10 @@ def test_an_observed_halt_is_on_the_span(
     }
 
 
-def test_a_halt_is_not_one_that_would_have_been(
+def test_real_halt_is_not_a_would_be_halt(
     make_agent: MakeAgent, spans: InMemorySpanExporter
 ) -> None:
-    """Dashboards that count either must not count it twice."""
+    """Dashboards that count both must not count it twice."""
     enable(Limits(max_turns=2))
     make_agent(ScriptedModel(endless(uses("search"))))("go")
 
@@ -80,8 +78,8 @@ def test_a_halt_is_not_one_that_would_have_been(
 
 
 @pytest.mark.usefixtures("_priced")
-def test_the_cost_is_on_the_span(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
-    """Two calls of 10 and 5 tokens at 1,000 and 2,000 USD a million, and nothing is unknown."""
+def test_cost_is_on_the_span(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
+    """Two calls of 10 and 5 tokens at 1,000 and 2,000 USD per million, with no unpriced call."""
     enable()
     make_agent(ScriptedModel([uses("search"), says("done")], model_id="priced"))("go")
 
@@ -89,7 +87,7 @@ def test_the_cost_is_on_the_span(make_agent: MakeAgent, spans: InMemorySpanExpor
 
 
 @pytest.mark.usefixtures("_priced")
-def test_what_is_free_costs_nothing(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
+def test_free_model_costs_zero(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
     """A price of 0 is a price."""
     enable()
     make_agent(ScriptedModel([says("done")], model_id="free"))("go")
@@ -98,8 +96,10 @@ def test_what_is_free_costs_nothing(make_agent: MakeAgent, spans: InMemorySpanEx
 
 
 @pytest.mark.usefixtures("_priced")
-def test_an_unknown_price_is_no_cost(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
-    """Never 0, which would say that it was free."""
+def test_unknown_price_leaves_cost_unset(
+    make_agent: MakeAgent, spans: InMemorySpanExporter
+) -> None:
+    """Never 0, which would mean free."""
     enable()
     make_agent(ScriptedModel([says("done")], model_id="unheard-of"))("go")
 
@@ -107,10 +107,10 @@ def test_an_unknown_price_is_no_cost(make_agent: MakeAgent, spans: InMemorySpanE
 
 
 @pytest.mark.usefixtures("_priced")
-def test_a_cost_that_is_not_all_of_it_says_so(
+def test_partial_cost_is_marked_as_partial(
     make_agent: MakeAgent, spans: InMemorySpanExporter
 ) -> None:
-    """An agent that changes its model while it works has calls with a price and without."""
+    """An agent that switches models has calls with and without a price."""
     enable()
     second = ScriptedModel([says("done")], model_id="unheard-of")
 
@@ -127,7 +127,7 @@ def test_a_cost_that_is_not_all_of_it_says_so(
 
 
 @pytest.mark.usefixtures("_priced")
-def test_what_failed_has_cost_too(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
+def test_failed_invocation_has_a_cost(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
     """The calls before the failure were billed."""
     enable()
     script = [uses("search"), fails(ConnectionError("gone"))]
@@ -138,15 +138,13 @@ def test_what_failed_has_cost_too(make_agent: MakeAgent, spans: InMemorySpanExpo
 
 
 @pytest.mark.usefixtures("_priced")
-def test_an_agent_within_another_has_its_own_cost(
-    make_agent: MakeAgent, spans: InMemorySpanExporter
-) -> None:
-    """Costs of spans can be added up: none contains that of another."""
+def test_nested_agent_has_its_own_cost(make_agent: MakeAgent, spans: InMemorySpanExporter) -> None:
+    """Span costs can be added up: none includes that of another."""
     enable()
 
     @tool
     def ask() -> str:
-        """Ask another agent."""
+        """Call another agent."""
         return str(make_agent(ScriptedModel([says("yes")], model_id="priced"), name="inner")("go"))
 
     outer = ScriptedModel([uses("ask"), says("done")], model_id="priced")

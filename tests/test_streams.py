@@ -1,4 +1,4 @@
-"""Streams that nobody reads to the end: broken off, closed or cancelled at every event."""
+"""Streams that are not read to the end: dropped, closed or cancelled at every event."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Leave = Callable[[Agent, int], Coroutine[Any, Any, None]]
 
 
 class PausingModel(ScriptedModel):
-    """Gives way to other tasks before every chunk, as a provider's socket does."""
+    """Yields to other tasks before every chunk, as a provider's socket does."""
 
     async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
         """Stream the next answer of the script."""
@@ -53,7 +53,7 @@ async def break_off(agent: Agent, at: int) -> None:
 
 
 async def close(agent: Agent, at: int) -> None:
-    """Close the stream, as a web framework does when its client is gone."""
+    """Close the stream, as a web framework does when its client disconnects."""
     stream: Any = agent.stream_async("go")
     assert isinstance(stream, AsyncGenerator)
     for _ in range(at):
@@ -62,7 +62,7 @@ async def close(agent: Agent, at: int) -> None:
 
 
 async def cancel_inside(agent: Agent, at: int) -> None:
-    """Cancel the task while the agent is at work behind event `at`."""
+    """Cancel the task while the agent works after event `at`."""
 
     async def read() -> None:
         number = 0
@@ -77,7 +77,7 @@ async def cancel_inside(agent: Agent, at: int) -> None:
 
 
 async def cancel_outside(agent: Agent, at: int) -> None:
-    """Cancel the task while it is busy with event `at` and the agent waits."""
+    """Cancel the task while it handles event `at` and the agent waits."""
 
     async def read() -> None:
         number = 0
@@ -100,12 +100,12 @@ def leave(request: pytest.FixtureRequest) -> Leave:
 
 
 def runaway(make_agent: MakeAgent) -> Agent:
-    """An agent that asks for one more search forever."""
+    """Make an agent that requests one more search forever."""
     return make_agent(PausingModel(endless(uses("search"))), tools=[search])
 
 
 def count_events(make_agent: MakeAgent) -> int:
-    """Events of a whole stream."""
+    """Number of events of a whole stream."""
 
     async def count() -> int:
         return sum([1 async for _ in runaway(make_agent).stream_async("go")])
@@ -114,17 +114,17 @@ def count_events(make_agent: MakeAgent) -> int:
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    """What was logged, by whom, since the last look."""
+    """Return loggers and messages since the last call."""
     gc.collect(0)
     lines = [(r.name, r.getMessage()) for r in caplog.records if r.levelname != "DEBUG"]
     caplog.clear()
     return lines
 
 
-def test_leaving_a_stream_leaves_nothing_behind(
+def test_abandoned_stream_leaves_nothing_behind(
     leave: Leave, make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At every event: nothing live, one stop told, and no log line of ours but the halt's."""
+    """At every event: no active invocation, one stop, and only the halt in our log."""
     events: list[Event] = []
     enable(Limits(max_turns=2), observers=[events.append])
     number = count_events(make_agent)
@@ -140,8 +140,8 @@ def test_leaving_a_stream_leaves_nothing_behind(
         assert kinds == [Started, Stop], at
 
 
-def test_raising_into_a_stream_that_was_left_is_silent(leave: Leave, make_agent: MakeAgent) -> None:
-    """With `raise`, a stream that was left early has nobody to raise to, and does not."""
+def test_abandoned_stream_with_action_raise_is_silent(leave: Leave, make_agent: MakeAgent) -> None:
+    """With `raise`, a stream that was left early has no caller to raise to."""
     enable(Limits(max_turns=2), action="halt")
     number = count_events(make_agent)
     otel_limits.disable()
@@ -151,10 +151,10 @@ def test_raising_into_a_stream_that_was_left_is_silent(leave: Leave, make_agent:
         assert len(LIVE) == 0, at
 
 
-def test_others_log_what_they_log_without_us(
+def test_abandoned_stream_adds_no_log_lines(
     leave: Leave, make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever Strands and OpenTelemetry say about a stream that was left, we add nothing."""
+    """We add nothing to what Strands and OpenTelemetry log about an abandoned stream."""
 
     def run(at: int) -> list[tuple[str, str]]:
         answers = [uses("search"), says("done")]
@@ -167,8 +167,8 @@ def test_others_log_what_they_log_without_us(
     assert {at: run(at) for at in indices} == before
 
 
-def test_an_agent_that_was_left_can_be_called_again(leave: Leave, make_agent: MakeAgent) -> None:
-    """The next invocation begins with nothing of the one that was left."""
+def test_agent_of_abandoned_stream_can_be_called_again(leave: Leave, make_agent: MakeAgent) -> None:
+    """The next invocation inherits nothing from the abandoned one."""
     enable(Limits(max_turns=2))
     for at in (1, 5, 12, 20):
         agent = runaway(make_agent)
@@ -180,10 +180,8 @@ def test_an_agent_that_was_left_can_be_called_again(leave: Leave, make_agent: Ma
         assert agent.model.calls == calls + 2
 
 
-def test_a_response_that_was_broken_off_is_counted(
-    leave: Leave, make_agent: MakeAgent, source: str
-) -> None:
-    """A call that was under way is booked as failed, with its input when chunks had come."""
+def test_interrupted_response_is_counted(leave: Leave, make_agent: MakeAgent, source: str) -> None:
+    """An in-flight call is recorded as failed, with its input if chunks had arrived."""
     events: list[Event] = []
     enable(observers=[events.append])
     agent = make_agent(PausingModel([says("a long story")]))
@@ -194,8 +192,8 @@ def test_a_response_that_was_broken_off_is_counted(
     assert (stop.reason, stop.usage) == ("aborted", call.usage)
 
 
-def test_a_stream_that_is_never_started_is_no_invocation(make_agent: MakeAgent) -> None:
-    """Asking for a stream and not reading it begins nothing."""
+def test_unread_stream_is_not_an_invocation(make_agent: MakeAgent) -> None:
+    """Requesting a stream without reading it starts nothing."""
     events: list[Event] = []
     enable(observers=[events.append])
     stream = make_agent(ScriptedModel([])).stream_async("go")
@@ -204,12 +202,12 @@ def test_a_stream_that_is_never_started_is_no_invocation(make_agent: MakeAgent) 
     assert not [event for event in events if isinstance(event, (Started, Stop))]
 
 
-def test_a_timeout_around_an_agent_leaves_nothing(make_agent: MakeAgent) -> None:
+def test_timeout_around_agent_leaves_nothing_behind(make_agent: MakeAgent) -> None:
     """`asyncio.wait_for` cancels an invocation in the middle of a tool."""
 
     @tool
     async def hang() -> str:
-        """Never come back."""
+        """Never return."""
         await asyncio.Event().wait()
         return "never"
 

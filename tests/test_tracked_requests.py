@@ -1,4 +1,4 @@
-"""Every way out to a provider is counted: once, where it was caused, also after the end."""
+"""Every request to a provider is counted once, for its invocation, even after the end of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Report(BaseModel):
 
 
 class ByItself(ScriptedModel):
-    """Asks for structured output in a way of its own, as most providers do."""
+    """Gets structured output from its own API instead of `stream`, as most providers do."""
 
     async def structured_output(
         self, output_model: Any, *_: Any, **__: Any
@@ -39,17 +39,17 @@ class ByItself(ScriptedModel):
 
 
 def calls(events: list[Event]) -> list[ModelCall]:
-    """Model calls, in the order in which they ended."""
+    """Model calls, in the order of their ends."""
     return [fact for fact in events if isinstance(fact, ModelCall)]
 
 
 def stops(events: list[Event]) -> dict[str, Stop]:
-    """How each agent ended."""
+    """Stops of all agents."""
     return {fact.agent: fact for fact in events if isinstance(fact, Stop)}
 
 
 async def read(model: Any) -> str:
-    """Ask a model, as an application does that needs no agent."""
+    """Call a model without an agent, as an application may."""
     return "".join(
         [
             event["contentBlockDelta"]["delta"].get("text", "")
@@ -60,7 +60,7 @@ async def read(model: Any) -> str:
 
 
 async def extract(model: Any, output_model: Any = Report) -> Any:
-    """Ask a model for structured output."""
+    """Request structured output from a model."""
     return [
         event["output"]
         async for event in model.structured_output(output_model, QUESTION, system_prompt="be brief")
@@ -69,11 +69,11 @@ async def extract(model: Any, output_model: Any = Report) -> Any:
 
 
 def asking(ask: Callable[[], Any], *, model: Any = None, **arguments: Any) -> Agent:
-    """Make an agent whose one tool does what `ask` does."""
+    """Make an agent whose one tool runs `ask`."""
 
     @tool
     async def think() -> str:
-        """Ask another model."""
+        """Call another model."""
         return str(await ask())
 
     scripted = model or ScriptedModel([uses("think"), says("done")])
@@ -83,10 +83,8 @@ def asking(ask: Callable[[], Any], *, model: Any = None, **arguments: Any) -> Ag
 # --- structured output ----------------------------------------------------------------------------
 
 
-def test_structured_output_that_a_tool_asks_for_is_counted(
-    source: str, events: list[Event]
-) -> None:
-    """A provider's own API for it is a way out like `stream`, and is estimated by its texts."""
+def test_structured_output_in_tool_is_counted(source: str, events: list[Event]) -> None:
+    """A provider's own API for it is tracked like `stream`, and estimated from its texts."""
     enable(observers=[events.append])
     helper = ByItself([], model_id="helper")
     asking(lambda: extract(helper))("go")
@@ -96,8 +94,8 @@ def test_structured_output_that_a_tool_asks_for_is_counted(
     assert stops(events)["thinker"].model_calls == 3
 
 
-def test_structured_output_through_a_stream_is_one_call(source: str, events: list[Event]) -> None:
-    """A class that asks its own `stream` for it makes one request, with what that reports."""
+def test_structured_output_through_stream_is_one_call(source: str, events: list[Event]) -> None:
+    """A class that uses its own `stream` makes one request, with the usage reported there."""
 
     class Streaming(ScriptedModel):
         async def structured_output(
@@ -114,7 +112,7 @@ def test_structured_output_through_a_stream_is_one_call(source: str, events: lis
     assert (helper.calls, counted) == (1, [("measured", 70)])
 
 
-def test_structured_output_of_a_coroutine_is_counted(events: list[Event]) -> None:
+def test_structured_output_from_coroutine_is_counted(events: list[Event]) -> None:
     """A class that breaks the protocol works as without us, and is counted."""
 
     class Coroutine(ScriptedModel):
@@ -134,8 +132,8 @@ def test_structured_output_of_a_coroutine_is_counted(events: list[Event]) -> Non
     assert [each.kind for each in calls(events) if each.model == "helper"] == ["unmeasured"]
 
 
-def test_an_instrumented_client_says_what_structured_output_used(events: list[Event]) -> None:
-    """The span of a client within the request completes it, instead of being a second one."""
+def test_instrumented_client_reports_structured_output_usage(events: list[Event]) -> None:
+    """The span of a client within the request completes it instead of being a second call."""
 
     class Instrumented(ScriptedModel):
         async def structured_output(
@@ -154,8 +152,8 @@ def test_an_instrumented_client_says_what_structured_output_used(events: list[Ev
     assert [(each.kind, each.usage.total) for each in counted] == [("measured", 1000)]
 
 
-def test_structured_output_that_fails_counts_as_a_failed_call(events: list[Event]) -> None:
-    """Its error reaches whoever asked."""
+def test_failed_structured_output_is_a_failed_call(events: list[Event]) -> None:
+    """Its error reaches the caller."""
 
     class Failing(ScriptedModel):
         async def structured_output(self, *_: Any, **__: Any) -> Any:
@@ -174,8 +172,8 @@ def test_structured_output_that_fails_counts_as_a_failed_call(events: list[Event
 # --- classes --------------------------------------------------------------------------------------
 
 
-def test_a_class_that_is_defined_while_an_agent_runs_is_followed(events: list[Event]) -> None:
-    """The tool that asks it defines it, too."""
+def test_model_class_defined_mid_run_is_tracked(events: list[Event]) -> None:
+    """The tool that calls it defines it, too."""
     enable(observers=[events.append])
 
     async def ask() -> Any:
@@ -200,8 +198,8 @@ def test_a_class_that_is_defined_while_an_agent_runs_is_followed(events: list[Ev
     ]
 
 
-def test_a_chain_of_parents_is_one_request(events: list[Event]) -> None:
-    """Each class asks its parent's `stream`, as deep as they go."""
+def test_chain_of_parent_classes_makes_one_request(events: list[Event]) -> None:
+    """Each class calls its parent's `stream`, at any depth."""
 
     class First(ScriptedModel):
         async def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
@@ -221,7 +219,7 @@ def test_a_chain_of_parents_is_one_request(events: list[Event]) -> None:
 
 
 class Around(ScriptedModel):
-    """A model that asks others: the first that answers, or all of them."""
+    """A model that calls others: the first that answers, or all of them."""
 
     def __init__(self, *models: ScriptedModel, together: bool = False) -> None:
         super().__init__([])
@@ -229,7 +227,7 @@ class Around(ScriptedModel):
         self.models, self.together = models, together
 
     async def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        """Ask them."""
+        """Call them."""
         if self.together:
             answers = await asyncio.gather(*(self.collect(each) for each in self.models))
             for event in answers[-1]:
@@ -248,8 +246,8 @@ class Around(ScriptedModel):
         return [event async for event in model.stream(QUESTION)]
 
 
-def test_a_model_that_asks_another_one_is_one_request(source: str, events: list[Event]) -> None:
-    """It counts for the model that was asked, whose price is known."""
+def test_delegating_model_makes_one_request(source: str, events: list[Event]) -> None:
+    """It counts for the inner model, which has the price."""
     enable(observers=[events.append])
     inner = ScriptedModel([says("done")], model_id="inner")
     Agent(model=Around(inner), callback_handler=None)("go")
@@ -258,8 +256,8 @@ def test_a_model_that_asks_another_one_is_one_request(source: str, events: list[
     ]
 
 
-def test_a_model_that_falls_back_makes_two_requests(source: str, events: list[Event]) -> None:
-    """The one that failed is a call, and so is the one that answered."""
+def test_falling_back_model_makes_two_requests(source: str, events: list[Event]) -> None:
+    """Both the failed one and the answered one are calls."""
     enable(observers=[events.append])
     broken = ScriptedModel([fails(ConnectionError("down"))], model_id="broken")
     inner = ScriptedModel([says("done")], model_id="inner")
@@ -272,9 +270,7 @@ def test_a_model_that_falls_back_makes_two_requests(source: str, events: list[Ev
     assert (stops(events)["a"].turns, stops(events)["a"].usage.total) == (1, 15)
 
 
-def test_a_model_that_asks_several_at_once_makes_as_many_requests(
-    source: str, events: list[Event]
-) -> None:
+def test_fan_out_model_makes_one_request_each(source: str, events: list[Event]) -> None:
     """Each counts once, with its own tokens."""
     enable(observers=[events.append])
     models = [
@@ -289,11 +285,11 @@ def test_a_model_that_asks_several_at_once_makes_as_many_requests(
     assert (stops(events)["a"].turns, stops(events)["a"].usage.total) == (1, 600)
 
 
-# --- who caused it --------------------------------------------------------------------------------
+# --- attribution ----------------------------------------------------------------------------------
 
 
-def test_a_plain_thread_counts_where_it_was_started(events: list[Event]) -> None:
-    """Nothing but the span of the tool goes along into it."""
+def test_plain_thread_counts_for_its_starter(events: list[Event]) -> None:
+    """The thread inherits nothing but the span of the tool."""
     enable(observers=[events.append])
     helper = ScriptedModel([says("hint")], model_id="helper")
 
@@ -307,7 +303,7 @@ def test_a_plain_thread_counts_where_it_was_started(events: list[Event]) -> None
     assert stops(events)["thinker"].model_calls == 3
 
 
-def test_calls_of_the_loop_are_no_side_calls(
+def test_calls_of_the_loop_are_not_side_calls(
     source: str, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """Nor are its retries."""
@@ -319,8 +315,8 @@ def test_calls_of_the_loop_are_no_side_calls(
 # --- after the end --------------------------------------------------------------------------------
 
 
-def test_a_call_after_the_end_is_recorded(source: str, events: list[Event]) -> None:
-    """A task that a tool left behind counts where it was started, although that has ended."""
+def test_call_after_end_of_invocation_is_recorded(source: str, events: list[Event]) -> None:
+    """A task left behind by a tool counts for its invocation, even after that has ended."""
     enable(Limits(max_token_budget=2000), observers=[events.append])
     helper = ScriptedModel([says("hint", usage=tokens(1000))] * 3, model_id="helper")
 
@@ -352,10 +348,8 @@ def test_a_call_after_the_end_is_recorded(source: str, events: list[Event]) -> N
     assert stop.model_calls == 2
 
 
-def test_a_call_that_outlives_its_invocation_is_counted_once(
-    source: str, events: list[Event]
-) -> None:
-    """It is under way at the end, and counts with what the provider reports then."""
+def test_call_outliving_its_invocation_is_counted_once(source: str, events: list[Event]) -> None:
+    """It is in flight at the end, and later counts with the usage reported."""
     enable(observers=[events.append])
 
     async def main() -> None:
