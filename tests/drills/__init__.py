@@ -1,1 +1,1 @@
-"""Disasters for a ledger, at full size: `python -m tests.drills`."""
+"""Full-size failure drills for a ledger and a quota store: `python -m tests.drills`."""

@@ -1,14 +1,14 @@
 """Drills for a ledger and for a store of quotas: `python -m tests.drills [--small] [NAME ...]`.
 
-Each lets a disaster happen to real agents that record in a ledger, and proves that what was
-promised is there, and that `otel-limits audit verify` tells the truth before and after the rows
-that wait are taken back. Without names all are held; --small is what CI has time for. Disks are
-filled and made read-only as small file systems of their own, which only root can mount.
+Each drill causes a disaster while real agents record in a ledger. It proves that the promised rows
+are there, and that `otel-limits audit verify` is correct before and after pending rows are
+restored. Without names all of them run; --small is the size for CI. Full and read-only disks are
+small mounted file systems, which require root.
 """
 
 from __future__ import annotations
 
-from tests.drills import clock  # isort: skip  # noqa: F401  before anybody takes the clock
+from tests.drills import clock  # isort: skip  # noqa: F401  before other modules import the clock
 
 import argparse
 import os
@@ -39,27 +39,27 @@ DRILLS: Final[dict[str, tuple[Drill, int, int]]] = {
     **{f"quota-store-{kind}": (partial(store.faults, kind=kind), 10, 1) for kind in DEPLOYMENTS},
     **{f"quota-line-{kind}": (partial(lines.kills, kind=kind), 30, 2) for kind in DEPLOYMENTS},
 }
-"""What is done, and how much of it (for a line: the seconds of a lease): in full, and in small."""
+"""Each drill with its full and its small size (for queues: the seconds of a lease)."""
 
 NEED_MOUNTS: Final = ("full-disk", "read-only")
 
 
 def main() -> int:
-    """Hold the drills, and say how each went."""
+    """Run the drills and print their results."""
     parser = argparse.ArgumentParser(prog="python -m tests.drills", description=__doc__)
     parser.add_argument("--small", action="store_true", help="a few of everything")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(DRILLS))
     options = parser.parse_args()
     for name in options.names or DRILLS:
         if name in NEED_MOUNTS and os.geteuid():
-            sys.stdout.write(f"{name}: left out, as only root can mount a file system\n")
+            sys.stdout.write(f"{name}: skipped, as only root can mount a file system\n")
             continue
         drill, full, small = DRILLS[name]
         began = time.monotonic()
-        tempfile.tempdir = None  # that of the last drill is gone
+        tempfile.tempdir = None  # the directory of the last drill no longer exists
         with tempfile.TemporaryDirectory(prefix="drill-") as directory:
-            told = drill(Path(directory), small if options.small else full)
-        sys.stdout.write(f"{name}: {told} ({time.monotonic() - began:.1f} s)\n")
+            summary = drill(Path(directory), small if options.small else full)
+        sys.stdout.write(f"{name}: {summary} ({time.monotonic() - began:.1f} s)\n")
         sys.stdout.flush()
     return 0
 

@@ -1,4 +1,4 @@
-"""Compares what `otel-limits audit verify` says with what is there."""
+"""Compares the output of `otel-limits audit verify` with the ledger's contents."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.drills.load import CALLS, TOKENS, Place
 
 
 @dataclass(frozen=True)
-class Said:
-    """What verification says of a ledger."""
+class Verification:
+    """The result of verifying a ledger."""
 
     status: int
     calls: int
@@ -43,7 +43,7 @@ class Said:
 
 
 def ask(place: Place, *question: str) -> tuple[int, Any]:
-    """Ask the ledger a question."""
+    """Run an audit query."""
     place.enter()
     out, said = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
@@ -52,19 +52,19 @@ def ask(place: Place, *question: str) -> tuple[int, Any]:
     return status, json.loads(out.getvalue())
 
 
-def verify(place: Place) -> Said:
-    """Verify it."""
+def verify(place: Place) -> Verification:
+    """Run `audit verify`."""
     status, answer = ask(place, "verify")
     states = {each["check"]: (each["found"], each["state"]) for each in answer["verify"]}
     totals = re.findall(r"([\d,]+) (?:calls|tokens)", answer["verify"][0]["why"])
     calls, tokens = (int(each.replace(",", "")) for each in totals) if totals else (-1, -1)
-    return Said(status, calls, tokens, states)
+    return Verification(status, calls, tokens, states)
 
 
-def prove(place: Place, returned: int) -> Said:
-    """Prove that every invocation that has returned is in the ledger, whole and once.
+def prove(place: Place, returned: int) -> Verification:
+    """Prove that every returned invocation is in the ledger, complete and once.
 
-    What verification says with rows still waiting must be what is there once they are taken back.
+    The totals reported with pending rows must match the contents after these are restored.
     """
     before = verify(place)
     assert before.status == 0, before
@@ -93,7 +93,7 @@ def opened(place: Place) -> Iterator[Database]:
 
 
 def counted(database: Database) -> tuple[int, int, int]:
-    """Invocations with an end and all of their calls; calls; and tokens."""
+    """Count the complete invocations, the calls and the tokens."""
     runs, calls = INVOCATION_TABLE.c, MODEL_CALL_TABLE.c
     own = sa.select(sa.func.count()).where(calls.invocation_id == runs.id).scalar_subquery()
     is_whole = runs.ended_us.is_not(None) & (runs.model_calls == own) & (own == CALLS)

@@ -1,4 +1,4 @@
-"""A clock that can be set. Imported before everything else: what takes `time.time` keeps it."""
+"""An adjustable clock. Import it first: modules that import `time.time` keep the original."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import time
 now = time.time
 
 offset = [0.0]
-"""Seconds by which it is wrong."""
+"""The clock's error, in seconds."""
 
 time.time = lambda: now() + offset[0]

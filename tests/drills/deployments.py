@@ -1,6 +1,6 @@
-"""Where a fleet counts: a server alone, behind TLS and an ACL, in a cluster, or with Sentinels.
+"""Store deployments: a single server, with TLS and an ACL, in a cluster, or with Sentinels.
 
-Between the fleet and each server stands a wire that can do harm.
+A faulty proxy connects the fleet to each server.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from tests.processes import free_port
 from tests.quotas.conftest import Server, Wire, eventually, require_program
 
 USER: Final = "agents:hunter2"
-"""Who has the documented rights, where there is an ACL."""
+"""The user with the documented rights, where there is an ACL."""
 
 WATCH: Final = "watch"
-"""The password of a Sentinel, where it has one."""
+"""The password of a Sentinel, if it has one."""
 
 MASTERS: Final = 3
-"""As few as can agree that one of them is dead."""
+"""The minimum number that can agree that one of them is dead."""
 
 NODE_TIMEOUT: Final = "1000"
-"""Milliseconds after which a cluster, or Sentinels, take a silent server for dead."""
+"""Milliseconds after which a cluster, or Sentinels, treat a silent server as dead."""
 
 
 @dataclass
 class Deployment:
-    """What a fleet is given."""
+    """The store of a fleet."""
 
     url: str
     servers: list[Server]
-    """The first has the keys; the last is its replica, where there is one."""
+    """The first has the keys; the last is its replica, if there is one."""
     has_replica: bool = False
     faults: deque[str] = field(default_factory=deque)
-    """What is done to the next replies to scripts, whichever server sends them."""
+    """Faults of the next replies to scripts, from any server."""
     has_wires: bool = True
 
 
 def certify(directory: Path) -> Path:
-    """Make a certificate for this machine that vouches for itself; its key is beside it."""
+    """Create a self-signed certificate for this machine, next to its key."""
     path = directory / "server.crt"
     require_program("openssl")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
@@ -57,18 +57,18 @@ def certify(directory: Path) -> Path:
 
 
 def encrypted(certificate: Path) -> list[str]:
-    """Return the options of a server that has this certificate."""
+    """Return the options of a server with this certificate."""
     options = ["--tls-auth-clients", "no", "--tls-cert-file", str(certificate)]
     options += ["--tls-key-file", str(certificate.with_suffix(".key"))]
     return [*options, "--tls-ca-cert-file", str(certificate)]
 
 
 def admit_agents(server: Server) -> None:
-    """Add the user who has the rights that are documented, and no others."""
+    """Add the user with the documented rights, and no others."""
     name, password = USER.split(":")
     rights = ("reset", "on", f">{password}", *needed(KeyNames()).split())
     server.client.execute_command("ACL", "SETUSER", name, *rights)
-    # What its client needs besides in a cluster.
+    # A cluster client needs this in addition.
     server.client.execute_command("ACL", "SETUSER", name, "+cluster|slots", "+command")
 
 
@@ -85,14 +85,14 @@ def alone(directory: Path) -> Iterator[Deployment]:
 
 @contextmanager
 def guarded(directory: Path) -> Iterator[Deployment]:
-    """One server, by TLS, for a user with the documented rights."""
+    """One server, over TLS, with a user of the documented rights."""
     certificate, port = certify(directory), free_port()
     with ExitStack() as stack:
         options = [*encrypted(certificate), "--tls-port", str(port)]
         server = _started(stack, Server(directory, *options))
         admit_agents(server)
         deployment = Deployment("", [server])
-        # Nobody can see what is a reply to a script.
+        # Replies to scripts cannot be recognized in encrypted traffic.
         wire = _wired(stack, deployment, port, re.compile(b""))
         deployment.url = f"rediss://{USER}@127.0.0.1:{wire.port}/0?ssl_ca_certs={certificate}"
         yield deployment
@@ -119,7 +119,7 @@ def cluster(directory: Path, *, has_wires: bool = True) -> Iterator[Deployment]:
                 first = deployment.servers[0].client
                 first.execute_command("CLUSTER MEET", "127.0.0.1", port, bus)
         _form(deployment.servers)
-        # Those that can die are not all of them.
+        # Only some of them can be killed.
         deployment.url = f"redis+cluster://{USER}@{','.join(seeds[:2])}"
         yield deployment
 
@@ -139,7 +139,7 @@ def _form(nodes: list[Server]) -> None:
 
 @contextmanager
 def sentinel(directory: Path, *, has_wires: bool = True) -> Iterator[Deployment]:
-    """A master, its replica, and a Sentinel that promotes the replica; with users of an ACL."""
+    """A master, its replica, and a Sentinel that promotes the replica; with ACL users."""
     with ExitStack() as stack:
         deployment = Deployment("", [], has_replica=True, has_wires=has_wires)
         shown = []
@@ -163,9 +163,9 @@ def sentinel(directory: Path, *, has_wires: bool = True) -> Iterator[Deployment]
 
 @contextmanager
 def guarded_sentinel(directory: Path) -> Iterator[Deployment]:
-    """The same by TLS alone, the Sentinel with a password of its own; without wires.
+    """The same over TLS only, with a separate password for the Sentinel; without proxies.
 
-    Replication takes the same way as the fleet, and what is encrypted cannot be told apart.
+    Replication uses the same connections as the fleet, and encrypted traffic looks alike.
     """
     certificate, ports = certify(directory), (free_port(), free_port())
     tls = [*encrypted(certificate), "--tls-replication", "yes"]

@@ -1,4 +1,4 @@
-"""What happens to a ledger in each drill; every one proves what is promised of it."""
+"""Drills for a ledger: each causes a disaster and proves the ledger's guarantees."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SYNCS = ("invocation", "call", "background")
 HOUR = 3600.0
 
 LATEST = writer_module.GATHER_SECONDS + database_module.BUSY_SECONDS
-"""How old what `background` may lose can be: it is gathered, then waits for the others' writes."""
+"""Maximum age in seconds of rows lost by `background`: buffering plus waiting for other writers."""
 
 
 def kills(directory: Path, size: int) -> str:
-    """`kill -9` at any moment, over up to eight processes in one ledger, in all three modes."""
+    """`kill -9` at random moments, over up to eight processes in one ledger, in all three modes."""
     chance = random.Random(9)  # noqa: S311  a drill, no secret
-    told = []
+    results = []
     for sync in SYNCS:
         place = Place(directory / sync)
         workers = [start(place, sync) for _ in range(min(8, size))]
@@ -47,38 +47,38 @@ def kills(directory: Path, size: int) -> str:
             assert worker.end() == 0
             promised += len(worker.returned)
         said = prove(place, promised)
-        told.append(f"{sync}: {killed} killed, {promised} promised, {said.open} cut off")
-    return "; ".join(told)
+        results.append(f"{sync}: {killed} killed, {promised} promised, {said.open} cut off")
+    return "; ".join(results)
 
 
 def _promised(sync: str, returned: list[float], killed_at: float) -> int:
-    """How many invocations of a killed process must be there."""
+    """Return the number of a killed process's invocations that must be in the ledger."""
     if sync != "background":
         return len(returned)
     return sum(at < killed_at - LATEST for at in returned)
 
 
 def full_disk(directory: Path, size: int) -> str:
-    """No room for the database, then none beside it, then none in the data directory either."""
-    told = []
+    """A full disk for the database, then for its directory too, then for the data directory too."""
+    results = []
     for number, names in enumerate((["home"], ["home", "share"], ["home", "share", "tmp"])):
         place = Place(directory / str(number))
         with full(place, names) as free, working(place, 2) as workers:
             for worker in workers:
                 worker.await_more(size)
-            if len(names) == 3:  # nothing takes rows: they are in memory until there is room
+            if len(names) == 3:  # all are full: rows stay in memory until there is room
                 free()
                 workers[0].await_more(1)
                 time.sleep(2 * writer_module.RETRY_SECONDS)
             returned = [len(each.returned) for each in workers]
         said = prove(place, sum(returned))
-        told.append(f"{'+'.join(names)} full: {said.calls} calls, {said.waiting} rows waited")
-    return "; ".join(told)
+        results.append(f"{'+'.join(names)} full: {said.calls} calls, {said.waiting} rows waited")
+    return "; ".join(results)
 
 
 @contextlib.contextmanager
 def full(place: Place, names: list[str]) -> Iterator[Callable[[], None]]:
-    """Fill the disks of some directories of a place, each a small one of its own."""
+    """Fill the disks of some directories, each a small file system."""
     mounted, ballast = [], []
     try:
         for name in names:
@@ -105,7 +105,7 @@ def full(place: Place, names: list[str]) -> Iterator[Callable[[], None]]:
 
 
 def locked(directory: Path, size: int) -> str:
-    """Another program holds the database for longer than anybody waits."""
+    """Another program locks the database for longer than the timeout."""
     place = Place(directory)
     with working(place, 4) as workers:
         for worker in workers:
@@ -126,7 +126,7 @@ def locked(directory: Path, size: int) -> str:
 
 
 def slow(directory: Path, size: int) -> str:
-    """The database is taken again and again for longer than an agent waits."""
+    """The database is repeatedly locked for longer than an agent waits."""
     place, over = Place(directory), threading.Event()
 
     def hold() -> None:
@@ -176,29 +176,29 @@ def read_only(directory: Path, size: int) -> str:
 
 
 def vanished(directory: Path, size: int) -> str:
-    """The directory of the ledger is deleted under load: what comes later is all there."""
+    """The directory of the ledger is deleted under load; all later rows are recorded."""
     place = Place(directory)
     with working(place, 4) as workers:
         for worker in workers:
             worker.await_more(size)
-        shutil.rmtree(place.ledger.parent, ignore_errors=True)  # it may be made anew at once
+        shutil.rmtree(place.ledger.parent, ignore_errors=True)  # may be recreated immediately
         for worker in workers:
             worker.drain()
         before = [len(each.returned) for each in workers]
         for worker in workers:
             worker.await_more(size)
-        # Those under way when it vanished may have lost their first half with it.
+        # Invocations in progress at the deletion may have lost their first half.
         later = sum(len(w.returned) - n - 1 for w, n in zip(workers, before, strict=True))
     _, spent = ask(place, "spend")
     calls = spent["totals"]["spend"]["calls"]
     assert calls >= later * CALLS, (calls, later)
-    # What went with it is missing, and verification says so.
+    # The deleted rows are missing, and verification reports it.
     differ = verify(place).states["Invocation totals match the sums of their calls"]
     return f"{later} invocations after it, {calls} calls; {differ[0]} invocations cut in two"
 
 
 def clock(directory: Path, size: int) -> str:
-    """The clock is set back by an hour, again and again."""
+    """The clock is set back by an hour, repeatedly."""
     place = Place(directory)
     with working(place, 2, shift=HOUR) as workers:
         for worker in workers:

@@ -1,4 +1,4 @@
-"""Processes that run real agents and say which invocations have returned."""
+"""Processes that run real agents and report each finished invocation."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from otel_limits.testing import ScriptedModel, says, uses
 from tests.drills import clock
 
 CALLS = 2
-"""Model calls of each invocation: one that asks for a tool, and one that answers."""
+"""Model calls per invocation: a tool call and an answer."""
 TOKENS = 15
-"""Of each call: what a scripted model reports."""
+"""Tokens per call, as reported by the scripted model."""
 
 
 @dataclass
 class Place:
-    """Where a ledger is, and the directories to which its rows go when they must."""
+    """The location of a ledger, and its fallback directories."""
 
     directory: Path
     address: str = ""
 
     def __post_init__(self) -> None:
-        """Make its directories."""
+        """Create its directories."""
         self.address = self.address or str(self.ledger)
         for each in (self.ledger.parent, self.temporary):
             each.mkdir(parents=True, exist_ok=True)
 
     @property
     def ledger(self) -> Path:
-        """The file, where it is one."""
+        """The database file, if it is one."""
         return self.directory / "home" / "ledger.db"
 
     @property
@@ -54,11 +54,11 @@ class Place:
 
     @property
     def temporary(self) -> Path:
-        """Where temporary files are."""
+        """The directory for temporary files."""
         return self.directory / "tmp"
 
     def enter(self) -> None:
-        """Have this process keep its ledger here."""
+        """Make this process use the ledger."""
         os.environ["OTEL_LIMITS_LEDGER"] = self.address
         os.environ["XDG_DATA_HOME"] = str(self.directory / "share")
         tempfile.tempdir = str(self.temporary)
@@ -70,25 +70,25 @@ class Worker:
 
     pid: int
     said: int
-    """Pipe on which it tells each invocation that has returned."""
+    """Pipe with one line per returned invocation."""
     returned: list[float] = field(default_factory=list)
-    """When each was told."""
+    """The time of each return."""
     unread: bytes = b""
 
     def read(self) -> bool:
-        """Read what it has said; False at its end."""
+        """Read its output; return False at the end."""
         text = os.read(self.said, 65536)
         *lines, self.unread = (self.unread + text).split(b"\n")
         self.returned += map(float, lines)
         return bool(text)
 
     def drain(self) -> None:
-        """Read what it has said so far."""
+        """Read its output so far."""
         while select.select([self.said], [], [], 0)[0] and self.read():
             pass
 
     def await_more(self, number: int, seconds: float = 60.0) -> None:
-        """Wait until it has told of so many further invocations, from now on."""
+        """Wait until this many further invocations have returned."""
         self.drain()
         wanted, deadline = len(self.returned) + number, time.monotonic() + seconds
         while len(self.returned) < wanted:
@@ -97,9 +97,9 @@ class Worker:
                 assert self.read(), "A worker has died."
 
     def end(self, *, kill: bool = False) -> int:
-        """End it, normally or not, and read what it has left to say; returns its status."""
+        """End it, normally or by a kill, and read the rest of its output; return its status."""
         if not (kill or self.returned):
-            self.await_more(1)  # only then does it know the signal
+            self.await_more(1)  # its signal handler is installed before
         os.kill(self.pid, signal.SIGKILL if kill else signal.SIGUSR1)
         while self.read():
             pass
@@ -108,12 +108,12 @@ class Worker:
 
 
 def start(place: Place, sync: str = "invocation", shift: float = 0.0) -> Worker:
-    """Start a process that runs agents until it is told to stop.
+    """Start a process that runs agents until it receives a signal.
 
     Args:
-        place: Where its ledger is.
+        place: The location of its ledger.
         sync: When rows are durable.
-        shift: Seconds by which its clock jumps at every fifth invocation, back and forth.
+        shift: Seconds by which its clock jumps back and forth at every fifth invocation.
     """
     said, writing = os.pipe()
     pid = os.fork()
@@ -127,7 +127,7 @@ def start(place: Place, sync: str = "invocation", shift: float = 0.0) -> Worker:
         os.environ["OTEL_LIMITS_LEDGER_SYNC"] = sync
         _run(writing, shift)
         status = 0
-    except BaseException:  # noqa: BLE001  a fork must not come back into the caller's code
+    except BaseException:  # noqa: BLE001  a fork must never return into the caller's code
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -135,14 +135,14 @@ def start(place: Place, sync: str = "invocation", shift: float = 0.0) -> Worker:
 
 
 def _run(said: int, shift: float) -> None:
-    told: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, _: told.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: signals.append(number))
     otel_limits.enable(Limits(max_turns=5))
     for number in itertools.count():
         clock.offset[0] = -shift if number // 5 % 2 else 0.0
         agent()("go")
         os.write(said, b"%f\n" % time.monotonic())
-        if told:
+        if signals:
             break
     otel_limits.disable()
 
@@ -154,7 +154,7 @@ def look() -> str:
 
 
 def agent() -> Any:
-    """An agent that asks for a tool and then answers."""
+    """An agent that calls a tool and then answers."""
     model = ScriptedModel([uses("look"), says("x")])
     return Agent(model=model, tools=[look], callback_handler=None, name=f"agent-{os.getpid()}")
 
@@ -163,7 +163,7 @@ def agent() -> Any:
 def working(
     place: Place, number: int, sync: str = "invocation", **more: Any
 ) -> Iterator[list[Worker]]:
-    """Several workers, which end normally after the block; none outlives it."""
+    """Run several workers, which end normally after the block; none outlives it."""
     workers = [start(place, sync, **more) for _ in range(number)]
     try:
         yield workers

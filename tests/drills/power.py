@@ -1,7 +1,7 @@
-"""A power failure: files end in the middle of what was written last, at every byte of it.
+"""A power failure: files are truncated within the last write, at every byte of it.
 
-What can be read is looked at after every cut. The commands are asked where it is something new, as
-what they answer depends on nothing else, and at some other cuts.
+The readable rows are checked after every cut. The audit commands run when these rows change, and
+at some other cuts, because their output depends on nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WHOLE = (
 
 
 def spill_file(directory: Path, size: int) -> str:
-    """The last record of a spill file: every other row is there, and half a row is none."""
+    """The last record of a spill file: all other rows are readable, and half a row is ignored."""
     place = Place(directory / "written")
     path = killed_while_locked(place)
     text = path.read_bytes()
@@ -43,7 +43,7 @@ def spill_file(directory: Path, size: int) -> str:
     for cut in range(len(last) + 1):
         path.write_bytes(whole + last[:cut])
         rows = read_back(path)
-        # All of it but the end of its line is all of it, too.
+        # A record without its line break is complete.
         assert rows == len(lines) - 1 - (cut < len(last) - 1), cut
         if rows not in seen or cut % max(1, len(last) // size) == 0:
             prove_spilled(place, cut, rows, is_whole=cut >= len(last) - 1, text=whole)
@@ -52,7 +52,7 @@ def spill_file(directory: Path, size: int) -> str:
 
 
 def killed_while_locked(place: Place) -> Path:
-    """Have a process record while nothing gets into the database; return its spill file."""
+    """Make a process record while the database is locked; return its spill file."""
     with closing(sqlite3.connect(place.ledger, isolation_level=None)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         worker = start(place)
@@ -64,7 +64,7 @@ def killed_while_locked(place: Place) -> Path:
 
 
 def read_back(path: Path) -> int:
-    """Return how many rows can be read; no line is taken for a damaged one."""
+    """Return the number of readable rows; no line may count as damaged."""
     damaged: list[bytes] = []
     with path.open("rb") as file:
         rows = sum(len(portion) for portion in rows_in(file, damaged))
@@ -73,7 +73,7 @@ def read_back(path: Path) -> int:
 
 
 def prove_spilled(place: Place, cut: int, rows: int, *, is_whole: bool, text: bytes) -> None:
-    """Prove that verification says what can be read."""
+    """Prove that verification reports the readable rows."""
     status, answer = ask(place, "verify", "--stale", "1d")
     found = {each["check"]: each["found"] for each in answer["verify"]}
     assert status == 0, (cut, answer)
@@ -85,7 +85,7 @@ def prove_spilled(place: Place, cut: int, rows: int, *, is_whole: bool, text: by
 
 
 def log_of_the_database(directory: Path, size: int) -> str:
-    """The last frames of SQLite's log: their transaction is there as a whole, or not at all."""
+    """The last frames of SQLite's log: their transaction is there completely, or not at all."""
     place, log, begin = written_log(directory)
     text, shared = log.read_bytes(), log.with_name("ledger.db-shm")
     # https://www.sqlite.org/fileformat2.html#walformat
@@ -111,20 +111,20 @@ def log_of_the_database(directory: Path, size: int) -> str:
 
 
 def written_log(directory: Path) -> tuple[Place, Path, int]:
-    """Write three invocations; return the log as it was then, and where the third one begins."""
+    """Write three invocations; return the log at that time, and where the third one begins."""
     place, written = Place(directory), Place(directory / "written")
     log = written.ledger.with_name("ledger.db-wal")
     with closing(Database(parse("drill", written.address, written.data))) as database:
         for number in range(3):
             begin = log.stat().st_size if log.exists() else 0
             database.write(one(round(time.time()) - 60 + number))
-        # Not after it was closed, which moves the log into the file.
+        # Not after closing, which moves the log into the file.
         for each in (written.ledger, log):
             shutil.copyfile(each, place.ledger.with_name(each.name))
     return place, place.ledger.with_name(log.name), begin
 
 
 def look(place: Place) -> tuple[Any, ...]:
-    """Return what the ledger has: invocations with an end, tool calls and model calls."""
+    """Return the ledger's contents: invocations with an end, tool calls and model calls."""
     with closing(sqlite3.connect(f"{place.ledger.as_uri()}?mode=ro", uri=True)) as connection:
         return tuple(connection.execute(WHOLE).fetchone())

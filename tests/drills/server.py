@@ -19,13 +19,13 @@ TABLES = "SELECT to_regclass('otel_limits_model_calls')::text"
 
 
 def disasters(directory: Path, size: int) -> str:
-    """One after the other, over one load of four processes."""
+    """All of them in sequence, over one load of four processes."""
     with own_server() as server:
         server.ask("postgres", f"CREATE DATABASE {DATABASE}")
         place = Place(directory, server.url(DATABASE))
-        told = []
+        results = []
         with working(place, 4) as workers:
-            # On a busy machine invocations return before, as their rows wait in files.
+            # On a busy machine invocations return earlier, as their rows wait in files.
             eventually(lambda: server.ask(DATABASE, TABLES) != [(None,)])
             for worker in workers:
                 worker.await_more(size)
@@ -37,10 +37,10 @@ def disasters(directory: Path, size: int) -> str:
                     took = time.monotonic() - began
                 for worker in workers:
                     worker.await_more(1)
-                told.append(f"{disaster.__name__} {took:.1f} s")
+                results.append(f"{disaster.__name__} {took:.1f} s")
             returned = sum(len(each.returned) for each in workers)
         said = prove(place, returned)
-    return f"{said.calls} calls, {said.waiting} rows waited; {', '.join(told)}"
+    return f"{said.calls} calls, {said.waiting} rows waited; {', '.join(results)}"
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def slow(server: Server) -> Iterator[None]:
 
 @contextmanager
 def read_only(server: Server) -> Iterator[None]:
-    """As a standby is, or a server whose disk is full."""
+    """Like a standby, or a server with a full disk."""
     end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'drill'"
     server.ask("postgres", f"ALTER DATABASE {DATABASE} SET default_transaction_read_only = on")
     server.ask("postgres", end)
@@ -70,7 +70,7 @@ def read_only(server: Server) -> Iterator[None]:
 
 @contextmanager
 def hung(server: Server) -> Iterator[None]:
-    """Its connections stay, and nothing answers."""
+    """Its connections stay open without replies."""
     leader = int((server.data / "postmaster.pid").read_text(encoding="ascii").split()[0])
     children = Path(f"/proc/{leader}/task/{leader}/children").read_text(encoding="ascii").split()
     pids = [leader, *map(int, children)]
@@ -85,7 +85,7 @@ def hung(server: Server) -> Iterator[None]:
 
 @contextmanager
 def killed(server: Server) -> Iterator[None]:
-    """It is gone without a word, and comes back."""
+    """It is killed, and restarted later."""
     server.stop()
     yield
     server.start()

@@ -1,6 +1,6 @@
-"""What happens to a store of quotas: its answers are late, cut off, truncated, or never come.
+"""Drills for a quota store: replies are late, cut off, truncated or missing.
 
-And its server dies, where another one can take over.
+Where a replica can take over, the server is also killed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FAULTS: Final = ("delay", "cut", "truncate", "hang")
 WORKERS: Final = 3
 SCARCE: Final = 60
 PLENTY: Final = 10**6
-IN_LINE: Final = 4
-"""Calls that each worker makes at once, where there are as many places as workers."""
+CALLS_PER_WORKER: Final = 4
+"""Concurrent calls per worker; there are as many slots as workers."""
 
 REPLICATED: Final = 1.0
 """Seconds after which a replica surely has what its master has acknowledged: Redis replicates
@@ -40,21 +40,23 @@ afterwards, and promises nothing of what was acknowledged last
 
 
 def faults(directory: Path, size: int, kind: str = "alone") -> str:
-    """So many of each kind while workers call, and a fail-over; with the times that ship."""
-    told = []
+    """Inject `size` faults of each kind under load, then fail over; with the default timeouts."""
+    results = []
     with DEPLOYMENTS[kind](directory) as place:
         if place.has_wires:
-            told.append(f"{_count(place, size)} calls counted beside {size} of {', '.join(FAULTS)}")
+            results.append(
+                f"{_count(place, size)} calls counted under {size} each of {', '.join(FAULTS)}"
+            )
             _exhaust(place, size)
-            told.append(f"no quota of {SCARCE} was passed")
-            told.append(f"{_queue(place, size)} calls went through a line")
+            results.append(f"no quota of {SCARCE} was exceeded")
+            results.append(f"{_queue(place, size)} calls went through a queue")
         if place.has_replica:
-            told.append(_fail_over(place))
-    return "; ".join(told)
+            results.append(_fail_over(place))
+    return "; ".join(results)
 
 
 def _count(place: Deployment, size: int) -> int:
-    """Every call that went out is counted, once, nothing stays reserved, and nobody is ended."""
+    """Every admitted call counts once, nothing stays reserved, and none is refused."""
     held = quota("plenty", PLENTY)
     with _working(place, held, WORKERS) as work:
         _spoil(place, size)
@@ -66,38 +68,38 @@ def _count(place: Deployment, size: int) -> int:
 
 
 def _exhaust(place: Deployment, size: int) -> None:
-    """A worker that is alone uses a quota up, and never more, whatever happens meanwhile."""
+    """A single worker uses a quota up exactly, despite all faults."""
     held = quota("scarce", SCARCE)
     worker = Worker(place.url, held)
     try:
-        went_out = 0
+        admitted = 0
         for fault in FAULTS * size:
             place.faults.append(fault)
-            went_out += sum(worker.call() for _ in range(max(1, SCARCE // (len(FAULTS) * size))))
+            admitted += sum(worker.call() for _ in range(max(1, SCARCE // (len(FAULTS) * size))))
         place.faults.clear()
-        # Until the store itself says that there is nothing left, and not the end of a share.
+        # Until the store itself refuses, which may be later than the end of a share.
         while not worker.decisions() or worker.decisions()[-1] != "refused":
-            went_out += worker.call()
+            admitted += worker.call()
             time.sleep(0.01)
     finally:
         worker.engine.close()
-    assert went_out == SCARCE, f"{went_out} of {SCARCE} calls went out"
+    assert admitted == SCARCE, f"{admitted} of {SCARCE} calls were admitted"
     _expect(place, held, CountState(SCARCE, 0, SCARCE))
 
 
 def _queue(place: Deployment, size: int) -> int:
-    """Calls wait in line for places; it drains, and only who cannot ask is refused."""
+    """Calls queue for slots; the queue drains, and only calls in an outage are refused."""
     held = Quota(
-        name="line",
+        name="queue",
         unit="concurrency",
         amount=WORKERS,
         windows=UnboundedWindow(),
         on_exceeded="wait",
         max_wait=PATIENCE,
     )
-    with _working(place, held, WORKERS, at_once=IN_LINE) as work:
+    with _working(place, held, WORKERS, at_once=CALLS_PER_WORKER) as work:
         _spoil(place, size)
-    # While the store is lost to a worker, there may be no share of a place.
+    # While a worker cannot reach the store, it may have no share of a slot.
     allowed = {"admitted", "waited", "degraded_grace_admitted", "degraded_denied"}
     assert allowed >= set(work.decisions()), set(work.decisions())
     assert "waited" in work.decisions()
@@ -106,7 +108,7 @@ def _queue(place: Deployment, size: int) -> int:
 
 
 def _fail_over(place: Deployment) -> str:
-    """The server that has the keys is killed: nobody is ended, and what was replicated counts."""
+    """The server with the keys is killed: no call is refused, and replicated counts survive."""
     plenty, scarce = quota("moved", PLENTY), quota("last", 10 * SCARCE)
     with _working(place, plenty, WORKERS) as work, _working(place, scarce, 1) as last:
         eventually(lambda: len(work.ended) > SCARCE and len(last.ended) > SCARCE)
@@ -116,7 +118,7 @@ def _fail_over(place: Deployment) -> str:
         seconds = time.monotonic() - killed
         eventually(lambda: last.decisions()[-1] == "refused")
     assert not work.refused, f"{work.refused} calls were refused"
-    lost = [_lost(place, *each, killed) for each in ((work, plenty), (last, scarce))]
+    lost = [_count_lost(place, *each, killed) for each in ((work, plenty), (last, scarce))]
     assert len(last.ended) <= scarce.amount + lost[1]
     return (
         f"served {seconds:.1f} s after a kill -9, {sum(lost)} of "
@@ -124,44 +126,44 @@ def _fail_over(place: Deployment) -> str:
     )
 
 
-def _lost(place: Deployment, work: Work, held: Quota, killed: float) -> int:
-    """Return how many calls a replica did not have, of those that it may not have had."""
+def _count_lost(place: Deployment, work: Work, held: Quota, killed: float) -> int:
+    """Return the number of calls lost by replication, which is within the expected range."""
     at_stake = sum(abs(at - killed) < REPLICATED for at in work.ended)
-    went_out = len(work.ended)
-    _until(place, held, lambda found: went_out - at_stake <= found.used <= went_out)
+    admitted = len(work.ended)
+    _until(place, held, lambda found: admitted - at_stake <= found.used <= admitted)
     _until(place, held, lambda found: found.reserved <= at_stake)
-    return went_out - _standing(place, held).used
+    return admitted - _standing(place, held).used
 
 
 # --- workers --------------------------------------------------------------------------------------
 
 
 class Work:
-    """What workers do meanwhile."""
+    """Calls made by workers, and their results."""
 
     def __init__(self, workers: list[Worker]) -> None:
         self._workers = workers
         self.ended: list[float] = []
-        """When each call that went out had ended."""
+        """The end times of admitted calls."""
         self.refused = 0
 
     def decisions(self) -> list[str]:
-        """What was decided, by each worker in turn."""
+        """The decisions, by worker."""
         return [each for worker in self._workers for each in worker.decisions()]
 
     def is_served(self, since: float) -> bool:
-        """Whether every worker asks the store, and all have made some calls since."""
+        """Whether every worker reaches the store, and all have made some calls since."""
         is_back = all(worker.decisions()[-1:] == ["admitted"] for worker in self._workers)
         return is_back and sum(at > since for at in self.ended) > 10 * len(self._workers)
 
     def begin(self, worker: Worker) -> None:
-        """Have a worker see the store: before that it has no share of anything."""
+        """Let a worker read the store's counts: before that it has no share."""
         assert worker.call()
         self.ended.append(time.monotonic())
         eventually(lambda: worker.engine.client.fallback.workers > 0)
 
     def go_on(self, worker: Worker, done: threading.Event) -> None:
-        """Call until it is enough."""
+        """Call until the event is set."""
         while not done.wait(0.01):
             if worker.call():
                 self.ended.append(time.monotonic())
@@ -171,12 +173,12 @@ class Work:
 
 @contextmanager
 def _working(place: Deployment, held: Quota, number: int, at_once: int = 1) -> Iterator[Work]:
-    """Let so many workers call, and so many agents of each at once, until the end of the block."""
+    """Run `number` workers, each with `at_once` concurrent agents, until the end of the block."""
     done = threading.Event()
     with ExitStack() as stack:
         workers = [stack.enter_context(_begun(place.url, held)) for _ in range(number)]
         pool = stack.enter_context(ThreadPoolExecutor(number * at_once))
-        stack.callback(done.set)  # also where something fails
+        stack.callback(done.set)  # also after a failure
         work = Work(workers)
         for worker in workers:
             work.begin(worker)
@@ -189,7 +191,7 @@ def _working(place: Deployment, held: Quota, number: int, at_once: int = 1) -> I
 
 @contextmanager
 def _begun(url: str, held: Quota) -> Iterator[Worker]:
-    """Begin a worker that hears what becomes free."""
+    """Start a worker that is notified of freed quota."""
     worker = Worker(url, held)
     listener = KillListener(
         open_shared_store(StorePlace(url, 2.0)), lambda *_: 0, worker.lines.notify_freed
@@ -202,7 +204,7 @@ def _begun(url: str, held: Quota) -> Iterator[Worker]:
 
 
 def _spoil(place: Deployment, size: int) -> None:
-    """Do every harm so often, now and then."""
+    """Inject every fault `size` times, at random intervals."""
     chance = random.Random(size)  # noqa: S311  no secret
     for fault in FAULTS * size:
         time.sleep(chance.random() / 5)

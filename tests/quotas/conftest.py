@@ -1,4 +1,4 @@
-"""A real redis-server on a free port, and what can go wrong between it and us."""
+"""A real redis-server on a free port, and a faulty connection to it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ DELAY = 2.5
 """Seconds: more than a model call waits for the store."""
 
 PATIENCE = 60.0
-"""Seconds that nothing takes, be the machine as crowded as it may."""
+"""A timeout in seconds that passes on the busiest machine."""
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     give_up = time.monotonic() + PATIENCE
     pause = threading.Event()
     while not condition():
@@ -48,7 +48,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 class Server:
-    """One redis-server, which a test may stop, freeze and start again."""
+    """One redis-server, which a test may stop, freeze and restart."""
 
     def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
         self.port = port or free_port()
@@ -58,21 +58,21 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The address for clients."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a process."""
+        """Whether its process runs."""
         return self._process is not None
 
     @cached_property
     def client(self) -> Any:
-        """A client for looking into it."""
+        """A client for inspecting it."""
         return redis.Redis(port=self.port, decode_responses=True)
 
     def start(self) -> None:
-        """Start it empty, on the same port as before."""
+        """Start it empty, on the same port."""
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         command += ["--dir", str(self._folder), "--daemonize", "no", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -83,7 +83,7 @@ class Server:
         eventually(self._answers)
 
     def stop(self) -> None:
-        """End it at once, so that it forgets everything."""
+        """Kill it, so it forgets everything."""
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(signal.SIGCONT)
@@ -96,7 +96,7 @@ class Server:
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Go on from there."""
+        """Resume it."""
         self._signal(signal.SIGCONT)
 
     def calls(self, command: str = "evalsha") -> int:
@@ -109,7 +109,9 @@ class Server:
             self._process.send_signal(number)
 
     def _answers(self) -> bool:
-        assert self._process is None or self._process.poll() is None, "redis-server ended at once"
+        assert self._process is None or self._process.poll() is None, (
+            "redis-server exited immediately"
+        )
         try:
             return bool(self.client.ping())
         except redis.RedisError:
@@ -117,7 +119,7 @@ class Server:
 
 
 class Wire:
-    """Stands between a client and a server: delays replies, or cuts instead of passing one on."""
+    """A proxy between client and server that delays, cuts or swallows replies."""
 
     def __init__(self, port: int, spoiled: re.Pattern[bytes] = FROM_A_SCRIPT) -> None:
         self._target = port
@@ -127,16 +129,16 @@ class Wire:
         self.port: int = self._ends[0].getsockname()[1]
         self.delay = 0.0
         self.let_pass = 0
-        """Replies that are yet to be passed on before one is cut."""
+        """Replies still to be forwarded before one is cut."""
         self.faults: deque[str] = deque()
-        """What is done to the next replies to scripts: `delay`, `cut`, `truncate`, `hang`."""
+        """Faults of the next replies to scripts: `delay`, `cut`, `truncate`, `hang`."""
         self.cuts = 0
-        """Replies that are yet to be swallowed, each with its connection."""
+        """Replies still to be swallowed, each with its connection."""
         self._start(self._accept)
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The address for clients."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def close(self) -> None:
@@ -173,15 +175,15 @@ class Wire:
             return data, True
 
         self._start(self._carry, client, server, look)
-        # What a replica is sent comes whole or not at all: TCP loses nothing in between.
+        # A replica receives its data whole or not at all: TCP loses nothing in between.
         spoil = lambda data: (data, True) if is_replica.is_set() else self._spoil(data)  # noqa: E731
         self._start(self._carry, server, client, spoil)
 
     def _spoil(self, data: bytes) -> tuple[bytes, bool]:
-        """Do something to a reply to a script; all others are let through.
+        """Apply a fault to a script's reply; forward all others.
 
         Returns:
-            What is passed on, and whether the connection lasts.
+            The data to forward, and whether the connection lasts.
         """
         fault = self.faults.popleft() if self.faults and self._spoiled.search(data) else ""
         if fault in ("cut", "truncate", "hang"):
@@ -213,7 +215,7 @@ class Wire:
 
 
 def hang_up(end: socket.socket) -> None:
-    """Close a socket that another thread may be waiting at."""
+    """Close a socket that another thread may be waiting on."""
     with suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
     end.close()
@@ -248,7 +250,7 @@ def shared_server(
 
 @pytest.fixture
 def server(shared_server: Server) -> Server:
-    """The shared server, empty, with nothing counted and nobody who listens."""
+    """The shared server, empty and without subscribers."""
     client = shared_server.client
     client.client_kill_filter(_type="pubsub")
     eventually(lambda: not client.pubsub_channels())
@@ -259,7 +261,7 @@ def server(shared_server: Server) -> Server:
 
 @pytest.fixture
 def own_server(redis_installed: None, tmp_path: Path) -> Iterator[Server]:
-    """A server that the test may ill-treat."""
+    """A server that the test may damage."""
     server = Server(tmp_path)
     server.start()
     yield server
@@ -276,7 +278,7 @@ def wire(server: Server) -> Iterator[Wire]:
 
 @pytest.fixture
 def store(server: Server) -> Iterator[SharedStore]:
-    """Look at what is counted on the shared server, as the command line does."""
+    """An operator's client of the shared server, as on the command line."""
     store = open_shared_store(StorePlace(server.url, PATIENCE))
     yield store
     store.close()
@@ -313,7 +315,7 @@ def shared_cluster(
 def shared_sentinel(
     shared_server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """A sentinel that knows the shared server."""
+    """A sentinel of the shared server."""
     folder, port = tmp_path_factory.mktemp("sentinel"), free_port()
     settings = folder / "sentinel.conf"
     settings.write_text(f"sentinel monitor fleet 127.0.0.1 {shared_server.port} 1\n")
@@ -325,7 +327,7 @@ def shared_sentinel(
 
 
 class Timed(NamedTuple):
-    """A store whose clock a test sets."""
+    """A store with a clock set by the test."""
 
     store: SharedStore
     set_clock: Callable[[float], None]
@@ -350,7 +352,7 @@ def timed_store(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tim
 
 
 class Hold(Protocol):
-    """Switches otel-limits on with quotas."""
+    """Enables otel-limits with quotas."""
 
     def __call__(
         self,
@@ -360,15 +362,15 @@ class Hold(Protocol):
         timeout: float | None = None,
         **more: Any,
     ) -> None:
-        """Hold `quotas`; `more` are other sections of the policy file.
+        """Enforce `quotas`; `more` are other sections of the policy file.
 
-        The store has the time to answer that is shipped, unless a test says otherwise.
+        The store timeout is the default, unless the test sets one.
         """
 
 
 @pytest.fixture
 def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
-    """Switch otel-limits on with quotas; the end of the test switches it off."""
+    """Enable otel-limits with quotas until the end of the test."""
 
     def switch(
         quotas: dict[str, dict[str, Any]],
@@ -390,7 +392,7 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
 
 @pytest.fixture(params=["memory", "redis"])
 def url(request: pytest.FixtureRequest) -> str:
-    """Both places where quotas can be counted."""
+    """Both kinds of quota store."""
     if request.param == "memory":
         return "memory://"
     server: Server = request.getfixturevalue("server")

@@ -1,4 +1,4 @@
-"""Workers of a fleet within one process, each with an engine and a connection of its own."""
+"""Workers of a fleet within one process, each with its own engine and connection."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ NUMBERS = itertools.count()
 
 
 def quota(name: str = "q", amount: int = 100, **more: Any) -> Quota:
-    """Model calls, for long enough that no window ends within a test."""
+    """A quota of model calls whose window outlasts the test."""
     return Quota(name=name, unit="model_calls", amount=amount, windows=Windows("P366D"), **more)
 
 
 class Worker:
-    """What a process of a fleet has, with a connection of its own."""
+    """One process of a fleet, with its own connection."""
 
     def __init__(self, url: str, held: Quota) -> None:
         self.events: list[Event] = []
@@ -54,7 +54,7 @@ class Worker:
         self.engine.client.start()
 
     def call(self) -> bool:
-        """Make one model call, from asking to its settlement; whether it went out."""
+        """Make one model call, from reservation to settlement; return whether it was admitted."""
         invocation = self.ask()
         if invocation is None:
             return False
@@ -62,18 +62,18 @@ class Worker:
         return True
 
     def use_all(self) -> int:
-        """Call until it is refused; how many calls went out."""
+        """Call until refused; return how many calls were admitted."""
         return next(number for number in itertools.count() if not self.call())
 
     def ask(self) -> Invocation | None:
-        """Ask for a call, of an invocation of its own."""
+        """Reserve a call for a new invocation."""
         name = f"i{next(NUMBERS)}"
         invocation = Invocation(agent="a", id=name, root_id=name)
         request = Request(invocation=invocation, model="m", input=1, output_cap=1)
         return None if asyncio.run(self.engine.admit(request)) else invocation
 
     def end(self, invocation: Invocation) -> None:
-        """It took what it took."""
+        """Settle the call at its actual usage."""
         self.engine(
             ModelCall(
                 invocation=invocation,
@@ -89,22 +89,22 @@ class Worker:
         asyncio.run(self.engine.settle(invocation.id))
 
     def look(self) -> None:
-        """Look at the store now, as it does once a second."""
+        """Refresh the counts now, as happens once a second."""
         looked = self.engine.client.fallback.looks
         self.engine.client.look_again()
         eventually(lambda: self.engine.client.fallback.looks > looked)
 
     def begin_a_window(self) -> None:
-        """Let a window pass by the store's clock, as this worker knows it."""
+        """Move the last refresh to before the current window."""
         self.engine.client._clock_offset += 366 * 86_400
 
     def decisions(self) -> list[str]:
-        """What was decided."""
+        """The decisions so far."""
         return [each.decision for each in self.events if isinstance(each, QuotaDecision)]
 
 
 class Fleet:
-    """Workers behind one wire."""
+    """Workers behind one proxy."""
 
     def __init__(self, server: Server) -> None:
         self.wire = Wire(server.port)
@@ -112,7 +112,7 @@ class Fleet:
         self.workers: list[Worker] = []
 
     def join(self, number: int, **more: Any) -> list[Worker]:
-        """Let more workers begin: each makes a call, and all have seen how many they are."""
+        """Add workers: each makes a call and has seen the size of the fleet."""
         begun = [Worker(self.wire.url, quota(**more)) for _ in range(number)]
         self.workers += begun
         for worker in begun:
@@ -122,19 +122,19 @@ class Fleet:
         return begun
 
     def cut(self) -> None:
-        """Let nobody reach the store any more."""
+        """Cut every worker off from the store."""
         self.wire.close()
 
     def standing(self) -> CountState:
-        """How the quota stands in the store."""
+        """The quota's state in the store."""
         return standing(self.store, quota())
 
     def use_all(self) -> int:
-        """Let every worker call until it is refused; how many calls went out."""
+        """Let every worker call until refused; return how many calls were admitted."""
         return sum(worker.use_all() for worker in self.workers)
 
     def close(self) -> None:
-        """End all of them."""
+        """Close all workers."""
         for worker in self.workers:
             worker.engine.close()
         self.wire.close()
@@ -142,7 +142,7 @@ class Fleet:
 
 
 def standing(store: SharedStore, held: Quota) -> CountState:
-    """How a quota without a key stands in the store."""
+    """The state of a quota without a key in the store."""
     key = Template("").key(held.name, dict[str, object]().get)
     (found,) = store.look([(held.count(key, time.time()), held.amount)])
     return found

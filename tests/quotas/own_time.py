@@ -1,7 +1,7 @@
-"""A fleet whose calls wait, in a time of its own.
+"""A fleet of waiting calls in simulated time.
 
-Engines, lines and the store are those that ship. Clocks, and the way to the store, are the test's:
-half a minute takes no time, and all that happens happens in an order.
+Engines, queues and the store are the real ones. Clocks and the connection to the store are
+simulated: half a minute takes no time, and the order of events is fixed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def _quota(
     name: str, unit: Unit, amount: int, windows: Windows | UnboundedWindow, max_wait: float = 0.0
 ) -> Quota:
-    """Make one of those below; without `max_wait` it refuses."""
+    """Create one of the quotas below; without `max_wait` it refuses."""
     waits: dict[str, Any] = {"on_exceeded": "wait", "max_wait": max_wait} if max_wait else {}
     where = (("agent", f"*{name}*"),)
     return Quota(
@@ -57,25 +57,25 @@ QUOTAS: Final = {
     "q": _quota("q", "model_calls", 3, Windows("PT1M"), max_wait=20.0),
     "r": _quota("r", "model_calls", 8, Windows("PT5M")),
 }
-"""Places among the calls at once, a pace of three a minute, and a quota that refuses. An agent is
-named after those that apply to it."""
+"""A concurrency quota, a rate of three per minute, and a quota that refuses. An agent's name
+lists those that apply to it."""
 
 AGENTS: Final = ("p", "q", "pq", "pr", "qr", "pqr")
 WORKERS: Final = 3
-DEAF: Final = 2
-"""The worker that hears of nothing, and looks once a second."""
+POLLING: Final = 2
+"""The worker without a subscription, which polls once a second."""
 
 
 @dataclass
 class Clock:
-    """Stands for the module `time`; it shows what it is set to."""
+    """A replacement for the module `time` that shows the time it is set to."""
 
     begin: float
-    """Seconds since the epoch at which it begins."""
+    """The start, in seconds since the epoch."""
     now: float = 0.0
 
     def monotonic(self) -> float:
-        """Return the seconds since the machine began."""
+        """Return the seconds since the start."""
         return self.now
 
     def time(self) -> float:
@@ -84,19 +84,19 @@ class Clock:
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop by that clock."""
+    """An event loop driven by that clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock_shown = clock
         super().__init__()
 
     def time(self) -> float:
-        """Return what the clock shows."""
+        """Return the clock's time."""
         return self._clock_shown.now
 
 
 class Timers:
-    """Does what the timer of a process does, in the event loop."""
+    """The process timer, run by the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -108,23 +108,23 @@ class Timers:
         return len(self._handles) - 1
 
     def cancel(self, number: int) -> None:
-        """Do not call it."""
+        """Cancel a scheduled call."""
         self._handles[number].cancel()
 
 
 class Place(NamedTuple):
-    """Where a fleet counts."""
+    """The store of a fleet."""
 
     store: QuotaStore
     set_clock: Callable[[float], None]
-    told: Callable[[], Iterable[Freed]] | None = None
-    """What the server has told since; `None` where there is no server."""
+    read_news: Callable[[], Iterable[Freed]] | None = None
+    """Return the server's news; `None` without a server."""
     shared: SharedStore | None = None
     """The same store, for an operator."""
 
 
-class Way:
-    """Brings operations to the store, some of them twice; nothing from a worker that is dead."""
+class Connection:
+    """Sends operations to the store, some of them twice, and none from a dead worker."""
 
     is_shared = True
 
@@ -133,13 +133,13 @@ class Way:
         self._free = free
         self.is_dead = False
         self.is_lossy = False
-        """Whether replies get lost, so that everything is sent again."""
+        """Whether replies are lost, so every operation is sent again."""
 
     async def ask(self, _operation: Operation, _seconds: float) -> None:
-        """Leave it to be sent."""
+        """Leave it to `send`."""
 
     def send(self, operation: Operation) -> Future[Reply]:
-        """Do it at once."""
+        """Run the operation immediately."""
         future: Future[Reply] = Future()
         if self.is_dead:
             future.set_exception(StoreOutageError("dead"))
@@ -155,10 +155,10 @@ class Way:
 class Worker:
     """One process of the fleet."""
 
-    def __init__(self, way: Way, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         timers: Any = Timers(loop)
-        executor: Any = way
-        self.way = way
+        executor: Any = connection
+        self.connection = connection
         self.lines = WaitQueues(timers)
         self.engine = Engine(
             lambda: tuple(QUOTAS.values()),
@@ -172,7 +172,7 @@ class Worker:
 
 @dataclass
 class Call:
-    """A call that asked."""
+    """A call that requested admission."""
 
     number: int
     worker: Worker
@@ -187,22 +187,22 @@ class Call:
 
     @property
     def quotas(self) -> frozenset[str]:
-        """Those that apply to it."""
+        """The quotas that apply to it."""
         return frozenset(self.invocation.agent)
 
 
-class Asking:
-    """A fleet that asks, and what is known of it from the outside.
+class SimulatedFleet:
+    """A fleet of callers, with a model of its expected state.
 
     Args:
-        place: Where it counts.
-        clock: The clock of all.
+        place: The store.
+        clock: The clock of the fleet.
     """
 
     def __init__(self, place: Place, clock: Clock) -> None:
-        """Begin with nobody asking."""
+        """Start without calls."""
         super().__init__()
-        self.store, self.set_clock, self.told, self.shared = place
+        self.store, self.set_clock, self.read_news, self.shared = place
         self.clock, clock.now = clock, 0.0
         self.set_clock(clock.time())
         self.loop = Loop(clock)
@@ -216,13 +216,13 @@ class Asking:
         self.time_has_passed = False
 
     def worker(self) -> Worker:
-        """Begin one."""
-        return Worker(Way(self.store, None if self.told else self.free), self.loop)
+        """Start a worker."""
+        return Worker(Connection(self.store, None if self.read_news else self.free), self.loop)
 
-    # --- how it is done ---------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     def do(self, *what: Callable[[], object]) -> None:
-        """Do something in the event loop, and let everything come to rest that follows from it."""
+        """Run actions in the event loop until nothing changes."""
 
         async def done() -> None:
             for each in what:
@@ -231,7 +231,7 @@ class Asking:
             while is_restless:
                 for _ in range(30):
                     await asyncio.sleep(0)
-                news = list(self.told()) if self.told else []
+                news = list(self.read_news()) if self.read_news else []
                 for freed in news:
                     self.free(freed)
                 is_restless = self.collect() or bool(news)
@@ -239,7 +239,7 @@ class Asking:
         self.loop.run_until_complete(done())
 
     def begin(self, worker: Worker, agent: str) -> None:
-        """Have an agent ask for a call."""
+        """Request admission for a call of an agent."""
         number = next(self.numbers)
         name = f"i{number}"
         call = Call(number, worker, Invocation(agent=agent, id=name, root_id=name), self.clock.now)
@@ -254,7 +254,7 @@ class Asking:
         self.calls.append(call)
 
     def settle(self, call: Call) -> None:
-        """Have a call end."""
+        """End a call and settle its usage."""
         call.state = "over"
         engine, usage = call.worker.engine, Usage(input=1, output=1)
         engine(
@@ -275,54 +275,54 @@ class Asking:
         self.stop(call)
 
     def stop(self, call: Call) -> None:
-        """Have an invocation end."""
+        """End an invocation."""
         identity = call.invocation.id
         call.worker.engine(
             Stop(reason="end_turn", action="none", breach=None, invocation_id=identity)
         )
 
-    def free(self, freed: Freed, *, deaf: bool = False) -> None:
-        """Tell those who listen, or the one who does not."""
+    def free(self, freed: Freed, *, polling: bool = False) -> None:
+        """Notify the subscribed workers of freed quota, or the one that polls."""
         for number, worker in enumerate(self.workers):
-            if deaf == (number == DEAF):
+            if polling == (number == POLLING):
                 worker.lines.notify_freed(freed.queue)
 
     def collect(self) -> bool:
-        """Take note of the calls that have their answer, in the order in which they asked."""
+        """Process the calls that have an answer, in the order of their requests."""
         answered = [each for each in self.with_state("waiting") if each.task.done()]
         off = [each for each in answered if each.is_cancelled or each.task.cancelled()]
         refused = [each for each in answered if each not in off and each.task.result() is not None]
         for call in answered:
             if call in off or call in refused:
                 continue
-            call.state, call.admitted = "under way", self.clock.now
+            call.state, call.admitted = "in flight", self.clock.now
             alike = [each for each in self.with_state("waiting") if each.quotas == call.quotas]
             earlier = [each for each in alike if each.number < call.number]
             assert not [
                 each for each in earlier if each.worker is call.worker and not each.task.done()
             ]
-        # Only now: one that asked later, in another worker, may have had the last of something.
+        # Only now: a later request of another worker may have used the remaining amount.
         for call in off + refused:
             call.state = "gone"
             assert call in off or self.may_be_refused(call)
             self.stop(call)
         return bool(answered)
 
-    # --- what is known ----------------------------------------------------------------------------
+    # --- expected state ---------------------------------------------------------------------------
 
     def count(self, name: str, now: float | None = None) -> Count:
-        """What a quota counts now, or then."""
+        """The count of a quota now, or at a given time."""
         quota, time = QUOTAS[name], self.clock.now if now is None else now
         return quota.count(quota.key.key(name, lambda _: None), self.clock.begin + time)
 
     def counts(self, call: Call) -> Iterator[Count]:
-        """Where a call that was admitted is counted."""
+        """The counts of an admitted call."""
         return (self.count(name, call.admitted) for name in sorted(call.quotas))
 
     def reserved(self, count: Count) -> tuple[int, int]:
-        """What calls have reserved of a count, at least and at most."""
+        """The minimum and maximum that calls have reserved of a count."""
         surely = possibly = 0
-        for call in self.with_state("under way", "dead"):
+        for call in self.with_state("in flight", "dead"):
             if count.quota not in call.quotas:
                 continue
             if count.quota == "p":
@@ -331,14 +331,14 @@ class Asking:
                 lease = LEASE_SECONDS
             else:
                 continue
-            # What a call holds is renewed while it lasts. When a dead worker did that last, only
-            # the worker knew.
-            surely += call.state == "under way" or self.clock.now < call.admitted + lease
+            # A reservation is renewed while its call lasts. Only a dead worker knew when it last
+            # renewed one.
+            surely += call.state == "in flight" or self.clock.now < call.admitted + lease
             possibly += self.clock.now < call.died + lease
         return surely, possibly
 
     def permitted(self, name: str) -> int:
-        """Return what a quota permits now."""
+        """Return the limit of a quota now."""
         held = (
             amount
             for quota, until, amount in self.grants
@@ -347,17 +347,17 @@ class Asking:
         return QUOTAS[name].amount + sum(held)
 
     def is_permitted(self, count: Count, standing: CountState) -> bool:
-        """Tell whether never more was admitted than was permitted at some time."""
+        """Return whether usage never exceeded the highest limit so far."""
         name = Count(count.quota, count.key, count.window, "")
         self.most[name] = max(self.most.get(name, 0), standing.limit)
         return standing.used + standing.reserved <= self.most[name]
 
     def is_blocked(self, name: str) -> bool:
-        """Tell whether nothing may be used of a quota."""
+        """Return whether the key of a quota is blocked."""
         return self.blocks.get(name, 0.0) > self.clock.now
 
     def fits(self, call: Call) -> bool:
-        """Tell whether there is surely enough for a call, of all of its quotas."""
+        """Return whether all quotas of a call surely have enough left."""
         return all(
             self.used[count] + self.reserved(count)[1] < self.permitted(count.quota)
             and not self.is_blocked(count.quota)
@@ -365,7 +365,7 @@ class Asking:
         )
 
     def may_be_refused(self, call: Call) -> bool:
-        """Tell whether a call had to be refused: blocked, without end, or after its wait."""
+        """Return whether a call may be refused: blocked, over a hard quota, or after its wait."""
         shortest = min(QUOTAS[name].max_wait for name in call.quotas)
         hard = self.count("r")
         is_over = self.used[hard] + self.reserved(hard)[1] >= self.permitted("r")
@@ -376,7 +376,7 @@ class Asking:
         )
 
     def first_of(self, worker: Worker) -> list[Call]:
-        """The calls of a worker before which nobody waits for the same."""
+        """The calls of a worker that are first in all of their queues."""
         taken: set[str] = set()
         found = []
         for call in self.with_state("waiting"):
@@ -392,6 +392,6 @@ class Asking:
 
 
 def is_overtaken(one: Call, other: Call) -> bool:
-    """Tell whether a call still waits that came before another one, for the same."""
+    """Return whether an earlier call for the same quotas is still waiting."""
     is_before = one.worker is other.worker and one.number < other.number
     return is_before and one.quotas == other.quotas and not one.task.done()

@@ -1,7 +1,7 @@
-"""A machine that holds a fleet whose calls wait against the truth.
+"""A state machine that compares a fleet of waiting calls with a model.
 
-Hypothesis makes up what happens: calls that ask, wait, end and are cancelled, workers that die,
-replies that are lost, windows and leases that end, grants, blocks and resets.
+Hypothesis generates the events: calls that request, wait, end and are cancelled, killed workers,
+lost replies, ending windows and leases, grants, blocks and resets.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hypothesis.stateful import (
 
 from otel_limits.quotas.client import LEASE_SECONDS
 from otel_limits.quotas.store import FOREVER, Block, Freed
-from tests.quotas.own_time import AGENTS, DEAF, QUOTAS, WORKERS, Asking
+from tests.quotas.own_time import AGENTS, POLLING, QUOTAS, WORKERS, SimulatedFleet
 
 
-class Queues(Asking, RuleBasedStateMachine):
-    """Lets a fleet ask, wait and die, and looks after every step whether all is as it must be."""
+class QueueMachine(SimulatedFleet, RuleBasedStateMachine):
+    """Drives a fleet and checks its state after every step."""
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     @initialize(agents=st.permutations(("p", "p", "p", "pq", "pq", "q", "q", "q")))
     def crowd(self, agents: list[str]) -> None:
-        """More agents than there is room for: some have to wait."""
+        """Start more agents than there are slots: some have to wait."""
         self.do(*(partial(self.begin, self.workers[n % 2], each) for n, each in enumerate(agents)))
 
     @rule(
@@ -39,51 +39,51 @@ class Queues(Asking, RuleBasedStateMachine):
         is_lossy=st.booleans(),
     )
     def ask(self, worker: int, agents: list[str], is_lossy: bool) -> None:  # noqa: FBT001
-        """Agents of a worker ask one after the other."""
-        self.workers[worker].way.is_lossy = is_lossy
+        """Agents of a worker request calls in sequence."""
+        self.workers[worker].connection.is_lossy = is_lossy
         self.do(*(partial(self.begin, self.workers[worker], agent) for agent in agents))
 
-    @precondition(lambda self: self.with_state("under way"))
+    @precondition(lambda self: self.with_state("in flight"))
     @rule(data=st.data(), is_lossy=st.booleans())
     def end(self, data: st.DataObject, is_lossy: bool) -> None:  # noqa: FBT001
-        """A call is over."""
-        call = data.draw(st.sampled_from(self.with_state("under way")))
-        call.worker.way.is_lossy = is_lossy
+        """End a call."""
+        call = data.draw(st.sampled_from(self.with_state("in flight")))
+        call.worker.connection.is_lossy = is_lossy
         self.do(lambda: self.settle(call))
 
     @precondition(lambda self: self.with_state("waiting"))
     @rule(data=st.data(), by_signal=st.booleans())
     def cancel(self, data: st.DataObject, by_signal: bool) -> None:  # noqa: FBT001
-        """The application cancels an agent that waits: its task, or with `agent.cancel()`."""
+        """The application cancels a waiting agent: its task, or with `agent.cancel()`."""
         call = data.draw(st.sampled_from(self.with_state("waiting")))
         call.is_cancelled = True
         self.do(*(() if by_signal else (call.task.cancel,)))
 
     @rule(worker=st.integers(0, WORKERS - 1))
     def die(self, worker: int) -> None:
-        """A worker is killed, whatever its agents do; another one takes its place."""
+        """Kill a worker and replace it."""
         dead, self.workers[worker] = self.workers[worker], self.worker()
-        dead.way.is_dead = True
+        dead.connection.is_dead = True
         for call in self.calls:
-            if call.worker is dead and call.state in ("waiting", "under way"):
-                call.state = "dead" if call.state == "under way" else "gone"
+            if call.worker is dead and call.state in ("waiting", "in flight"):
+                call.state = "dead" if call.state == "in flight" else "gone"
                 call.died = self.clock.now
                 call.task.cancel()
         self.do()
 
     @rule(seconds=st.sampled_from([1, 1, 5, 31]))
     def wait(self, seconds: int) -> None:
-        """Time passes, second by second; windows, waits and leases end."""
+        """Let time pass, second by second; windows, waits and leases end."""
         for _ in range(seconds):
             self.clock.now += 1
             self.set_clock(self.clock.time())
-            self.do(lambda: self.free(Freed(), deaf=True))
+            self.do(lambda: self.free(Freed(), polling=True))
         self.time_has_passed = True
 
     @precondition(lambda self: self.shared)
     @rule(name=st.sampled_from(sorted(QUOTAS)), amount=st.integers(1, 2))
     def grant(self, name: str, amount: int) -> None:
-        """An operator permits more for a minute and a half."""
+        """Grant more for a minute and a half."""
         assert self.shared is not None
         self.grants.append((name, self.clock.now + 90, amount))
         self.shared.grant(self.count(name), amount, self.clock.time() + 90)
@@ -92,7 +92,7 @@ class Queues(Asking, RuleBasedStateMachine):
     @precondition(lambda self: self.shared)
     @rule(name=st.sampled_from(sorted(QUOTAS)))
     def revoke(self, name: str) -> None:
-        """An operator takes back what was granted."""
+        """Revoke all grants."""
         assert self.shared is not None
         self.grants = [each for each in self.grants if each[0] != name]
         self.shared.revoke(self.count(name))
@@ -101,7 +101,7 @@ class Queues(Asking, RuleBasedStateMachine):
     @precondition(lambda self: self.shared)
     @rule(name=st.sampled_from(sorted(QUOTAS)), seconds=st.sampled_from([15.0, FOREVER]))
     def block(self, name: str, seconds: float) -> None:
-        """An operator blocks a key; who waits for it is refused at once."""
+        """Block a key; its waiters are refused immediately."""
         assert self.shared is not None
         self.blocks[name] = self.clock.now + seconds
         until = min(FOREVER, self.clock.time() + seconds)
@@ -111,7 +111,7 @@ class Queues(Asking, RuleBasedStateMachine):
     @precondition(lambda self: self.shared)
     @rule(name=st.sampled_from(sorted(QUOTAS)))
     def unblock(self, name: str) -> None:
-        """An operator takes a block back."""
+        """Remove a block."""
         assert self.shared is not None
         self.blocks.pop(name, None)
         self.shared.unblock(self.count(name))
@@ -120,17 +120,17 @@ class Queues(Asking, RuleBasedStateMachine):
     @precondition(lambda self: self.shared)
     @rule(name=st.sampled_from(["q", "r"]))
     def reset(self, name: str) -> None:
-        """An operator has a count begin from 0."""
+        """Reset a count to 0."""
         assert self.shared is not None
         self.used[self.count(name)] = 0
         self.shared.reset(self.count(name))
         self.do()
 
-    # --- what must be so --------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------
 
     @invariant()
     def the_store_and_the_calls_agree(self) -> None:
-        """On what is used, and on what is reserved."""
+        """Used and reserved amounts match the model."""
         counts = [self.count(name) for name in QUOTAS]
         looked = self.store.look([(count, QUOTAS[count.quota].amount) for count in counts])
         for count, standing in zip(counts, looked, strict=True):
@@ -140,28 +140,28 @@ class Queues(Asking, RuleBasedStateMachine):
             assert self.is_permitted(count, standing)
 
     @invariant()
-    def nobody_waits_longer_than_a_quota_says(self) -> None:
-        """Each step is a second long."""
+    def waits_end_within_max_wait(self) -> None:
+        """Each step takes one second."""
         for call in self.with_state("waiting"):
             longest = max(QUOTAS[name].max_wait for name in call.quotas - {"r"})
             assert self.clock.now - call.since <= longest + 1
 
     @invariant()
-    def nobody_waits_who_could_go(self) -> None:
-        """Whoever is first where it waits is woken; by the time, within two seconds."""
+    def first_waiters_are_admitted(self) -> None:
+        """The first waiter is woken; by polling, within two seconds."""
         for worker in self.workers:
             for call in self.first_of(worker):
                 if not self.fits(call):
                     call.could_go_since = FOREVER
                     continue
                 call.could_go_since = min(call.could_go_since, self.clock.now)
-                must_hear = worker is not self.workers[DEAF] and not self.time_has_passed
-                assert not must_hear
+                is_notified = worker is not self.workers[POLLING] and not self.time_has_passed
+                assert not is_notified
                 assert self.clock.now - call.could_go_since < 2
         self.time_has_passed = False
 
     def teardown(self) -> None:
-        """Let go of the event loop."""
+        """Drain the queues and close the event loop."""
         try:
             self.drain()
         finally:
@@ -174,10 +174,10 @@ class Queues(Asking, RuleBasedStateMachine):
         """Every queue drains, and nothing stays reserved."""
         for name in QUOTAS if self.shared else ():
             self.unblock(name)
-        while self.with_state("waiting", "under way"):
-            self.do(*(partial(self.settle, call) for call in self.with_state("under way")))
+        while self.with_state("waiting", "in flight"):
+            self.do(*(partial(self.settle, call) for call in self.with_state("in flight")))
             self.wait(1)
-            self.nobody_waits_longer_than_a_quota_says()
+            self.waits_end_within_max_wait()
         assert [worker.lines._waiters for worker in self.workers] == [{}] * WORKERS
         last = {count.window.start: count for count in self.used if count.quota != "p"}
         self.clock.now += LEASE_SECONDS

@@ -1,4 +1,4 @@
-"""What quotas do to real agents, counted in memory."""
+"""Quotas applied to real agents, counted in memory."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ PRICES = {"*": {"price": {"input": 1000, "output": 2000}}}
 
 
 def capped(script: Any, cap: int = 5) -> ScriptedModel:
-    """A model that says how much it may answer."""
+    """A model with an output cap."""
     model = ScriptedModel(script)
     model.update_config(max_tokens=cap)
     return model
 
 
 def decisions(events: list[Event]) -> list[str]:
-    """What quotas decided, in order."""
+    """The quota decisions, in order."""
     return [fact.decision for fact in events if isinstance(fact, QuotaDecision)]
 
 
 def last_use(events: list[Event], quota: str) -> tuple[Any, Any]:
-    """What is used and reserved of a quota by the last fact about it."""
+    """The used and reserved amounts of a quota in its last event."""
     fact = [each for each in events if isinstance(each, QuotaUse) and each.quota == quota][-1]
     return fact.used, fact.reserved
 
 
 @contextlib.contextmanager
 def carrying(**values: str) -> Iterator[None]:
-    """Put baggage around what is called; `__` stands for a dot."""
+    """Set baggage; `__` in a name becomes a dot."""
     current = context.get_current()
     for name, value in values.items():
         current = baggage.set_baggage(name.replace("__", "."), value, current)
@@ -69,13 +69,13 @@ def carrying(**values: str) -> Iterator[None]:
     context.detach(token)
 
 
-# --- what is exposed ------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------
 
 
-def test_a_scrape_shows_what_quotas_decided_and_how_they_stand(
+def test_scrape_shows_quota_decisions_and_usage(
     hold: Hold, make_agent: MakeAgent, metric: Metric
 ) -> None:
-    """Decisions go up by one each; use and limit are those of the store."""
+    """Decisions count up by one; used and limit match the store."""
     decided = "otel_limits_quota_decisions_total"
     before = {each: metric(decided, quota="q", decision=each) for each in ("admitted", "refused")}
     hold({"q": {"model_calls": 2, "window": "day"}})
@@ -90,10 +90,10 @@ def test_a_scrape_shows_what_quotas_decided_and_how_they_stand(
 
 
 @pytest.mark.parametrize("amount", [1, 2, 5])
-def test_a_quota_of_n_model_calls_permits_exactly_n(
+def test_quota_of_n_model_calls_admits_exactly_n(
     hold: Hold, make_agent: MakeAgent, source: str, call: Call, amount: int
 ) -> None:
-    """One under way is halted with a message that no model wrote, and its history stays valid."""
+    """The invocation over quota is halted with a synthetic message and a valid history."""
     hold({"calls": {"model_calls": amount, "window": "day"}})
     model = ScriptedModel(endless(uses("search")))
     agent = make_agent(model)
@@ -112,10 +112,10 @@ def test_a_quota_of_n_model_calls_permits_exactly_n(
     assert "Wait for the quota to reset" in content["text"]
 
 
-def test_an_invocation_that_may_not_start_ends_at_once(
+def test_invocation_over_quota_halts_before_its_first_call(
     hold: Hold, make_agent: MakeAgent, source: str
 ) -> None:
-    """The model hears nothing of it."""
+    """Its model is never called."""
     hold({"calls": {"model_calls": 1, "window": "day"}})
     make_agent(ScriptedModel([says("done")]))("go")
     model = ScriptedModel([says("never")])
@@ -130,7 +130,7 @@ def test_an_invocation_that_may_not_start_ends_at_once(
 
 
 def test_the_next_invocation_after_a_refusal_works(hold: Hold, make_agent: MakeAgent) -> None:
-    """When there is something left for it."""
+    """A refusal leaves the agent usable."""
     hold({"calls": {"model_calls": 1, "window": "day", "where": {"agent": "tester"}}})
     model = ScriptedModel([says("one"), says("two")])
     agent = make_agent(model)
@@ -140,10 +140,10 @@ def test_the_next_invocation_after_a_refusal_works(hold: Hold, make_agent: MakeA
     assert agent("go").stop_reason == "end_turn"
 
 
-def test_without_a_quota_that_applies_nothing_is_asked(
+def test_agent_without_a_matching_quota_is_not_checked(
     hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """No fact about quotas is told."""
+    """No quota event is published."""
     quota = {"model_calls": 1, "window": "day", "where": {"agent": "nightly-*"}}
     hold({"nightly": quota}, observers=[events.append])
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
@@ -151,7 +151,7 @@ def test_without_a_quota_that_applies_nothing_is_asked(
 
 
 def test_without_quotas_there_is_no_gate() -> None:
-    """Nobody is asked anything."""
+    """Without quotas there is no overhead."""
     enable(otel_limits.Limits(max_turns=1))
     assert LIVE.observers.gate is None
 
@@ -171,8 +171,8 @@ sys.exit(repr(known) if known else 0)
 
 
 @pytest.mark.parametrize("policy", [None, "defaults: {limits: {max_turns: 5}}"])
-def test_without_quotas_nothing_of_them_is_imported(policy: str | None, tmp_path: Path) -> None:
-    """Neither our modules nor the client of the store, by an agent that runs to its end."""
+def test_quota_modules_are_not_imported_without_quotas(policy: str | None, tmp_path: Path) -> None:
+    """Neither quota modules nor the store client load during a whole invocation."""
     variables = {"OTEL_LIMITS_QUIET": "true", "OTEL_LIMITS_MAX_TURNS": "5"}
     if policy is not None:
         variables["OTEL_LIMITS_POLICY"] = str(tmp_path / "limits.yaml")
@@ -187,10 +187,10 @@ def test_without_quotas_nothing_of_them_is_imported(policy: str | None, tmp_path
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_policy_file_that_gets_its_first_quota_holds_it(
+def test_first_quota_added_to_a_policy_file_is_enforced(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """From the next invocation on, without a restart."""
+    """It applies from the next invocation, without a restart."""
     monkeypatch.setattr("otel_limits.settings.policy.file.LOOK_INTERVAL_SECONDS", 0.0)
     path = tmp_path / "limits.yaml"
     path.write_text("defaults: {limits: {max_turns: 5}}")
@@ -202,8 +202,8 @@ def test_a_policy_file_that_gets_its_first_quota_holds_it(
     assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
 
 
-def test_off_means_off(hold: Hold, make_agent: MakeAgent) -> None:
-    """After `disable()` nothing is refused."""
+def test_disable_stops_enforcing_quotas(hold: Hold, make_agent: MakeAgent) -> None:
+    """After `disable()` no call is refused."""
     hold({"calls": {"model_calls": 1, "window": "day"}})
     agent = make_agent(ScriptedModel(endless(says("done"))))
     agent("go")
@@ -212,10 +212,10 @@ def test_off_means_off(hold: Hold, make_agent: MakeAgent) -> None:
     assert agent("go").stop_reason == "end_turn"
 
 
-def test_a_policy_file_that_changes_changes_quotas(
+def test_policy_file_change_updates_quotas(
     hold: Hold, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was used stays used."""
+    """Usage survives the reload."""
     monkeypatch.setattr("otel_limits.settings.policy.file.LOOK_INTERVAL_SECONDS", 0.0)
     hold({"calls": {"model_calls": 1, "window": "day"}})
     agent = make_agent(ScriptedModel(endless(says("done"))))
@@ -224,13 +224,13 @@ def test_a_policy_file_that_changes_changes_quotas(
     assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
 
 
-# --- tokens, money, invocations -------------------------------------------------------------------
+# --- tokens, cost, invocations --------------------------------------------------------------------
 
 
-def test_tokens_are_reserved_at_their_worst_case_and_settled_at_what_they_were(
+def test_tokens_are_reserved_at_worst_case_and_settled_at_actual_usage(
     hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """Projected input and output cap before the call; what the provider reported after it."""
+    """Projected input and output cap before the call; reported usage after it."""
     hold({"tokens": {"tokens": 100_000, "window": "day"}}, observers=[events.append])
     make_agent(capped([says("done")], cap=1000), tools=[])("go")
     before, after = (fact for fact in events if isinstance(fact, QuotaUse))
@@ -241,20 +241,18 @@ def test_tokens_are_reserved_at_their_worst_case_and_settled_at_what_they_were(
     assert (after.used, after.reserved, after.limit) == (15, 0, 100_000)
 
 
-def test_a_call_whose_worst_case_does_not_fit_stays_where_it_is(
-    hold: Hold, make_agent: MakeAgent
-) -> None:
-    """Overshoot is 0 where output caps are known."""
+def test_call_whose_worst_case_does_not_fit_is_refused(hold: Hold, make_agent: MakeAgent) -> None:
+    """There is no overshoot where output caps are known."""
     hold({"tokens": {"tokens": 1000, "window": "day"}})
     model = capped([says("never")], cap=1000)
     assert make_agent(model)("go").stop_reason == "quota_exceeded"
     assert model.calls == 0
 
 
-def test_a_model_without_a_cap_is_estimated_by_what_it_did(
+def test_model_without_a_cap_is_estimated_from_its_history(
     hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """4096 output tokens at first; after 20 calls the highest of them."""
+    """4096 output tokens at first; after 20 calls the maximum of them."""
     hold({"tokens": {"tokens": 10**9, "window": "day"}}, observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))), tools=[])
     for _ in range(21):
@@ -274,10 +272,10 @@ def test_a_model_without_a_cap_is_estimated_by_what_it_did(
         {"params": {"max_output_tokens": 7}},
     ],
 )
-def test_the_output_cap_is_found_where_providers_have_it(
+def test_output_cap_is_read_from_each_providers_config(
     hold: Hold, make_agent: MakeAgent, events: list[Event], config: dict[str, Any]
 ) -> None:
-    """Bedrock and Anthropic on top, OpenAI and Gemini among their parameters."""
+    """Bedrock and Anthropic have it at the top level, OpenAI and Gemini among the parameters."""
     hold({"tokens": {"tokens": 10**6, "window": "day"}}, observers=[events.append])
     model = ScriptedModel([says("done")])
     model.update_config(**config)
@@ -289,7 +287,7 @@ def test_the_output_cap_is_found_where_providers_have_it(
 def test_input_that_was_projected_too_low_is_projected_higher(
     hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """By as many tokens as the worst of the last projections was short of."""
+    """Projections are raised by the largest recent shortfall."""
     hold({"tokens": {"tokens": 10**6, "window": "day"}}, observers=[events.append])
     usage = {"inputTokens": 5000, "outputTokens": 5, "totalTokens": 5005}
     agent = make_agent(capped(endless(says("done", usage=usage))), tools=[])
@@ -299,7 +297,7 @@ def test_input_that_was_projected_too_low_is_projected_higher(
         agent("go")
     first, second = (int(fact.wanted) for fact in events if isinstance(fact, QuotaDecision))
     assert first < 1000
-    # What was learned fades from then on: by 6 tokens in a second.
+    # From then on the correction decays: by 6 tokens in a second.
     left = 2 ** ((began - time.monotonic()) / HALF_LIFE_SECONDS)
     assert math.floor(5005 * left) <= second <= 5005
 
@@ -307,7 +305,7 @@ def test_input_that_was_projected_too_low_is_projected_higher(
 def test_money_is_counted_by_the_price_of_each_call(
     hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """To the last part of a cent."""
+    """Exact to the last fraction of a cent."""
     hold({"money": {"usd": 0.03, "window": "day"}}, observers=[events.append], models=PRICES)
     usage = {"inputTokens": 1, "outputTokens": 5, "totalTokens": 6}
     agent = make_agent(capped(endless(says("done", usage=usage))), tools=[])
@@ -324,7 +322,7 @@ def test_money_is_counted_by_the_price_of_each_call(
 @pytest.mark.parametrize(
     ("unpriced", "reason", "calls"), [("warn", "end_turn", 1), ("halt", "quota_exceeded", 0)]
 )
-def test_a_call_of_unknown_price_does_what_the_policy_says(
+def test_unpriced_call_follows_the_unpriced_setting(
     hold: Hold,
     make_agent: MakeAgent,
     events: list[Event],
@@ -332,7 +330,7 @@ def test_a_call_of_unknown_price_does_what_the_policy_says(
     reason: str,
     calls: int,
 ) -> None:
-    """It is let go and said to be unpriced, or refused; it is never counted as free."""
+    """It is admitted and reported as unpriced, or refused; it never counts as free."""
     hold(
         {"money": {"usd": 5, "window": "day"}},
         observers=[events.append],
@@ -344,14 +342,16 @@ def test_a_call_of_unknown_price_does_what_the_policy_says(
     assert (result.stop_reason, model.calls) == (reason, calls)
     assert decisions(events) == ["unpriced"]
     stop = otel_limits.stop_of(result)
-    told = None if stop is None or stop.quota is None else (stop.quota.quota, stop.quota.limit)
-    assert told == (None if calls else ("money", 5))
+    refused_by = (
+        None if stop is None or stop.quota is None else (stop.quota.quota, stop.quota.limit)
+    )
+    assert refused_by == (None if calls else ("money", 5))
 
 
-def test_an_invocation_is_counted_once_whatever_it_calls(
+def test_invocation_is_counted_once(
     hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """With its first model call; one that asks no model is none."""
+    """With its first model call; an invocation without model calls does not count."""
     hold({"runs": {"invocations": 2, "window": "day"}}, observers=[events.append])
     agent = make_agent(ScriptedModel(endless(uses("search"))))
     other = make_agent(ScriptedModel([uses("search"), says("a"), says("b"), says("never")]))
@@ -367,7 +367,7 @@ def test_an_invocation_is_counted_once_whatever_it_calls(
 def test_all_quotas_that_apply_must_have_enough(
     hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """One that lacks keeps the others as they were."""
+    """A call refused by one quota uses nothing of the others."""
     hold(
         {
             "many": {"model_calls": 100, "window": "day"},
@@ -388,7 +388,7 @@ def test_all_quotas_that_apply_must_have_enough(
 
 
 def test_every_tenant_has_the_whole_amount(hold: Hold, make_agent: MakeAgent, call: Call) -> None:
-    """Baggage says which one it is; those that say nothing share one."""
+    """Baggage names the tenant; calls without baggage share one count."""
     hold({"tenants": {"model_calls": 1, "window": "day", "key": "baggage.tenant.id"}})
     agent = make_agent(ScriptedModel(endless(says("done"))))
 
@@ -404,8 +404,8 @@ def test_every_tenant_has_the_whole_amount(hold: Hold, make_agent: MakeAgent, ca
     assert reason(tenant__id="y" * 500) == "quota_exceeded"
 
 
-def test_a_parent_bounds_the_sum_over_all_keys(hold: Hold, make_agent: MakeAgent) -> None:
-    """Making up new tenants gains nothing beyond it."""
+def test_parent_quota_caps_the_sum_over_all_keys(hold: Hold, make_agent: MakeAgent) -> None:
+    """New tenants cannot raise the total."""
     hold(
         {
             "tenants": {"model_calls": 1, "window": "day", "key": "baggage.tenant.id"},
@@ -421,7 +421,7 @@ def test_a_parent_bounds_the_sum_over_all_keys(hold: Hold, make_agent: MakeAgent
 
 
 def test_a_trace_attribute_of_the_agent_is_a_key(hold: Hold, make_agent: MakeAgent) -> None:
-    """The agent carries it, whoever calls it."""
+    """The agent carries it, independent of the caller."""
     hold({"teams": {"model_calls": 1, "window": "day", "key": "attribute.team.id"}})
     for team, reason in (("a", "end_turn"), ("b", "end_turn"), ("a", "quota_exceeded")):
         agent = make_agent(ScriptedModel([says("done")]), trace_attributes={"team.id": team})
@@ -441,10 +441,10 @@ def test_models_and_agents_are_keys(hold: Hold, make_agent: MakeAgent) -> None:
         assert agent("go").stop_reason == reason
 
 
-def test_no_secret_of_a_key_is_told(
+def test_key_values_from_outside_are_published_as_hashes(
     hold: Hold, make_agent: MakeAgent, events: list[Event], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What came from outside is in no fact, message or log."""
+    """Values from outside appear in no event, message or log."""
     hold(
         {"tenants": {"model_calls": 1, "window": "day", "key": "baggage.tenant.id"}},
         observers=[events.append],
@@ -463,7 +463,7 @@ def test_no_secret_of_a_key_is_told(
 def test_raise_raises_the_quotas_own_error(
     hold: Hold, make_agent: MakeAgent, call: Call, where: str
 ) -> None:
-    """Whether the quota says so or the agent's policy."""
+    """Set by the quota or by the agent's policy."""
     quota: dict[str, Any] = {"model_calls": 1, "window": "day"}
     if where == "quota":
         hold({"calls": quota | {"action": "raise"}})
@@ -476,10 +476,10 @@ def test_raise_raises_the_quotas_own_error(
     assert otel_limits.is_synthetic(agent.messages[-1])
 
 
-def test_observe_lets_everything_go_and_says_what_would_have_been_refused(
+def test_observe_admits_every_call_and_reports_would_be_refusals(
     hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """It is counted all the same."""
+    """Usage is still counted."""
     quota = {"model_calls": 1, "window": "day", "action": "observe"}
     hold({"calls": quota}, observers=[events.append])
     agent = make_agent(ScriptedModel([uses("search"), says("done")]))
@@ -493,7 +493,7 @@ def test_observe_lets_everything_go_and_says_what_would_have_been_refused(
 def test_an_observed_quota_does_not_weaken_one_that_is_held(
     hold: Hold, make_agent: MakeAgent
 ) -> None:
-    """Nor the other way round."""
+    """Or the reverse."""
     hold(
         {
             "watched": {"model_calls": 1, "window": "day", "action": "observe"},
@@ -505,10 +505,10 @@ def test_an_observed_quota_does_not_weaken_one_that_is_held(
     assert model.calls == 2
 
 
-def test_wrap_up_lets_one_last_answer_go_and_counts_it(
+def test_wrap_up_admits_and_counts_one_last_answer(
     hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """The model is told why, has no tools, and its words are the result."""
+    """The model gets the reason and no tools, and its answer is the result."""
     quota = {"model_calls": 2, "window": "day", "action": "wrap_up"}
     hold({"calls": quota}, observers=[events.append])
     model = ScriptedModel([uses("search"), uses("search"), says("summary")])
@@ -520,8 +520,8 @@ def test_wrap_up_lets_one_last_answer_go_and_counts_it(
     assert last_use(events, "calls") == (3, 0)
 
 
-def test_a_last_answer_to_a_limit_is_held_by_quotas(hold: Hold, make_agent: MakeAgent) -> None:
-    """What may not go out does not go out, also where the limit would have let it."""
+def test_last_answer_after_a_limit_is_subject_to_quotas(hold: Hold, make_agent: MakeAgent) -> None:
+    """A quota refuses it even where the limit would admit it."""
     hold(
         {"calls": {"model_calls": 1, "window": "day", "action": "halt"}},
         defaults={"limits": {"max_turns": 1}, "action": "wrap_up"},
@@ -532,7 +532,7 @@ def test_a_last_answer_to_a_limit_is_held_by_quotas(hold: Hold, make_agent: Make
 
 
 def test_a_limit_and_a_quota_may_share_the_last_answer(hold: Hold, make_agent: MakeAgent) -> None:
-    """There is one, and the limit is the reason."""
+    """There is one last answer, and its reason is the limit."""
     hold(
         {"calls": {"model_calls": 1, "window": "day"}},
         defaults={"limits": {"max_turns": 1}, "action": "wrap_up"},
@@ -542,20 +542,20 @@ def test_a_limit_and_a_quota_may_share_the_last_answer(hold: Hold, make_agent: M
     assert (result.stop_reason, str(result).split("\n")[0]) == ("max_turns", "summary")
 
 
-def test_nobody_is_asked_about_a_quota(hold: Hold, make_agent: MakeAgent) -> None:
-    """Where the policy asks a human about limits, a quota halts."""
+def test_ask_action_halts_when_a_quota_is_exceeded(hold: Hold, make_agent: MakeAgent) -> None:
+    """Human approval applies to limits only; a quota halts."""
     hold({"calls": {"model_calls": 1, "window": "day"}}, defaults={"action": "ask"})
     result = make_agent(ScriptedModel(endless(uses("search"))))("go")
     assert result.stop_reason == "quota_exceeded"
 
 
-# --- how calls end --------------------------------------------------------------------------------
+# --- ends of calls --------------------------------------------------------------------------------
 
 
-def test_a_failed_call_gives_back_what_was_reserved(
+def test_failed_call_releases_its_reservation(
     hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """It counts as a call, and its tokens as what the ledger says: none."""
+    """It counts as one call without tokens, as in the ledger."""
     hold(
         {
             "calls": {"model_calls": 10, "window": "day"},
@@ -570,7 +570,7 @@ def test_a_failed_call_gives_back_what_was_reserved(
 
 
 def test_every_retry_is_a_call(hold: Hold, make_agent: MakeAgent, events: list[Event]) -> None:
-    """Each asks, and each is counted."""
+    """Each retry is admitted and counted."""
     hold({"calls": {"model_calls": 10, "window": "day"}}, observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))))
     left = iter([True, True])
@@ -585,7 +585,7 @@ def test_every_retry_is_a_call(hold: Hold, make_agent: MakeAgent, events: list[E
 
 @pytest.fixture
 def restless() -> Iterator[None]:
-    """Threads that take turns after a few steps, so that what can go wrong between them does."""
+    """Make threads switch after a few steps, to provoke races."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -593,8 +593,8 @@ def restless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restless")
-def test_threads_that_ask_models_at_once_lose_no_call(hold: Hold, events: list[Event]) -> None:
-    """What a tool asks in threads of its own counts in full."""
+def test_concurrent_threads_count_every_call(hold: Hold, events: list[Event]) -> None:
+    """Calls from a tool's own threads count in full."""
     hold({"calls": {"model_calls": 10_000, "window": "day"}}, observers=[events.append])
     helper = ScriptedModel(endless(says("hint")))
 
@@ -618,7 +618,7 @@ def test_threads_that_ask_models_at_once_lose_no_call(hold: Hold, events: list[E
 
 
 def test_a_resumed_leg_asks_again(hold: Hold, make_agent: MakeAgent) -> None:
-    """A refused leg is not resumed once more."""
+    """A refused leg cannot be resumed again."""
     hold({"calls": {"model_calls": 2, "window": "day"}})
     model = ScriptedModel(endless(says("done")))
     agent = make_agent(model)
@@ -629,10 +629,10 @@ def test_a_resumed_leg_asks_again(hold: Hold, make_agent: MakeAgent) -> None:
     assert model.calls == 2
 
 
-def test_a_stream_that_is_left_is_settled_at_its_input_at_least(
+def test_abandoned_stream_is_settled_at_its_input_at_least(
     hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """Leaving does not lead around a quota, and nothing stays reserved."""
+    """Abandoning a stream does not bypass a quota, and releases its reservation."""
     hold({"tokens": {"tokens": 10**6, "window": "day"}}, observers=[events.append])
     agent = make_agent(capped([says("a long answer")], cap=1000))
 
@@ -677,7 +677,7 @@ def test_opening_and_leaving_a_hundred_times_uses_a_quota_up(
     assert agent(question).stop_reason == "quota_exceeded"
 
 
-def test_a_call_that_a_hook_answers_gives_back_everything(
+def test_call_answered_by_a_hook_releases_its_reservation(
     hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """No model was called."""
@@ -692,10 +692,10 @@ def test_a_call_that_a_hook_answers_gives_back_everything(
     assert last_use(events, "calls") == (1, 0)
 
 
-def test_an_agent_as_a_tool_debits_each_call_once(
+def test_agent_as_a_tool_counts_each_call_once(
     hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
-    """Parent and child are two invocations of one fleet."""
+    """Parent and child are two invocations in one budget tree."""
     hold(
         {
             "calls": {"model_calls": 100, "window": "day"},
@@ -708,7 +708,7 @@ def test_an_agent_as_a_tool_debits_each_call_once(
 
     @tool
     def ask_child(question: str = "") -> str:
-        """Ask the child."""
+        """Query the child."""
         return str(child(question))
 
     parent = make_agent(
@@ -721,10 +721,10 @@ def test_an_agent_as_a_tool_debits_each_call_once(
 
 
 class Reporting(ScriptedModel):
-    """Asks itself for structured output, as providers' models do."""
+    """Requests structured output from itself, as provider models do."""
 
     async def structured_output(self, output_model: Any, prompt: Any, *_: Any, **__: Any) -> Any:
-        """Stream an answer and make the output of it."""
+        """Stream an answer and parse it."""
         async for event in self.stream(prompt):
             yield event
         yield {"output": output_model()}
@@ -736,10 +736,10 @@ class Verdict(BaseModel):
     verdict: str = "fine"
 
 
-def test_a_direct_request_counts_though_it_cannot_ask(
+def test_side_call_counts_without_admission(
     hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """It passes no hook where it could wait, so that it is the next call that is refused."""
+    """It passes no hook where it could wait, so the next call is refused instead."""
     hold({"calls": {"model_calls": 1, "window": "day"}}, observers=[events.append])
     agent = make_agent(Reporting([says("fine"), says("never")]))
     with pytest.warns(DeprecationWarning, match="structured_output"):
@@ -747,7 +747,7 @@ def test_a_direct_request_counts_though_it_cannot_ask(
     assert agent("go").stop_reason == "quota_exceeded"
 
 
-def test_quotas_use_exactly_what_the_facts_say(
+def test_quota_usage_equals_the_published_events(
     hold: Hold, make_agent: MakeAgent, source: str, events: list[Event]
 ) -> None:
     """The ledger is written from the same events: the sums are equal."""

@@ -1,6 +1,6 @@
-"""What is promised of quotas on a server, as far as it does not depend on how fast a machine is.
+"""Guarantees of quotas on a server that do not depend on the machine's speed.
 
-Times are compared by `python -m tests.benchmarks.quotas`, which ends with 1 where a bar is missed.
+Timings are checked by `python -m tests.benchmarks.quotas`, which exits with 1 on a missed target.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from tests.quotas.conftest import Server
 
 
-def test_two_hundred_agents_that_ask_at_once_are_all_heard_in_time(server: Server) -> None:
-    """In one process, with the timeout that ships."""
+def test_two_hundred_concurrent_agents_are_admitted_before_the_timeout(server: Server) -> None:
+    """In one process, with the default timeout."""
     refused, slowest = quotas.many_agents(server, 1)
     assert refused == 0
     assert slowest < quotas.TIMEOUT
 
 
 @pytest.mark.parametrize("held", [1, 4])
-def test_a_call_leaves_little_behind(server: Server, held: int) -> None:
-    """At most 120 bytes for an hour, however many quotas apply."""
+def test_call_leaves_at_most_120_bytes_in_the_store(server: Server, held: int) -> None:
+    """For an hour, independent of the number of quotas."""
     for_a_call, _ = quotas.kept(server, held, calls=500)
     assert for_a_call <= 120

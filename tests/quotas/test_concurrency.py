@@ -1,4 +1,4 @@
-"""Quotas of model calls at once: places that are leased, renewed and given back."""
+"""Concurrency quotas: slots are leased, renewed and released."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from otel_limits.quotas.windows import UnboundedWindow
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.quotas.conftest import eventually
-from tests.quotas.waiters import SOON, Held, Told, seconds_of, start, until
+from tests.quotas.waiters import SOON, DecisionRecorder, Held, seconds_of, start, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,28 +31,28 @@ TWO = {"concurrency": 2}
 
 
 @pytest.fixture
-def told() -> Told:
+def recorder() -> DecisionRecorder:
     """An observer."""
-    return Told()
+    return DecisionRecorder()
 
 
 def count() -> Count:
-    """What quota `q` counts."""
+    """The count of quota `q`."""
     key = Template("").key("q", dict[str, object]().get)
     return Count("q", key.id, UnboundedWindow().at(time.time()), "concurrency", key.shown)
 
 
 def standing(store: SharedStore) -> CountState:
-    """How quota `q` stands."""
+    """The state of quota `q`."""
     (found,) = store.look([(count(), 2)])
     return found
 
 
-def test_no_more_calls_are_under_way_at_once_than_a_quota_permits(
-    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+def test_concurrency_quota_caps_in_flight_calls(
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
 ) -> None:
-    """One more is refused, and told when to ask again; when one ends there is a place."""
-    hold({"q": TWO}, url, [told])
+    """One more is refused with a retry time; when one ends, a slot is free."""
+    hold({"q": TWO}, url, [recorder])
 
     async def run() -> None:
         model = Held()
@@ -77,18 +77,18 @@ def test_no_more_calls_are_under_way_at_once_than_a_quota_permits(
         assert (await start(make_agent(model))).stop_reason == "end_turn"
 
     asyncio.run(run())
-    assert told.decisions() == ["admitted", "admitted", "refused", "admitted"]
+    assert recorder.decisions() == ["admitted", "admitted", "refused", "admitted"]
 
 
-def test_calls_queue_for_a_place_where_the_quota_says_so(
-    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+def test_calls_queue_for_a_slot_with_on_exceeded_wait(
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
 ) -> None:
-    """Twenty go through two places, and never more than two at once."""
-    hold({"q": TWO | {"on_exceeded": "wait"}}, url, [told])
+    """Twenty calls share two slots, never more than two concurrently."""
+    hold({"q": TWO | {"on_exceeded": "wait"}}, url, [recorder])
     under_way: list[int] = []
 
     class Counting(ScriptedModel):
-        """Notes how many calls are under way with it."""
+        """A model that counts its in-flight calls."""
 
         now = 0
 
@@ -108,14 +108,14 @@ def test_calls_queue_for_a_place_where_the_quota_says_so(
 
     asyncio.run(run())
     assert (len(under_way), max(under_way)) == (20, 2)
-    assert sorted(told.decisions()) == ["admitted"] * 2 + ["waited"] * 18
+    assert sorted(recorder.decisions()) == ["admitted"] * 2 + ["waited"] * 18
 
 
 @pytest.mark.parametrize("end", ["answer", "error"])
-def test_a_place_is_free_when_its_call_is_over(
+def test_slot_is_released_when_its_call_ends(
     hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, end: str
 ) -> None:
-    """However it ended; nothing of it stays used."""
+    """Independent of how it ended; the quota has no usage."""
     hold({"q": {"concurrency": 1}}, server.url)
     script = {"answer": [says("done")], "error": [fails(ValueError("no"))]}[end]
     with suppress(ValueError):
@@ -123,27 +123,27 @@ def test_a_place_is_free_when_its_call_is_over(
     eventually(lambda: standing(store) == CountState(0, 0, 2))
 
 
-def test_tools_run_without_a_place(
+def test_tools_run_without_a_slot(
     hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
 ) -> None:
-    """Only calls of models take one."""
+    """Only model calls take one."""
     hold({"q": {"concurrency": 1}}, server.url)
     held: list[int] = []
 
     @tool
     def look() -> str:
-        """Look who has a place."""
+        """Check the slots."""
         held.append(standing(store).reserved)
-        return "nobody"
+        return "checked"
 
     make_agent(ScriptedModel([uses("look"), says("done")]), tools=[look])("go")
     assert held == [0]
 
 
-def test_a_grant_permits_more_calls_at_once(
+def test_concurrency_grant_adds_slots(
     hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
 ) -> None:
-    """Until its end, as for any quota."""
+    """Until it expires, as for any quota."""
     hold({"q": {"concurrency": 1}}, server.url)
     store.grant(count(), 1, time.time() + 60)
 
@@ -160,10 +160,10 @@ def test_a_grant_permits_more_calls_at_once(
 # --- leases ---------------------------------------------------------------------------------------
 
 
-def test_the_place_of_a_dead_process_is_free_when_its_lease_ends(
+def test_dead_process_slot_is_free_when_its_lease_ends(
     hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
 ) -> None:
-    """Whoever waits for it goes out then, and nobody looks for what it used."""
+    """A waiter is admitted then; such calls are not recovered from the ledger."""
     hold({"q": {"concurrency": 1, "on_exceeded": "wait"}}, server.url)
     demand = Demand(count=count(), amount=1, limit=1, lease_seconds=1.0)
     store.run([Reserve("dead", (demand,), 300.0)])
@@ -173,10 +173,8 @@ def test_the_place_of_a_dead_process_is_free_when_its_lease_ends(
     assert store.expired(0, 10) == []
 
 
-def test_a_place_is_leased_for_half_a_minute(
-    hold: Hold, make_agent: MakeAgent, server: Server
-) -> None:
-    """So that a killed worker holds it no longer than that."""
+def test_slot_is_leased_for_30_seconds(hold: Hold, make_agent: MakeAgent, server: Server) -> None:
+    """A killed worker holds it no longer than that."""
     hold({"q": TWO}, server.url)
 
     async def run() -> None:
@@ -193,10 +191,10 @@ def test_a_place_is_leased_for_half_a_minute(
     asyncio.run(run())
 
 
-def test_places_are_renewed_three_times_in_a_lease_and_by_nobody_when_none_is_held(
+def test_slots_are_renewed_three_times_per_lease_while_held(
     hold: Hold, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the times that are shipped: every ten seconds, for thirty."""
+    """With the default times: every ten seconds, for thirty."""
     timers: list[tuple[float, Callable[[], None]]] = []
 
     def schedule(seconds: float, callback: Callable[[], None]) -> int:
@@ -233,20 +231,20 @@ def test_places_are_renewed_three_times_in_a_lease_and_by_nobody_when_none_is_he
     asyncio.run(run())
 
 
-# --- what a policy file may say -------------------------------------------------------------------
+# --- policy files ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["window", "time_zone"])
-def test_calls_at_once_have_no_window(hold: Hold, key: str) -> None:
-    """A file that gives one is told so."""
+def test_concurrency_quota_with_a_window_is_rejected(hold: Hold, key: str) -> None:
+    """The key would have no effect."""
     sentence = rf'quotas\["q"\] counts calls at once and has no {key}: leave it out\.'
     value = {"window": "day", "time_zone": "Europe/Berlin"}[key]
     with pytest.raises(ValueError, match=sentence):
         hold({"q": TWO | {key: value}})
 
 
-def test_a_quota_of_calls_at_once_is_said_in_one_line() -> None:
-    """`otel-limits check` shows it like that."""
+def test_concurrency_quota_is_described_in_one_line() -> None:
+    """`otel-limits check` prints it."""
     section = {"q": {"concurrency": 4, "key": "model", "on_exceeded": "wait"}}
     (quota,) = read_quotas(section, lambda *_: None).values()
     assert str(quota) == "4 model calls at once for each model; calls wait up to 30 s"

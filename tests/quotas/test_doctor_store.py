@@ -1,4 +1,4 @@
-"""`otel-limits doctor` asks a real store for what agents need of it, and leaves nothing there."""
+"""`otel-limits doctor` checks a real store for the rights that agents need, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 def examined(url: str) -> Finding:
-    """Return what is found about a store."""
+    """Return the finding about a store."""
     findings = examine_settings({"OTEL_LIMITS_QUOTA_STORE": url}, None)
     (finding,) = (each for each in findings if each.name == "quota store")
     return finding
 
 
 def add_user(server: Server, name: str, without: str) -> None:
-    """Add a user who may do all but one thing."""
+    """Add a user with all rights but one."""
     rights = ("on", ">hunter2", "~*", "&*", "+@all", without)
     server.client.execute_command("ACL", "SETUSER", name, *rights)
 
 
 def test_a_store_that_answers_is_timed_and_left_as_it_was(own_server: Server) -> None:
-    """The key that is written to try it is gone a second later."""
+    """The test key expires within a second."""
     finding = examined(own_server.url)
     assert finding.status == "ok", finding
     assert finding.text.startswith("A round trip takes ")
@@ -42,7 +42,7 @@ def test_a_user_without_the_right_to_run_scripts_is_a_failure(own_server: Server
 
 
 def test_a_user_without_the_right_to_write_is_a_failure(own_server: Server) -> None:
-    """As on a replica."""
+    """For example, on a replica."""
     add_user(own_server, "reader", "-set")
     finding = examined(own_server.url.replace("redis://", "redis://reader:hunter2@"))
     assert (finding.status, "hunter2" in finding.text) == ("FAIL", False)

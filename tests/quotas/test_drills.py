@@ -1,4 +1,4 @@
-"""The drills for quotas, in small; in full: `python -m tests.drills`."""
+"""Small runs of the quota drills; in full: `python -m tests.drills`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from otel_limits.quotas.store import Charge, Count, Demand, Reserve, Settle
 from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
 from otel_limits.quotas.windows import UnboundedWindow
 from tests.drills.__main__ import DRILLS
-from tests.drills.lines import kills, line
+from tests.drills.lines import kills, open_queue
 from tests.drills.store import FAULTS, faults
 
 if TYPE_CHECKING:
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.usefixtures("faulty", "redis_installed")
-def test_no_fault_of_a_store_loses_a_call_or_lets_one_pass(tmp_path: Path) -> None:
-    """Late, cut, truncated and missing replies, with the times to wait that ship."""
+def test_store_faults_neither_lose_nor_overadmit_calls(tmp_path: Path) -> None:
+    """Late, cut, truncated and missing replies, with the default timeouts."""
     told = faults(tmp_path, 1)
     assert all(fault in told for fault in FAULTS)
 
 
 @pytest.mark.usefixtures("redis_installed")
-def test_killed_processes_hold_up_nobody(tmp_path: Path) -> None:
-    """Neither one that waits nor, for longer than its lease, one that holds a place.
+def test_killed_processes_do_not_block_the_queue(tmp_path: Path) -> None:
+    """A killed waiter never does, and a killed slot holder only until its lease ends.
 
-    The lease is two seconds here, and in full that which ships.
+    The lease is two seconds here, and the default in full runs.
     """
     assert "was free after" in kills(tmp_path, 2)
     assert DRILLS["quota-line-alone"][1] == SLOT_LEASE_SECONDS
 
 
-def test_a_fleet_goes_in_the_order_in_which_it_asks_the_store(
+def test_fleet_is_admitted_in_the_order_of_its_requests(
     server: Server, store: SharedStore, tmp_path: Path
 ) -> None:
-    """In each process who came first goes first, and between them whose question comes first."""
+    """Within a process by arrival, between processes by the order of their requests."""
     reserve, settle = (redis_scripts.sha_of(script) for script in ("reserve", "settle"))
     count = Count(
         "q",
@@ -52,7 +52,10 @@ def test_a_fleet_goes_in_the_order_in_which_it_asks_the_store(
         "concurrency",
     )
     store.run([Reserve("held-0", (Demand(count=count, amount=1, limit=1),), 300.0)])
-    with line(server, tmp_path, SLOT_LEASE_SECONDS) as queue, server.client.monitor() as monitor:
+    with (
+        open_queue(server, tmp_path, SLOT_LEASE_SECONDS) as queue,
+        server.client.monitor() as monitor,
+    ):
         processes = [queue.join([f"{each}1", f"{each}2", f"{each}3"]) for each in "ab"]
         store.run([Settle("held-0", (Charge(count=count, amount=0),))])
         said = [each.communicate()[0] for each in processes]
@@ -60,7 +63,7 @@ def test_a_fleet_goes_in_the_order_in_which_it_asks_the_store(
         asked = _asked(monitor, reserve, settle)
     for name, lines in zip("ab", said, strict=True):
         assert lines.split("\n")[:3] == [f"asked {name}{number}" for number in (1, 2, 3)]
-    # A place is free at each settlement: whoever asks first then is the next to settle.
+    # Each settlement frees a slot: the first request after it settles next.
     settled = [n for n, (script, _) in enumerate(asked) if script == settle]
     assert len(settled) == 7
     for one, other in pairwise(settled):
@@ -68,7 +71,7 @@ def test_a_fleet_goes_in_the_order_in_which_it_asks_the_store(
 
 
 def _asked(monitor: Any, reserve: str, settle: str) -> list[tuple[str, str]]:
-    """Return which script was asked for which operation, in order."""
+    """Return the scripts called, each with its operation, in order."""
     asked: list[tuple[str, str]] = []
     for said in monitor.listen():
         words = said["command"].split()

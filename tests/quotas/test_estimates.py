@@ -1,4 +1,4 @@
-"""What is set aside for a model call: its worst case, or what is expected of it."""
+"""Reservations for a model call: its worst case, or the expected size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Clock:
 
 
 def taught(outputs: Sequence[int], clock: Clock) -> Estimates:
-    """Estimates that have seen these answers."""
+    """Estimates trained with these answers."""
     estimates = Estimates(clock)
     for output in outputs:
         estimates.record(MODEL, 10, Usage(input=10, output=output))
@@ -47,7 +47,7 @@ def taught(outputs: Sequence[int], clock: Clock) -> Estimates:
 
 
 def output(estimates: Estimates, what: Reserved, cap: int | None = None) -> int:
-    """The output that is set aside now."""
+    """The current output reservation."""
     return estimates.estimate(what, MODEL, 10, cap).usage.output
 
 
@@ -57,14 +57,14 @@ def output(estimates: Estimates, what: Reserved, cap: int | None = None) -> int:
 def test_a_long_answer_is_forgotten_with_a_half_life_of_ten_minutes(
     minutes: int, expected: int
 ) -> None:
-    """Down to what the first call of any model is given."""
+    """Down to the default for an unknown model."""
     clock = Clock()
     estimates = taught([21_000] * 20, clock)
     clock.now = minutes * 60
     assert output(estimates, "worst_case") == expected
 
 
-def test_answers_that_keep_nobody_out_are_not_forgotten() -> None:
+def test_maximum_below_the_default_estimate_does_not_decay() -> None:
     """A model of 3,000 tokens an answer still needs 3,000 tomorrow."""
     clock = Clock()
     estimates = taught([3_000] * 20, clock)
@@ -73,7 +73,7 @@ def test_answers_that_keep_nobody_out_are_not_forgotten() -> None:
 
 
 def test_the_highest_is_that_of_the_last_hundred_answers() -> None:
-    """Compared with each of them, over answers of all sizes at all times."""
+    """Compared with a plain maximum, over answers of all sizes at all times."""
     clock, chance = Clock(), random.Random(7)  # noqa: S311  nothing here is secret
     estimates, seen = Estimates(clock), deque[tuple[int, float]](maxlen=100)
     for _ in range(1_000):
@@ -96,12 +96,12 @@ def test_the_highest_is_that_of_the_last_hundred_answers() -> None:
 def test_twice_the_mean_answer_is_expected(
     outputs: list[int], cap: int | None, expected: int
 ) -> None:
-    """At least 1,024, and never more than the model may answer."""
+    """At least 1,024, and never more than the model's cap."""
     assert output(taught(outputs, Clock()), "expected", cap) == expected
 
 
 def url_of(store: str, request: pytest.FixtureRequest) -> str:
-    """Where a kind of store is."""
+    """The URL of a kind of store."""
     if store == "memory":
         return "memory://"
     server: Server = request.getfixturevalue("server")
@@ -112,7 +112,7 @@ def url_of(store: str, request: pytest.FixtureRequest) -> str:
 def test_a_quota_below_every_estimate_admits_calls_one_after_the_other(
     hold: Hold, make_agent: MakeAgent, store: str, request: pytest.FixtureRequest
 ) -> None:
-    """1,000 tokens an hour: no estimate of a model without a cap is less than 4,096."""
+    """1,000 tokens an hour: no estimate of a model without a cap is below 4,096."""
     hold({"small": {"tokens": 1_000, "window": "month"}}, url_of(store, request))
     usage = {"inputTokens": 100, "outputTokens": 300, "totalTokens": 400}
     agent = make_agent(ScriptedModel(endless(says("done", usage=usage))), tools=[])
@@ -124,7 +124,7 @@ def test_a_quota_below_every_estimate_admits_calls_one_after_the_other(
 
 
 class Meeting(ScriptedModel):
-    """A model whose first call waits for others to have been refused."""
+    """A model whose first call waits until others have been refused."""
 
     def __init__(self) -> None:
         super().__init__(endless(says("done")))
@@ -140,25 +140,25 @@ class Meeting(ScriptedModel):
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_a_quota_below_every_estimate_admits_no_second_call_beside_the_first(
+def test_quota_below_every_estimate_admits_one_call_at_a_time(
     hold: Hold, make_agent: MakeAgent, store: str, request: pytest.FixtureRequest
 ) -> None:
-    """Or calls at once could pass it many times over."""
+    """Otherwise concurrent calls could exceed it many times over."""
     hold({"small": {"tokens": 1_000, "window": "month"}}, url_of(store, request))
     model = Meeting()
     first = threading.Thread(target=make_agent(model), args=("go",))
     first.start()
     assert model.is_asked.wait(20)
     other = make_agent(ScriptedModel(endless(says("done"))))
-    beside = other("go").stop_reason
+    concurrent = other("go").stop_reason
     model.may_answer.set()
     first.join()
     other.messages.clear()
-    assert (beside, other("go").stop_reason) == ("quota_exceeded", "end_turn")
+    assert (concurrent, other("go").stop_reason) == ("quota_exceeded", "end_turn")
 
 
 @pytest.mark.parametrize(("reserve", "admitted"), [("worst_case", 3), ("expected", 20)])
-def test_what_is_expected_admits_more_at_once(
+def test_expected_estimate_admits_more_concurrent_calls(
     hold: Hold, make_agent: MakeAgent, events: list[Event], reserve: str, admitted: int
 ) -> None:
     """20 agents that may answer 64,000 tokens each, on a quota of 200,000."""

@@ -1,4 +1,4 @@
-"""Several processes on one real server: what they may use together, and when some of them die."""
+"""Several processes on one real server: their shared usage, and killed workers."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ WORKER = Path(__file__).parent / "worker.py"
 PROCESSES = 4
 LEASE = 1.0
 LARGEST_CALL = 110
-"""Tokens of one call of those that are killed."""
+"""Tokens per call of the workers to be killed."""
 
 
 COMMAND = "import sys; from otel_limits.cli import main; sys.exit(main())"
 
 
 class Fleet(Protocol):
-    """Runs a task in several processes at once."""
+    """Runs a task in several concurrent processes."""
 
     def __call__(
         self,
@@ -65,12 +65,12 @@ class Fleet(Protocol):
         status: int = 0,
         **arguments: Any,
     ) -> Counter[str]:
-        """Hold `quota` under the name `q`, and add up what they say."""
+        """Enforce `quota` as `q`, and add up the results."""
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    """Where processes record what they spend, each call before the next."""
+    """The ledger, with each call durable before the next."""
     return tmp_path / "ledger.db"
 
 
@@ -106,7 +106,7 @@ def fleet(server: Server, ledger: Path, tmp_path: Path) -> Fleet:
 
 
 def variables(server: Server | Deployment, ledger: Path) -> dict[str, str]:
-    """What everybody has in the environment."""
+    """The environment of every process."""
     return {
         "OTEL_LIMITS_POLICY": str(ledger.with_name("limits.yaml")),
         "OTEL_LIMITS_QUOTA_STORE": server.url,
@@ -117,7 +117,7 @@ def variables(server: Server | Deployment, ledger: Path) -> dict[str, str]:
 
 @contextmanager
 def process(command: list[str], variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Start a process, and end it with all that it started."""
+    """Start a process, and end it with all of its children."""
     started = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -136,20 +136,18 @@ def process(command: list[str], variables: dict[str, str]) -> Iterator[subproces
 
 
 def this_count(unit: str = "tokens") -> Count:
-    """What quota `q` counts now."""
+    """The current count of quota `q`."""
     key = Template("").key("q", dict[str, object]().get)
     return Count("q", key.id, Windows("month").at(time.time()), unit)
 
 
 def standing(store: SharedStore, amount: int, unit: str = "tokens") -> CountState:
-    """How quota `q` stands."""
+    """The state of quota `q`."""
     (found,) = store.look([(this_count(unit), amount)])
     return found
 
 
-def test_of_a_thousand_that_ask_at_once_a_hundred_are_admitted(
-    fleet: Fleet, store: SharedStore
-) -> None:
+def test_quota_of_100_admits_100_of_1000_concurrent_calls(fleet: Fleet, store: SharedStore) -> None:
     """Four processes with 250 agents each, on a quota of 100 calls: exactly 100."""
     said = fleet({"model_calls": 100, "window": "month"}, "ask_once", count=250)
     assert said["end_turn"] == 100
@@ -160,7 +158,7 @@ def test_of_a_thousand_that_ask_at_once_a_hundred_are_admitted(
 def test_a_token_quota_is_never_passed_where_output_caps_are_known(
     fleet: Fleet, store: SharedStore
 ) -> None:
-    """Forty agents in four processes loop until they are stopped: overshoot 0."""
+    """Forty agents in four processes loop until refused: overshoot 0."""
     amount = 100_000
     said = fleet(
         {"tokens": amount, "window": "month"}, "spend", agents=10, low=1, high=500, cap=500
@@ -175,7 +173,7 @@ def test_a_token_quota_is_never_passed_where_output_caps_are_known(
 def test_without_caps_a_quota_is_passed_by_one_calls_estimate_error_at_most(
     fleet: Fleet, store: SharedStore
 ) -> None:
-    """Answers are 6000 tokens long where 4096 are assumed, for forty agents at once."""
+    """Forty concurrent agents, with answers of 6000 tokens where 4096 are assumed."""
     amount = 170_000
     said = fleet(
         {"tokens": amount, "window": "month"}, "spend", agents=10, low=6000, high=6000, cap=None
@@ -186,13 +184,13 @@ def test_without_caps_a_quota_is_passed_by_one_calls_estimate_error_at_most(
     assert found.reserved == 0
 
 
-def test_what_killed_workers_held_comes_back_and_what_they_spent_is_counted(
+def test_killed_workers_reservations_are_released_and_their_spend_counted(
     fleet: Fleet, server: Server, store: SharedStore, ledger: Path, tmp_path: Path
 ) -> None:
     """Half of four workers are killed at random, fifty times.
 
-    At first the quota misses the call, of each killed worker, that ended and was not settled: the
-    ledger has it, unless it was killed even before that. Whoever looks at the quotas then settles
+    At first the quota lacks the last call of each killed worker that ended but was not settled. The
+    ledger has it, unless the worker was killed even earlier. The `quotas` command then settles
     these too, once.
     """
     journals = tmp_path / "journals"
@@ -211,14 +209,14 @@ def test_what_killed_workers_held_comes_back_and_what_they_spent_is_counted(
         assert standing(store, amount) == CountState(spent, 0, amount)
 
 
-def test_whoever_lives_settles_for_who_was_killed(
+def test_surviving_worker_settles_for_killed_worker(
     fleet: Fleet,
     server: Server,
     store: SharedStore,
     ledger: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two workers are killed between a call and its settlement; a third one looks, and does it."""
+    """Two workers are killed between a call and its settlement; a third one settles for them."""
     fleet({"tokens": 1000, "window": "month"}, "die", 2, -signal.SIGKILL, lease=0.1)
     assert recorded(ledger) == 200
     eventually(lambda: standing(store, 1000) == CountState(0, 0, 1000))
@@ -231,10 +229,10 @@ def test_whoever_lives_settles_for_who_was_killed(
     eventually(lambda: store.expired(0, 10) == [])
 
 
-def test_a_second_call_counts_although_the_first_was_settled_by_somebody_else(
+def test_second_call_counts_after_another_worker_settled_the_first(
     hold: Hold, make_agent: MakeAgent, events: list[Event], server: Server, store: SharedStore
 ) -> None:
-    """Two calls go out on one permission, and its lease ends during the second."""
+    """Two calls share one reservation, and its lease ends during the second."""
     hold({"q": {"tokens": 100_000, "window": "month"}}, server.url, [events.append])
     gate: Any = LIVE.observers.gate
     gate._client._lease = 0.1
@@ -262,8 +260,8 @@ def test_a_second_call_counts_although_the_first_was_settled_by_somebody_else(
     eventually(lambda: standing(store, 100_000) == CountState(150, 0, 100_000))
 
 
-def test_what_expired_long_ago_is_left_alone(server: Server, store: SharedStore) -> None:
-    """The ids of operations are forgotten after an hour: it could count twice."""
+def test_recovery_ignores_long_expired_reservations(server: Server, store: SharedStore) -> None:
+    """Operation IDs are forgotten after an hour: it could count twice."""
     long_ago = (time.time() - RECOVERABLE_SECONDS - 1) * 1000
     with redis.Redis.from_url(server.url) as client:
         client.zadd(EXPIRED_KEY, {"old": long_ago, "new": time.time() * 1000})
@@ -271,10 +269,10 @@ def test_what_expired_long_ago_is_left_alone(server: Server, store: SharedStore)
 
 
 @pytest.mark.usefixtures("faulty")
-def test_what_is_too_old_is_dropped_and_said(
+def test_reservation_too_old_to_settle_is_dropped_and_counted(
     server: Server, store: SharedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once in a fleet: who drops it counts it."""
+    """Counted once in a fleet, by the worker that drops it."""
     long_ago = (time.time() - RECOVERABLE_SECONDS - 1) * 1000
     with redis.Redis.from_url(server.url) as client:
         client.zadd(EXPIRED_KEY, {"old": long_ago, "older": long_ago, "new": time.time() * 1000})
@@ -284,8 +282,10 @@ def test_what_is_too_old_is_dropped_and_said(
     assert caplog.text.count("2 model calls of killed workers were not settled") == 1
 
 
-def test_many_that_no_ledger_knows_hide_nobody(server: Server, store: SharedStore) -> None:
-    """3,000 dead reservations of others, and behind them one that our ledger has."""
+def test_unknown_reservations_do_not_hide_a_recorded_one(
+    server: Server, store: SharedStore
+) -> None:
+    """3,000 expired reservations of other ledgers, then one of this ledger."""
     now = time.time() * 1000
     with redis.Redis.from_url(server.url) as client:
         client.zadd(EXPIRED_KEY, {f"of-others-{n}": now for n in range(3_000)})
@@ -297,8 +297,10 @@ def test_many_that_no_ledger_knows_hide_nobody(server: Server, store: SharedStor
     assert standing(store, 1000).used == 7
 
 
-def test_what_expired_is_noted_for_an_hour_at_most(server: Server, store: SharedStore) -> None:
-    """Workers that are killed in the middle of calls leave nothing that stays or grows."""
+def test_expired_reservations_are_kept_for_an_hour_at_most(
+    server: Server, store: SharedStore
+) -> None:
+    """Workers killed during calls leave nothing that stays or grows."""
     demand = Demand(count=this_count(), amount=1, limit=1000)
     with redis.Redis.from_url(server.url) as client:
         client.zadd(EXPIRED_KEY, {"old": (time.time() - 3601) * 1000})
@@ -309,7 +311,7 @@ def test_what_expired_is_noted_for_an_hour_at_most(server: Server, store: Shared
 
 
 def shown(server: Server, ledger: Path) -> int:
-    """What `otel-limits quotas` says was used."""
+    """The usage shown by `otel-limits quotas`."""
     found = subprocess.run(
         [sys.executable, "-c", COMMAND, "quotas", "--format", "json"],
         env=os.environ | variables(server, ledger),
@@ -321,7 +323,7 @@ def shown(server: Server, ledger: Path) -> int:
 
 
 def recorded(ledger: Path) -> int:
-    """Tokens of all model calls that a ledger has, those beside it included."""
+    """Tokens of all model calls in a ledger, side calls included."""
     database = Database(parse("ledger", str(ledger), ledger.parent))
     for _ in restore_spilled(database, SpillFiles(database.address)):
         continue

@@ -1,4 +1,4 @@
-"""The commands about a fleet, as a person types them, and the kills that they tell."""
+"""Fleet commands as typed by an operator, and the kills that they publish."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Run = Any
 
 @pytest.fixture
 def used(hold: Hold, make_agent: MakeAgent, server: Server, events: list[Event]) -> Any:
-    """An agent that used its quotas twice, once for acme and once for nobody."""
+    """An agent that used its quotas twice, once for acme and once without a tenant."""
     hold(QUOTAS, server.url, [events.append], models=MODELS)
     model = ScriptedModel(endless(says("done")))
     model.update_config(max_tokens=5)
@@ -64,7 +64,7 @@ def used(hold: Hold, make_agent: MakeAgent, server: Server, events: list[Event])
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Type a command: its exit status and what it prints."""
+    """Run a command: its exit status and output."""
 
     def type_in(*arguments: str) -> tuple[int, str, str]:
         status = cli.main(arguments)
@@ -77,10 +77,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 # --- quotas ---------------------------------------------------------------------------------------
 
 
-def test_every_quota_is_shown_with_what_is_left_and_when_it_begins_again(
-    used: Any, run: Run
-) -> None:
-    """Every key that was used has a row; a quota that was not used has one, too."""
+def test_quotas_command_shows_remaining_and_reset_time(used: Any, run: Run) -> None:
+    """Every used key has a row, and so does an unused quota."""
     status, out, _ = run("quotas", "--format", "json")
     levels = json.loads(out)
     assert status == 0
@@ -97,18 +95,18 @@ def test_every_quota_is_shown_with_what_is_left_and_when_it_begins_again(
     assert shown[3] == "writer/(missing)"
 
 
-def test_the_table_has_the_same(used: Any, run: Run) -> None:
-    """For people."""
+def test_quotas_table_matches_the_json(used: Any, run: Run) -> None:
+    """The default format is for people."""
     _, out, _ = run("quotas")
     (daily,) = (line.split() for line in out.splitlines() if line.startswith("daily"))
     assert daily[:8] == ["daily", "(all)", "2", "0", "0", "2", "model", "calls"]
     assert "acme" not in out
 
 
-def test_what_is_reserved_is_shown(
+def test_quotas_command_shows_reserved_usage(
     hold: Hold, make_agent: MakeAgent, server: Server, run: Run
 ) -> None:
-    """While a call is under way."""
+    """During an in-flight call."""
     hold(QUOTAS, server.url, models=MODELS)
     seen: list[Any] = []
 
@@ -147,8 +145,8 @@ def many_keys(hold: Hold, server: Server, store: SharedStore) -> None:
 
 
 @pytest.mark.usefixtures("many_keys")
-def test_the_keys_nearest_their_end_are_shown_first(run: Run) -> None:
-    """Of many thousands, and how many are not shown is said."""
+def test_keys_with_the_highest_utilization_are_shown_first(run: Run) -> None:
+    """Of many thousands; the number of hidden keys is printed."""
     shown = json.loads(run("quotas", "--top", "3", "--format", "json")[1])
     assert [each["key"] for each in shown] == ["user-2499", "user-2498", "user-2497"]
     assert "2,497 more keys not shown" in run("quotas", "--top", "3")[1]
@@ -156,21 +154,21 @@ def test_the_keys_nearest_their_end_are_shown_first(run: Run) -> None:
 
 @pytest.mark.usefixtures("many_keys")
 def test_keys_are_chosen_by_a_glob(run: Run) -> None:
-    """As the table shows them."""
+    """Matched against the keys as shown in the table."""
     shown = json.loads(run("quotas", "--key", "user-249*", "--format", "json")[1])
     assert sorted(each["used"] for each in shown) == [249, *range(2490, 2500)]
 
 
 @pytest.mark.usefixtures("many_keys")
-def test_a_look_at_many_keys_asks_each_of_them_once(run: Run, server: Server) -> None:
-    """And never keeps the server for more than 200 of them."""
+def test_listing_many_keys_reads_each_of_them_once(run: Run, server: Server) -> None:
+    """The server is never blocked for more than 200 of them."""
     server.client.config_resetstat()
     assert len(json.loads(run("quotas", "--format", "json")[1])) == USERS
     assert server.calls() == -(-USERS // 200)
 
 
-def test_watch_shows_it_again_and_again(used: Any, server: Server, tmp_path: Path) -> None:
-    """Until it is interrupted, which is no error."""
+def test_watch_redraws_until_interrupted(used: Any, server: Server, tmp_path: Path) -> None:
+    """An interrupt is not an error."""
     command = [sys.executable, "-m", "otel_limits.cli", "quotas", "--watch", "--format", "json"]
     code = "import sys; from otel_limits.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, *command[3:]]
@@ -185,7 +183,7 @@ def test_watch_shows_it_again_and_again(used: Any, server: Server, tmp_path: Pat
         assert watching.wait() == 0
 
 
-def test_namespaces_on_one_server_know_nothing_of_each_other(
+def test_namespaces_on_one_server_are_independent(
     hold: Hold,
     make_agent: MakeAgent,
     server: Server,
@@ -193,7 +191,7 @@ def test_namespaces_on_one_server_know_nothing_of_each_other(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Neither counts nor grants nor kills of staging are those of production."""
+    """Counts, grants and kills of staging do not affect production."""
     hold({"daily": {"model_calls": 1, "window": "month"}}, server.url)
     eventually(listening(server))
     agent = make_agent(ScriptedModel(endless(says("done"))))
@@ -214,8 +212,8 @@ def test_namespaces_on_one_server_know_nothing_of_each_other(
 # --- reset and grant ------------------------------------------------------------------------------
 
 
-def test_a_grant_lets_agents_go_on_until_its_end(used: Any, run: Run, events: list[Event]) -> None:
-    """It is told as a fact, with who did it."""
+def test_grant_admits_more_calls_until_it_expires(used: Any, run: Run, events: list[Event]) -> None:
+    """It is published as an event, with its author."""
     assert used("go").stop_reason == "quota_exceeded"
     status, out, _ = run("quotas", "grant", "daily", "1", "--until", "2999-12-31T23:00+01:00")
     assert (status, out) == (
@@ -235,7 +233,7 @@ def test_a_grant_lets_agents_go_on_until_its_end(used: Any, run: Run, events: li
 
 
 def test_a_reset_counts_from_0_again(used: Any, run: Run, events: list[Event]) -> None:
-    """It is told, too, and every process goes on from there."""
+    """It is published too, and every process continues from 0."""
     status, out, _ = run("quotas", "reset", "daily")
     assert (status, out) == (0, "Reset (all) of quota 'daily'.\n")
     assert [used("go").stop_reason for _ in range(3)] == ["end_turn", "end_turn", "quota_exceeded"]
@@ -243,10 +241,10 @@ def test_a_reset_counts_from_0_again(used: Any, run: Run, events: list[Event]) -
     assert (reset.change, reset.amount, reset.until) == ("reset", 0, None)
 
 
-def test_changes_are_kept_in_the_ledger(
+def test_grant_and_reset_are_recorded_in_the_ledger(
     used: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who permitted how much more, and until when; a reset as well."""
+    """With author, amount and expiry; a reset as well."""
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "ledger.db"))
     run("quotas", "grant", "nightly", "0.005", "--until", "2999-01-01")
     run("quotas", "reset", "daily")
@@ -264,10 +262,10 @@ def test_changes_are_kept_in_the_ledger(
     assert (reset["quota"], reset["change"], reset["amount"]) == ("daily", "reset", None)
 
 
-def test_a_ledger_that_cannot_be_is_told_before_anything_is_changed(
+def test_change_is_refused_when_its_ledger_is_unusable(
     used: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change that nobody could audit is not made."""
+    """Every change must be auditable."""
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", "mysql://somewhere/else")
     status, _, err = run("quotas", "reset", "daily")
     assert status == 2
@@ -279,7 +277,7 @@ def test_a_ledger_that_cannot_be_is_told_before_anything_is_changed(
 def test_a_key_is_written_as_it_is_or_as_it_is_shown(
     used: Any, run: Run, events: list[Event], written: str
 ) -> None:
-    """Only that one is changed."""
+    """Only that key is changed."""
     shown = next(fact.key for fact in events if isinstance(fact, QuotaUse) and "#" in fact.key)
     key = shown if written == "as shown" else written
     assert run("quotas", "reset", "tenants", key)[0] == 0
@@ -291,7 +289,7 @@ def test_a_key_is_written_as_it_is_or_as_it_is_shown(
 
 
 def test_money_is_granted_in_dollars(used: Any, run: Run) -> None:
-    """To the cent and below."""
+    """Down to fractions of a cent."""
     run("quotas", "grant", "nightly", "0.005", "--until", "2999-01-01")
     levels = json.loads(run("quotas", "--format", "json")[1])
     assert levels[-1]["limit"] == "20.005"
@@ -332,7 +330,7 @@ def test_a_mistake_is_a_sentence_and_changes_nothing(
 def test_without_a_policy_there_is_nothing_to_show(
     run: Run, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
-    """The sentence says what to set."""
+    """The message names the setting."""
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", server.url)
     assert run("quotas") == (
         2,
@@ -344,7 +342,7 @@ def test_without_a_policy_there_is_nothing_to_show(
 def test_a_policy_with_a_mistake_is_not_shown(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its mistake is."""
+    """Its error is."""
     path = tmp_path / "limits.yaml"
     path.write_text("quotas: {q: {tokens: 5}}")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
@@ -363,7 +361,7 @@ def test_a_policy_with_a_mistake_is_not_shown(
 def test_without_a_shared_store_nothing_can_be_seen_from_outside(
     hold: Hold, run: Run, command: tuple[str, ...], why: str
 ) -> None:
-    """The sentence says why, and what to set."""
+    """The message gives the reason and the setting."""
     hold(QUOTAS, models=MODELS)
     status, _, err = run(*command)
     assert status == 2
@@ -371,7 +369,7 @@ def test_without_a_shared_store_nothing_can_be_seen_from_outside(
     assert "Set OTEL_LIMITS_QUOTA_STORE" in err
 
 
-def test_a_store_that_does_not_answer_is_said_to(
+def test_quotas_command_reports_an_unreachable_store(
     hold: Hold, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With exit status 1."""
@@ -385,8 +383,8 @@ def test_a_store_that_does_not_answer_is_said_to(
 # --- revoke, block, unblock -----------------------------------------------------------------------
 
 
-def test_what_was_granted_is_taken_back(used: Any, run: Run) -> None:
-    """The quota permits what its policy says again."""
+def test_revoke_removes_a_grant(used: Any, run: Run) -> None:
+    """The quota is back to the limit of its policy."""
     run("quotas", "grant", "daily", "5", "--until", "2999-01-01")
     assert used("go").stop_reason == "end_turn"
     status, out, _ = run("quotas", "revoke", "daily")
@@ -398,14 +396,14 @@ def test_what_was_granted_is_taken_back(used: Any, run: Run) -> None:
 
 
 def test_a_grant_to_a_key_that_was_never_used_is_listed(used: Any, run: Run) -> None:
-    """And how much it permits."""
+    """With its amount."""
     run("quotas", "grant", "tenants", "writer/globex", "500", "--until", "2999-01-01")
     rows = json.loads(run("quotas", "--format", "json")[1])
     assert [each["used"] for each in rows if each["limit"] == 1500] == [0]
 
 
-def test_a_blocked_key_stops_with_the_reason(used: Any, run: Run) -> None:
-    """Nobody else is stopped, and unblocking it is enough for it to go on."""
+def test_blocked_key_is_refused_with_its_reason(used: Any, run: Run) -> None:
+    """Other keys are unaffected, and unblocking restores it."""
     arguments = ("tenants", "writer/acme")
     status, out, _ = run("quotas", "block", *arguments, "--reason", "unpaid, = since 1 October")
     assert status == 0
@@ -427,8 +425,8 @@ def test_a_blocked_key_stops_with_the_reason(used: Any, run: Run) -> None:
     assert run("quotas", "unblock", *arguments)[0] == 2
 
 
-def test_a_block_ends_by_itself(used: Any, run: Run, server: Server) -> None:
-    """At the time that it was given, by the server's clock."""
+def test_block_with_a_duration_expires(used: Any, run: Run, server: Server) -> None:
+    """At the given time, by the server's clock."""
     run("quotas", "reset", "daily")
     run("quotas", "block", "daily", "--until", "2999-01-01")
     stop = otel_limits.stop_of(used("go"))
@@ -445,7 +443,7 @@ def test_a_block_ends_by_itself(used: Any, run: Run, server: Server) -> None:
 def test_every_change_is_in_the_ledger(
     used: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who did what, and why."""
+    """With its author and reason."""
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "ledger.db"))
     run("quotas", "block", "daily", "--until", "2999-01-01", "--reason", "abuse")
     run("quotas", "unblock", "daily")
@@ -464,14 +462,14 @@ def test_every_change_is_in_the_ledger(
 
 
 class Endless(ScriptedModel):
-    """Begins an answer and never ends it."""
+    """A model whose answer never ends."""
 
     def __init__(self) -> None:
         super().__init__([])
         self.began = asyncio.Event()
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterable[Any]:
-        """Send word after word."""
+        """Stream words."""
         yield {"messageStart": {"role": "assistant"}}
         yield {"contentBlockStart": {"start": {}}}
         self.began.set()
@@ -481,14 +479,14 @@ class Endless(ScriptedModel):
 
 
 def listening(server: Server, processes: int = 1) -> Callable[[], bool]:
-    """Tell whether that many processes listen."""
+    """Return whether that many processes are subscribed."""
     return lambda: server.client.pubsub_numsub("{otel_limits}:kill:0")[0][1] >= processes
 
 
-def test_a_kill_ends_live_invocations_of_the_agents_that_fit(
+def test_kill_ends_active_invocations_of_matching_agents(
     hold: Hold, make_agent: MakeAgent, server: Server, run: Run, events: list[Event]
 ) -> None:
-    """A response that is being streamed is broken off; other agents go on."""
+    """A streaming response is cut off; other agents continue."""
     hold({}, server.url, [events.append])
     eventually(listening(server))
 
@@ -511,7 +509,7 @@ def test_a_kill_ends_live_invocations_of_the_agents_that_fit(
 def test_malformed_kill_message_ends_nothing(
     hold: Hold, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Anyone who may publish on the channel can send one."""
+    """Any client that may publish on the channel can send one."""
     received: list[tuple[str, float]] = []
 
     def kill(*, agent: str, before: float) -> int:
@@ -533,7 +531,7 @@ def test_a_kill_leaves_the_next_invocation_alone(
     run: Run,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Also in a process that begins to listen later."""
+    """Also in a process that subscribes later."""
     hold({}, server.url)
     eventually(listening(server))
     run("kill", "--agent", "*")
@@ -546,14 +544,14 @@ def test_a_kill_leaves_the_next_invocation_alone(
     assert agent("go").stop_reason == "end_turn"
 
 
-def test_a_kill_that_was_told_while_nobody_listened_is_heard_on_reconnecting(
+def test_kill_sent_while_disconnected_arrives_on_reconnect(
     hold: Hold, server: Server, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And once."""
-    heard: list[str] = []
+    """Exactly once."""
+    received: list[str] = []
 
     def kill(*, agent: str, before: float) -> int:
-        heard.append(agent)
+        received.append(agent)
         return 0
 
     monkeypatch.setattr(LIVE, "kill", kill)
@@ -562,17 +560,17 @@ def test_a_kill_that_was_told_while_nobody_listened_is_heard_on_reconnecting(
     eventually(listening(server))
     server.client.client_kill_filter(_type="pubsub")
     run("kill", "--agent", "research-*")
-    eventually(lambda: heard == ["research-*"])
+    eventually(lambda: received == ["research-*"])
     eventually(listening(server))
     server.client.client_kill_filter(_type="pubsub")
     run("kill", "--agent", "another")
-    eventually(lambda: heard == ["research-*", "another"])
+    eventually(lambda: received == ["research-*", "another"])
 
 
-def test_a_kill_that_is_heard_late_leaves_alone_what_began_after_it(
+def test_late_kill_spares_invocations_started_after_it(
     hold: Hold, make_agent: MakeAgent, server: Server, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A process that was cut off meanwhile ends what was live when the kill was given, only."""
+    """A process that was disconnected ends only invocations that started before the kill."""
     hold({}, server.url)
     eventually(listening(server))
 
@@ -594,10 +592,10 @@ def test_a_kill_that_is_heard_late_leaves_alone_what_began_after_it(
     assert "received kill for agents matching 'research-*': 1 invocation halted." in caplog.text
 
 
-def test_a_kill_that_nobody_was_told_is_found_when_a_call_asks(
+def test_unpublished_kill_is_found_at_the_next_reservation(
     hold: Hold, make_agent: MakeAgent, server: Server
 ) -> None:
-    """What is published can be lost, as by a proxy; what is noted is read then."""
+    """A published message can be lost, for example by a proxy; the stored one is read then."""
     hold({"calls": {"model_calls": 10, "window": "P366D"}}, server.url)
     eventually(listening(server))
 
@@ -614,7 +612,7 @@ def test_a_kill_that_nobody_was_told_is_found_when_a_call_asks(
     assert asyncio.run(invoke()) == "killed"
 
 
-def test_a_process_that_may_not_listen_looks_for_kills(
+def test_process_denied_subscribing_polls_for_kills(
     hold: Hold,
     make_agent: MakeAgent,
     own_server: Server,
@@ -622,7 +620,7 @@ def test_a_process_that_may_not_listen_looks_for_kills(
     metric: Metric,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is ended all the same, and says once that it is deaf."""
+    """The kill still arrives, and the denial is logged once."""
     rights = ("on", ">hunter2", "~*", "resetchannels", "+@all")
     own_server.client.execute_command("ACL", "SETUSER", "deaf", *rights)
     faults = ("otel_limits_internal_errors_total", {"component": "kill"})
@@ -645,15 +643,15 @@ def test_a_process_that_may_not_listen_looks_for_kills(
 
 
 @pytest.mark.usefixtures("faulty")
-def test_a_fault_does_not_end_the_listening(
+def test_kill_listener_survives_an_internal_error(
     hold: Hold, server: Server, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next kill is heard."""
-    heard: list[str] = []
+    """The next kill is received."""
+    received: list[str] = []
 
     def kill(*, agent: str, before: float) -> int:
-        heard.append(agent)
-        if len(heard) == 1:
+        received.append(agent)
+        if len(received) == 1:
             raise RuntimeError("fault")
         return 0
 
@@ -661,28 +659,28 @@ def test_a_fault_does_not_end_the_listening(
     hold({}, server.url)
     eventually(listening(server))
     run("kill", "--agent", "first")
-    eventually(lambda: heard == ["first"])
+    eventually(lambda: received == ["first"])
     run("kill", "--agent", "second")
-    eventually(lambda: heard == ["first", "second"])
+    eventually(lambda: received == ["first", "second"])
 
 
-def hear_one_kill(end: int) -> NoReturn:
-    """Tell the parent that it may kill, then of the first kill that is heard, and end."""
-    heard = threading.Event()
+def forward_first_kill(end: int) -> NoReturn:
+    """Signal readiness, then write the first kill received to a pipe, and exit."""
+    received = threading.Event()
 
     def kill(*, agent: str, before: float) -> int:
         os.write(end, agent.encode())
-        heard.set()
+        received.set()
         return 0
 
-    setattr(LIVE, "kill", kill)  # noqa: B010  mypy does not like a method to be replaced
+    setattr(LIVE, "kill", kill)  # noqa: B010  mypy rejects assigning to a method
     os.write(end, b"r")
-    heard.wait(PATIENCE)
+    received.wait(PATIENCE)
     os._exit(0)
 
 
 def test_a_kill_reaches_every_process(server: Server, hold: Hold, run: Run) -> None:
-    """Forked ones, too."""
+    """Including forked ones."""
     hold({}, server.url)
     eventually(listening(server))
     children = []
@@ -690,7 +688,7 @@ def test_a_kill_reaches_every_process(server: Server, hold: Hold, run: Run) -> N
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            hear_one_kill(writing)
+            forward_first_kill(writing)
         os.close(writing)
         assert os.read(reading, 1) == b"r"
         children.append((child, reading))
@@ -705,10 +703,10 @@ def test_a_kill_reaches_every_process(server: Server, hold: Hold, run: Run) -> N
 def test_a_kill_from_another_program_ends_the_running_agents_of_every_process(
     server: Server, tmp_path: Path
 ) -> None:
-    """Three programs with three agents each: those that fit end, in mid-answer, and no others.
+    """Three programs with three agents each: matching agents end in mid-answer, and no others.
 
-    The server pushes a kill to whoever listens; who has just lost the connection asks for it when
-    connecting again.
+    The server pushes a kill to its subscribers; a process that just lost its connection reads it
+    when reconnecting.
     """
     policy = tmp_path / "limits.yaml"
     policy.write_text("quotas: {}")
@@ -739,13 +737,13 @@ def test_a_kill_from_another_program_ends_the_running_agents_of_every_process(
     assert said == [{"research-1: killed": 1, "research-2: killed": 1, "writer: end_turn": 1}] * 3
 
 
-def test_a_listener_that_lost_its_connection_is_back_within_a_second() -> None:
-    """So that a kill that was told meanwhile is not late."""
+def test_kill_listener_reconnects_within_a_second() -> None:
+    """A kill sent during the gap must not be late."""
     assert kill_listener.RETRY_SECONDS <= 0.5
 
 
 def test_a_kill_needs_a_name(run: Run) -> None:
-    """`*` has to be typed by whoever means everybody."""
+    """Killing every agent requires an explicit `*`."""
     with pytest.raises(SystemExit) as caught:
         run("kill")
     assert caught.value.code == 2

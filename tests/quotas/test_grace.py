@@ -1,4 +1,4 @@
-"""What a fleet may still use while its store is away: what was left, in equal shares."""
+"""The grace in an outage: each worker may use an equal share of the remaining amount."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ StoreOf = Callable[["Server"], "SharedStore"]
 
 @pytest.fixture
 def store_of() -> Iterator[StoreOf]:
-    """Opens the store on a server, as an operator does."""
+    """Open the store on a server, as an operator does."""
     with ExitStack() as stack:
 
         def opened(server: Server) -> SharedStore:
@@ -51,26 +51,26 @@ def store_of() -> Iterator[StoreOf]:
 
 
 def need_of(held: Quota) -> QuotaNeed:
-    """What a call needs of a quota."""
+    """The need of one call for a quota."""
     key = held.key.key(held.name, lambda _: None)
     return QuotaNeed(held, key, amount=1, certain=True, action="halt")
 
 
 def demand_of(held: Quota, now: float) -> Demand:
-    """What it asks of the store at a time."""
+    """The resulting demand at a given time."""
     return Demand(count=held.count(need_of(held).key, now), amount=1, limit=held.amount)
 
 
 @pytest.fixture
 def fleet(server: Server) -> Iterator[Fleet]:
-    """Nobody yet."""
+    """A fleet without workers."""
     made = Fleet(server)
     yield made
     made.close()
 
 
 def test_the_shares_of_a_fleet_are_no_more_than_what_was_left(fleet: Fleet) -> None:
-    """96 of 100 are left to four workers: 24 each, and not one call more."""
+    """96 of 100 remain for four workers: 24 each, and not one call more."""
     fleet.join(4)
     assert fleet.standing() == CountState(4, 0, 100)
     fleet.cut()
@@ -79,15 +79,15 @@ def test_the_shares_of_a_fleet_are_no_more_than_what_was_left(fleet: Fleet) -> N
     assert first == ["admitted"] + ["degraded_grace_admitted"] * 24 + ["degraded_denied"]
 
 
-def test_what_does_not_divide_is_nobodys(fleet: Fleet) -> None:
-    """97 left to three workers: 32 each."""
+def test_share_remainder_is_unused(fleet: Fleet) -> None:
+    """97 remain for three workers: 32 each."""
     fleet.join(3)
     fleet.cut()
     assert fleet.use_all() == 96
 
 
-def test_a_call_under_way_is_not_left_to_anybody(fleet: Fleet) -> None:
-    """What it reserved is its own."""
+def test_in_flight_reservation_is_not_shared(fleet: Fleet) -> None:
+    """Its reservation belongs to its own worker."""
     one, two = fleet.join(2)
     under_way = one.ask()
     assert under_way is not None
@@ -98,8 +98,8 @@ def test_a_call_under_way_is_not_left_to_anybody(fleet: Fleet) -> None:
     one.end(under_way)
 
 
-def test_what_others_used_since_the_last_look_is_the_bound(fleet: Fleet) -> None:
-    """Half of the 40 calls that one of two workers made is what the quota can be passed by."""
+def test_shares_overshoot_at_most_by_usage_since_the_last_refresh(fleet: Fleet) -> None:
+    """One of two workers made 40 calls: the overshoot is its half of them."""
     one, _ = fleet.join(2)
     for _ in range(40):
         one.call()
@@ -109,8 +109,8 @@ def test_what_others_used_since_the_last_look_is_the_bound(fleet: Fleet) -> None
     assert 100 < used <= 100 + 40 // 2
 
 
-def test_who_joined_since_can_pass_the_quota_by_what_it_was_shown(fleet: Fleet) -> None:
-    """Two had seen two workers, the third three: by its share, and by nothing else."""
+def test_late_joiner_overshoots_the_quota_by_its_share_only(fleet: Fleet) -> None:
+    """Two workers know of two workers, the third of three: the overshoot is its share."""
     fleet.join(2)
     third = Worker(fleet.wire.url, quota())
     third.call()
@@ -121,8 +121,8 @@ def test_who_joined_since_can_pass_the_quota_by_what_it_was_shown(fleet: Fleet) 
     assert 100 < used <= 100 + 97 // 3 + 1
 
 
-def test_of_a_window_that_begins_without_the_store_everything_is_shared(fleet: Fleet) -> None:
-    """100 to four workers: 25 each, whatever was left of the window before; and again after it."""
+def test_window_that_starts_in_an_outage_is_shared_in_full(fleet: Fleet) -> None:
+    """100 for four workers: 25 each, whatever remained before; and again in the next window."""
     for worker in fleet.join(4):
         for _ in range(20):
             worker.call()
@@ -133,8 +133,8 @@ def test_of_a_window_that_begins_without_the_store_everything_is_shared(fleet: F
         assert [worker.use_all() for worker in fleet.workers] == [25] * 4
 
 
-def test_who_joined_since_can_pass_a_new_window_by_what_it_was_shown(fleet: Fleet) -> None:
-    """As in any other: two had seen two workers, the third three."""
+def test_late_joiner_overshoots_a_new_window_by_its_share_only(fleet: Fleet) -> None:
+    """As in any other: two workers know of two, the third of three."""
     fleet.join(2)
     third = Worker(fleet.wire.url, quota())
     fleet.workers.append(third)
@@ -146,8 +146,8 @@ def test_who_joined_since_can_pass_a_new_window_by_what_it_was_shown(fleet: Flee
     assert fleet.use_all() == 2 * (100 // 2) + 100 // 3
 
 
-def test_who_has_not_looked_since_a_window_began_has_no_share_of_it() -> None:
-    """Others may have used it by the store; so who has a share looks on, be it idle."""
+def test_worker_without_a_refresh_has_no_share_of_the_new_window() -> None:
+    """Others may have used it through the store, so even idle workers keep refreshing."""
     now = [10.0]
     paced = replace(quota(), windows=Windows("PT1M"))
     key = paced.key.key("q", lambda _: None)
@@ -162,20 +162,20 @@ def test_who_has_not_looked_since_a_window_began_has_no_share_of_it() -> None:
     assert left() == 60
     now[0] = 70.0
     assert fallback.shared() == ((paced.count(key, 70.0), 100),)
-    assert left() == 100  # the store was heard last before the window began
+    assert left() == 100  # the last reply came before the window began
     fallback.on_reply(65.0)
     assert left() is None
     fallback.looked(fallback.shared(), Reply("looked", 71.0, (CountState(90, 0, 100),), workers=2))
     assert left() == 10
-    # A call that began in the window before ends: it tells nothing of this one.
+    # A call of the previous window ends: it reveals nothing about this one.
     fallback.remember(need_of(paced), demand_of(paced, 10.0), CountState(41, 0, 0))
     assert left() == 10
 
 
-def test_a_block_that_was_seen_holds_without_the_store(
+def test_known_block_is_enforced_in_an_outage(
     hold: Hold, make_agent: MakeAgent, own_server: Server, store_of: StoreOf
 ) -> None:
-    """Also where a quota lets everything go, and for the agent it is blocked for only."""
+    """Also with `allow`, and only for the agent it blocks."""
     calls = {"model_calls": 50, "window": "P366D", "key": "agent", "on_store_error": "allow"}
     hold({"q": calls}, own_server.url)
     joe, jane = (
@@ -194,8 +194,8 @@ def test_a_block_that_was_seen_holds_without_the_store(
         assert jane("go").stop_reason == "end_turn"
 
 
-def test_a_process_that_never_saw_the_store_has_no_share(fleet: Fleet) -> None:
-    """Nobody told it what is left."""
+def test_process_without_store_contact_has_no_share(fleet: Fleet) -> None:
+    """It does not know the remaining amount."""
     fleet.cut()
     worker = Worker(fleet.wire.url, quota())
     fleet.workers.append(worker)
@@ -203,10 +203,8 @@ def test_a_process_that_never_saw_the_store_has_no_share(fleet: Fleet) -> None:
     assert worker.decisions() == ["degraded_denied"]
 
 
-def test_what_was_used_of_a_share_is_settled_when_the_store_is_back(
-    fleet: Fleet, server: Server
-) -> None:
-    """And what is under way then is reserved there, so that nobody else is given it."""
+def test_share_usage_is_settled_when_the_store_recovers(fleet: Fleet, server: Server) -> None:
+    """In-flight calls are reserved then, so no other worker can use their amounts."""
     (worker,) = fleet.join(1)
     server.freeze()
     try:
@@ -220,8 +218,8 @@ def test_what_was_used_of_a_share_is_settled_when_the_store_is_back(
     eventually(lambda: fleet.standing() == CountState(12, 0, 100))
 
 
-def test_only_the_first_call_waits_for_a_store_that_is_away(fleet: Fleet, server: Server) -> None:
-    """Two seconds with the timeout that ships; the others use the share at once."""
+def test_only_the_first_call_waits_in_an_outage(fleet: Fleet, server: Server) -> None:
+    """Two seconds with the default timeout; the others use the share immediately."""
     (worker,) = fleet.join(1)
     server.freeze()
     try:
@@ -237,7 +235,7 @@ def test_only_the_first_call_waits_for_a_store_that_is_away(fleet: Fleet, server
 
 
 def test_grace_ends(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 seconds after the store was missed first, what the quota says for this case applies."""
+    """30 seconds after the first failed operation, `on_store_error` applies."""
     now = [0.0]
     (worker,) = fleet.join(1)
     fleet.cut()
@@ -252,19 +250,15 @@ def test_grace_ends(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mode", "calls"), [("deny", 49), ("local", 98), ("allow", 120)], ids=["deny", "local", "allow"]
 )
-def test_what_a_quota_says_for_an_outage_applies_after_its_share(
-    fleet: Fleet, mode: str, calls: int
-) -> None:
-    """`local` goes on to the whole of what was left, `allow` without end."""
+def test_store_error_action_applies_after_the_share(fleet: Fleet, mode: str, calls: int) -> None:
+    """`local` uses the whole remaining amount, `allow` is unlimited."""
     worker, _ = fleet.join(2, on_store_error=mode)
     fleet.cut()
     assert [worker.call() for _ in range(120)].count(True) == calls
 
 
-def test_without_grace_nothing_is_shared_and_nothing_looked_at(
-    fleet: Fleet, server: Server
-) -> None:
-    """A model call costs its two commands, and an outage is decided at once."""
+def test_grace_of_zero_shares_nothing_and_sends_no_reads(fleet: Fleet, server: Server) -> None:
+    """A model call costs its two commands, and an outage takes effect immediately."""
     worker = Worker(fleet.wire.url, quota(grace=0.0))
     fleet.workers.append(worker)
     assert worker.call()
@@ -273,10 +267,10 @@ def test_without_grace_nothing_is_shared_and_nothing_looked_at(
     assert not worker.call()
 
 
-def test_an_agent_goes_on_in_an_outage(
+def test_agent_continues_on_its_share_in_an_outage(
     hold: Hold, make_agent: MakeAgent, own_server: Server, events: list[Event]
 ) -> None:
-    """With everything as it ships: its store is gone, and it uses what was left."""
+    """With all defaults: its store is gone, and it uses its share."""
     hold({"calls": {"model_calls": 5, "window": "month"}}, own_server.url, [events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))))
     assert agent("go").stop_reason == "end_turn"
@@ -293,7 +287,7 @@ def test_an_agent_goes_on_in_an_outage(
     ("text", "seconds"), [("30s", 30.0), ("2m", 120.0), ("0", 0.0), ("0s", 0.0)]
 )
 def test_grace_is_read(tmp_path: Path, text: str, seconds: float) -> None:
-    """A duration, or 0 for none; 30 seconds unless it says."""
+    """A duration, or 0 for none; 30 seconds by default."""
     path = tmp_path / "limits.yaml"
     path.write_text(f"quotas:\n  a: {{tokens: 5, window: day, grace: {text}}}\n")
     (entry,) = PolicyFile(str(path)).document.quotas.values()
@@ -303,7 +297,7 @@ def test_grace_is_read(tmp_path: Path, text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["-1", "5", "soon", "false", "1.5s"])
 def test_a_wrong_grace_is_a_mistake(tmp_path: Path, text: str) -> None:
-    """It is said in one sentence."""
+    """The message is one sentence."""
     path = tmp_path / "limits.yaml"
     path.write_text(f"quotas:\n  a: {{tokens: 5, window: day, grace: {text}}}\n")
     (mistake,) = PolicyFile(str(path)).mistakes

@@ -1,4 +1,4 @@
-"""Whose share of a quota a call counts against, and what can be seen of it."""
+"""Keys of quotas: which count a call belongs to, and how it is displayed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from otel_limits.quotas.keys import INVALID, MISSING, Key, Template, fits, key_t
 
 
 def key(template: str, **values: Any) -> Key:
-    """The key that a call with these values has; `__` stands for a dot."""
+    """The key of a call with these values; `__` becomes a dot."""
     found = {name.replace("__", "."): value for name, value in values.items()}
     return Template(template).key("quota", found.get)
 
 
 def test_a_quota_without_a_key_counts_everybody_together() -> None:
-    """There is one count, shown as such."""
+    """There is one count, displayed as such."""
     assert key("", agent="a") == key("", agent="b")
     assert key("").shown == "(all)"
 
@@ -31,21 +31,21 @@ def test_each_value_has_a_count_of_its_own() -> None:
 
 
 def test_the_same_value_in_two_quotas_is_two_keys() -> None:
-    """The name of the quota is a part of the hash."""
+    """The quota's name is part of the hash."""
     template, lookup = Template("agent"), {"agent": "a"}.get
     assert template.key("x", lookup).id != template.key("y", lookup).id
 
 
 def test_a_template_keeps_its_values_apart() -> None:
-    """Values that contain the separator do not run into each other."""
+    """Values that contain the separator do not collide."""
     one = key("{agent}/{model}", agent="a/b", model="c")
     other = key("{agent}/{model}", agent="a", model="b/c")
     assert one.shown == other.shown
     assert one.id != other.id
 
 
-def test_what_comes_from_outside_is_seen_as_a_hash() -> None:
-    """Agents and models are ours; baggage and attributes may be somebody's name."""
+def test_baggage_and_attributes_are_shown_as_hashes() -> None:
+    """Agents and models are our own names; baggage and attributes may be personal data."""
     shown = key(
         "{agent} {model} {baggage.tenant.id} {attribute.user.id}",
         agent="writer",
@@ -59,25 +59,25 @@ def test_what_comes_from_outside_is_seen_as_a_hash() -> None:
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_leaving_a_value_out_does_not_lead_around_a_quota(value: object) -> None:
-    """Whoever has none shares the count of those who have none."""
+def test_missing_value_does_not_bypass_a_quota(value: object) -> None:
+    """Calls without a value share one count."""
     assert key_text(value) == MISSING
     assert key("baggage.tenant.id", baggage__tenant__id=value).shown == MISSING
 
 
 @pytest.mark.parametrize("value", ["a" * 129, "a\nb", "a\0b", "\x1b[31m", "\ud800", 2.5, ["a"]])
 def test_a_value_that_is_no_short_text_is_not_used(value: object) -> None:
-    """All of them share one count, so that making them up gains nothing."""
+    """All of them share one count, so inventing values gains nothing."""
     assert key_text(value) == INVALID
 
 
 ANY_TEXT = st.lists(st.integers(0, sys.maxunicode)).map(lambda codes: "".join(map(chr, codes)))
-"""Lone surrogates, too."""
+"""Including lone surrogates."""
 
 
 @given(ANY_TEXT)
 def test_any_text_makes_a_key(text: str) -> None:
-    """Whatever comes in, hash and shown text are plain ASCII."""
+    """For any input, hash and displayed text are plain ASCII."""
     made = key("baggage.user", baggage__user=text)
     assert made.id.isascii()
     assert made.shown.isascii()
@@ -100,7 +100,7 @@ def test_any_text_makes_a_key(text: str) -> None:
     ],
 )
 def test_a_template_that_cannot_be_read_is_refused(template: str) -> None:
-    """The sentence says what can be written."""
+    """The message lists the valid forms."""
     with pytest.raises(ValueError, match="key must"):
         Template(template)
 
@@ -116,13 +116,13 @@ def test_a_template_that_cannot_be_read_is_refused(template: str) -> None:
 def test_a_person_writes_a_key_as_the_template_has_it(
     template: str, text: str, values: dict[str, str]
 ) -> None:
-    """It is the key that the call has."""
+    """It is the key of the call."""
     made = Template(template)
     assert made.key_of_text("q", text) == made.key("q", values.get)
 
 
 def test_a_key_that_does_not_fit_the_template_is_refused() -> None:
-    """Both are named."""
+    """The message names both."""
     with pytest.raises(ValueError, match=r"look like '\{agent\}/\{model\}', got 'x'"):
         Template("{agent}/{model}").key_of_text("q", "x")
     with pytest.raises(ValueError, match=r"has no keys: write '\(all\)'"):
@@ -131,7 +131,7 @@ def test_a_key_that_does_not_fit_the_template_is_refused() -> None:
 
 
 def test_conditions_are_globs_that_must_all_fit() -> None:
-    """A value that is missing fits only a glob that fits everything."""
+    """A missing value matches only a glob that matches everything."""
     values = {"agent": "nightly-report", "model": "m"}
     assert fits((("agent", "nightly-*"), ("model", "m")), values.get)
     assert not fits((("agent", "nightly-*"), ("model", "x*")), values.get)

@@ -1,4 +1,4 @@
-"""What is set aside for a call under way: leased, renewed, and free when its worker is dead."""
+"""Reservations of in-flight calls: leased, renewed, and released when their worker is dead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from otel_limits.quotas.client import LEASE_SECONDS
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import Reserve
 from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
-from tests.quotas.own_time import Asking, Clock, Place
+from tests.quotas.own_time import Clock, Place, SimulatedFleet
 from tests.quotas.test_truth import BEGIN
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from tests.quotas.conftest import Timed
 
 LONG: Final = int(2.2 * LEASE_SECONDS)
-"""Seconds of a long call: without a renewal, all that it holds would be free by then."""
+"""Seconds of a long call: without a renewal, its reservations would have expired."""
 
 
-class Fleet(Asking):
-    """A fleet of which a test says what happens, in a time of its own."""
+class Fleet(SimulatedFleet):
+    """A fleet driven by a test, in simulated time."""
 
     def wait(self, seconds: float) -> None:
         """Let time pass, second by second."""
@@ -34,14 +34,14 @@ class Fleet(Asking):
             self.do()
 
     def held(self) -> tuple[int, int]:
-        """What the store says is reserved of a place and of calls, where the fleet began."""
+        """The reserved amounts of a slot quota and a call quota in the first window."""
         place, calls = self.store.look([(self.count(name, 0.0), 9) for name in "pr"])
         return place.reserved, calls.reserved
 
 
 @pytest.fixture(params=["memory", "redis"])
 def fleet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """One call that is under way, which needs a place and is counted."""
+    """A fleet with one in-flight call, which holds a slot and is counted."""
     clock = Clock(BEGIN)
     for module in (client, fallback, waiting):
         monkeypatch.setattr(module, "time", clock)
@@ -57,25 +57,25 @@ def fleet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def test_a_call_keeps_what_it_holds_however_long_it_takes(fleet: Fleet) -> None:
-    """Answers that stream for ten minutes are real; when it ends, all is free."""
+    """Some answers stream for ten minutes; at the end everything is released."""
     fleet.wait(LONG)
     assert fleet.held() == (1, 1)
     fleet.do(lambda: fleet.settle(fleet.calls[0]))
     assert fleet.held() == (0, 0)
 
 
-def test_what_a_dead_worker_held_is_free_when_its_leases_end(fleet: Fleet) -> None:
-    """However long its call had taken by then: nobody renews it any more."""
+def test_dead_workers_reservations_expire_with_their_leases(fleet: Fleet) -> None:
+    """Independent of how long its call had taken: renewals end with the worker."""
     fleet.wait(LONG)
-    fleet.workers[0].way.is_dead = True
+    fleet.workers[0].connection.is_dead = True
     fleet.wait(SLOT_LEASE_SECONDS)
     assert fleet.held() == (0, 1)
     fleet.wait(LEASE_SECONDS - SLOT_LEASE_SECONDS)
     assert fleet.held() == (0, 0)
 
 
-def test_what_was_reserved_without_the_store_is_kept_as_long(fleet: Fleet) -> None:
-    """A share, or what was left, is used up by calls that take longer than a lease, too."""
+def test_reservation_made_in_an_outage_is_renewed_locally(fleet: Fleet) -> None:
+    """Calls longer than a lease also use up a share or a local amount."""
     engine = fleet.workers[0].engine
     ticket = engine._tickets.held()[0]
     memory = ticket.reserved_in = MemoryStore(fleet.clock.time)

@@ -1,4 +1,4 @@
-"""What happens to agents, and to what is counted, when the store does not do what it should."""
+"""Agents and counts during store outages."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 TIMEOUT = 0.1
 AMOUNT = 5
 CALLS = {"model_calls": AMOUNT, "window": "month", "grace": 0}
-"""Without a share of what was left, which `test_grace.py` is about."""
+"""Without a share of the remaining amount, which `test_grace.py` covers."""
 
 pytestmark = pytest.mark.usefixtures("faulty")
 
 
 class Place:
-    """A server, and the way to it."""
+    """A server, and a proxy to it."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -57,19 +57,19 @@ class Place:
 
     @property
     def url(self) -> str:
-        """Where agents find it."""
+        """The address for agents."""
         return self.wire.url
 
     def refuse(self) -> None:
-        """Nobody listens any more."""
+        """The port is closed."""
         self.server.stop()
 
     def hang(self) -> None:
-        """Connections stay open and nothing is answered."""
+        """Connections stay open and get no replies."""
         self.server.freeze()
 
     def be_read_only(self) -> None:
-        """It has become a replica of something that is not there."""
+        """It becomes a replica of a missing server."""
         self.server.client.replicaof("127.0.0.1", 1)
 
     def be_full(self) -> None:
@@ -77,11 +77,11 @@ class Place:
         self.server.client.config_set("maxmemory", 1)
 
     def be_slow(self) -> None:
-        """Every answer takes twice as long as anybody waits."""
+        """Every reply takes twice as long as the timeout."""
         self.wire.delay = 2 * TIMEOUT
 
     def recover(self) -> None:
-        """All is well again; a server that was stopped begins empty."""
+        """Everything works again; a stopped server starts empty."""
         self.wire.delay = 0.0
         self.server.thaw()
         if not self.server.is_running:
@@ -90,19 +90,19 @@ class Place:
         self.server.client.config_set("maxmemory", 0)
 
     def standing(self) -> CountState:
-        """How quota `calls` stands."""
+        """The state of quota `calls`."""
         (found,) = self.store.look([(self.count(), AMOUNT)])
         return found
 
     def count(self) -> Count:
-        """What quota `calls` counts now."""
+        """The current count of quota `calls`."""
         key = Template("").key("calls", dict[str, object]().get)
         return Count("calls", key.id, Windows("month").at(time.time()), "model_calls")
 
 
 @pytest.fixture
 def place(own_server: Server) -> Iterator[Place]:
-    """A server of this test's own."""
+    """A server for this test alone."""
     place = Place(own_server)
     yield place
     own_server.thaw()
@@ -112,9 +112,9 @@ def place(own_server: Server) -> Iterator[Place]:
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """See soon whether a lost store is back."""
+    """Shorten the interval between recovery checks."""
     monkeypatch.setattr(store_worker, "LOOK_INTERVAL_SECONDS", 0.02)
-    # Here, too: it would keep this one for the tests that follow if it were first imported now.
+    # Here too: a first import now would keep the patched value for the following tests.
     monkeypatch.setattr(engine, "LOOK_INTERVAL_SECONDS", 0.02)
 
 
@@ -125,21 +125,21 @@ def fail(request: pytest.FixtureRequest, place: Place) -> Callable[[], None]:
     return way
 
 
-class Lose(Protocol):
-    """Has an agent used a store that is then lost."""
+class StartOutage(Protocol):
+    """Makes an agent use a store, then breaks the store."""
 
     def __call__(self, mode: str) -> Agent:
-        """Use one call of the quota, which has this `on_store_error`, and lose the store."""
+        """Use one call of the quota, which has this `on_store_error`, and break the store."""
 
 
 @pytest.fixture
-def lose(
+def start_outage(
     hold: Hold,
     make_agent: MakeAgent,
     place: Place,
     fail: Callable[[], None],
     events: list[Event],
-) -> Lose:
+) -> StartOutage:
     """An agent, one call, and an outage."""
 
     def make(mode: str) -> Agent:
@@ -155,16 +155,16 @@ def lose(
 
 
 def decisions(events: list[Event]) -> list[str]:
-    """What was decided."""
+    """The decisions so far."""
     return [event.decision for event in events if isinstance(event, QuotaDecision)]
 
 
 # --- deny, allow, local ---------------------------------------------------------------------------
 
 
-def test_deny_refuses_what_nobody_can_check(lose: Lose, events: list[Event]) -> None:
-    """No model is called, and the message says why."""
-    agent = lose("deny")
+def test_deny_refuses_calls_in_an_outage(start_outage: StartOutage, events: list[Event]) -> None:
+    """No model is called, and the message gives the reason."""
+    agent = start_outage("deny")
     model: Any = agent.model
     result = agent("go")
     assert (result.stop_reason, model.calls) == ("quota_unavailable", 1)
@@ -174,22 +174,22 @@ def test_deny_refuses_what_nobody_can_check(lose: Lose, events: list[Event]) -> 
     assert decisions(events) == ["degraded_denied"]
 
 
-def test_allow_lets_everything_go_and_counts_it_afterwards(
-    lose: Lose, place: Place, events: list[Event]
+def test_allow_admits_every_call_and_counts_it_after_recovery(
+    start_outage: StartOutage, place: Place, events: list[Event]
 ) -> None:
-    """Once the store is back, all that was used is counted, more than the quota if need be."""
-    agent = lose("allow")
+    """After recovery all usage is counted, above the quota if necessary."""
+    agent = start_outage("allow")
     assert [agent("go").stop_reason for _ in range(7)] == ["end_turn"] * 7
     assert decisions(events) == ["degraded_allowed"] * 7
     place.recover()
     eventually(lambda: place.standing() == CountState(8, 0, AMOUNT))
 
 
-def test_local_lets_each_process_use_what_was_left(
-    lose: Lose, place: Place, events: list[Event]
+def test_local_lets_each_process_use_the_remaining_amount(
+    start_outage: StartOutage, place: Place, events: list[Event]
 ) -> None:
-    """Four calls were left when the store was last heard; afterwards they are counted."""
-    agent = lose("local")
+    """Four calls remained at the last reply; they are counted after recovery."""
+    agent = start_outage("local")
     reasons = [agent("go").stop_reason for _ in range(6)]
     assert reasons == ["end_turn"] * 4 + ["quota_exceeded"] * 2
     assert decisions(events) == ["degraded_local_admitted"] * 4 + ["degraded_local_refused"] * 2
@@ -197,17 +197,17 @@ def test_local_lets_each_process_use_what_was_left(
     eventually(lambda: place.standing() == CountState(5, 0, AMOUNT))
 
 
-def test_what_was_used_locally_counts_once_in_the_next_outage(
-    lose: Lose, place: Place, fail: Callable[[], None], events: list[Event]
+def test_local_usage_counts_once_across_two_outages(
+    start_outage: StartOutage, place: Place, fail: Callable[[], None], events: list[Event]
 ) -> None:
-    """The store knows of it by then, and what it says is where the process begins again."""
-    agent = lose("local")
+    """The store has counted it in between, and the process continues from the store's count."""
+    agent = start_outage("local")
     agent("go")
     place.recover()
     gate: Any = LIVE.observers.gate
     eventually(
         lambda: not gate._client._executor._is_down
-    )  # asking the agent would use up what was left
+    )  # calling the agent would use up the rest
     eventually(
         lambda: agent("go").stop_reason == "end_turn" and decisions(events)[-1] == "admitted"
     )
@@ -219,21 +219,21 @@ def test_what_was_used_locally_counts_once_in_the_next_outage(
 
 
 def test_after_an_outage_the_store_decides_again(
-    lose: Lose, place: Place, events: list[Event]
+    start_outage: StartOutage, place: Place, events: list[Event]
 ) -> None:
-    """Nobody has to be restarted."""
-    agent = lose("deny")
+    """No process needs a restart."""
+    agent = start_outage("deny")
     agent("go")
     place.recover()
     eventually(lambda: agent("go").stop_reason == "end_turn")
     assert decisions(events)[-1] == "admitted"
 
 
-def test_an_outage_costs_one_timeout_and_not_one_per_call(
-    lose: Lose, events: list[Event], caplog: pytest.LogCaptureFixture
+def test_outage_costs_one_timeout_not_one_per_call(
+    start_outage: StartOutage, events: list[Event], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After it was noticed, nothing is sent before the store is back; it is told once."""
-    agent = lose("allow")
+    """After the first, nothing is sent until recovery; the outage is reported once."""
+    agent = start_outage("allow")
     caplog.clear()
     agent("go")
     gate: Any = LIVE.observers.gate
@@ -252,9 +252,9 @@ def test_an_outage_costs_one_timeout_and_not_one_per_call(
     assert len([event for event in events if event == InternalError(component="quotas")]) == 1
 
 
-def test_no_wait_is_longer_than_the_timeout(lose: Lose) -> None:
-    """Whatever a call has asked before."""
-    agent = lose("allow")
+def test_no_wait_is_longer_than_the_timeout(start_outage: StartOutage) -> None:
+    """Independent of earlier operations of the call."""
+    agent = start_outage("allow")
     waits: list[float] = []
 
     def noted(waiting: Any) -> Any:
@@ -271,10 +271,10 @@ def test_no_wait_is_longer_than_the_timeout(lose: Lose) -> None:
     assert max(waits) <= TIMEOUT
 
 
-def test_of_several_quotas_one_that_denies_is_enough(
+def test_one_denying_quota_refuses_the_call(
     hold: Hold, make_agent: MakeAgent, place: Place, events: list[Event]
 ) -> None:
-    """An observed one denies nothing, whatever it says."""
+    """An observed quota never refuses, whatever its `on_store_error`."""
     place.refuse()
     quotas = {
         "open": CALLS | {"on_store_error": "allow"},
@@ -291,11 +291,11 @@ def test_of_several_quotas_one_that_denies_is_enough(
     assert [event.quota for event in decided if event.decision == "degraded_denied"] == ["strict"]
 
 
-# --- a store that is slow -------------------------------------------------------------------------
+# --- slow stores ----------------------------------------------------------------------------------
 
 
-def test_a_pause_of_the_store_ends_nobody(hold: Hold, make_agent: MakeAgent, place: Place) -> None:
-    """200 agents ask while it does not answer for 150 ms; none of them is refused."""
+def test_short_store_pause_halts_no_agent(hold: Hold, make_agent: MakeAgent, place: Place) -> None:
+    """200 agents call while it does not reply for 150 ms; none of them is refused."""
     hold({"calls": {"model_calls": 1_000, "window": "month"}}, place.url)
     agents = [make_agent(ScriptedModel([says("done")])) for _ in range(200)]
 
@@ -315,30 +315,30 @@ def test_a_pause_of_the_store_ends_nobody(hold: Hold, make_agent: MakeAgent, pla
 def test_the_first_call_of_a_process_finds_a_distant_store(
     hold: Hold, make_agent: MakeAgent, place: Place
 ) -> None:
-    """100 ms for every answer, with the time to wait that is shipped."""
+    """100 ms for every reply, with the default timeout."""
     place.wire.delay = 0.1
     hold({"calls": CALLS}, place.url)
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
 
 
 def test_connecting_begins_before_the_first_call(hold: Hold, place: Place) -> None:
-    """Switching on is enough for the server to know the scripts."""
+    """Enabling is enough to load the scripts into the server."""
     hold({"calls": CALLS}, place.server.url)
     shas = [sha_of(script) for script in EVERY_CALL]
     eventually(lambda: place.server.client.script_exists(*shas) == [True, True])
 
 
-def test_a_store_that_is_away_is_known_before_the_first_call(
+def test_outage_is_detected_before_the_first_call(
     hold: Hold, make_agent: MakeAgent, place: Place
 ) -> None:
-    """The call does not wait for it."""
+    """The call does not wait for the timeout."""
     place.refuse()
     hold({"calls": CALLS | {"on_store_error": "allow"}}, place.url, timeout=PATIENCE)
     gate: Any = LIVE.observers.gate
     eventually(lambda: gate._client._executor._is_down)
     began = time.monotonic()
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
-    assert time.monotonic() - began < PATIENCE  # which is what it may wait for an answer
+    assert time.monotonic() - began < PATIENCE  # the timeout of one operation
 
 
 # --- lost replies, lost counts --------------------------------------------------------------------
@@ -353,7 +353,7 @@ def test_a_reply_that_is_lost_moves_the_count_once(
     events: list[Event],
     cut: int,
 ) -> None:
-    """The connection is cut after the server did what it was asked; it is asked again."""
+    """The connection is cut after the server ran the operation; it is sent again."""
     hold({"calls": CALLS}, wire.url, [events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))))
     agent("go")
@@ -371,7 +371,7 @@ def test_a_reply_that_is_lost_moves_the_count_once(
 def test_a_settlement_that_is_lost_again_and_again_counts_once(
     hold: Hold, make_agent: MakeAgent, wire: Wire, store: SharedStore
 ) -> None:
-    """It is kept until the store says that it was done."""
+    """It is kept until the store acknowledges it."""
     hold({"calls": CALLS | {"on_store_error": "allow"}}, wire.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     agent("go")
@@ -384,10 +384,10 @@ def test_a_settlement_that_is_lost_again_and_again_counts_once(
     eventually(lambda: store.look([(count, AMOUNT)]) == [CountState(2, 0, AMOUNT)])
 
 
-def test_a_server_that_comes_back_empty_goes_on_from_what_is_known(
+def test_server_restarted_empty_resumes_from_known_counts(
     hold: Hold, make_agent: MakeAgent, place: Place
 ) -> None:
-    """What this process saw used is used; its scripts are sent again."""
+    """Usage seen by this process still counts; its scripts are loaded again."""
     hold({"calls": CALLS}, place.server.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     for _ in range(3):
@@ -399,10 +399,10 @@ def test_a_server_that_comes_back_empty_goes_on_from_what_is_known(
     assert place.standing() == CountState(5, 0, AMOUNT)
 
 
-def test_a_process_that_never_heard_the_store_uses_the_whole_amount_locally(
+def test_process_without_store_contact_uses_the_whole_amount_locally(
     hold: Hold, make_agent: MakeAgent, place: Place
 ) -> None:
-    """It cannot know of others; the README says so."""
+    """It cannot know of others, as the README states."""
     place.refuse()
     hold({"calls": CALLS | {"on_store_error": "local"}}, place.url, timeout=TIMEOUT)
     agent = make_agent(ScriptedModel(endless(says("done"))))
@@ -410,10 +410,10 @@ def test_a_process_that_never_heard_the_store_uses_the_whole_amount_locally(
     assert reasons == ["end_turn"] * 5 + ["quota_exceeded"]
 
 
-def test_a_courier_that_cannot_start_is_started_for_the_next(
+def test_store_worker_that_cannot_start_is_retried(
     hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the system has no thread left it is as if the store did not answer; all is counted."""
+    """While the system has no thread left, it counts as an outage; no usage is lost."""
     start, failures = threading.Thread.start, iter([RuntimeError("can't start new thread")] * 2)
 
     def fail_twice(thread: threading.Thread) -> None:
@@ -429,10 +429,10 @@ def test_a_courier_that_cannot_start_is_started_for_the_next(
     eventually(lambda: place.standing() == CountState(3, 0, AMOUNT))
 
 
-def test_settlements_that_wait_are_bounded(
+def test_pending_settlements_are_capped(
     hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest is given up, and said to be; a refused call leaves nothing to wait."""
+    """The oldest is dropped and reported; a refused call leaves nothing to send."""
     monkeypatch.setattr(store_worker, "MAX_KEPT", 3)
     place.refuse()
     quotas = {"calls": CALLS | {"on_store_error": "allow"}}
@@ -447,7 +447,7 @@ def test_settlements_that_wait_are_bounded(
 def test_a_refused_call_leaves_nothing_to_be_sent(
     hold: Hold, make_agent: MakeAgent, place: Place
 ) -> None:
-    """Ten thousand denials during an outage don't push out what has to be counted."""
+    """Ten thousand refusals during an outage must not displace pending settlements."""
     place.refuse()
     hold({"calls": CALLS}, place.url, timeout=TIMEOUT)
     agent = make_agent(ScriptedModel([]))
@@ -461,7 +461,7 @@ def test_a_refused_call_leaves_nothing_to_be_sent(
 
 
 @pytest.mark.parametrize(("way", "lost"), [("deny", False), ("allow", True)])
-def test_only_what_was_used_is_missed_at_the_end(
+def test_exit_in_an_outage_reports_unsent_usage_only(
     hold: Hold,
     make_agent: MakeAgent,
     place: Place,
@@ -470,7 +470,7 @@ def test_only_what_was_used_is_missed_at_the_end(
     *,
     lost: bool,
 ) -> None:
-    """A process that ends during an outage says so when a call that took something is lost."""
+    """A process that exits during an outage reports lost usage, if there is any."""
     said: list[str] = []
     place.refuse()
     hold({"calls": CALLS | {"on_store_error": way}}, place.url, timeout=TIMEOUT)
@@ -482,22 +482,22 @@ def test_only_what_was_used_is_missed_at_the_end(
     assert said == ["1 settlements lost at exit"] * lost
 
 
-def test_a_client_that_quotes_its_url_tells_no_password(
+def test_password_in_a_client_error_is_redacted(
     hold: Hold, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two slashes too few, and the user and the password are a path."""
+    """With two missing slashes, user and password become a path."""
     hold({"calls": CALLS}, "unix:////u:hunter2@host.sock")
     eventually(lambda: "quota store unavailable" in caplog.text)
     assert "hunter2" not in caplog.text
 
 
-# --- one key that is not ours ---------------------------------------------------------------------
+# --- third-party keys -----------------------------------------------------------------------------
 
 
-def test_a_key_of_a_wrong_type_refuses_nobody_else(
+def test_key_of_a_wrong_type_affects_one_key_only(
     hold: Hold, make_agent: MakeAgent, place: Place
 ) -> None:
-    """Others go on; the one concerned is decided by `on_store_error`."""
+    """Other keys continue; calls on this one follow `on_store_error`."""
     hold({"calls": CALLS | {"key": "agent"}}, place.server.url)
     joe, jane = (
         make_agent(ScriptedModel(endless(says("done"))), name=name) for name in ("joe", "jane")
@@ -509,10 +509,10 @@ def test_a_key_of_a_wrong_type_refuses_nobody_else(
     assert [jane("go").stop_reason for _ in range(3)] == ["end_turn"] * 3
 
 
-def test_what_all_counts_share_may_be_of_a_wrong_type(
+def test_shared_keys_of_a_wrong_type_stop_no_call(
     hold: Hold, make_agent: MakeAgent, place: Place
 ) -> None:
-    """What was noted there, of kills, dead workers and keys, is lost; calls go on and count."""
+    """The kills, dead workers and key names stored there are lost; calls still count."""
     for name in (KeyNames().kills, KeyNames().expired, KeyNames().index("calls")):
         place.server.client.set(name, "not ours")
     hold({"calls": CALLS}, place.server.url)
@@ -525,10 +525,10 @@ def test_what_all_counts_share_may_be_of_a_wrong_type(
     assert place.standing() == CountState(5, 0, AMOUNT)
 
 
-def test_a_settlement_that_can_never_be_done_holds_up_no_other(
+def test_impossible_settlement_is_quarantined(
     hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an outage, too: it is set aside and said, and the store counts as back."""
+    """Also after an outage: it is quarantined and reported, and the store counts as recovered."""
     said: list[str] = []
     quota = CALLS | {"key": "agent", "on_store_error": "allow"}
     hold({"calls": quota}, place.url)

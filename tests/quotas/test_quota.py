@@ -1,4 +1,4 @@
-"""How a policy file writes quotas."""
+"""The quotas section of a policy file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PRICES = "models: {'*': {price: {input: 1, output: 1}}}\n"
-"""What a quota in USD needs where no list of prices is installed."""
+"""The message for a quota in USD without an installed price list."""
 
 
 def quotas_of(section: object) -> list[Quota]:
-    """What a section without mistakes says."""
+    """The quotas of a valid section."""
 
     def refuse(path: tuple[str, ...], sentence: str) -> None:
         raise AssertionError(f"{path}: {sentence}")
@@ -34,14 +34,14 @@ def quotas_of(section: object) -> list[Quota]:
 
 
 def mistakes(section: object) -> list[str]:
-    """Every sentence that a section earns."""
+    """All messages about a section."""
     sentences: list[str] = []
     assert read_quotas(section, lambda _, sentence: sentences.append(sentence)) == {}
     return sentences
 
 
-def test_a_quota_says_who_may_use_how_much_of_what_in_which_window() -> None:
-    """Everything that can be written."""
+def test_quota_with_every_key_is_parsed() -> None:
+    """Every key is accepted."""
     (quota,) = quotas_of(
         {
             "acme-day": {
@@ -80,7 +80,7 @@ def test_a_quota_says_who_may_use_how_much_of_what_in_which_window() -> None:
 
 
 def test_an_amount_and_a_window_are_enough() -> None:
-    """One count for all, refused while nobody can check it, with the action of the agent."""
+    """One count for all calls, refused in an outage, with the action of the agent."""
     (quota,) = quotas_of({"all": {"model_calls": 10, "window": "hour"}})
     assert (quota.key.sources, quota.where, quota.action) == ((), (), None)
     assert (quota.on_exceeded, quota.max_wait, quota.on_store_error) == ("refuse", 30.0, "deny")
@@ -88,21 +88,21 @@ def test_an_amount_and_a_window_are_enough() -> None:
 
 @pytest.mark.parametrize("written", ["20", "20.00", "2e1"])
 def test_money_is_exact_however_it_is_written(written: str) -> None:
-    """A file has it as a number of any form."""
+    """YAML numbers come in several forms."""
     document, _ = parse(f"{PRICES}quotas: {{q: {{usd: {written}, window: day}}}}", "limits.yaml")
     assert in_unit("usd", document.quotas["q"].value.amount) == 20
 
 
 @given(st.decimals(min_value=0, max_value=9_000_000, allow_nan=False, places=12))
 def test_no_call_is_cheaper_than_its_price(price: Decimal) -> None:
-    """Parts of a dollar are rounded up, by less than a billionth."""
+    """Fractions of a dollar are rounded up, by less than a billionth."""
     counted = Decimal(parts_of_usd(price)) / 10**9
     assert 0 <= counted - price < Decimal("1e-9")
 
 
 @pytest.mark.parametrize("traps", [[], [decimal.Inexact]])
 def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any]) -> None:
-    """A share of a quota is no rounder than its price."""
+    """The application's decimal context must not affect amounts."""
     price = Decimal("1234.567890123")
     with decimal.localcontext(decimal.Context(prec=3, traps=traps)):
         assert in_unit("usd", parts_of_usd(price)) == price
@@ -166,14 +166,14 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
     ],
 )
 def test_a_mistake_is_a_sentence_that_names_its_key(entry: Any, sentence: str) -> None:
-    """There is one sentence, and it says what to write."""
+    """There is one sentence, and it gives the fix."""
     (mistake,) = mistakes({"q": entry})
     assert mistake.startswith('quotas["q"]')
     assert sentence in mistake
 
 
-def test_all_mistakes_are_told_at_once() -> None:
-    """Over all quotas, in order, each with the keys that lead to it."""
+def test_all_mistakes_are_reported_together() -> None:
+    """For all quotas, in order, each with its path of keys."""
     section = {"a": {"window": "day"}, "B!": {}, "c": {"tokens": -1, "window": "x"}}
     wrong: list[tuple[tuple[str, ...], str]] = []
     fine = {"fine": {"tokens": 1, "window": "day"}}
@@ -189,7 +189,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 
 def test_a_mistake_in_a_file_has_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the file is refused as a whole."""
+    """And the file is rejected as a whole."""
     path = tmp_path / "limits.yaml"
     path.write_text("quotas:\n  daily:\n    window: day\n    tokens: many\n")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
@@ -199,14 +199,14 @@ def test_a_mistake_in_a_file_has_its_line(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def no_price_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if genai-prices were not installed."""
+    """Simulate a missing genai-prices."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
 
 
 def test_a_quota_in_usd_needs_prices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_price_list: None
 ) -> None:
-    """It could never be held otherwise."""
+    """It could never be enforced otherwise."""
     path = tmp_path / "limits.yaml"
     path.write_text("quotas: {daily: {window: day, usd: 20}}\n")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
@@ -215,7 +215,7 @@ def test_a_quota_in_usd_needs_prices(
 
 
 def test_a_quota_is_among_the_effective_settings() -> None:
-    """In words, with the place where it is written."""
+    """In words, with its place in the file."""
     text = "quotas:\n  users: {window: hour, tokens: 9, key: agent, where: {model: gpt-*}}\n"
     document, _ = parse(text, "limits.yaml")
     rows = {row.name: (str(row.value), row.source) for row in document.rows({}, {})}
@@ -229,7 +229,7 @@ def test_a_quota_is_among_the_effective_settings() -> None:
 
 @pytest.mark.parametrize("name", ["", "Daily", "a b", "a/b", "x" * 65, "{x}", 1, None])
 def test_a_name_is_plain(name: object) -> None:
-    """It becomes a label and a part of keys."""
+    """It becomes a label and a part of store keys."""
     (mistake,) = mistakes({name: {"tokens": 1, "window": "day"}})
     assert "must have a name of up to 64 lower case letters" in mistake
 

@@ -1,4 +1,4 @@
-"""What a refused call is told: which quota, how it stands, when to ask again."""
+"""The details of a refused call: the quota, its usage and the retry time."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ def the_day_ends() -> float:
     return (time.time() // DAY + 1) * DAY
 
 
-def test_a_refusal_says_how_the_quota_stands_and_when_it_begins_again(
-    hold: Hold, make_agent: MakeAgent
-) -> None:
-    """As the stop of the result, also after the conversation was stored and read again."""
+def test_refusal_reports_usage_and_reset_time(hold: Hold, make_agent: MakeAgent) -> None:
+    """In the stop of the result, also after the conversation was stored and restored."""
     hold({"calls": {"model_calls": 1, "window": "day", "key": "agent"}})
     agent = make_agent(ScriptedModel(endless(says("done"))), name="joe")
     agent("go")
@@ -53,7 +51,7 @@ def test_a_refusal_says_how_the_quota_stands_and_when_it_begins_again(
 
 
 def test_money_stays_exact_in_a_refusal(hold: Hold, make_agent: MakeAgent) -> None:
-    """Also where it went through JSON, in the metadata of the message."""
+    """Also through JSON, in the metadata of the message."""
     prices = {"*": {"price": {"input": 1000, "output": 2000}}}
     hold({"money": {"usd": 0.02, "window": "day"}}, models=prices)
     model = ScriptedModel(endless(says("done", usage=USAGE)))
@@ -96,10 +94,10 @@ def test_the_span_carries_the_refusal(
 
 
 @pytest.mark.usefixtures("faulty")
-def test_an_outage_is_not_taken_for_a_spent_quota(
+def test_outage_refusal_is_distinct_from_an_exceeded_quota(
     hold: Hold, make_agent: MakeAgent, own_server: Server
 ) -> None:
-    """Its reason, its exception and its numbers say that nobody could be asked."""
+    """Its reason, exception and numbers state that the store was unavailable."""
     calls = {"model_calls": 5, "window": "day", "action": "raise", "grace": 0}
     hold({"calls": calls}, own_server.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
@@ -114,14 +112,14 @@ def test_an_outage_is_not_taken_for_a_spent_quota(
     assert (stop.quota.used, stop.quota.limit, stop.quota.retry_after_seconds) == (1, 5, 1.0)
 
 
-# --- asking without being refused -----------------------------------------------------------------
+# --- remaining() ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("store", ["memory", "redis"])
-def test_what_is_left_is_told_without_reserving_it(
+def test_remaining_quota_is_returned_without_a_reservation(
     hold: Hold, make_agent: MakeAgent, store: str, request: pytest.FixtureRequest
 ) -> None:
-    """The numbers of the store, and asking twice changes none of them."""
+    """It returns the store's numbers, and a second query changes none of them."""
     url = "memory://" if store == "memory" else request.getfixturevalue("server").url
     hold({"calls": {"model_calls": 3, "window": "day", "key": "agent"}}, url)
     make_agent(ScriptedModel(endless(says("done"))), name="joe")("go")
@@ -139,8 +137,10 @@ def test_what_is_left_is_told_without_reserving_it(
     assert asyncio.run(otel_limits.remaining_async("calls", agent="jane")).left == 3
 
 
-def test_the_present_baggage_says_whose_share_is_meant(hold: Hold, make_agent: MakeAgent) -> None:
-    """Unless other baggage is given."""
+def test_remaining_quota_uses_the_key_of_the_current_baggage(
+    hold: Hold, make_agent: MakeAgent
+) -> None:
+    """Unless other baggage is passed."""
     hold({"calls": {"model_calls": 3, "window": "day", "key": "baggage.tenant"}})
     token = context.attach(baggage.set_baggage("tenant", "acme"))
     try:
@@ -160,16 +160,16 @@ def test_the_present_baggage_says_whose_share_is_meant(hold: Hold, make_agent: M
         ("calls", r"Quota 'calls' has one count per agent: pass agent=…"),
     ],
 )
-def test_a_question_that_cannot_be_answered_says_why(hold: Hold, name: str, sentence: str) -> None:
-    """A name that is unknown, a key that is not given."""
+def test_invalid_remaining_query_raises_a_clear_error(hold: Hold, name: str, sentence: str) -> None:
+    """An unknown quota name, or a missing key."""
     hold({"calls": {"model_calls": 3, "window": "day", "key": "agent"}})
     with pytest.raises(ValueError, match=sentence):
         otel_limits.remaining(name)
 
 
 @pytest.mark.usefixtures("faulty")
-def test_a_store_that_is_away_cannot_say_what_is_left(hold: Hold, own_server: Server) -> None:
-    """It is an error, and not a number."""
+def test_remaining_quota_raises_in_an_outage(hold: Hold, own_server: Server) -> None:
+    """It must not return a made-up number."""
     hold({"calls": {"model_calls": 3, "window": "day"}}, own_server.url)
     assert otel_limits.remaining("calls").left == 3
     own_server.stop()

@@ -1,4 +1,4 @@
-"""Which rights of a server's user quotas need: documented, enough, and missed by name."""
+"""Server rights that quotas need: documented, sufficient, and named when missing."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ CALLS = {"model_calls": 3, "window": "P366D", "key": "agent", "on_exceeded": "wa
 
 
 class Run(Protocol):
-    """Types a command."""
+    """Runs a command."""
 
     def __call__(self, url: str, *arguments: str) -> tuple[int, str]:
-        """Return its exit status and what it says on standard error."""
+        """Return its exit status and standard error."""
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Type a command where there is a quota, on a store."""
+    """Run a command where one quota is set, on a given store."""
 
     def type_in(url: str, *arguments: str) -> tuple[int, str]:
         path = tmp_path / "policy.yaml"
@@ -50,14 +50,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def add_user(server: Server, *rules: str) -> str:
-    """Add a user who has what quotas need, changed by more rules; returns where it asks."""
+    """Add a user with the documented rights, changed by more rules; return its URL."""
     rights = ("reset", "on", ">hunter2", *needed(KeyNames()).split(), *rules)
     server.client.execute_command("ACL", "SETUSER", "agents", *rights)
     return server.url.replace("redis://", "redis://agents:hunter2@")
 
 
 def test_the_documented_rule_is_what_is_needed() -> None:
-    """Word by word, so that nobody has to find out."""
+    """Verbatim, so operators can copy it."""
     text = (importlib.resources.files("otel_limits") / "docs" / "quotas.md").read_text("utf-8")
     assert f"ACL SETUSER agents on >password {needed(KeyNames())}\n" in text
     assert needed(KeyNames("prod")).startswith("~{otel_limits:prod}* &{otel_limits:prod}* +")
@@ -84,7 +84,7 @@ def test_the_documented_rights_are_enough(
         ("quotas", "block", "calls", "joe"),
         ("quotas", "unblock", "calls", "joe"),
         ("quotas", "reset", "calls", "joe"),
-        ("kill", "--agent", "nobody"),
+        ("kill", "--agent", "missing"),
     ):
         assert run(url, *command) == (0, "")
     assert "may not" not in caplog.text
@@ -92,7 +92,7 @@ def test_the_documented_rights_are_enough(
 
 @pytest.mark.parametrize("namespace", ["", "prod"])
 def test_every_right_that_is_missing_is_named(own_server: Server, namespace: str) -> None:
-    """One command after the other, the keys, the channels; and nothing stays on the server."""
+    """Each command, the keys, the channels; and nothing stays on the server."""
     names = KeyNames(namespace)
     rules = {f"-{each}": f"+{each}" for each in (*COMMANDS, "subscribe")}
     rules |= {"resetkeys": f"~{names.tag}*", "resetchannels": f"&{names.tag}*"}
@@ -106,8 +106,8 @@ def test_every_right_that_is_missing_is_named(own_server: Server, namespace: str
     eventually(lambda: not own_server.client.keys())
 
 
-def test_check_says_which_rule_to_add(own_server: Server, run: Run) -> None:
-    """As a mistake, since agents could reserve nothing; without the password."""
+def test_check_names_the_missing_acl_rule(own_server: Server, run: Run) -> None:
+    """As an error, since agents could reserve nothing; without the password."""
     status, said = run(add_user(own_server, "-hset", "resetkeys", "~other*"), "check")
     assert status == 1
     assert "OTEL_LIMITS_QUOTA_STORE: its user lacks permissions." in said
@@ -115,24 +115,24 @@ def test_check_says_which_rule_to_add(own_server: Server, run: Run) -> None:
     assert "hunter2" not in said
 
 
-def test_check_warns_of_a_user_that_may_not_listen(own_server: Server, run: Run) -> None:
-    """Quotas are held all the same."""
+def test_check_warns_of_a_user_denied_subscribing(own_server: Server, run: Run) -> None:
+    """Quotas are still enforced."""
     status, said = run(add_user(own_server, "resetchannels"), "check")
     assert status == 0
     assert "polling once a second" in said
     assert "ACL SETUSER <user> &{otel_limits}*" in said
 
 
-def test_check_says_that_the_password_is_wrong(own_server: Server, run: Run) -> None:
-    """As a mistake, since every quota would deny; without showing it."""
+def test_check_reports_a_wrong_password(own_server: Server, run: Run) -> None:
+    """As an error, since every quota would refuse; without showing the password."""
     status, said = run(add_user(own_server).replace("hunter2", "hunter3"), "check")
     assert status == 1
     assert "OTEL_LIMITS_QUOTA_STORE: authentication failed (" in said
     assert "hunter" not in said
 
 
-def test_check_says_what_a_user_needs_to_find_the_server(run: Run, tmp_path: Path) -> None:
-    """In a cluster, which is asked for it."""
+def test_check_reports_rights_needed_to_discover_the_server(run: Run, tmp_path: Path) -> None:
+    """In a cluster, which provides its topology."""
     with deployments.cluster(tmp_path, has_wires=False) as place:
         for rule in ("cluster|slots", "command"):
             for server in place.servers:
@@ -146,7 +146,7 @@ def test_check_says_what_a_user_needs_to_find_the_server(run: Run, tmp_path: Pat
     ("setting", "value", "reason"),
     [("maxmemory", "1", "used memory"), ("min-replicas-to-write", "1", "NOREPLICAS|Not enough")],
 )
-def test_check_says_that_nothing_can_be_written(
+def test_check_reports_a_store_that_rejects_writes(
     own_server: Server, run: Run, setting: str, value: str, reason: str
 ) -> None:
     """Its memory is used up, or it has lost its replicas: agents could reserve nothing."""
@@ -156,8 +156,8 @@ def test_check_says_that_nothing_can_be_written(
     assert re.search(rf"Cannot write to the quota store \(.*({reason})", said)
 
 
-def test_check_says_that_a_store_does_not_answer(run: Run) -> None:
-    """It may be reached from elsewhere only: nothing is wrong with the settings."""
+def test_check_warns_of_an_unreachable_store(run: Run) -> None:
+    """It may be reachable from elsewhere only, so the settings can be valid."""
     status, said = run(f"redis://:hunter2@127.0.0.1:{free_port()}/0", "check")
     assert status == 0
     assert "Quota store unavailable" in said

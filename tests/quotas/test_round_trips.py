@@ -1,4 +1,4 @@
-"""What quotas cost: round trips, threads, forks; and every kind of server that they can be on."""
+"""The cost of quotas: round trips, threads, forks; and every supported kind of server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tests.drills.deployments import Deployment
     from tests.quotas.conftest import Hold
 
-# Without grace, so that nothing is looked at in between.
+# Without grace, so no counts are read in between.
 CALLS = {"model_calls": 1000, "window": "month", "grace": 0}
 OTHERS = {
     "tokens": {"tokens": 10**9, "window": "day", "key": "agent", "grace": 0},
@@ -52,13 +52,13 @@ OTHERS = {
 
 
 def this_count(quota: str = "calls") -> Count:
-    """What a quota without a key counts this month."""
+    """The current monthly count of a quota without a key."""
     key = Template("").key(quota, dict[str, object]().get)
     return Count(quota, key.id, Windows("month").at(time.time()), "model_calls", key.shown)
 
 
 def no_listeners() -> None:
-    """Wait until nobody listens for kills any more."""
+    """Wait until there are no more subscribers to kills."""
     eventually(lambda: "otel-limits-kill" not in {each.name for each in threading.enumerate()})
 
 
@@ -69,7 +69,7 @@ def no_listeners() -> None:
 def test_a_model_call_costs_two_commands_however_many_quotas_apply(
     hold: Hold, make_agent: MakeAgent, server: Server, call: Call, quotas: dict[str, Any]
 ) -> None:
-    """One script reserves of all, one settles all; nothing else is sent."""
+    """One script reserves from all, one settles all; nothing else is sent."""
     hold(quotas, server.url)
     call(make_agent(ScriptedModel([says("warm")])))
     server.client.config_resetstat()
@@ -95,16 +95,16 @@ def test_a_model_call_costs_two_commands_however_many_quotas_apply(
 def test_a_call_that_no_quota_applies_to_sends_nothing(
     hold: Hold, make_agent: MakeAgent, server: Server
 ) -> None:
-    """Not even a connection is made for it."""
+    """It does not even open a connection."""
     hold({"nightly": CALLS | {"where": {"agent": "nightly-*"}}}, server.url)
     make_agent(ScriptedModel([uses("search"), says("done")]))("go")
     assert server.calls() == 0
 
 
-def test_agents_that_ask_at_once_share_a_round_trip(
+def test_concurrent_agents_share_a_round_trip(
     hold: Hold, make_agent: MakeAgent, server: Server
 ) -> None:
-    """While one batch is under way the next one gathers."""
+    """While one batch is in flight, the next one fills."""
     hold({"calls": CALLS}, server.url)
     batches: list[int] = []
     gate: Any = LIVE.observers.gate
@@ -122,12 +122,14 @@ def test_agents_that_ask_at_once_share_a_round_trip(
         await asyncio.gather(*(agent.invoke_async("go") for agent in agents))
 
     asyncio.run(ask())
-    # Those that found nobody before them asked by themselves.
+    # The first ones found an empty batch and were sent alone.
     assert len(batches) < sum(batches) <= 100
 
 
-def test_switching_off_under_a_question_is_no_fault(hold: Hold, server: Server, wire: Wire) -> None:
-    """Each thread closes its own connections, when it has its answer."""
+def test_disable_during_a_reservation_is_not_an_error(
+    hold: Hold, server: Server, wire: Wire
+) -> None:
+    """Each thread closes its own connections after its reply."""
     wire.delay = 0.2
     hold({"calls": CALLS}, wire.url)
     eventually(lambda: len(server.client.client_list()) > 1)  # the listener asks for the time
@@ -136,10 +138,10 @@ def test_switching_off_under_a_question_is_no_fault(hold: Hold, server: Server, 
 
 
 @pytest.mark.usefixtures("faulty")
-def test_a_client_that_cannot_be_closed_is_a_fault_of_ours(
+def test_client_that_fails_to_close_is_an_internal_error(
     hold: Hold, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged as one, and no thread of the application dies of it in public."""
+    """It is logged as such, and no thread of the application dies with a traceback."""
 
     def fail() -> None:
         raise RuntimeError("no")
@@ -159,7 +161,7 @@ def test_a_client_that_cannot_be_closed_is_a_fault_of_ours(
 def test_a_forked_child_counts_on_a_connection_of_its_own(
     hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
 ) -> None:
-    """Though its parent had one, and a thread that used it."""
+    """Although its parent had one, used by a thread."""
     hold({"calls": CALLS}, server.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     agent("go")
@@ -179,7 +181,7 @@ import gc, os, signal, sys, threading, warnings
 import otel_limits, redis
 from strands import Agent
 from otel_limits.testing import ScriptedModel, endless, says
-warnings.simplefilter("ignore", DeprecationWarning)  # forking beside a thread is what is tested
+warnings.simplefilter("ignore", DeprecationWarning)  # this tests forking with threads
 otel_limits.enable()
 agent = Agent(model=ScriptedModel(endless(says("done"))), callback_handler=None)
 agent("go")
@@ -208,7 +210,7 @@ print(len(pools), os.waitpid(child, 0)[1])
 def test_a_child_that_is_forked_while_a_client_is_locked_counts_and_ends(
     server: Server, store: SharedStore, tmp_path: Path
 ) -> None:
-    """Locks that a thread of the parent had taken are not waited for, not even at exit."""
+    """It never waits for locks held by a thread of the parent, not even at exit."""
     policy = tmp_path / "limits.yaml"
     policy.write_text(json.dumps({"quotas": {"calls": CALLS}}))
     variables = {"OTEL_LIMITS_POLICY": str(policy), "OTEL_LIMITS_QUOTA_STORE": server.url}
@@ -238,10 +240,10 @@ asyncio.run(leave())
 """
 
 
-def test_a_process_that_ends_sends_what_is_left(
+def test_exiting_process_sends_pending_settlements(
     server: Server, store: SharedStore, tmp_path: Path
 ) -> None:
-    """The call that was broken off last is settled on the way out."""
+    """The last, interrupted call is settled at exit."""
     policy = tmp_path / "limits.yaml"
     policy.write_text(json.dumps({"quotas": {"calls": CALLS}}))
     variables = {"OTEL_LIMITS_POLICY": str(policy), "OTEL_LIMITS_QUOTA_STORE": server.url}
@@ -256,7 +258,7 @@ def test_a_process_that_ends_sends_what_is_left(
 
 @pytest.fixture
 def sentinel(own_server: Server, tmp_path: Path) -> Iterator[str]:
-    """A sentinel that knows where the master is."""
+    """A sentinel that knows the address of the master."""
     port, settings = free_port(), tmp_path / "sentinel.conf"
     settings.write_text(f"sentinel monitor fleet 127.0.0.1 {own_server.port} 1\n")
     with ExitStack() as stack:
@@ -269,7 +271,7 @@ def sentinel(own_server: Server, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def guarded_sentinel(redis_installed: None, tmp_path: Path, certificate: Path) -> Iterator[str]:
-    """A sentinel and its master, each with a password of its own, by TLS alone, in a database."""
+    """A sentinel and its master, with separate passwords, over TLS only, in a database."""
     tls = ["--tls-auth-clients", "no", "--tls-cert-file", str(certificate)]
     tls += ["--tls-key-file", str(certificate.with_suffix(".key")), "--tls-replication", "yes"]
     tls += ["--tls-ca-cert-file", str(certificate)]
@@ -294,14 +296,14 @@ def guarded_sentinel(redis_installed: None, tmp_path: Path, certificate: Path) -
 
 
 def is_open(port: int) -> bool:
-    """Tell whether something listens there."""
+    """Return whether the port accepts connections."""
     with closing(socket.socket()) as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture
 def unix_socket(redis_installed: None, tmp_path: Path) -> Iterator[str]:
-    """A server on a socket of the file system."""
+    """A server on a Unix domain socket."""
     path = tmp_path / "redis.sock"
     server = Server(tmp_path, "--unixsocket", str(path))
     server.start()
@@ -317,13 +319,13 @@ def valkey(server: Server) -> str:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A certificate for this machine that vouches for itself; its key is beside it."""
+    """A self-signed certificate for this machine, next to its key."""
     return deployments.certify(tmp_path)
 
 
 @pytest.fixture
 def tls_server(redis_installed: None, tmp_path: Path, certificate: Path) -> Iterator[str]:
-    """A server that can be reached by TLS, too; yields where it is."""
+    """A server that also accepts TLS; yields its URL."""
     port, key = free_port(), certificate.with_suffix(".key")
     options = ["--tls-port", str(port), "--tls-auth-clients", "no"]
     options += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
@@ -331,13 +333,13 @@ def tls_server(redis_installed: None, tmp_path: Path, certificate: Path) -> Iter
     server.start()
     yield f"rediss://127.0.0.1:{port}/0"
     disable()
-    no_listeners()  # Python leaks the socket of a handshake that the server's end breaks off
+    no_listeners()  # Python leaks the socket of a handshake that the server aborts
     server.stop()
 
 
 @pytest.fixture
 def tls(tls_server: str, certificate: Path) -> str:
-    """How to reach it knowing its certificate."""
+    """Its URL, with the certificate."""
     return f"{tls_server}?ssl_ca_certs={certificate}"
 
 
@@ -350,7 +352,7 @@ def url(request: pytest.FixtureRequest) -> str:
 def test_every_kind_of_server_counts(
     hold: Hold, make_agent: MakeAgent, url: str, events: list[Event]
 ) -> None:
-    """Two calls are permitted, with what a grant adds."""
+    """Two calls are admitted, plus those of a grant."""
     store = open_shared_store(StorePlace(url, 20.0))
     hold({"calls": CALLS | {"model_calls": 2}}, url, [events.append])
     model = ScriptedModel(endless(uses("search")))
@@ -366,18 +368,18 @@ def test_every_kind_of_server_counts(
 
 
 @pytest.mark.usefixtures("faulty")
-def test_a_server_whose_certificate_nobody_vouches_for_is_none(
+def test_server_with_an_untrusted_certificate_is_unavailable(
     hold: Hold, make_agent: MakeAgent, tls_server: str
 ) -> None:
-    """A quota that denies then refuses: usage is told to nobody who only says that he counts it."""
+    """`deny` then refuses: usage must not be sent to an impostor."""
     hold({"calls": CALLS}, tls_server)
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "quota_unavailable"
 
 
-def test_a_cluster_that_moves_our_keys_is_followed(
+def test_cluster_slot_migration_is_followed(
     cluster: str, hold: Hold, make_agent: MakeAgent
 ) -> None:
-    """A node that was restarted is asked again where they are."""
+    """A restarted node returns the new location."""
     hold({"calls": CALLS}, cluster)
     gate: Any = LIVE.observers.gate
     agent = make_agent(ScriptedModel(endless(says("done"))))
@@ -389,25 +391,25 @@ def test_a_cluster_that_moves_our_keys_is_followed(
 
 @pytest.fixture
 def nodes(redis_installed: None, tmp_path: Path) -> Iterator[Deployment]:
-    """A cluster whose nodes can die."""
+    """A cluster whose nodes can be killed."""
     with deployments.cluster(tmp_path, has_wires=False) as place:
         yield place
 
 
 @pytest.mark.usefixtures("faulty")
 @pytest.mark.parametrize("how", ["stop", "freeze"])
-def test_a_cluster_goes_on_when_a_node_dies_or_hangs(
+def test_cluster_survives_a_dead_or_hung_node(
     hold: Hold, make_agent: MakeAgent, nodes: Deployment, how: str
 ) -> None:
-    """Also when it is the first that the URL names, and the one that has our keys."""
+    """Also when it is the first one in the URL, or the one with our keys."""
     hold({"calls": {"model_calls": 10_000, "window": "P366D"}}, nodes.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
-    _lose(agent, nodes, how)
+    _fail_over(agent, nodes, how)
 
 
 @pytest.fixture
 def watched(redis_installed: None, tmp_path: Path) -> Iterator[Deployment]:
-    """A master that can die, and a Sentinel."""
+    """A master that can be killed, and a Sentinel."""
     with deployments.sentinel(tmp_path, has_wires=False) as place:
         yield place
 
@@ -420,15 +422,15 @@ def test_a_fleet_follows_the_master_that_its_sentinels_name(
     watched: Deployment,
     how: str,
 ) -> None:
-    """No agent is ended meanwhile, nothing is lost, and kills are heard from the new master."""
+    """No agent is halted, nothing is lost, and kills arrive from the new master."""
     hold({"calls": {"model_calls": 10_000, "window": "P366D"}}, watched.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
-    _lose(agent, watched, how)
+    _fail_over(agent, watched, how)
     eventually(lambda: len(watched.servers[-1].client.pubsub_channels("*otel_limits*")) == 2)
 
 
-def _lose(agent: Agent, place: Deployment, how: str) -> None:
-    """Lose the server that has the keys; the agent goes on, and its replica counts all calls."""
+def _fail_over(agent: Agent, place: Deployment, how: str) -> None:
+    """Kill the server with the keys; the agent continues, and its replica counts all calls."""
     master, replica = place.servers[0], place.servers[-1]
     assert agent("go").stop_reason == "end_turn"
     eventually(lambda: master.client.zcard("{otel_limits}:workers") == 1)
@@ -445,7 +447,7 @@ def _lose(agent: Agent, place: Deployment, how: str) -> None:
     def is_all_counted() -> bool:
         try:
             return otel_limits.remaining("calls").used == calls
-        except QuotaUnavailableError:  # the way there is tried once a second
+        except QuotaUnavailableError:  # recovery is checked once a second
             return False
 
     eventually(is_followed)
@@ -453,8 +455,8 @@ def _lose(agent: Agent, place: Deployment, how: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["redis", "redis+cluster", "redis+sentinel"])
-def test_a_server_that_is_not_there_is_one_kind_of_failure(kind: str) -> None:
-    """A listener for kills tries again after it, and a command says it in a sentence."""
+def test_unreachable_server_raises_one_kind_of_error(kind: str) -> None:
+    """The kill listener retries after it, and a command reports it in one sentence."""
     service = "/quotas" if kind == "redis+sentinel" else ""
     store = open_shared_store(StorePlace(f"{kind}://127.0.0.1:{free_port()}{service}", 0.1))
     with pytest.raises(StoreError):
@@ -478,7 +480,7 @@ def test_a_server_that_is_not_there_is_one_kind_of_failure(kind: str) -> None:
     ],
 )
 def test_a_url_of_no_store_is_a_mistake(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sentence lists what there is, and shows no password."""
+    """The message lists the valid kinds, without the password."""
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", url)
     with pytest.raises(
         ConfigurationError, match="OTEL_LIMITS_QUOTA_STORE must be memory://, redis"
@@ -508,7 +510,7 @@ def test_a_url_of_no_store_is_a_mistake(url: str, monkeypatch: pytest.MonkeyPatc
 def test_a_url_that_the_client_cannot_read_is_a_mistake(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sentence says how a password is written, and nothing of the one that stands there."""
+    """The message explains how to write a password, without quoting this one."""
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", url)
     with pytest.raises(ConfigurationError, match=r"password write %2F for /") as caught:
         enable()
@@ -527,15 +529,17 @@ def test_a_url_that_the_client_cannot_read_is_a_mistake(
         "redis+sentinel://me:secret@localhost:1,localhost:2/service/3?tls=true&sentinel_username=a",
     ],
 )
-def test_a_url_that_the_client_can_read_is_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody needs to answer there yet."""
+def test_url_that_the_client_can_read_is_accepted(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No server has to be reachable yet."""
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", url)
     reading = config.read()
     assert (reading.settings.quota_store, reading.mistakes) == (url, ())
 
 
 def test_a_store_without_its_client_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sentence says what to install."""
+    """The message names the package to install."""
     monkeypatch.delitem(sys.modules, "otel_limits.quotas.redis_server")
     monkeypatch.setitem(sys.modules, "redis", None)
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", "redis://user:secret@host:6379")

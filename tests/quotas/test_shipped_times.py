@@ -1,4 +1,4 @@
-"""The times and bounds of quotas as they are shipped, which other tests shorten."""
+"""Default times and capacities of quotas, which other tests shorten."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ pytestmark = pytest.mark.usefixtures("faulty")
 
 
 class LostStore(MemoryStore):
-    """A store that does not answer until it is back."""
+    """A store that is unavailable until it recovers."""
 
     def __init__(self) -> None:
-        """Begin lost."""
+        """Start unavailable."""
         super().__init__()
         self.is_lost = True
         self.arrived: list[str] = []
@@ -38,59 +38,59 @@ class LostStore(MemoryStore):
         self.asked: list[int] = []
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
-        """Note what arrives."""
+        """Record the operations that arrive."""
         if self.is_lost:
             raise StoreError("lost")
         self.arrived += [each.id for each in operations]
         return super().run(operations)
 
     def check(self) -> None:
-        """Note when somebody looks; it is back for the one after the first."""
+        """Record each check; the store recovers after the first."""
         self.looks.append(time.monotonic())
         if len(self.looks) == 1:
             raise StoreError("lost")
         self.is_lost = False
 
     def expired(self, first: int, most: int) -> list[str]:
-        """Note who asks for reservations that nobody settled."""
+        """Record each search for expired reservations."""
         assert first == 0
         self.asked.append(most)
         return []
 
     def forget_expired(self) -> int:
-        """There is nothing old."""
+        """Forget nothing."""
         return 0
 
 
 @pytest.fixture
 def store() -> LostStore:
-    """A store that is lost."""
+    """An unavailable store."""
     return LostStore()
 
 
 @pytest.fixture
 def store_worker(store: LostStore) -> Iterator[StoreWorker]:
-    """A store_worker that has noticed the loss."""
+    """A store worker that has detected the outage."""
     store_worker = StoreWorker(store)
     store_worker.send(Settle("first", ())).exception()
     yield store_worker
     store_worker.close()
 
 
-def test_a_lost_store_is_looked_for_once_a_second(
+def test_unavailable_store_is_checked_once_a_second(
     store: LostStore, store_worker: StoreWorker
 ) -> None:
-    """What it missed is sent as soon as it is back, and new operations go to it again."""
+    """Pending operations are sent on recovery, and new ones reach the store again."""
     eventually(lambda: store.arrived == ["first"])
     assert store.looks[1] - store.looks[0] >= 0.99
     eventually(lambda: not store_worker._is_down)
     assert store_worker.send(Settle("second", ())).result().status == "settled"
 
 
-def test_agents_go_on_within_seconds_when_a_store_is_back(
+def test_agents_resume_within_seconds_of_a_recovery(
     hold: Hold, make_agent: MakeAgent, own_server: Server
 ) -> None:
-    """Real agents and a real server, with all times as they are shipped."""
+    """With real agents, a real server and all defaults."""
     hold({"calls": {"model_calls": 50, "window": "P366D", "grace": 0}}, own_server.url)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     assert agent("go").stop_reason == "end_turn"
@@ -99,15 +99,15 @@ def test_agents_go_on_within_seconds_when_a_store_is_back(
     own_server.start()
     with Clock() as clock:
         eventually(lambda: agent("go").stop_reason == "end_turn")
-        # It is looked for once a second; the rest is for a machine that is slow.
+        # It is checked once a second; the rest is for a slow machine.
         assert clock() < 1.0 + 5.0
 
 
-def test_ten_thousand_settlements_wait_and_no_more(
+def test_pending_settlements_are_capped_at_ten_thousand(
     store: LostStore, store_worker: StoreWorker
 ) -> None:
-    """The oldest are given up, the youngest wait for the store."""
-    with store_worker._wake:  # so that nothing is sent meanwhile
+    """The oldest are dropped, the newest wait for the store."""
+    with store_worker._wake:  # blocks sending
         for number in range(10_020):
             store_worker.send(Settle(str(number), ()))
         assert len(store_worker._kept) == 10_000
@@ -115,17 +115,17 @@ def test_ten_thousand_settlements_wait_and_no_more(
         assert (kept[0], kept[-1]) == ("20", "10019")
 
 
-def test_the_settlements_of_the_dead_are_looked_for_once_a_minute(store: LostStore) -> None:
+def test_killed_workers_settlements_are_searched_once_a_minute(store: LostStore) -> None:
     """A thousand at a time."""
     recovery = Recovery(store, lambda _: ())  # type: ignore[arg-type]
     recovery.close()
     waited: list[float] = []
 
     class Closing:
-        """An event that is set after the second time that it is waited for."""
+        """An event that is set after two waits."""
 
         def wait(self, seconds: float) -> bool:
-            """Wait for no time."""
+            """Return immediately."""
             waited.append(seconds)
             return len(waited) == 2
 
@@ -136,7 +136,7 @@ def test_the_settlements_of_the_dead_are_looked_for_once_a_minute(store: LostSto
 def test_a_policy_file_that_changes_is_read_within_a_second(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its quota holds from then on, and counts no call from before."""
+    """Its quota is enforced from then on, and counts no earlier call."""
     path = tmp_path / "limits.yaml"
     path.write_text("defaults: {limits: {max_turns: 5}}")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))

@@ -1,4 +1,4 @@
-"""The table of stores: what a URL of each is, what a new one takes, and what is left alone."""
+"""The table of stores: the URLs of each kind, and what adding a new kind takes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ sys.exit(any(name.startswith(("redis", "otel_limits.quotas.redis")) for name in 
 
 @pytest.mark.parametrize("url", [None, "memory://"])
 def test_quotas_in_memory_import_no_client(url: str | None, tmp_path: Path) -> None:
-    """Whoever does not use Redis neither waits for its client nor needs to have it."""
+    """Users without Redis neither need its client nor pay for its import."""
     policy = tmp_path / "limits.yaml"
     policy.write_text("quotas: {calls: {model_calls: 1, window: month}}")
     variables = {"OTEL_LIMITS_POLICY": str(policy)}

@@ -1,6 +1,6 @@
-"""Every store of the table `STORES` applies operations in the same way.
+"""Every store in the table `STORES` applies operations in the same way.
 
-A store whose server is not there is skipped; `OTEL_LIMITS_TEST_<MODULE>` names one that is.
+Stores without a server are skipped; `OTEL_LIMITS_TEST_<MODULE>` sets the URL of one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 LEASE = 60.0
 HOUR, DAY = 3600, 86_400
 TODAY = Windows("day").at(time.time() + 2 * DAY)
-"""A day in the future, so that a server does not find its counts expired."""
+"""A day in the future, so that a server does not treat its counts as expired."""
 
 
 class Place(Protocol):
@@ -57,7 +57,7 @@ class Place(Protocol):
 
 
 class Bench:
-    """Does one operation at a time on a store at a given time."""
+    """Runs one operation at a time on a store, at a given time."""
 
     def __init__(self, store: QuotaStore, set_clock: Callable[[float], None]) -> None:
         self.store = store
@@ -65,27 +65,27 @@ class Bench:
         set_clock(TODAY.start + HOUR)
 
     def run(self, operation: Operation) -> Reply:
-        """Do it."""
+        """Run one operation."""
         (reply,) = self.store.run([operation])
         return reply
 
     def reserve(self, name: str, amount: int, limit: int = 100, **more: object) -> Reply:
-        """Reserve of one count."""
+        """Reserve an amount of one count."""
         demand = Demand(count=count(), amount=amount, limit=limit, **more)  # type: ignore[arg-type]
         return self.run(Reserve(name, (demand,), LEASE))
 
     def settle(self, name: str, amount: int, *, known: int = 0) -> Reply:
-        """Settle it."""
+        """Settle a reservation."""
         return self.run(Settle(name, (Charge(count=count(), amount=amount, known=known),)))
 
     def standing(self, which: Count | None = None, amount: int = 100) -> CountState:
-        """How the count stands."""
+        """The state of a count."""
         (standing,) = self.store.look([(which or count(), amount)])
         return standing
 
 
 def count(name: str = "q", window: Window | None = None) -> Count:
-    """One thing to count."""
+    """A count for the tests."""
     return Count(name, "k", window or TODAY, "tokens", "global")
 
 
@@ -133,18 +133,18 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     store.close()
 
 
-# --- reserve and settle ---------------------------------------------------------------------------
+# --- reserving and settling -----------------------------------------------------------------------
 
 
 def test_a_reservation_holds_what_a_call_may_take_until_it_is_settled(bench: Bench) -> None:
-    """Then what it took is used, and the rest is free again."""
+    """Then its usage counts, and the rest is released."""
     assert bench.reserve("a", 60).standings == (CountState(0, 60, 100),)
     assert bench.settle("a", 7).standings == (CountState(7, 0, 0),)
     assert bench.standing() == CountState(7, 0, 100)
 
 
 def test_a_quota_of_n_permits_exactly_n(bench: Bench) -> None:
-    """The last part may be reserved, and not one more."""
+    """The last unit can be reserved, and not one more."""
     assert bench.reserve("a", 100).status == "admitted"
     refused = bench.reserve("b", 1)
     assert (refused.status, refused.unmet) == ("refused", (0,))
@@ -152,23 +152,23 @@ def test_a_quota_of_n_permits_exactly_n(bench: Bench) -> None:
     assert bench.standing() == CountState(0, 100, 100)
 
 
-def test_what_turns_out_bigger_is_counted_all_the_same(bench: Bench) -> None:
-    """The overshoot stands, and nobody else is let in."""
+def test_settlement_above_its_reservation_counts_in_full(bench: Bench) -> None:
+    """The overshoot stays, and no other call is admitted."""
     bench.reserve("a", 60)
     bench.settle("a", 130)
     assert bench.standing() == CountState(130, 0, 100)
     assert bench.reserve("b", 0).status == "refused"
 
 
-def test_a_demand_that_is_not_enforced_is_met_and_said_to_lack(bench: Bench) -> None:
-    """That is how a quota is observed."""
+def test_unenforced_demand_is_reserved_and_reported_as_unmet(bench: Bench) -> None:
+    """Observed quotas depend on it."""
     reply = bench.reserve("a", 130, enforced=False)
     assert (reply.status, reply.unmet) == ("admitted", (0,))
     assert bench.standing() == CountState(0, 130, 100)
 
 
 def test_all_counts_are_reserved_or_none(bench: Bench) -> None:
-    """One that lacks keeps the others as they are, whatever their order."""
+    """One unmet demand leaves the others unchanged, in any order."""
     small, large = count("small"), count("large")
     for order in ((small, large), (large, small)):
         demands = tuple(
@@ -179,18 +179,18 @@ def test_all_counts_are_reserved_or_none(bench: Bench) -> None:
         assert bench.standing(large) == CountState(0, 0, 100)
 
 
-# --- done once ------------------------------------------------------------------------------------
+# --- idempotence ----------------------------------------------------------------------------------
 
 
 def test_a_reservation_that_is_sent_again_reserves_once(bench: Bench) -> None:
-    """The answer is the same, too."""
+    """And the reply is the same."""
     first, second = bench.reserve("a", 60), bench.reserve("a", 60)
     assert replace(second, now=first.now) == first
     assert bench.standing() == CountState(0, 60, 100)
 
 
 def test_a_settlement_that_is_sent_again_counts_once(bench: Bench) -> None:
-    """Also when it comes again much later."""
+    """Also when it is repeated much later."""
     bench.reserve("a", 60)
     first = bench.settle("a", 7)
     bench.set_clock(TODAY.start + HOUR + 50 * 60)
@@ -199,7 +199,7 @@ def test_a_settlement_that_is_sent_again_counts_once(bench: Bench) -> None:
 
 
 def test_a_reservation_that_arrives_after_its_settlement_reserves_nothing(bench: Bench) -> None:
-    """It was held up in a queue, and the agent has gone on."""
+    """It was delayed in a queue, and the agent has continued."""
     bench.settle("a", 0)
     bench.reserve("a", 60)
     assert bench.standing() == CountState(0, 0, 100)
@@ -208,8 +208,8 @@ def test_a_reservation_that_arrives_after_its_settlement_reserves_nothing(bench:
 # --- leases ---------------------------------------------------------------------------------------
 
 
-def test_what_a_dead_worker_reserved_is_free_after_its_lease(bench: Bench) -> None:
-    """Not a second before."""
+def test_dead_workers_reservation_expires_after_its_lease(bench: Bench) -> None:
+    """Not a second earlier."""
     bench.reserve("a", 100)
     bench.set_clock(TODAY.start + HOUR + LEASE - 1)
     assert bench.reserve("b", 1).status == "refused"
@@ -219,7 +219,7 @@ def test_what_a_dead_worker_reserved_is_free_after_its_lease(bench: Bench) -> No
 
 
 def test_a_settlement_after_the_lease_still_counts(bench: Bench) -> None:
-    """Nothing is given back twice: reserved does not become negative."""
+    """Nothing is released twice: reserved never becomes negative."""
     bench.reserve("a", 60)
     bench.set_clock(TODAY.start + HOUR + LEASE)
     bench.reserve("b", 30)
@@ -228,7 +228,7 @@ def test_a_settlement_after_the_lease_still_counts(bench: Bench) -> None:
 
 
 def test_a_call_of_unknown_size_reserves_double_beside_another(bench: Bench) -> None:
-    """The only one of them reserves its estimate, so that a small rest can be used up."""
+    """A single one reserves its estimate, so a small remainder can be used up."""
     bench.reserve("a", 10, certain=False)
     assert bench.standing().reserved == 10
     bench.reserve("b", 10, certain=False)
@@ -241,8 +241,8 @@ def test_a_call_of_unknown_size_reserves_double_beside_another(bench: Bench) -> 
     assert bench.standing() == CountState(30, 10, 100)
 
 
-def test_a_dead_call_of_unknown_size_makes_nobody_reserve_double(bench: Bench) -> None:
-    """Its lease is over."""
+def test_expired_call_of_unknown_size_does_not_double_others(bench: Bench) -> None:
+    """Its lease has expired."""
     bench.reserve("a", 10, certain=False)
     bench.set_clock(TODAY.start + HOUR + LEASE)
     bench.reserve("b", 10, certain=False)
@@ -253,8 +253,10 @@ def test_a_dead_call_of_unknown_size_makes_nobody_reserve_double(bench: Bench) -
 
 
 @pytest.mark.parametrize("moment", [TODAY.start - 1, TODAY.end])
-def test_a_window_that_is_not_the_stores_is_not_counted_in(bench: Bench, moment: float) -> None:
-    """The store says what time it has, and changes nothing."""
+def test_demand_in_another_window_than_the_stores_is_not_counted(
+    bench: Bench, moment: float
+) -> None:
+    """The store replies with its own time, and changes nothing."""
     bench.set_clock(moment)
     reply = bench.reserve("a", 60)
     assert (reply.status, reply.now) == ("elsewhere", moment)
@@ -263,13 +265,13 @@ def test_a_window_that_is_not_the_stores_is_not_counted_in(bench: Bench, moment:
 
 @pytest.mark.parametrize("moment", [TODAY.start, TODAY.end - 1])
 def test_a_window_holds_its_first_and_its_last_second(bench: Bench, moment: float) -> None:
-    """Both are in it."""
+    """Both belong to it."""
     bench.set_clock(moment)
     assert bench.reserve("a", 60).status == "admitted"
 
 
 def test_a_call_is_counted_in_the_window_in_which_it_began(bench: Bench) -> None:
-    """It ends after midnight and leaves the new day alone."""
+    """It ends after midnight and does not count in the new day."""
     bench.set_clock(TODAY.end - 1)
     bench.reserve("a", 60)
     bench.set_clock(TODAY.end + 30)
@@ -280,7 +282,7 @@ def test_a_call_is_counted_in_the_window_in_which_it_began(bench: Bench) -> None
 
 
 def test_a_clock_that_goes_back_finds_what_was_used(bench: Bench) -> None:
-    """An hour back over midnight, and a day forward and back: nothing is given back."""
+    """An hour back over midnight, and a day forward and back: no usage is lost."""
     bench.reserve("a", 60)
     bench.settle("a", 60)
     bench.set_clock(TODAY.end + DAY)
@@ -292,7 +294,7 @@ def test_a_clock_that_goes_back_finds_what_was_used(bench: Bench) -> None:
 
 
 def test_counts_outlive_their_window_by_more_than_a_day(server: Server, on_server: Bench) -> None:
-    """So that a step of a day finds them."""
+    """A clock step of a day still finds them."""
     on_server.reserve("a", 60)
     (key,) = server.client.keys("*q:k:*:tokens")
     assert server.client.expiretime(key) == TODAY.end + RETENTION_SECONDS
@@ -300,7 +302,7 @@ def test_counts_outlive_their_window_by_more_than_a_day(server: Server, on_serve
 
 
 def test_a_lease_does_not_grow_when_the_clock_goes_back(bench: Bench) -> None:
-    """A dead worker's capacity comes back within one lease of the new time."""
+    """A dead worker's capacity is released within one lease of the new time."""
     bench.set_clock(TODAY.start + 3 * HOUR)
     bench.reserve("a", 100)
     bench.set_clock(TODAY.start + HOUR)
@@ -310,7 +312,7 @@ def test_a_lease_does_not_grow_when_the_clock_goes_back(bench: Bench) -> None:
 
 
 def test_a_clock_that_leaps_ahead_frees_leases_and_still_counts(bench: Bench) -> None:
-    """The calls under way settle late."""
+    """The in-flight calls settle late."""
     bench.reserve("a", 60)
     bench.set_clock(TODAY.start + 12 * HOUR)
     assert bench.standing() == CountState(0, 0, 100)
@@ -318,13 +320,13 @@ def test_a_clock_that_leaps_ahead_frees_leases_and_still_counts(bench: Bench) ->
     assert bench.standing() == CountState(60, 0, 100)
 
 
-# --- calls at once --------------------------------------------------------------------------------
+# --- concurrency ----------------------------------------------------------------------------------
 
 PLACE = Count("q", "k", UnboundedWindow().at(time.time()), "concurrency", "global")
 
 
 def test_a_lease_is_renewed_only_while_it_lasts(bench: Bench) -> None:
-    """The place of one that has ended may be somebody else's by now."""
+    """The slot of an expired lease may already belong to another call."""
     demand = Demand(count=PLACE, amount=1, limit=1, lease_seconds=30.0)
     now = float(int(time.time()))
     renewal = Renew("a", (PLACE,), 30.0)
@@ -339,8 +341,8 @@ def test_a_lease_is_renewed_only_while_it_lasts(bench: Bench) -> None:
     assert bench.run(Reserve("b", (demand,), 300.0)).status == "admitted"
 
 
-def test_what_has_no_window_is_kept_while_it_is_used(server: Server, on_server: Bench) -> None:
-    """Its keys live for a day and more after each call, and not from the first one on."""
+def test_count_without_a_window_is_kept_while_used(server: Server, on_server: Bench) -> None:
+    """Its keys live for a day or more after each call, not only after the first."""
     now = float(int(time.time()))
     for days in (0, 3):
         on_server.set_clock(now + days * DAY)
@@ -350,11 +352,11 @@ def test_what_has_no_window_is_kept_while_it_is_used(server: Server, on_server: 
             assert server.client.expiretime(key) > now + (days + 2) * DAY
 
 
-# --- what was lost, granted and reset -------------------------------------------------------------
+# --- lost counts, grants and resets ---------------------------------------------------------------
 
 
-def test_a_count_that_was_lost_goes_on_from_what_the_asker_knows(bench: Bench) -> None:
-    """A server that was restarted empty forgets what others used, not what the asker saw."""
+def test_lost_count_resumes_from_the_clients_last_count(bench: Bench) -> None:
+    """A server restarted empty forgets what others used, not what the client saw."""
     assert bench.reserve("a", 41, known=60).status == "refused"
     assert bench.reserve("a", 40, known=60).standings == (CountState(60, 40, 100),)
     bench.settle("a", 40, known=60)
@@ -362,13 +364,13 @@ def test_a_count_that_was_lost_goes_on_from_what_the_asker_knows(bench: Bench) -
 
 
 def test_a_settlement_restores_a_lost_count_too(bench: Bench) -> None:
-    """The reservation is gone; what the call took counts on top of what was known."""
+    """The reservation is gone; the call's usage is added to the known count."""
     bench.settle("a", 7, known=60)
     assert bench.standing() == CountState(67, 0, 100)
 
 
-def test_what_the_asker_knows_does_not_change_a_count_that_is_there(bench: Bench) -> None:
-    """Nobody can count twice by it, and a reset stays one."""
+def test_clients_count_does_not_change_an_existing_count(bench: Bench) -> None:
+    """It causes no double count, and a reset stays a reset."""
     bench.reserve("a", 10)
     bench.settle("a", 10)
     bench.reserve("b", 10, known=90)
@@ -379,7 +381,7 @@ def test_what_the_asker_knows_does_not_change_a_count_that_is_there(bench: Bench
 
 
 def test_a_grant_permits_more_until_its_end(bench: Bench) -> None:
-    """Two of them add up, each to its own end."""
+    """Two of them add up, each until its own expiry."""
     now = max(TODAY.start + HOUR, bench.store.now())
     bench.store.grant(count(), 50, now + 100)
     bench.store.grant(count(), 50, now + 200)
@@ -392,7 +394,7 @@ def test_a_grant_permits_more_until_its_end(bench: Bench) -> None:
 
 
 def test_a_reset_forgets_what_was_used_and_keeps_what_is_reserved(bench: Bench) -> None:
-    """The calls under way are still under way."""
+    """In-flight calls stay in flight."""
     bench.reserve("a", 60)
     bench.settle("a", 60)
     bench.reserve("b", 30)
@@ -401,7 +403,7 @@ def test_a_reset_forgets_what_was_used_and_keeps_what_is_reserved(bench: Bench) 
 
 
 def test_numbers_are_exact_up_to_nine_million_dollars(bench: Bench) -> None:
-    """2^53 - 1 billionths, to the last part."""
+    """2^53 - 1 billionths, to the last unit."""
     most = 2**53 - 1
     bench.reserve("a", most - 1, limit=most)
     bench.settle("a", most - 1)
@@ -410,7 +412,7 @@ def test_numbers_are_exact_up_to_nine_million_dollars(bench: Bench) -> None:
 
 
 def test_memory_forgets_windows_that_are_long_over() -> None:
-    """A process that runs for years keeps what can still be asked for."""
+    """A process that runs for years keeps only windows that can still be queried."""
     clock = [0.0]
     store = MemoryStore(lambda: clock[0])
     windows = Windows("hour")
@@ -422,7 +424,7 @@ def test_memory_forgets_windows_that_are_long_over() -> None:
     assert len(store._done) <= 3
 
 
-# --- both are the same ----------------------------------------------------------------------------
+# --- equivalence ----------------------------------------------------------------------------------
 
 NAMES = st.sampled_from("abcdef")
 COUNTS = st.sampled_from([count("q"), count("r")])

@@ -1,4 +1,4 @@
-"""A store and the truth, compared after every step of whatever can happen to a fleet."""
+"""A store compared with a model after every step of a random fleet history."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from otel_limits.quotas.redis_scripts import KeyNames, freed_of
 from otel_limits.quotas.windows import Windows
 from tests.quotas.conftest import PATIENCE
 from tests.quotas.own_time import Clock, Place
-from tests.quotas.queues import Queues
-from tests.quotas.truth import Stores, Truth
+from tests.quotas.queues import QueueMachine
+from tests.quotas.truth import StoreMachine, Stores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from tests.quotas.conftest import Server, Timed
 
 BEGIN = Windows("day").at(time.time() + 2 * 86_400).start + 12 * 3600.0
-"""Noon of a day in the future, so that a server does not find its counts expired."""
+"""Noon of a day in the future, so that a server does not treat its counts as expired."""
 
 
 def small(examples: int, *without: Phase) -> settings:
-    """So many examples of thirty steps."""
+    """Settings for runs of thirty steps."""
     return settings(
         max_examples=examples,
         phases=set(Phase) - {Phase.explain, *without},
@@ -40,10 +40,10 @@ def small(examples: int, *without: Phase) -> settings:
     )
 
 
-def test_memory_and_the_truth_agree_after_every_step() -> None:
-    """Never more is admitted than permitted, and nothing stays reserved after settlement."""
+def test_memory_store_matches_the_model_after_every_step() -> None:
+    """Never more is admitted than the limit, and nothing stays reserved after settlement."""
 
-    class InMemory(Truth):
+    class InMemory(StoreMachine):
         def __init__(self) -> None:
             clock = [0.0]
             store = MemoryStore(lambda: clock[0])
@@ -52,10 +52,10 @@ def test_memory_and_the_truth_agree_after_every_step() -> None:
     run_state_machine_as_test(InMemory, settings=small(60))
 
 
-def test_a_server_and_the_truth_agree_after_every_step(timed_store: Timed, server: Server) -> None:
-    """The same, with the scripts that ship on a real server."""
+def test_server_matches_the_model_after_every_step(timed_store: Timed, server: Server) -> None:
+    """The same, with the real scripts on a real server."""
 
-    class OnServer(Truth):
+    class OnServer(StoreMachine):
         def __init__(self) -> None:
             server.client.flushdb()
             super().__init__(Stores(*timed_store, BEGIN, timed_store.store))
@@ -65,17 +65,17 @@ def test_a_server_and_the_truth_agree_after_every_step(timed_store: Timed, serve
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of everybody who waits."""
+    """The clock of every waiter."""
     clock = Clock(BEGIN)
     for module in (client, fallback, waiting):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
 
-def test_whoever_waits_goes_in_turn_and_as_soon_as_it_can(clock: Clock) -> None:
-    """Three workers that share a memory: no wait is forgotten, and all queues drain."""
+def test_waiters_in_memory_are_admitted_in_order_and_promptly(clock: Clock) -> None:
+    """Three workers that share a memory store: no wait is forgotten, and all queues drain."""
 
-    class InMemory(Queues):
+    class InMemory(QueueMachine):
         def __init__(self) -> None:
             store = MemoryStore(clock.time)
             super().__init__(Place(store, lambda _: None), clock)
@@ -83,24 +83,24 @@ def test_whoever_waits_goes_in_turn_and_as_soon_as_it_can(clock: Clock) -> None:
     run_state_machine_as_test(InMemory, settings=small(25, Phase.shrink))
 
 
-def test_whoever_waits_for_a_server_goes_in_turn_and_as_soon_as_it_can(
+def test_waiters_on_a_server_are_admitted_in_order_and_promptly(
     timed_store: Timed, server: Server, clock: Clock
 ) -> None:
-    """The same with what a server tells, and with an operator who grants, blocks and resets."""
+    """The same with the server's notifications, and an operator who grants, blocks and resets."""
     with server.client.pubsub() as subscription:
         channel = KeyNames().freed_channel
         subscription.subscribe(channel)
 
-        def told() -> Iterator[Freed]:
-            # What was told before it comes before it.
-            server.client.publish(channel, "that is all")
-            while (message := subscription.get_message(timeout=PATIENCE))["data"] != "that is all":
+        def read_news() -> Iterator[Freed]:
+            # This marker arrives after every earlier notification.
+            server.client.publish(channel, "end")
+            while (message := subscription.get_message(timeout=PATIENCE))["data"] != "end":
                 if message["type"] == "message":
                     yield freed_of(message["data"])
 
-        class OnServer(Queues):
+        class OnServer(QueueMachine):
             def __init__(self) -> None:
                 server.client.flushdb()
-                super().__init__(Place(*timed_store, told, timed_store.store), clock)
+                super().__init__(Place(*timed_store, read_news, timed_store.store), clock)
 
         run_state_machine_as_test(OnServer, settings=small(15, Phase.shrink))

@@ -34,21 +34,19 @@ if TYPE_CHECKING:
     from tests.quotas.conftest import Hold
 
 PRICES: Final = {"*": {"price": {"input": 1_000_000, "output": 1_000_000}}}
-"""A dollar for a token."""
+"""One dollar per token."""
 
 
 @pytest.fixture(params=["memory", "redis", "cluster"])
 def url(request: pytest.FixtureRequest) -> str:
-    """Every kind of place where the same scripts or the same rules count."""
+    """Every kind of store with its own scripts or rules."""
     if request.param == "memory":
         return "memory://"
     found = request.getfixturevalue({"redis": "server", "cluster": "cluster"}[request.param])
     return found if isinstance(found, str) else str(found.url)
 
 
-def test_an_edited_unit_begins_a_count_of_its_own(
-    hold: Hold, make_agent: MakeAgent, url: str
-) -> None:
+def test_edited_unit_starts_a_separate_count(hold: Hold, make_agent: MakeAgent, url: str) -> None:
     """15 USD are not 15,000,000,000 tokens; edited back, the 15 USD are there again."""
     agent = make_agent(ScriptedModel(endless(says("done"))), tools=[])
     usd, tokens = ({unit: 1_000_000, "window": "P366D"} for unit in ("usd", "tokens"))
@@ -66,7 +64,7 @@ def test_an_edited_unit_begins_a_count_of_its_own(
 
 
 def this(unit: Unit) -> Count:
-    """What a quota of this unit counts now."""
+    """The current count of a quota with this unit."""
     quota = Quota(name="q", unit=unit, amount=100, windows=Windows("P366D"))
     return quota.count(Template("").key("q", dict[str, object]().get), time.time())
 
@@ -87,7 +85,7 @@ def settle(store: SharedStore, name: str, amount: int, unit: Unit = "usd") -> No
 
 
 def test_a_grant_is_of_its_unit_and_a_block_of_every_unit(store: SharedStore) -> None:
-    """A key that is blocked stays so when the unit is edited."""
+    """A blocked key stays blocked when the unit is edited."""
     store.grant(THIS, 50, time.time() + 3600)
     assert store.look([(THIS, 100), (this("tokens"), 100)]) == [
         CountState(0, 0, 150),
@@ -98,7 +96,7 @@ def test_a_grant_is_of_its_unit_and_a_block_of_every_unit(store: SharedStore) ->
 
 
 def test_a_reset_counts_its_own_unit_from_0(store: SharedStore) -> None:
-    """The other one stands as it did."""
+    """The other one is unchanged."""
     for name, unit in (("a", "usd"), ("b", "tokens")):
         settle(store, name, 60, unit)  # type: ignore[arg-type]
     store.reset(this("tokens"))

@@ -1,4 +1,4 @@
-"""Calls that wait for a quota instead of being refused, counted in memory and on a real server."""
+"""Calls that wait for a quota instead of being refused, in memory and on a real server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import PATIENCE
-from tests.quotas.waiters import SOON, Held, Told, seconds_of, start, until
+from tests.quotas.waiters import SOON, DecisionRecorder, Held, seconds_of, start, until
 
 if TYPE_CHECKING:
     from otel_limits.quotas.store import SharedStore
@@ -33,51 +33,51 @@ if TYPE_CHECKING:
     from tests.quotas.conftest import Hold, Server
 
 TOKENS = {"tokens": 1000, "window": "month", "on_exceeded": "wait"}
-"""Room for one call with a cap of 600 at a time; each takes 15 when it is over."""
+"""Admits one call with a cap of 600 at a time; each settles at 15."""
 
 CALLS = {"model_calls": 1, "window": "month", "on_exceeded": "wait"}
 
 
 @pytest.fixture
-def told() -> Told:
+def recorder() -> DecisionRecorder:
     """An observer."""
-    return Told()
+    return DecisionRecorder()
 
 
 def count(quota: str = "q", rule: str = "month", unit: str = "tokens") -> Count:
-    """What a quota without keys counts now."""
+    """The current count of a quota without a key."""
     key = Template("").key(quota, dict[str, object]().get)
     return Count(quota, key.id, Windows(rule).at(time.time()), unit, key.shown)
 
 
-def take(store: SharedStore, name: str, amount: int, lease: float = 60.0, **of: str) -> None:
-    """Reserve as another process of the fleet does."""
+def reserve(store: SharedStore, name: str, amount: int, lease: float = 60.0, **of: str) -> None:
+    """Reserve as another process of the fleet would."""
     (reply,) = store.run(
         [Reserve(name, (Demand(count=count(**of), amount=amount, limit=10**6),), lease)]
     )
     assert reply.status == "admitted"
 
 
-def give_back(store: SharedStore, name: str, used: int, **of: str) -> None:
-    """Settle as another process of the fleet does."""
+def settle(store: SharedStore, name: str, used: int, **of: str) -> None:
+    """Settle as another process of the fleet would."""
     store.run([Settle(name, (Charge(count=count(**of), amount=used),))])
 
 
-# --- in line --------------------------------------------------------------------------------------
+# --- queues ---------------------------------------------------------------------------------------
 
 
-def test_calls_go_out_one_by_one_in_the_order_in_which_they_came(
-    hold: Hold, make_agent: MakeAgent, url: str, metric: Metric, told: Told
+def test_waiting_calls_are_admitted_in_order(
+    hold: Hold, make_agent: MakeAgent, url: str, metric: Metric, recorder: DecisionRecorder
 ) -> None:
-    """As others give back what they did not use; nobody is refused, and then nobody waits."""
-    hold({"q": TOKENS}, url, [told])
+    """Each is admitted as others release unused amounts; none is refused, and the queue drains."""
+    hold({"q": TOKENS}, url, [recorder])
 
     async def run() -> list[str]:
         model = Held()
         tasks = []
         for number in range(5):
             tasks.append(start(make_agent(model), str(number)))
-            await until(lambda: told.waiting == len(tasks) - 1 and bool(model.asked))
+            await until(lambda: recorder.waiting == len(tasks) - 1 and bool(model.asked))
         assert model.asked == ["0"]
         assert metric("otel_limits_quota_waiting", quota="q") == 4
         model.may_answer.set()
@@ -86,23 +86,23 @@ def test_calls_go_out_one_by_one_in_the_order_in_which_they_came(
         return model.asked
 
     assert asyncio.run(run()) == ["0", "1", "2", "3", "4"]
-    assert told.decisions() == ["admitted"] + ["waited"] * 4
-    assert told.waiting == metric("otel_limits_quota_waiting", quota="q") == 0
+    assert recorder.decisions() == ["admitted"] + ["waited"] * 4
+    assert recorder.waiting == metric("otel_limits_quota_waiting", quota="q") == 0
 
 
-def test_a_call_that_comes_later_does_not_overtake_one_that_waits(
-    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+def test_later_call_does_not_overtake_a_waiter(
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
 ) -> None:
-    """Also where it would have fitted into what is left."""
-    hold({"q": TOKENS}, url, [told])
+    """Even if it would fit into the remaining amount."""
+    hold({"q": TOKENS}, url, [recorder])
 
     async def run() -> list[str]:
         large, small = Held(), Held(cap=10)
         small.asked = large.asked
         tasks = [start(make_agent(large), "first"), start(make_agent(large), "large")]
-        await until(lambda: told.waiting == 1)
+        await until(lambda: recorder.waiting == 1)
         tasks.append(start(make_agent(small), "small"))
-        await until(lambda: told.waiting == 2)
+        await until(lambda: recorder.waiting == 2)
         for model in (large, small):
             model.may_answer.set()
         await asyncio.gather(*tasks)
@@ -111,22 +111,22 @@ def test_a_call_that_comes_later_does_not_overtake_one_that_waits(
     assert asyncio.run(run()) == ["first", "large", "small"]
 
 
-def test_whoever_waits_for_one_quota_holds_up_nobody_at_another(
-    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+def test_waiter_for_one_quota_does_not_block_another(
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
 ) -> None:
-    """It holds nothing of any quota, and asks for all of them at once when it is its turn."""
+    """It reserves nothing while waiting, and requests all of its quotas together."""
     quotas = {
         "narrow": TOKENS | {"where": {"agent": "both"}},
         "wide": TOKENS | {"tokens": 1400},
     }
-    hold(quotas, url, [told])
+    hold(quotas, url, [recorder])
 
     async def run() -> list[str]:
         model = Held()
         first = start(make_agent(model, name="both"), "first")
         await until(lambda: model.asked == ["first"])
         second = start(make_agent(model, name="both"), "second")
-        await until(lambda: told.waiting == 1)
+        await until(lambda: recorder.waiting == 1)
         other = start(make_agent(model, name="other"), "other")
         await until(lambda: len(model.asked) == 2)
         model.may_answer.set()
@@ -137,10 +137,10 @@ def test_whoever_waits_for_one_quota_holds_up_nobody_at_another(
 
 
 def test_agents_in_threads_of_their_own_wait_for_each_other(
-    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
 ) -> None:
-    """Each has an event loop, and none of them is blocked by another."""
-    hold({"q": TOKENS}, url, [told])
+    """Each has its own event loop, and none of them blocks another."""
+    hold({"q": TOKENS}, url, [recorder])
     model = ScriptedModel(endless(says("done")))
     model.update_config(max_tokens=600)
     results: list[str] = []
@@ -154,17 +154,17 @@ def test_agents_in_threads_of_their_own_wait_for_each_other(
     for thread in threads:
         thread.join(PATIENCE)
     assert results == ["end_turn"] * 6
-    assert set(told.decisions()) <= {"admitted", "waited"}
+    assert set(recorder.decisions()) <= {"admitted", "waited"}
 
 
-# --- how a wait ends ------------------------------------------------------------------------------
+# --- how waits end --------------------------------------------------------------------------------
 
 
-def test_nobody_waits_longer_than_the_quota_says(
-    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+def test_call_waits_no_longer_than_max_wait(
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
 ) -> None:
-    """The agent is halted then, and told for how long its call waited."""
-    hold({"q": CALLS | {"max_wait": "1s"}}, url, [told])
+    """The agent is then halted, and the halt reports the wait."""
+    hold({"q": CALLS | {"max_wait": "1s"}}, url, [recorder])
     make_agent(ScriptedModel([says("done")]))("go")
 
     async def run() -> list[Any]:
@@ -173,7 +173,7 @@ def test_nobody_waits_longer_than_the_quota_says(
 
     results, seconds = seconds_of(lambda: asyncio.run(run()))
     assert 1.0 <= seconds < 1.0 + SOON
-    assert told.decisions() == ["admitted"] + ["gave_up"] * 3
+    assert recorder.decisions() == ["admitted"] + ["gave_up"] * 3
     for result in results:
         assert result.stop_reason == "quota_exceeded"
         stop = otel_limits.stop_of(result)
@@ -185,10 +185,10 @@ def test_nobody_waits_longer_than_the_quota_says(
 
 
 def test_the_end_of_a_window_ends_a_wait(
-    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
 ) -> None:
-    """A quota of a second paces calls: each goes out in a window of its own."""
-    hold({"q": CALLS | {"window": "PT1S"}}, url, [told])
+    """A quota per second paces calls: each is admitted in a separate window."""
+    hold({"q": CALLS | {"window": "PT1S"}}, url, [recorder])
 
     async def run() -> list[Any]:
         model = ScriptedModel(endless(says("done")))
@@ -196,23 +196,27 @@ def test_the_end_of_a_window_ends_a_wait(
 
     begun = int(time.time())
     assert {result.stop_reason for result in asyncio.run(run())} == {"end_turn"}
-    assert "waited" in told.decisions() or int(time.time()) > begun
+    assert "waited" in recorder.decisions() or int(time.time()) > begun
 
 
-def test_what_another_process_gives_back_ends_a_wait(
-    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, told: Told
+def test_release_by_another_process_ends_a_wait(
+    hold: Hold,
+    make_agent: MakeAgent,
+    server: Server,
+    store: SharedStore,
+    recorder: DecisionRecorder,
 ) -> None:
-    """The server tells those that wait."""
-    hold({"q": TOKENS}, server.url, [told])
-    take(store, "elsewhere", 900)
+    """The server notifies the waiters."""
+    hold({"q": TOKENS}, server.url, [recorder])
+    reserve(store, "elsewhere", 900)
 
     async def run() -> float:
         model = Held()
         model.may_answer.set()
         task = start(make_agent(model))
-        await until(lambda: told.waiting == 1)
+        await until(lambda: recorder.waiting == 1)
         begun = time.monotonic()
-        await asyncio.to_thread(give_back, store, "elsewhere", 100)
+        await asyncio.to_thread(settle, store, "elsewhere", 100)
         assert (await task).stop_reason == "end_turn"
         return time.monotonic() - begun
 
@@ -220,17 +224,22 @@ def test_what_another_process_gives_back_ends_a_wait(
 
 
 @pytest.mark.parametrize("how", ["grant", "reset"])
-def test_what_an_operator_permits_ends_a_wait(
-    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, how: str, told: Told
+def test_grant_or_reset_ends_a_wait(
+    hold: Hold,
+    make_agent: MakeAgent,
+    server: Server,
+    store: SharedStore,
+    how: str,
+    recorder: DecisionRecorder,
 ) -> None:
-    """A grant, or a count from 0."""
-    hold({"q": CALLS}, server.url, [told])
+    """A grant, or a reset to 0."""
+    hold({"q": CALLS}, server.url, [recorder])
     make_agent(ScriptedModel([says("done")]))("go")
     this = count(unit="model_calls")
 
     async def run() -> float:
         task = start(make_agent(ScriptedModel([says("done")])))
-        await until(lambda: told.waiting == 1)
+        await until(lambda: recorder.waiting == 1)
         begun = time.monotonic()
         if how == "grant":
             await asyncio.to_thread(store.grant, this, 1, time.time() + 60)
@@ -242,26 +251,30 @@ def test_what_an_operator_permits_ends_a_wait(
     assert asyncio.run(run()) < SOON
 
 
-def test_a_block_ends_a_wait_and_what_is_revoked_wakes_nobody(
-    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, told: Told
+def test_block_ends_a_wait_and_revoke_wakes_no_waiter(
+    hold: Hold,
+    make_agent: MakeAgent,
+    server: Server,
+    store: SharedStore,
+    recorder: DecisionRecorder,
 ) -> None:
-    """Who waits for a key that is blocked is refused with the reason."""
-    hold({"q": CALLS}, server.url, [told])
+    """Waiters for a blocked key are refused with the reason."""
+    hold({"q": CALLS}, server.url, [recorder])
     make_agent(ScriptedModel([says("done")]))("go")
     this = count(unit="model_calls")
 
     async def run() -> None:
         tasks = [start(make_agent(ScriptedModel([says("never")]))) for _ in range(2)]
-        await until(lambda: told.waiting == 2)
-        with server.client.pubsub() as heard:
-            heard.subscribe("{otel_limits}:freed:0")
+        await until(lambda: recorder.waiting == 2)
+        with server.client.pubsub() as subscription:
+            subscription.subscribe("{otel_limits}:freed:0")
             await asyncio.to_thread(store.revoke, this)
             await asyncio.to_thread(store.block, this, Block(FOREVER, "unpaid"))
             results = await asyncio.gather(*tasks)
             await asyncio.to_thread(store.unblock, this)
-            told_by_server = [heard.get_message(timeout=SOON) for _ in range(3)]
-            assert heard.get_message(timeout=0.05) is None
-        # Its subscription, the block and the end of it; nothing of what was revoked.
+            told_by_server = [subscription.get_message(timeout=SOON) for _ in range(3)]
+            assert subscription.get_message(timeout=0.05) is None
+        # Its subscription, the block and the end of it; no message about the revoked grant.
         assert [message["type"] for message in told_by_server] == [
             "subscribe",
             "message",
@@ -276,9 +289,9 @@ def test_a_block_ends_a_wait_and_what_is_revoked_wakes_nobody(
 def test_the_lease_of_a_dead_process_ends_a_wait(
     hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
 ) -> None:
-    """Nobody tells of it: whoever waits knows when it ends."""
+    """No message is sent: the waiter knows when the lease expires."""
     hold({"q": TOKENS}, server.url)
-    take(store, "dead", 900, lease=1.0)
+    reserve(store, "dead", 900, lease=1.0)
     model = ScriptedModel([says("done")])
     model.update_config(max_tokens=600)
     result, seconds = seconds_of(lambda: make_agent(model)("go"))
@@ -286,20 +299,24 @@ def test_the_lease_of_a_dead_process_ends_a_wait(
     assert seconds < 1.0 + SOON
 
 
-def test_who_missed_what_was_told_asks_when_it_listens_again(
-    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, told: Told
+def test_waiter_asks_again_after_reconnecting(
+    hold: Hold,
+    make_agent: MakeAgent,
+    server: Server,
+    store: SharedStore,
+    recorder: DecisionRecorder,
 ) -> None:
-    """Its connection was cut while something became free."""
-    hold({"q": TOKENS}, server.url, [told])
-    take(store, "elsewhere", 900)
+    """Its connection was cut while quota was freed."""
+    hold({"q": TOKENS}, server.url, [recorder])
+    reserve(store, "elsewhere", 900)
 
     async def run() -> str:
         model = Held()
         model.may_answer.set()
         task = start(make_agent(model))
-        await until(lambda: told.waiting == 1)
-        server.client.hdel(*server.client.keys("*q:*:tokens"), "waited")  # so that nothing is told
-        await asyncio.to_thread(give_back, store, "elsewhere", 100)
+        await until(lambda: recorder.waiting == 1)
+        server.client.hdel(*server.client.keys("*q:*:tokens"), "waited")  # suppresses the message
+        await asyncio.to_thread(settle, store, "elsewhere", 100)
         server.client.client_kill_filter(_type="pubsub")
         return str((await task).stop_reason)
 
@@ -307,25 +324,25 @@ def test_who_missed_what_was_told_asks_when_it_listens_again(
 
 
 @pytest.mark.parametrize("end", ["free", "max_wait"])
-def test_a_process_that_may_not_listen_waits_all_the_same(
-    hold: Hold, make_agent: MakeAgent, own_server: Server, end: str, told: Told
+def test_process_denied_subscribing_polls_while_waiting(
+    hold: Hold, make_agent: MakeAgent, own_server: Server, end: str, recorder: DecisionRecorder
 ) -> None:
-    """It asks once a second instead of being told, and waits no longer than others."""
+    """It polls once a second instead, and waits no longer than others."""
     rights = ("on", ">hunter2", "~*", "resetchannels", "+@all")
     own_server.client.execute_command("ACL", "SETUSER", "deaf", *rights)
     own_store = open_shared_store(StorePlace(own_server.url, 2.0))
     url = own_server.url.replace("redis://", "redis://deaf:hunter2@")
-    hold({"q": TOKENS | {"max_wait": "1s" if end == "max_wait" else "30s"}}, url, [told])
-    take(own_store, "elsewhere", 900)
+    hold({"q": TOKENS | {"max_wait": "1s" if end == "max_wait" else "30s"}}, url, [recorder])
+    reserve(own_store, "elsewhere", 900)
 
     async def run() -> tuple[str, float]:
         model = Held()
         model.may_answer.set()
         task = start(make_agent(model))
-        await until(lambda: told.waiting == 1)
+        await until(lambda: recorder.waiting == 1)
         begun = time.monotonic()
         if end == "free":
-            await asyncio.to_thread(give_back, own_store, "elsewhere", 100)
+            await asyncio.to_thread(settle, own_store, "elsewhere", 100)
         return (await task).stop_reason, time.monotonic() - begun
 
     reason, seconds = asyncio.run(run())
@@ -335,13 +352,13 @@ def test_a_process_that_may_not_listen_waits_all_the_same(
 
 
 @pytest.mark.parametrize("way", ["kill", "deadline", "cancel", "agent.cancel"])
-def test_what_ends_the_invocation_ends_its_wait_and_holds_up_nobody(
-    hold: Hold, make_agent: MakeAgent, url: str, way: str, told: Told
+def test_ended_invocation_leaves_the_queue(
+    hold: Hold, make_agent: MakeAgent, url: str, way: str, recorder: DecisionRecorder
 ) -> None:
-    """At once; the next in line goes out when it is its turn."""
+    """Immediately; the next waiter is admitted in its turn."""
     seconds = 1.0 if way == "deadline" else 60.0
     agents = {"ended": {"limits": {"max_duration_seconds": seconds}}}
-    hold({"q": TOKENS}, url, [told], agents=agents)
+    hold({"q": TOKENS}, url, [recorder], agents=agents)
 
     async def run() -> None:
         model = Held()
@@ -349,10 +366,10 @@ def test_what_ends_the_invocation_ends_its_wait_and_holds_up_nobody(
         await until(lambda: model.asked == ["first"])
         agent = make_agent(model, name="ended")
         ended = start(agent, "ended")
-        await until(lambda: told.waits == 1)
+        await until(lambda: recorder.waits == 1)
         begun = time.monotonic()
         last = start(make_agent(model), "last")
-        await until(lambda: told.waits == 2)
+        await until(lambda: recorder.waits == 2)
         if way == "cancel":
             ended.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -365,7 +382,7 @@ def test_what_ends_the_invocation_ends_its_wait_and_holds_up_nobody(
                 agent.cancel()
             assert (await ended).stop_reason == reasons[way]
         assert time.monotonic() - begun < SOON + seconds
-        assert told.waiting == 1
+        assert recorder.waiting == 1
         model.may_answer.set()
         assert [(await each).stop_reason for each in (first, last)] == ["end_turn"] * 2
         assert model.asked == ["first", "last"]
@@ -373,11 +390,11 @@ def test_what_ends_the_invocation_ends_its_wait_and_holds_up_nobody(
     asyncio.run(run())
 
 
-def test_an_agent_that_was_cancelled_in_line_goes_on_when_it_is_called_again(
-    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+def test_agent_cancelled_in_the_queue_can_be_called_again(
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
 ) -> None:
-    """Its history is valid, no model was asked, and nothing of the quota is taken."""
-    hold({"q": TOKENS}, url, [told])
+    """Its history is valid, no model was called, and no quota was used."""
+    hold({"q": TOKENS}, url, [recorder])
 
     async def run() -> None:
         held, model = Held(), ScriptedModel(endless(says("done")))
@@ -386,7 +403,7 @@ def test_an_agent_that_was_cancelled_in_line_goes_on_when_it_is_called_again(
         await until(lambda: bool(held.asked))
         agent = make_agent(model)
         task = start(agent)
-        await until(lambda: told.waiting == 1)
+        await until(lambda: recorder.waiting == 1)
         agent.cancel(message="enough")
         result = await task
         assert (result.stop_reason, model.calls) == ("cancelled", 0)
@@ -400,21 +417,23 @@ def test_an_agent_that_was_cancelled_in_line_goes_on_when_it_is_called_again(
     asyncio.run(run())
 
 
-def test_switching_off_ends_a_wait(hold: Hold, make_agent: MakeAgent, url: str, told: Told) -> None:
-    """Off means off: the call goes out."""
-    hold({"q": CALLS}, url, [told])
+def test_switching_off_ends_a_wait(
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
+) -> None:
+    """Disabling admits the call."""
+    hold({"q": CALLS}, url, [recorder])
     make_agent(ScriptedModel([says("done")]))("go")
 
     async def run() -> str:
         task = start(make_agent(ScriptedModel([says("done")])))
-        await until(lambda: told.waiting == 1)
+        await until(lambda: recorder.waiting == 1)
         otel_limits.disable()
         return str((await task).stop_reason)
 
     assert asyncio.run(run()) == "end_turn"
 
 
-# --- who does not wait ----------------------------------------------------------------------------
+# --- calls that do not wait -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -422,29 +441,34 @@ def test_switching_off_ends_a_wait(hold: Hold, make_agent: MakeAgent, url: str, 
     [({"action": "observe"}, "end_turn"), ({"on_exceeded": "refuse"}, "quota_exceeded")],
     ids=["observe", "refuse"],
 )
-def test_only_a_quota_that_says_so_is_waited_for(
-    hold: Hold, make_agent: MakeAgent, url: str, quota: dict[str, str], reason: str, told: Told
+def test_only_quotas_with_on_exceeded_wait_queue_calls(
+    hold: Hold,
+    make_agent: MakeAgent,
+    url: str,
+    quota: dict[str, str],
+    reason: str,
+    recorder: DecisionRecorder,
 ) -> None:
-    """One that is observed never keeps anybody waiting."""
-    hold({"q": CALLS | quota}, url, [told])
+    """An observed quota never delays a call."""
+    hold({"q": CALLS | quota}, url, [recorder])
     model = ScriptedModel(endless(says("done")))
     reasons = [make_agent(model)("go").stop_reason for _ in range(2)]
     assert reasons == ["end_turn", reason]
-    assert told.waits == 0
+    assert recorder.waits == 0
 
 
-def test_a_quota_that_refuses_is_not_waited_for_because_another_one_waits(
-    hold: Hold, make_agent: MakeAgent, url: str, told: Told
+def test_refusing_quota_refuses_next_to_a_waiting_one(
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
 ) -> None:
-    """What is refused by one is refused at once."""
-    hold({"q": CALLS, "hard": CALLS | {"on_exceeded": "refuse"}}, url, [told])
+    """A refusal by one quota is immediate."""
+    hold({"q": CALLS, "hard": CALLS | {"on_exceeded": "refuse"}}, url, [recorder])
     model = ScriptedModel(endless(says("done")))
     reasons = [make_agent(model)("go").stop_reason for _ in range(2)]
     assert reasons == ["end_turn", "quota_exceeded"]
-    assert told.decisions("hard") == ["admitted", "refused"]
+    assert recorder.decisions("hard") == ["admitted", "refused"]
 
 
-def test_a_call_that_is_more_than_the_whole_quota_is_refused_at_once(
+def test_call_larger_than_the_quota_is_refused_immediately(
     hold: Hold, make_agent: MakeAgent, url: str
 ) -> None:
     """Waiting would not make it smaller."""
@@ -456,10 +480,10 @@ def test_a_call_that_is_more_than_the_whole_quota_is_refused_at_once(
     assert seconds < SOON
 
 
-def test_a_blocked_key_is_refused_at_once(
+def test_blocked_key_is_refused_immediately(
     hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
 ) -> None:
-    """An operator has said that nothing of it may be used."""
+    """An operator has blocked all of its usage."""
     hold({"q": CALLS}, server.url)
     store.block(count(unit="model_calls"), Block(FOREVER, "unpaid"))
     result, seconds = seconds_of(lambda: make_agent(ScriptedModel([says("never")]))("go"))
@@ -467,35 +491,41 @@ def test_a_blocked_key_is_refused_at_once(
     assert seconds < SOON
 
 
-# --- what it costs --------------------------------------------------------------------------------
+# --- costs ----------------------------------------------------------------------------------------
 
 
-def test_a_thousand_agents_that_wait_ask_the_server_nothing(
-    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, told: Told
+def test_thousand_waiting_agents_send_no_commands(
+    hold: Hold,
+    make_agent: MakeAgent,
+    server: Server,
+    store: SharedStore,
+    recorder: DecisionRecorder,
 ) -> None:
-    """When something becomes free, the first asks, and then whoever is first after it.
+    """When quota is freed, the first waiter asks, and then the one after it.
 
-    Without a grace, for which each process looks once a second, whether somebody waits or not.
+    Without a grace, which makes each process read the counts once a second.
     """
-    hold({"q": CALLS | {"grace": 0, "max_wait": "10m"}}, server.url, [told])
+    hold({"q": CALLS | {"grace": 0, "max_wait": "10m"}}, server.url, [recorder])
     make_agent(ScriptedModel([says("done")]))("go")
 
     async def run() -> None:
         model = ScriptedModel(endless(says("done")))
         tasks = [start(make_agent(model))]
-        # Who waits when the process begins to listen asks again: it may have missed something.
-        await until(lambda: bool(server.client.pubsub_channels("*freed*")) and told.waiting == 1)
+        # Waiters ask again when the process subscribes, since it may have missed a message.
+        await until(
+            lambda: bool(server.client.pubsub_channels("*freed*")) and recorder.waiting == 1
+        )
         tasks += [start(make_agent(model)) for _ in range(999)]
-        await until(lambda: told.waiting == 1_000)
+        await until(lambda: recorder.waiting == 1_000)
         await asyncio.sleep(0.1)
         before = server.calls()
         assert before < 1_010
         await asyncio.sleep(0.3)
         assert server.calls() == before
         await asyncio.to_thread(store.grant, count(unit="model_calls"), 50, time.time() + 60)
-        await until(lambda: told.waiting == 950)
+        await until(lambda: recorder.waiting == 950)
         await until(lambda: sum(task.done() for task in tasks) == 50)
-        # For each its reservation and its settlement, the grant, and who asked in vain meanwhile.
+        # A reservation and a settlement for each, the grant, and the attempts refused in between.
         assert server.calls() - before < 50 * 2 + 70
         for task in tasks:
             task.cancel()
@@ -505,11 +535,11 @@ def test_a_thousand_agents_that_wait_ask_the_server_nothing(
     asyncio.run(run())
 
 
-# --- what a policy file may say -------------------------------------------------------------------
+# --- policy files ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wait", ["30", 30, "0s", "soon", -1])
 def test_a_wait_is_a_duration(hold: Hold, wait: object) -> None:
-    """Anything else is told in a sentence, and the quota is not held."""
+    """Any other value is an error, and the quota is not enforced."""
     with pytest.raises(ValueError, match=r'quotas\["q"\]: max_wait must be a duration above 0'):
         hold({"q": CALLS | {"max_wait": wait}})

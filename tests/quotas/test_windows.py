@@ -1,4 +1,4 @@
-"""How time is cut into windows."""
+"""Quota windows: calendar units, durations and time zones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def at(text: str, zone: str = "UTC") -> float:
 
 
 def shown(window: Window, zone: str = "UTC") -> tuple[str, str]:
-    """Begin and end in local time."""
+    """Start and end in local time."""
     begin, end = (
         datetime.fromtimestamp(each, timezone.utc).astimezone(ZoneInfo(zone))
         for each in (window.start, window.end)
@@ -35,7 +35,7 @@ def shown(window: Window, zone: str = "UTC") -> tuple[str, str]:
 def test_every_moment_is_in_one_window_and_the_next_begins_where_it_ends(
     rule: str, zone: str, moment: int
 ) -> None:
-    """Days and months of every time zone follow each other without gap or overlap."""
+    """Days and months of every time zone follow each other without gaps or overlaps."""
     windows = Windows(rule, zone)
     window = windows.at(moment)
     assert moment in window
@@ -46,7 +46,7 @@ def test_every_moment_is_in_one_window_and_the_next_begins_where_it_ends(
 
 @given(st.sampled_from(["hour", "PT1S", "PT15M", "PT90M", "P7D", "P1DT12H", "P2W"]), MOMENTS)
 def test_durations_follow_each_other(rule: str, moment: int) -> None:
-    """Windows of fixed length do, too."""
+    """So do windows of a fixed length."""
     windows = Windows(rule)
     window = windows.at(moment)
     assert moment in window
@@ -88,7 +88,7 @@ def test_a_window_is_where_the_calendar_has_it(
 def test_a_day_in_which_the_clocks_change_is_shorter_or_longer(
     zone: str, day: str, hours: float
 ) -> None:
-    """Also where midnight itself is skipped (Cairo) or comes twice (Havana)."""
+    """Also where midnight itself is skipped (Cairo) or repeated (Havana)."""
     window = Windows("day", zone).at(at(day, zone))
     assert window.end - window.start == hours * 3600
 
@@ -104,8 +104,8 @@ def test_a_window_around_the_change_of_clocks_is_one_window() -> None:
     "rule",
     ["", "week", "P", "PT", "P0D", "PT0S", "P1M", "P1Y", "1h", "P367D", "P99999999999999W", "pt1h"],
 )
-def test_what_is_no_window_is_refused(rule: str) -> None:
-    """An empty, endless or calendar duration is none."""
+def test_invalid_window_is_rejected(rule: str) -> None:
+    """Empty, endless and calendar durations are not windows."""
     with pytest.raises(ValueError, match="window must be hour, day, month, or an ISO duration"):
         Windows(rule)
 

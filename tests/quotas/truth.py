@@ -1,7 +1,7 @@
-"""What a store of quotas has to know, kept a second time and plainly; and a machine that compares.
+"""A plain model of a quota store, and a state machine that compares the two.
 
-Hypothesis makes up what happens: calls of several workers that are admitted, settled, sent again or
-forgotten, a clock that jumps, windows that end, grants, blocks and resets.
+Hypothesis generates the events: calls of several workers that are admitted, settled, repeated or
+forgotten, a clock that jumps, ending windows, grants, blocks and resets.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from otel_limits.quotas.windows import Windows
 
 LEASE: Final = 300.0
 QUOTAS: Final = {"q": (Windows("hour"), 100), "r": (Windows("PT2H"), 60)}
-"""Their windows, and how much each permits."""
+"""The windows and limits of the quotas."""
 
 
 class Lease(NamedTuple):
-    """What a call has set aside."""
+    """A reservation of one call."""
 
     amount: int
     certain: bool
@@ -47,56 +47,56 @@ class Lease(NamedTuple):
 
 @dataclass
 class Book:
-    """The truth about one count."""
+    """The expected state of one count."""
 
     limit: int
     used: int = 0
     leases: dict[str, Lease] = field(default_factory=dict)
     latest: float = 0.0
-    """When something was last reserved of it."""
+    """The time of its last reservation."""
     late: int = 0
-    """What was settled without a reservation any more, as its worker was taken for dead."""
+    """Usage settled after its reservation expired, with its worker assumed dead."""
     most: int = 0
-    """The most that was ever permitted of it."""
+    """The highest limit it ever had."""
 
     @property
     def reserved(self) -> int:
-        """What is set aside."""
+        """The reserved amount."""
         return sum(each.amount for each in self.leases.values())
 
     def purge(self, now: float) -> None:
-        """Give back what was set aside for too long."""
+        """Release expired reservations."""
         self.leases = {name: each for name, each in self.leases.items() if each.ends > now}
 
 
 @dataclass
 class Call:
-    """A call that asked."""
+    """A call that requested admission."""
 
     id: str
     worker: int
     demands: tuple[Demand, ...]
     at: float
-    """When the store was told of it last, and did what it was told."""
+    """The time of its last operation that the store applied."""
     status: str = "asked"
     took: int = 0
 
 
 class Stores(NamedTuple):
-    """A store, and how its clock is set."""
+    """A store, and a function that sets its clock."""
 
     store: QuotaStore
     set_clock: Callable[[float], None]
     begin: float
     shared: SharedStore | None = None
-    """The same store, where an operator can block keys and take back what was granted."""
+    """The same store, for an operator's blocks and grants."""
 
 
-class Truth(RuleBasedStateMachine):
-    """Does things to a store and to the books, and compares them after every step."""
+class StoreMachine(RuleBasedStateMachine):
+    """Applies operations to a store and a model, and compares them after every step."""
 
     def __init__(self, place: Stores) -> None:
-        """Begin with nothing counted."""
+        """Start with empty counts."""
         super().__init__()
         self.store, self.set_clock, self.now, self.shared = place
         self.set_clock(self.now)
@@ -107,7 +107,7 @@ class Truth(RuleBasedStateMachine):
         self.grants: dict[str, list[tuple[float, int]]] = defaultdict(list)
         self.blocks: dict[str, Block] = {}
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     @rule(
         worker=st.integers(0, 3),
@@ -115,7 +115,7 @@ class Truth(RuleBasedStateMachine):
         certain=st.booleans(),
     )
     def ask(self, worker: int, amounts: dict[str, int], certain: bool) -> None:  # noqa: FBT001
-        """A worker asks for a call."""
+        """A worker reserves for a call."""
         demands = tuple(
             Demand(count=self.count(name), amount=amount, limit=QUOTAS[name][1], certain=certain)
             for name, amount in amounts.items()
@@ -127,7 +127,7 @@ class Truth(RuleBasedStateMachine):
     @precondition(lambda self: self.with_status("admitted"))
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
-        """A call ends: it took no more than what was set aside, be it on time or late."""
+        """A call ends with at most its reserved usage, on time or late."""
         call = data.draw(st.sampled_from(self.with_status("admitted")))
         call.took = data.draw(st.integers(0, min(each.amount for each in call.demands)))
         for demand in call.demands:
@@ -141,7 +141,7 @@ class Truth(RuleBasedStateMachine):
     @precondition(lambda self: self.remembered())
     @rule(data=st.data())
     def send_again(self, data: st.DataObject) -> None:
-        """A reply was lost: what was asked before is asked again, and changes nothing."""
+        """A reply was lost: the operation is sent again and changes nothing."""
         call = data.draw(st.sampled_from(self.remembered()))
         if call.status == "settled" and data.draw(st.booleans()):
             self.send_settlement(call)
@@ -154,7 +154,7 @@ class Truth(RuleBasedStateMachine):
     @precondition(lambda self: self.calls)
     @rule(worker=st.integers(0, 3))
     def die(self, worker: int) -> None:
-        """A worker is killed: nobody settles what it had under way."""
+        """A worker is killed, and its in-flight calls are never settled."""
         for call in self.calls:
             if call.worker == worker and call.status == "admitted":
                 call.status = "dead"
@@ -171,20 +171,20 @@ class Truth(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(sorted(QUOTAS)), amount=st.integers(1, 50))
     def grant(self, name: str, amount: int) -> None:
-        """A person permits more for twenty minutes."""
+        """An operator grants more for twenty minutes."""
         self.grants[name].append((self.now + 1200, amount))
         self.store.grant(self.count(name), amount, self.now + 1200)
 
     @rule(name=st.sampled_from(sorted(QUOTAS)))
     def reset(self, name: str) -> None:
-        """A person has a count begin from 0."""
+        """An operator resets a count to 0."""
         self.book(self.count(name)).used = 0
         self.store.reset(self.count(name))
 
     @precondition(lambda self: self.shared)
     @rule(name=st.sampled_from(sorted(QUOTAS)))
     def revoke(self, name: str) -> None:
-        """A person takes back what is granted; grants that are over stay over."""
+        """An operator revokes the active grants; expired ones stay expired."""
         assert self.shared is not None
         live = [each for each in self.grants[name] if each[0] > self.now]
         self.grants[name] = [each for each in self.grants[name] if each not in live]
@@ -193,7 +193,7 @@ class Truth(RuleBasedStateMachine):
     @precondition(lambda self: self.shared)
     @rule(name=st.sampled_from(sorted(QUOTAS)), seconds=st.sampled_from([60.0, 1200.0, None]))
     def block(self, name: str, seconds: float | None) -> None:
-        """A person blocks a key; a second block takes the place of the first."""
+        """An operator blocks a key; a second block replaces the first."""
         assert self.shared is not None
         until = FOREVER if seconds is None else self.now + seconds
         self.blocks[name] = Block(until, "unpaid: 5 % of it")
@@ -202,19 +202,19 @@ class Truth(RuleBasedStateMachine):
     @precondition(lambda self: self.shared)
     @rule(name=st.sampled_from(sorted(QUOTAS)))
     def unblock(self, name: str) -> None:
-        """A person takes the block back."""
+        """An operator removes the block."""
         assert self.shared is not None
         was_blocked = self.blocked(name) is not None
-        # One that is over stays where it is, for a clock that is set back.
+        # An expired block stays, in case the clock is set back.
         if was_blocked:
             del self.blocks[name]
         assert self.shared.unblock(self.count(name)) == was_blocked
 
-    # --- what must be so --------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------
 
     @invariant()
     def the_store_and_the_books_agree(self) -> None:
-        """On what is used, what is reserved and what is permitted."""
+        """Used, reserved and limit match the model."""
         counts = [*self.books, *(self.count(name) for name in QUOTAS)]
         looked = self.store.look([(count, QUOTAS[count.quota][1]) for count in counts])
         for count, standing in zip(counts, looked, strict=True):
@@ -225,12 +225,12 @@ class Truth(RuleBasedStateMachine):
 
     @invariant()
     def never_more_is_admitted_than_permitted(self) -> None:
-        """But for calls whose reservation was given back while they were under way."""
+        """Except for calls whose reservation expired while they were in flight."""
         for book in self.books.values():
             assert book.used + book.reserved <= book.most + book.late
 
     def teardown(self) -> None:
-        """Nothing stays reserved once every call is settled, or its worker taken for dead."""
+        """Nothing stays reserved once every call is settled, or its worker assumed dead."""
         for call in self.with_status("admitted"):
             call.status = "settled"
             self.send_settlement(call)
@@ -238,19 +238,19 @@ class Truth(RuleBasedStateMachine):
         counts = [(count, 0) for count in self.books]
         assert all(each.reserved == 0 for each in self.store.look(counts))
 
-    # --- how it is asked --------------------------------------------------------------------------
+    # --- operations -------------------------------------------------------------------------------
 
     def run(self, operation: Reserve | Settle) -> Reply:
-        """Do it."""
+        """Run one operation."""
         (reply,) = self.store.run([operation])
         return reply
 
     def reservation(self, call: Call) -> Reserve:
-        """What a call asks."""
+        """The reservation of a call."""
         return Reserve(call.id, call.demands, LEASE)
 
     def reserve(self, call: Call) -> None:
-        """Ask, and expect what the books say."""
+        """Reserve, and compare the reply with the model."""
         again = call.status == "admitted"
         is_here = all(self.now in each.count.window for each in call.demands)
         wanted = [self.wanted(demand) for demand in call.demands]
@@ -276,19 +276,19 @@ class Truth(RuleBasedStateMachine):
                 book.latest = self.now
 
     def send_settlement(self, call: Call) -> None:
-        """Say what a call took of all its counts."""
+        """Settle the usage of a call in all of its counts."""
         charges = tuple(Charge(count=each.count, amount=call.took) for each in call.demands)
         assert self.run(Settle(call.id, charges)).status == "settled"
 
     def wanted(self, demand: Demand) -> int:
-        """What is set aside: twice as much for a call of unknown size that is not the only one."""
+        """The reserved amount: doubled for a call of unknown size next to another one."""
         book = self.book(demand.count)
         book.purge(self.now)
         is_alone = demand.certain or all(each.certain for each in book.leases.values())
         return demand.amount if is_alone else 2 * demand.amount
 
     def shorten(self, call: Call) -> None:
-        """After a step of the clock back, nothing is set aside for longer than from now."""
+        """After the clock is set back, no lease is longer than a new one."""
         latest = self.now + LEASE
         for demand in call.demands:
             leases = self.book(demand.count).leases
@@ -296,7 +296,7 @@ class Truth(RuleBasedStateMachine):
                 leases[name] = each._replace(ends=min(each.ends, latest))
 
     def permitted(self, count: Count) -> int:
-        """Return what a quota permits now, grants included."""
+        """Return the limit of a quota now, grants included."""
         granted = sum(amount for until, amount in self.grants[count.quota] if until > self.now)
         book = self.book(count)
         limit = QUOTAS[count.quota][1] + granted
@@ -304,24 +304,24 @@ class Truth(RuleBasedStateMachine):
         return limit
 
     def blocked(self, name: str) -> Block | None:
-        """Return the block of a key that is in force now."""
+        """Return the active block of a key."""
         block = self.blocks.get(name)
         return block if block is not None and block.until > self.now else None
 
     def count(self, name: str) -> Count:
-        """What a quota counts now."""
+        """The current count of a quota."""
         return Count(name, "k", QUOTAS[name][0].at(self.now), "tokens", "global")
 
     def book(self, count: Count) -> Book:
-        """Return the book of a count."""
+        """Return the expected state of a count."""
         return self.books.setdefault(count, Book(QUOTAS[count.quota][1]))
 
     def with_status(self, status: str) -> list[Call]:
-        """Return the calls of live workers that stand so."""
+        """Return the calls of live workers with this status."""
         return [each for each in self.calls if each.status == status]
 
     def remembered(self) -> list[Call]:
-        """Return the calls that the store still knows by their id."""
+        """Return the calls whose IDs the store still remembers."""
         since = self.latest - REMEMBERED_SECONDS
         return [
             each

@@ -1,4 +1,4 @@
-"""What tests of waiting calls stand on: a model that answers when it is let go, and an observer."""
+"""Helpers for tests of waiting calls: a model that answers on request, and an observer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from otel_limits.core.events import Event
 
 SOON = 20.0
-"""Seconds within which what happens at once has happened, however busy the machine is.
+"""A timeout in seconds for immediate effects, long enough for a busy machine.
 
-Less than the half a minute for which a call waits that nobody tells: who waited for that is found.
+It is below the 30 s after which a waiter without notifications is admitted.
 """
 
 
 class Held(ScriptedModel):
-    """Answers when it is let go, and says who asked."""
+    """A model that answers when released, and records its callers."""
 
     def __init__(self, cap: int = 600) -> None:
         super().__init__(endless(says("done")))
@@ -35,15 +35,15 @@ class Held(ScriptedModel):
         self.may_answer = asyncio.Event()
 
     async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
-        """Stream once it is let go."""
+        """Stream when released."""
         self.asked.append(named["invocation_state"]["who"])
         await self.may_answer.wait()
         async for event in super().stream(*arguments, **named):
             yield event
 
 
-class Told:
-    """An observer that knows what quotas decided, and how many calls wait now."""
+class DecisionRecorder:
+    """An observer of quota decisions and of the number of waiters."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -51,7 +51,7 @@ class Told:
         self._decisions: list[QuotaDecision] = []
 
     def __call__(self, fact: Event) -> None:
-        """Take note."""
+        """Record the event."""
         if isinstance(fact, QuotaDecision):
             self._decisions.append(fact)
         elif isinstance(fact, QuotaWait):
@@ -59,12 +59,12 @@ class Told:
             self.waiting += 1 if fact.seconds is None else -1
 
     def decisions(self, quota: str = "q") -> list[str]:
-        """Return what a quota decided, in order."""
+        """Return the decisions of a quota, in order."""
         return [fact.decision for fact in self._decisions if fact.quota == quota]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let others go on until something is so."""
+    """Run other tasks until a condition holds."""
     give_up = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < give_up
@@ -72,11 +72,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def start(agent: Agent, who: str = "") -> asyncio.Task[Any]:
-    """Invoke an agent beside the test."""
+    """Invoke an agent concurrently."""
     return asyncio.create_task(agent.invoke_async("go", invocation_state={"who": who}))
 
 
 def seconds_of(action: Callable[[], Any]) -> tuple[Any, float]:
-    """Do something; what came of it, and how long it took."""
+    """Run an action; return its result and duration."""
     begun = time.monotonic()
     return action(), time.monotonic() - begun

@@ -1,4 +1,4 @@
-"""One process of a fleet: `python worker.py TASK ARGUMENTS-AS-JSON`, told "go" on standard input.
+"""One process of a fleet: `python worker.py TASK ARGUMENTS-AS-JSON`, started by "go" on stdin.
 
 It is limited from the environment alone, as a user's program is, and prints its result as JSON.
 """
@@ -24,7 +24,7 @@ from otel_limits.quotas import client, leases, tickets
 from otel_limits.quotas.store import Operation, Reply, Settle
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, uses
-from tests.quotas.waiters import Told, until
+from tests.quotas.waiters import DecisionRecorder, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterator
@@ -41,7 +41,7 @@ NEEDED = (
     "quotas.section",
     "quotas.setup",
 )
-"""What every process imports once it is limited: a parent does it for all its children."""
+"""Imports of every limited process: a parent loads them for all of its children."""
 
 
 def enable() -> None:
@@ -79,7 +79,7 @@ def ask_once(count: int) -> dict[str, int]:
 
 
 def spend(agents: int, low: int, high: int, cap: int | None) -> dict[str, int]:
-    """Let agents loop, each answer with `low` to `high` output tokens, until they are stopped."""
+    """Let agents loop, each answer with `low` to `high` output tokens, until they are halted."""
     randomly = Random(os.getpid())  # noqa: S311  nothing here is secret
 
     def script() -> Iterator[Answer]:
@@ -94,7 +94,7 @@ def spend(agents: int, low: int, high: int, cap: int | None) -> dict[str, int]:
 
 
 class Streaming(ScriptedModel):
-    """Begins an answer and sends word after word, until it has been enough."""
+    """A model that streams words until an event is set."""
 
     def __init__(self, enough: asyncio.Event) -> None:
         super().__init__([])
@@ -114,7 +114,7 @@ class Streaming(ScriptedModel):
 
 
 def stream(names: list[str], last: str) -> dict[str, int]:
-    """Let agents stream until something from outside ends them; then `last` may end by itself."""
+    """Let agents stream until they are killed from outside; then let `last` finish."""
 
     async def run() -> dict[str, int]:
         enough, never = asyncio.Event(), asyncio.Event()
@@ -137,54 +137,54 @@ def stream(names: list[str], last: str) -> dict[str, int]:
 
 
 class Slow(ScriptedModel):
-    """Says that it was asked, and answers after a while."""
+    """A model that announces each call and answers after a while."""
 
     def __init__(self, name: str, seconds: float) -> None:
         super().__init__([says("done")])
         self._name, self._seconds = name, seconds
 
     async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[Any]:
-        """Take so long."""
-        tell(f"asked {self._name}")
+        """Take the given time."""
+        announce(f"asked {self._name}")
         await asyncio.sleep(self._seconds)
         async for event in super().stream(*arguments, **named):
             yield event
 
 
 def line_up(names: list[str], seconds: float, lease: float) -> dict[str, int]:
-    """Let agents ask one after the other, and say when all of them wait or are under way.
+    """Let agents call in sequence, and announce when all of them wait or are in flight.
 
     Args:
         names: Their names.
-        seconds: How long their models take.
-        lease: For how long a place is held of a worker that does not renew it.
+        seconds: The duration of each model call.
+        lease: The lease of a slot, for workers that do not renew it.
     """
     for module in (client, leases, tickets):
-        setattr(module, "SLOT_LEASE_SECONDS", lease)  # noqa: B010  it is not to be changed otherwise
+        setattr(module, "SLOT_LEASE_SECONDS", lease)  # noqa: B010  mypy rejects assigning a Final
     setattr(leases, "RENEW_SECONDS", lease / 3)  # noqa: B010
-    told = Told()
-    otel_limits.enable(observers=[told])
+    recorder = DecisionRecorder()
+    otel_limits.enable(observers=[recorder])
 
     async def run() -> list[Any]:
         tasks = []
         for name in names:
             agent = Agent(model=Slow(name, seconds), name=name, callback_handler=None)
             tasks.append(asyncio.create_task(agent.invoke_async("go", invocation_state={})))
-            await until(lambda: told.waits + len(told.decisions()) >= len(tasks))
-        tell("in line")
+            await until(lambda: recorder.waits + len(recorder.decisions()) >= len(tasks))
+        announce("queued")
         return [(await task).stop_reason for task in tasks]
 
     return dict(Counter(asyncio.run(run())))
 
 
-def tell(line: str) -> None:
-    """Tell the test."""
+def announce(line: str) -> None:
+    """Print a line for the test."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 class Journal:
-    """Notes that there is a settlement before it is carried on, so that others see the work."""
+    """Notes each settlement before it is sent, so that other processes see the progress."""
 
     is_shared = True
 
@@ -193,7 +193,7 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     async def ask(self, operation: Operation, seconds: float) -> Reply | None:
-        """Note a settlement, then have it done."""
+        """Note a settlement, then run it."""
         self._note(operation)
         reply: Reply | None = await self._executor.ask(operation, seconds)
         return reply
@@ -232,7 +232,7 @@ def live_dangerously(folder: str, lease: float) -> None:
 
 
 class Fatal:
-    """Is killed with `kill -9` when there is something to settle."""
+    """Kills its process with `kill -9` on the first settlement."""
 
     is_shared = True
 
@@ -240,7 +240,7 @@ class Fatal:
         self._executor = executor
 
     async def ask(self, operation: Operation, seconds: float) -> Reply | None:
-        """Have anything done but a settlement."""
+        """Run any operation but a settlement."""
         if isinstance(operation, Settle):
             os.kill(os.getpid(), 9)
         reply: Reply | None = await self._executor.ask(operation, seconds)
@@ -264,7 +264,7 @@ def die(lease: float) -> dict[str, int]:
 
 
 def breed(folder: str, lease: float, workers: int, rounds: int) -> dict[str, int]:
-    """Keep processes that spend, and kill half of them at random, again and again."""
+    """Keep processes that spend, and kill half of them at random, repeatedly."""
     randomly = Random(0)  # noqa: S311  nothing here is secret
     for module in NEEDED:
         importlib.import_module(f"otel_limits.{module}")
@@ -282,7 +282,7 @@ def breed(folder: str, lease: float, workers: int, rounds: int) -> dict[str, int
 
 
 def _wait_for_settlements(folder: Path, more: int) -> None:
-    """Wait until that many more were noted, wherever everybody else is by then."""
+    """Wait for that many more settlements."""
     start = _noted(folder)
     while _noted(folder) < start + more:
         time.sleep(0.001)
@@ -319,9 +319,9 @@ TASKS: dict[str, Callable[..., dict[str, int]]] = {
 
 
 def main() -> None:
-    """Do the task."""
+    """Run the task."""
     task, arguments = TASKS[sys.argv[1]], json.loads(sys.argv[2])
-    if task is not breed:  # its children are limited, each by itself
+    if task is not breed:  # its children enable limits themselves
         enable()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
