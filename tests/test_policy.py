@@ -716,7 +716,7 @@ def test_quotas_that_cannot_be_held_leave_the_limits_in_force(
     assert "quotas failed with ModuleNotFoundError" in errors()[0]
 
 
-def test_the_file_is_looked_at_once_a_second(tmp_path: Path) -> None:
+def test_file_is_checked_every_second(tmp_path: Path) -> None:
     """Between two looks a change is not seen, whatever is asked."""
     path, now = tmp_path / "limits.yaml", [100.0]
     path.write_text("defaults: {action: halt}")

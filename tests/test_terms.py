@@ -1,4 +1,4 @@
-"""A call costs what its request asked for and its answer said; what neither says is unknown."""
+"""Pricing terms come from a call's request and response; missing ones are unknown."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ FLAT = Price(input=Decimal(2), output=Decimal(4))
 def cost(
     model: str, provider: str, usage: Usage, terms: PricingTerms, tier: str | None = None
 ) -> Any:
-    """USD by the list, or why there is none."""
+    """USD by the list, or the reason for its absence."""
     quote = Prices().quote(billable_call(model, provider, usage, tier, terms), NOON)
     return quote.unknown if quote.price is None else quote.price
 
 
 def bedrock(**config: Any) -> BedrockModel:
-    """A model of Bedrock that is never asked."""
+    """A Bedrock model that is never called."""
     return BedrockModel(model_id="m", region_name="us-east-1", **config)
 
 
 def asked(module: str, client_args: Any = None, host: str = "", **config: Any) -> Any:
-    """A model with the settings of one of Strands' classes, whose client is not installed here."""
+    """A model with the settings of a Strands class whose client is not installed here."""
     members = {"__module__": f"strands.models.{module}", "config": config, "host": host}
     model = type("Model", (), members)()
     if module == "anthropic":
@@ -67,7 +67,7 @@ def asked(module: str, client_args: Any = None, host: str = "", **config: Any) -
     return model
 
 
-# --- how long it stays in the cache ---------------------------------------------------------------
+# --- cache lifetime -------------------------------------------------------------------------------
 
 POINT = {"cachePoint": {"type": "default"}}
 HOUR = {"cachePoint": {"type": "default", "ttl": "1h"}}
@@ -89,7 +89,7 @@ HOUR = {"cachePoint": {"type": "default", "ttl": "1h"}}
 def test_cache_ttl_is_read_from_the_request(
     config: dict[str, Any], content: Any, ttls: set[str]
 ) -> None:
-    """By its cache points and by the settings of the model; five minutes where nothing is said."""
+    """From its cache points and the settings of the model; five minutes by default."""
     assert terms_of(bedrock(**config), content).cache_ttls == ttls
 
 
@@ -117,10 +117,10 @@ def test_cache_ttl_is_read_from_the_request(
         ({"5m", "1h"}, Usage(input=100_000), Decimal("0.3")),
     ],
 )
-def test_an_hour_in_the_cache_costs_more(
+def test_one_hour_cache_write_costs_more(
     ttls: set[str], usage: Usage, expected: Decimal | str
 ) -> None:
-    """The split of the answer counts, else what was asked; two times without a split are open."""
+    """The response's split counts, else the request; mixed requests without a split are unknown."""
     assert cost(SONNET, "anthropic", usage, PricingTerms(cache_ttls=frozenset(ttls))) == expected
 
 
@@ -134,12 +134,12 @@ def test_an_hour_in_the_cache_costs_more(
     ],
 )
 def test_default_cache_ttl_adds_no_cost(model: str, provider: str) -> None:
-    """Strands ignores a time that OpenAI does not know, and points in messages."""
+    """Strands ignores lifetimes that OpenAI does not offer, and cache points in messages."""
     config = CacheConfig(ttl="1h")
     said = terms_of(asked(provider, model_id=model, cache_config=config), [HOUR])
     usage = Usage(input=1_000, cache_write=900)
     assert cost(model, provider, usage, said) == cost(model, provider, usage, PricingTerms())
-    bought = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}  # as OpenRouter takes it
+    bought = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}  # OpenRouter's format
     assert terms_of(asked(provider, params=bought)).cache_ttls == {"1h"}
 
 
@@ -164,7 +164,7 @@ def test_default_cache_ttl_adds_no_cost(model: str, provider: str) -> None:
     ],
 )
 def test_tier_is_read_from_the_request(model: Any, tier: str) -> None:
-    """Under the name that each vendor has for it; nothing said is the standard tier."""
+    """Under each vendor's name for it; without one it is the standard tier."""
     assert terms_of(model).tier == tier
 
 
@@ -187,16 +187,14 @@ def test_tier_is_read_from_the_request(model: Any, tier: str) -> None:
         ("scale", None, "no price is known for it at the service tier scale"),
     ],
 )
-def test_the_tier_decides_the_price(
-    asked: str, answered: str | None, expected: Decimal | str
-) -> None:
-    """That of the answer, else the one that was asked for; a tier without a price has none."""
+def test_tier_decides_the_price(asked: str, answered: str | None, expected: Decimal | str) -> None:
+    """The response's tier, else the requested one; a tier without a price has none."""
     usage = Usage(input=MILLION)
     assert cost("gpt-5", "openai", usage, PricingTerms(tier=asked), answered) == expected
 
 
 @listed
-def test_the_tiers_of_a_maker_are_not_those_of_another_seller() -> None:
+def test_tiers_differ_between_vendors_of_a_model() -> None:
     """Azure sells OpenAI's models, at different tiers."""
     unknown = cost("gpt-5", "azure", Usage(input=MILLION), PricingTerms(tier="flex"))
     assert unknown == "no price is known for it at the service tier flex"
@@ -226,7 +224,7 @@ EAST = {"vertex_location": EAST5}
     ],
 )  # fmt: skip
 def test_region_is_read_from_the_request(model: Any, region: str | None) -> None:
-    """By its settings, or by its address."""
+    """From the model's settings or its address."""
     assert terms_of(model).region == region
 
 
@@ -234,7 +232,7 @@ CLAUDE = "vertex_ai/claude-sonnet-4-5"
 VERTEX = {"GOOGLE_GENAI_USE_VERTEXAI": "True", "GOOGLE_CLOUD_LOCATION": EAST5}
 BY_VARIABLES = [
     (asked("litellm", model_id=CLAUDE), {"VERTEXAI_LOCATION": EAST5}, EAST5),
-    (asked("litellm", model_id=CLAUDE), {}, "us-central1"),  # where LiteLLM goes by itself
+    (asked("litellm", model_id=CLAUDE), {}, "us-central1"),  # LiteLLM's default
     (asked("litellm", model_id=CLAUDE), {"VERTEXAI_LOCATION": "global"}, None),
     (asked("litellm", model_id=CLAUDE, params={"vertex_location": "global"}),
      {"VERTEXAI_LOCATION": EAST5}, None),
@@ -248,7 +246,7 @@ BY_VARIABLES = [
     (asked("gemini"), VERTEX, EAST5),
     (asked("gemini"), {"GOOGLE_GENAI_USE_ENTERPRISE": "1", "GOOGLE_CLOUD_LOCATION": EAST5}, EAST5),
     (asked("gemini"), {**VERTEX, "GOOGLE_GENAI_USE_ENTERPRISE": "false"}, None),
-    (asked("gemini"), {"GOOGLE_CLOUD_LOCATION": EAST5}, None),  # its own API knows no regions
+    (asked("gemini"), {"GOOGLE_CLOUD_LOCATION": EAST5}, None),  # its own API has no regions
     (asked("gemini", client_args={"vertexai": True}), {"GOOGLE_CLOUD_LOCATION": EAST5}, EAST5),
     (asked("gemini", client_args={"vertexai": False}), VERTEX, None),
     (asked("gemini", client_args={"api_key": "x"}), VERTEX, None),
@@ -263,7 +261,7 @@ BY_VARIABLES = [
 def test_region_variable_applies_where_the_client_reads_it(
     monkeypatch: pytest.MonkeyPatch, model: Any, variables: dict[str, str], region: str | None
 ) -> None:
-    """Set when the call goes out, by the rules of each vendor's own client."""
+    """If set at the time of the call, by the rules of each vendor's client."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert terms_of(model).region == region
@@ -287,8 +285,8 @@ def test_bedrock_region_is_read_from_its_client(monkeypatch: pytest.MonkeyPatch)
 
 
 @listed
-def test_a_client_that_does_not_tell_its_region_leaves_a_price_open() -> None:
-    """Where it matters: what costs the same everywhere has its price."""
+def test_unknown_region_leaves_price_unknown() -> None:
+    """Only if prices differ by region: a uniform price applies anyway."""
     model = asked("gemini")
     model._custom_client = SimpleNamespace(vertexai=True)
     terms = terms_of(model)
@@ -310,16 +308,16 @@ def test_a_client_that_does_not_tell_its_region_leaves_a_price_open() -> None:
         ("us-gov.anthropic.claude-sonnet-4-5-20250929-v1:0", "us-gov-west-1", None),
     ],
 )
-def test_bedrock_has_a_price_where_the_list_has_that_of_the_region(
+def test_bedrock_price_depends_on_listed_region(
     model: str, region: str, expected: str | None
 ) -> None:
-    """Of 100,000 tokens; it lists American regions, and others where IDs distinguish them."""
+    """For 100,000 tokens; it lists American regions, and others if IDs distinguish them."""
     told = cost(model, "bedrock", Usage(input=100_000), PricingTerms(region=region))
     assert told == (f"no price is known for it in {region}" if not expected else Decimal(expected))
 
 
-def test_the_policy_answers_where_no_list_has_the_price_of_a_region() -> None:
-    """Under the name of the seller, as the page on prices has it."""
+def test_policy_prices_unlisted_region() -> None:
+    """Under the name of the vendor, as on the page about prices."""
     own = Prices({"eu.amazon.nova-*": PriceOverride(price=FLAT, provider="aws")})
     terms = PricingTerms(region="eu-central-1")
     sale = billable_call("eu.amazon.nova-pro-v1:0", "bedrock", Usage(input=MILLION), None, terms)
@@ -340,7 +338,7 @@ def test_the_policy_answers_where_no_list_has_the_price_of_a_region() -> None:
     ],
 )
 def test_regional_premium_of_ten_percent_applies(model: str, provider: str, expected: str) -> None:
-    """Of 100,000 tokens; what an older model costs is the same everywhere."""
+    """For 100,000 tokens; an older model costs the same everywhere."""
     usage = Usage(input=100_000)
     assert cost(model, provider, usage, PricingTerms(region="us")) == Decimal(expected)
     worldwide = cost(model, provider, usage, PricingTerms())
@@ -348,8 +346,8 @@ def test_regional_premium_of_ten_percent_applies(model: str, provider: str, expe
 
 
 @listed
-def test_a_cache_and_its_saving_cost_more_there_too() -> None:
-    """Every token does; a web search does not, and neither does a price of the policy file."""
+def test_regional_premium_applies_to_cache_and_savings() -> None:
+    """The premium applies to all tokens, but not to web searches or the policy file's prices."""
     usage = Usage(input=100_000, cache_read=100_000, output=1_000, web_searches=1)
     sale = billable_call(SONNET, "anthropic", usage, None, PricingTerms(region="us"))
     quote = Prices().quote(sale, NOON)
@@ -360,7 +358,7 @@ def test_a_cache_and_its_saving_cost_more_there_too() -> None:
 
 @listed
 def test_unknown_regional_premium_leaves_the_price_unknown() -> None:
-    """As where no source has a price: never a guess."""
+    """As without any price source: never a guess."""
     told = cost(
         "vertex_ai/gemini-3-pro-preview", "litellm", Usage(input=9), PricingTerms(region="eu")
     )
@@ -371,13 +369,13 @@ def test_unknown_regional_premium_leaves_the_price_unknown() -> None:
 
 
 def test_audio_and_search_are_detected_in_the_request() -> None:
-    """A block of audio, an answer that may be spoken, and the search tools of the vendors."""
-    heard = [{"role": "user", "content": [{"audio": {"format": "wav", "source": {}}}]}]
+    """An audio block, an answer that may be spoken, and the vendors' search tools."""
+    audio = [{"role": "user", "content": [{"audio": {"format": "wav", "source": {}}}]}]
     speaks = asked("openai", params={"modalities": ["text", "audio"]})
     responses = asked("openai_responses", params={"tools": [{"type": "web_search"}]})
     search = {"type": "web_search_20250305", "name": "web_search"}
     claude = asked("anthropic", params={"tools": [search]})
-    assert terms_of(speaks, heard) == PricingTerms(audio_in=True, audio_out=True)
+    assert terms_of(speaks, audio) == PricingTerms(audio_in=True, audio_out=True)
     assert [terms_of(model).searches for model in (responses, claude, speaks)] == [
         True,
         True,
@@ -403,8 +401,8 @@ OFFLINE: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("module", "config"), [*SEARCHING, *OFFLINE])
-def test_every_vendors_search_is_seen_in_the_request(module: str, config: dict[str, Any]) -> None:
-    """xAI's, OpenRouter's, Kimi's, Alibaba's and Amazon's; none where it is switched off."""
+def test_search_by_any_vendor_is_detected(module: str, config: dict[str, Any]) -> None:
+    """xAI's, OpenRouter's, Kimi's, Alibaba's and Amazon's; none if it is switched off."""
     assert terms_of(asked(module, **config)).searches == ((module, config) in SEARCHING)
 
 
@@ -417,8 +415,8 @@ def test_every_vendors_search_is_seen_in_the_request(module: str, config: dict[s
         ("perplexity/sonar", "openrouter"),
     ],
 )
-def test_a_model_of_openrouter_that_searches_has_no_price(model: str, seller: str | None) -> None:
-    """It costs a fee for each request or result, which no list has with it."""
+def test_searching_openrouter_model_has_no_price(model: str, seller: str | None) -> None:
+    """Each request or result has a fee, which no price list includes."""
     sale = billable_call(model, "litellm", Usage(input=9), None, PricingTerms(vendor=seller))
     assert sale.unknowns == ("it may have searched the web, an unreported number of times",)
     assert not billable_call(
@@ -430,7 +428,7 @@ GOOGLE_TOOLS = ["google_search", "google_maps", "enterprise_web_search", "google
 
 
 @pytest.mark.parametrize("tool", GOOGLE_TOOLS)
-def test_a_search_of_google_leaves_the_price_open(tool: str) -> None:
+def test_google_search_leaves_price_unknown(tool: str) -> None:
     """Each is billed by prompt or search, which no usage field reports."""
     model = asked("gemini", gemini_tools=[{tool: {}}])
     assert terms_of(model).searches
@@ -455,16 +453,16 @@ def test_model_with_built_in_search_or_drawing_has_no_price(model: str, provider
 
 
 @pytest.mark.parametrize("tool", PAID_TOOLS)
-def test_a_tool_that_is_billed_apart_leaves_the_price_open(tool: str) -> None:
-    """OpenAI or xAI bills it in addition to tokens, and no usage that survives reports it."""
+def test_separately_billed_tool_leaves_price_unknown(tool: str) -> None:
+    """OpenAI or xAI bills it in addition to tokens, and the usage we get omits it."""
     terms = terms_of(asked("openai_responses", params={"tools": [{"type": tool}]}))
     assert terms == PricingTerms(paid_tools=frozenset({tool}))
     told = cost("gpt-5", "openai_responses", Usage(input=100), terms)
     assert told == PAID_TOOLS[tool]
 
 
-def test_a_search_in_files_is_free_at_google() -> None:
-    """Its tool has the same name, and is not a type."""
+def test_google_file_search_is_free() -> None:
+    """Its tool has the same name as OpenAI's, but not as its type."""
     assert (
         terms_of(asked("gemini", params={"gemini_tools": [{"file_search": {}}]})) == PricingTerms()
     )
@@ -485,10 +483,10 @@ def test_a_search_in_files_is_free_at_google() -> None:
         (SONNET, Usage(input=100_000), {"searches": True}, "it may have searched the web"),
     ],
 )
-def test_audio_and_searches_have_prices_of_their_own(
+def test_audio_and_searches_have_their_own_prices(
     model: str, usage: Usage, terms: dict[str, Any], expected: Any
 ) -> None:
-    """Where the answer counts them; without a count the price is open, and without a price too."""
+    """If the response counts them; without a count or a price, the cost is unknown."""
     provider = {"ge": "gemini", "gp": "openai", "cl": "anthropic"}[model[:2]]
     found = cost(model, provider, usage, PricingTerms(**terms))
     if isinstance(found, str):
@@ -497,7 +495,7 @@ def test_audio_and_searches_have_prices_of_their_own(
         assert found == Decimal(expected)
 
 
-# --- who sells ------------------------------------------------------------------------------------
+# --- vendors --------------------------------------------------------------------------------------
 
 
 @listed
@@ -522,7 +520,7 @@ def test_audio_and_searches_have_prices_of_their_own(
 def test_model_class_sets_the_vendor(
     model: str, provider: str, same_as: tuple[str, str] | None
 ) -> None:
-    """Resource names are understood; an operator's alias, an endpoint's name are on no list."""
+    """Resource names are recognized; an alias or an endpoint's name is on no price list."""
     usage = Usage(input=1_000, output=10)
     found = Prices().quote(BillableCall(model=model, provider=provider, usage=usage), NOON).price
     if same_as is None:
@@ -554,7 +552,7 @@ def test_model_class_sets_the_vendor(
     ],
 )
 def test_endpoint_address_sets_the_vendor(model: Any, seller: str | None) -> None:
-    """Clients are pointed at other vendors; a gateway's address says nothing."""
+    """Clients are pointed at other vendors; a gateway's address reveals none."""
     assert terms_of(model).vendor == seller
 
 
@@ -574,8 +572,8 @@ def test_local_models_are_free() -> None:
     assert prices.quote(BillableCall(model="paid", provider="ollama", usage=usage)).price == 2
 
 
-def test_an_endpoint_of_sagemaker_is_named() -> None:
-    """So that the policy file can give it a price."""
+def test_sagemaker_endpoint_is_named() -> None:
+    """The policy file can then give it a price."""
 
     class Endpoint:
         def __init__(self) -> None:
@@ -587,7 +585,7 @@ def test_an_endpoint_of_sagemaker_is_named() -> None:
 # --- the policy file ------------------------------------------------------------------------------
 
 
-def test_an_entry_of_the_policy_can_be_about_one_seller() -> None:
+def test_policy_entry_can_apply_to_one_vendor() -> None:
     """The same model from another vendor costs the list price, or is unknown."""
     prices = Prices(
         {

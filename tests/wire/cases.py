@@ -28,17 +28,17 @@ THOUGHT: Final = Bill(input=10_120, output=4_308, reasoning=2_809)
 NOTHING: Final = Bill()
 
 ASKED: Final = Bill(input=13, output=19)
-"""What `o200k_base` makes of prompt and answer, with 7 tokens around a message (OpenAI's cookbook,
+"""Tokens of prompt and answer by `o200k_base`, plus 7 around a message (OpenAI's cookbook,
 "How to count tokens"): the bill where the vendor reports none."""
 HALF: Final = Bill(input=13, output=10)
-"""The same, of the first part of the answer."""
+"""The same for the first part of the answer."""
 STRUCTURED: Final = Bill(input=61, output=10)
-"""The same with a schema, and of the answer to it."""
+"""The same with a schema, and for its answer."""
 GEMINI_BY_OPENAI: Final = "Gemini via OpenAI's class"
 PICTURED: Final = Bill(input=900, output=10)
 """Tokens of the picture by the vendors' rules: 765 (OpenAI), 1,044 (Claude), 1,032 (Gemini)."""
 STATUSES: Final = (400, 402, 403, 429, 500, 503, 529)
-"""529 is Anthropic's, when it is overloaded: https://platform.claude.com/docs/en/api/errors."""
+"""529 is Anthropic's status when overloaded: https://platform.claude.com/docs/en/api/errors."""
 
 TOOL: Final = ("Report", json.dumps({"text": "a report of the harbour"}))
 
@@ -53,19 +53,19 @@ class Ask:
     replies: list[Reply]
     bill: Bill
     is_known: bool = True
-    """False where the bill is not reported, so that it can only be estimated."""
+    """False if the bill is not reported and can only be estimated."""
     config: Mapping[str, Any] = field(default_factory=dict)
     prompt: Any = PROMPT
     history: int = 0
-    """Turns that went before."""
+    """Number of earlier turns."""
     has_tool: bool = False
     how: How = "call"
     times: int = 1
-    """Invocations, each with the next of the replies."""
+    """Number of invocations, each with the next reply."""
 
 
 Case: TypeAlias = Callable[[Provider], Ask | None]
-"""Makes what is asked; `None` where the vendor's format, or Strands' class, has nothing like it."""
+"""Makes the case; `None` if the vendor's format or Strands' class has no such case."""
 
 
 def plain(provider: Provider) -> Ask:
@@ -74,7 +74,7 @@ def plain(provider: Provider) -> Ask:
 
 
 def halted(provider: Provider) -> Ask:
-    """Ask for a tool again and again, until a limit halts the agent."""
+    """Request a tool repeatedly, until a limit halts the agent."""
     search = ("search", json.dumps({"query": "harbour"}))
     times = {name: count * MAX_TURNS for name, count in vars(PLAIN).items()}
     return Ask(replies=[provider.reply(PLAIN, tool=search)], bill=Bill(**times), has_tool=True)
@@ -101,7 +101,7 @@ def written(provider: Provider) -> Ask | None:
 
 
 def written_1h(provider: Provider) -> Ask | None:
-    """Put most of the prompt in a cache for an hour, as the request asks for."""
+    """Put most of the prompt in a cache for an hour, as requested."""
     if provider.name not in ("Anthropic", "Bedrock"):
         return None
     point = {"cachePoint": {"type": "default", "ttl": "1h"}}
@@ -130,7 +130,7 @@ def with_finish(provider: Provider) -> Ask | None:
 
 
 def null(provider: Provider) -> Ask | None:
-    """Say that there is no usage."""
+    """Report null as usage."""
     if provider.always_has_usage:
         return None
     answer = Answer(usages=(provider.no_usage,))
@@ -138,24 +138,24 @@ def null(provider: Provider) -> Ask | None:
 
 
 def missing(provider: Provider) -> Ask | None:
-    """Say nothing of usage."""
+    """Report no usage."""
     if provider.always_has_usage:
         return None
     return Ask(replies=[provider.reply()], bill=ASKED, is_known=False)
 
 
 def filtered(provider: Provider) -> Ask | None:
-    """End an answer by a filter or a guardrail."""
+    """Let a filter or a guardrail end the answer."""
     if not provider.has_filter:
         return None
     return Ask(replies=[provider.reply(PLAIN, is_filtered=True)], bill=PLAIN)
 
 
 def prompt_filtered(provider: Provider) -> Ask | None:
-    """Refuse a prompt because of what it says: Azure by an error, Bedrock by a guardrail.
+    """Refuse a prompt for its content: Azure with an error, Bedrock with a guardrail.
 
-    Azure charges for it (see "Manage costs"); at Bedrock "there's no charge for foundation model
-    inference calls" (guardrails-how.html), and its usage says so.
+    Azure charges for it (see "Manage costs"); for Bedrock "there's no charge for foundation model
+    inference calls" (guardrails-how.html), and its usage is zero.
     """
     asked = Bill(input=ASKED.input)
     if provider.name == "Bedrock":
@@ -168,7 +168,7 @@ def prompt_filtered(provider: Provider) -> Ask | None:
 
 
 def refused(_: Provider) -> Ask:
-    """Refuse, with each of the statuses."""
+    """Refuse with each of the statuses."""
     replies = [
         Reply(
             [b'{"error": {"message": "no", "code": %d, "status": "NO"}}' % status],
@@ -181,7 +181,7 @@ def refused(_: Provider) -> Ask:
 
 
 def overflow(provider: Provider) -> Ask:
-    """Refuse a conversation that is too long, which Strands then shortens and sends again."""
+    """Reject an overlong conversation, which Strands then shortens and sends again."""
     code = "context_length_exceeded"
     error = {"message": provider.too_long, "code": code, "status": "INVALID_ARGUMENT"}
     said = {
@@ -201,7 +201,7 @@ def failed(provider: Provider) -> Ask | None:
 
 
 def failed_at_once(provider: Provider) -> Ask | None:
-    """Send an error instead of an answer, after the status 200."""
+    """Send an error instead of an answer, after status 200."""
     if provider.error is None:
         return None
     asked = Bill(input=ASKED.input)
@@ -209,17 +209,17 @@ def failed_at_once(provider: Provider) -> Ask | None:
 
 
 def broken(provider: Provider) -> Ask:
-    """Break off in the middle of an answer."""
+    """Disconnect in the middle of an answer."""
     return Ask(replies=[provider.breaks_off(ASKED)], bill=HALF, is_known=False)
 
 
 def output(provider: Provider) -> Ask | None:
-    """Answer `agent.structured_output`; most classes hand on nothing of the usage."""
+    """Answer `agent.structured_output`; most classes pass on no usage."""
     return _output(provider, PROMPT, STRUCTURED)
 
 
 def unreadable(provider: Provider) -> Ask | None:
-    """Answer `agent.structured_output` with what is not the output."""
+    """Answer `agent.structured_output` with invalid output."""
     return _output(provider, PROMPT, STRUCTURED, ("Nothing of interest.",), None)
 
 
@@ -229,7 +229,7 @@ def picture(provider: Provider) -> Ask | None:
 
 
 def pictured(provider: Provider) -> Ask | None:
-    """Show the same picture to the agent, and say nothing of usage."""
+    """Show the same picture to the agent, and report no usage."""
     if provider.always_has_usage:
         return None
     bill = Bill(input=PICTURED.input, output=ASKED.output)
@@ -237,13 +237,13 @@ def pictured(provider: Provider) -> Ask | None:
 
 
 def with_picture() -> list[dict[str, Any]]:
-    """Ask of a picture of 1000 by 800 pixels."""
+    """Send a picture of 1000 by 800 pixels."""
     image = {"image": {"format": "png", "source": {"bytes": png(1_000, 800)}}}
     return [{"text": PROMPT}, image]
 
 
 BY_STREAM: Final = ("Anthropic", "Bedrock", "llama.cpp")
-"""Those whose class streams for `structured_output`, and so hands on the usage."""
+"""Vendors whose class streams for `structured_output`, and so passes on the usage."""
 
 
 TEXT_ONLY: Final = ("llama.cpp", "OpenAI Chat", "xAI via OpenAI's class", GEMINI_BY_OPENAI)
@@ -267,7 +267,7 @@ def _output(
 
 
 def output_model(provider: Provider) -> Ask:
-    """Ask for structured output from the loop, by a tool."""
+    """Request structured output from the loop, by a tool."""
     replies = [provider.reply(PLAIN, tool=TOOL, parts=("Here it is: ",)), provider.reply(PLAIN)]
     return Ask(replies=replies, bill=PLAIN, how="output model")
 
@@ -309,4 +309,4 @@ CASES: Final[Mapping[str, Case]] = {
     "`structured_output_model`": output_model,
     "no usage, image": pictured,
 }
-"""By their names in the table of the page."""
+"""The cases by their names in the table of the page."""

@@ -1,4 +1,4 @@
-"""A server for the tests of a file, and nothing that is asked for over the network."""
+"""A loopback server per test file, and no network access."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Vendor]:
-    """Serve to all tests of a file."""
+    """Serve all tests of a file."""
     with pytest.MonkeyPatch.context() as patch, serving() as server:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        # Nothing here is encrypted, and each client reads the certificates of all authorities.
+        # Nothing here is encrypted, and each client would read the certificates of all authorities.
         patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
         yield server
-    # Clients leave their sockets to the collector, which would warn of them in a later test.
+    # Clients leave their sockets to the garbage collector, which would warn in a later test.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()
@@ -34,7 +34,7 @@ def server() -> Iterator[Vendor]:
 
 @pytest.fixture
 def vendor(server: Vendor) -> Vendor:
-    """The server, which is every vendor and has not been asked anything."""
+    """The server in the role of every vendor, without requests so far."""
     server.requests.clear()
     server.replies.clear()
     server.is_over.clear()

@@ -1,4 +1,4 @@
-"""Answers in each vendor's format, streamed and whole, written by hand from its documentation."""
+"""Answers in each vendor's format, streamed and whole, hand-written from its documentation."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Answer:
     """The answer of a model, in any format."""
 
     usages: tuple[JSON, ...] = ()
-    """In the vendor's words: of a format that repeats it, all; else the last one counts."""
+    """In the vendor's format: all of them if it reports usage repeatedly; the last one counts."""
     parts: tuple[str, ...] = PARTS
     tool: tuple[str, str] | None = None
-    """Name and arguments of a tool that it asks for."""
+    """Name and arguments of a requested tool."""
     is_filtered: bool = False
-    """True when a filter or a guardrail of the vendor ends it."""
+    """True if a filter or a guardrail of the vendor ends it."""
 
     @property
     def usage(self) -> JSON:
-        """The one that counts; `None` where there is none."""
+        """The usage that counts, or `None`."""
         return self.usages[-1] if self.usages else None
 
 
@@ -55,7 +55,7 @@ def lines(*objects: JSON) -> list[bytes]:
 def event_stream(*events: tuple[str, JSON]) -> list[bytes]:
     """Write messages of AWS' event streams: smithy.io, "Amazon Event Stream Specification".
 
-    What is called an exception is one.
+    An exception is marked as one.
     """
     return [
         _message(kind, payload if isinstance(payload, bytes) else json.dumps(payload).encode())
@@ -82,7 +82,7 @@ def _header(name: bytes, value: bytes) -> bytes:
     return struct.pack("!B", len(name)) + name + b"\x07" + struct.pack("!H", len(value)) + value
 
 
-# --- OpenAI Chat, and all that follow it ----------------------------------------------------------
+# --- OpenAI Chat and compatible formats -----------------------------------------------------------
 
 CHUNK: JSON = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 TOOL_CALL: JSON = {"index": 0, "id": "t1", "type": "function"}
@@ -115,7 +115,7 @@ def _called_in_parts(answer: Answer) -> list[JSON]:
 def openai_chat(answer: Answer, *, null: bool = True, parts: bool = True) -> list[JSON]:
     """Chunks of OpenAI's Chat Completions: usage in a last one without choices.
 
-    The others say that theirs is null, or that of all so far, as vLLM does where it is asked to
+    In the other chunks it is null, or the running total, as in vLLM's when requested
     (`continuous_usage_stats`). llama.cpp's have none (`null`), and Mistral sends a tool call in one
     piece (`parts`).
     """
@@ -282,7 +282,7 @@ def bedrock_whole(answer: Answer) -> JSON:
 
 
 def gemini(answer: Answer) -> list[JSON]:
-    """Chunks of Gemini's streamGenerateContent; usage comes with each, and is cumulative."""
+    """Chunks of Gemini's streamGenerateContent; each has cumulative usage."""
     said: list[JSON] = [{"text": part} for part in answer.parts]
     if answer.tool is not None:
         name, arguments = answer.tool
@@ -350,7 +350,7 @@ def llamaapi(answer: Answer) -> list[JSON]:
 
 
 def llamaapi_sse(*events: JSON) -> list[bytes]:
-    """Write events of the Llama API: an error has a name, by which its client knows it.
+    """Write events of the Llama API; its client recognizes an error by its event name.
 
     llama-api-client, _streaming.py, `Stream.__stream__`.
     """

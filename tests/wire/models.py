@@ -1,4 +1,4 @@
-"""Strands' model classes with the vendors' own clients, which ask a server on loopback.
+"""Strands' model classes with the vendors' own clients, pointed at a server on loopback.
 
 Each takes the address of the server and its settings.
 """
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from strands.models import Model
 
 ONCE = {"api_key": "x", "max_retries": 0}
-"""Arguments of clients that try again by themselves."""
+"""Arguments of clients that retry by default."""
 
 
 def openai(url: str, **config: Any) -> Model:
-    """OpenAI's Chat Completions, and all that are asked by this class."""
+    """OpenAI's Chat Completions and compatible servers."""
     from strands.models.openai import OpenAIModel
 
     client = {**ONCE, "base_url": f"{url}/v1"}
@@ -53,7 +53,7 @@ def boto() -> Any:
 
 
 def boto_config() -> Any:
-    """Return settings without a second attempt."""
+    """Return settings without retries."""
     from botocore.config import Config
 
     return Config(retries={"total_max_attempts": 1})
@@ -72,7 +72,7 @@ def bedrock(url: str, **config: Any) -> Model:
 
 
 class SessionAt:
-    """A session of boto3 whose clients ask another address."""
+    """A boto3 session whose clients use another address."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -136,7 +136,7 @@ def litellm(url: str, **config: Any) -> Model:
 
 
 def litellm_vertex(url: str, **config: Any) -> Model:
-    """LiteLLM's route to Vertex AI, whose key gets its token from the server, too."""
+    """LiteLLM's route to Vertex AI, whose key gets its token from the same server."""
     own = {
         "api_key": None,
         "vertex_project": "mine",
@@ -148,7 +148,7 @@ def litellm_vertex(url: str, **config: Any) -> Model:
 
 @functools.cache
 def service_account(url: str) -> str:
-    """Make up the key of an account at Google."""
+    """Make a fake key of a Google service account."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 

@@ -1,4 +1,4 @@
-"""Strands' model classes, each with the wire format, the usage and the rules of its vendor."""
+"""Strands' model classes, each with the wire format, usage and quirks of its vendor."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ TOO_LONG = "This model's maximum context length is 8192 tokens. However, you req
 
 @dataclass(frozen=True, kw_only=True)
 class Provider:
-    """One vendor, and how Strands reaches it."""
+    """A vendor, and the Strands class for it."""
 
     name: str
     make: Callable[..., Model]
-    """Makes the model, at the address of the server and with settings of a case."""
+    """Makes the model from the address of the server and the settings of a case."""
     bills: str
-    """Where the vendor says what it bills."""
+    """The vendor's documentation of its billing."""
     stream: Callable[[Answer], list[Any]]
     """The streamed answer."""
     write: Callable[..., list[bytes]]
     usage: Callable[[Bill], Any]
-    """The bill as the vendor says it."""
+    """The bill in the vendor's format."""
     whole: Callable[[Answer], Any] | None = None
     """The whole answer; `None` where Strands' class never requests one."""
     unstreamed: dict[str, Any] | None = None
-    """Settings with which the class does not stream; `None` where it always does."""
+    """Settings that switch streaming off; `None` if the class always streams."""
     content_type: str = "text/event-stream"
     has_cache: bool = True
     """True if its format reports cache reads."""
@@ -46,18 +46,18 @@ class Provider:
     has_reasoning: bool = True
     """True if its format reports reasoning tokens."""
     is_cumulative: bool = False
-    """True where usage comes more than once, and the last one counts."""
+    """True if usage is sent repeatedly, and the last one counts."""
     no_usage: Any = None
-    """How the format says that there is none."""
+    """The format's way to report no usage."""
     always_has_usage: bool = False
     error: Any = None
     """The stream of a call that fails midway; `None` where that format is unknown."""
     too_long: str = TOO_LONG
-    """The error for a prompt that does not fit, with the status 400."""
+    """The error for an overlong prompt, with status 400."""
     shortens: bool = True
-    """True where Strands' class knows that error, so that the conversation is shortened."""
+    """True if Strands' class recognizes that error, so the conversation is shortened."""
     has_filter: bool = False
-    """True where its format says that a filter or a guardrail has ended an answer."""
+    """True if its format marks answers that a filter or a guardrail has ended."""
     is_local: bool = False
     """True if its tokens are free."""
 
@@ -89,18 +89,18 @@ class Provider:
         return Reply(self.write(*self.begun(usage, parts=parts), self.error), self.content_type)
 
     def breaks_off(self, usage: Bill) -> Reply:
-        """Make an answer whose connection breaks after its first part."""
+        """Make an answer that disconnects after its first part."""
         chunks = [self.write(event)[0] for event in self.begun(usage)]
         return Reply(chunks, self.content_type, breaks_off=True)
 
     def hangs(self, usage: Bill, text: str) -> Reply:
-        """Make an answer that does not go on after a text."""
+        """Make an answer that hangs after a text."""
         chunks = [self.write(event)[0] for event in self.begun(usage, text=text)]
         return Reply(chunks, self.content_type, hangs=True)
 
 
 XAI = "https://github.com/BerriAI/litellm/blob/main/litellm/llms/xai/chat/transformation.py"
-"""Tokens that xAI counts outside its completion; its own pages name the fields only."""
+"""Tokens that xAI counts outside its completion; its own pages only name the fields."""
 
 BEGIN_EMPTY = ("Anthropic", "Bedrock", "OpenAI Responses", "Llama API")
 """Formats with an event before any content."""
@@ -139,7 +139,7 @@ GEMINI: dict[str, Any] = {
 
 
 def litellm(model_id: str) -> Callable[..., Model]:
-    """Make models of one of LiteLLM's routes."""
+    """Make models for one of LiteLLM's routes."""
     return functools.partial(models.litellm, model_id=model_id)
 
 

@@ -1,7 +1,7 @@
 """Calls every vendor in every case and every mode, and writes the counts as one JSON object.
 
-`python -m tests.wire.run` does it in one process for each mode, which are forked from one that has
-imported all clients.
+`python -m tests.wire.run` uses one process for each mode, forked from one that has imported all
+clients.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from strands.models import Model
 
 MODES: Final = ("spans", "hooks", "disabled")
-"""With an SDK, without any, and with one that `OTEL_SDK_DISABLED` switches off."""
+"""With an SDK, without one, and with one disabled by `OTEL_SDK_DISABLED`."""
 
 
 CAPPED: Final = "capped"
-"""Among the results, what happened under exact caps."""
+"""Key of the results under exact caps."""
 
 Results = dict[str, dict[str, dict[str, Any]]]
 """The counts by mode, vendor and case; under `CAPPED` by vendor and cap."""
@@ -85,7 +85,7 @@ ENVIRONMENT: Final = {
 
 
 def main(path: str) -> None:
-    """Fork a process for each mode, and write what all of them have counted."""
+    """Fork a process for each mode, and write the counts of all of them."""
     import_clients()
     with tempfile.TemporaryDirectory() as folder:
         children = {mode: fork(mode, Path(folder)) for mode in MODES}
@@ -100,8 +100,8 @@ def main(path: str) -> None:
 
 
 def import_clients() -> None:
-    """Import what all of the models need, once for all modes."""
-    # Nothing here is encrypted, and each client reads the certificates of all authorities.
+    """Import the dependencies of all models, once for all modes."""
+    # Nothing here is encrypted, and each client would read the certificates of all authorities.
     vars(ssl)["create_default_context"] = functools.cache(ssl.create_default_context)
     for provider in PROVIDERS:
         provider.make("http://127.0.0.1:9")
@@ -112,7 +112,7 @@ def import_clients() -> None:
 
 
 def fork(mode: str, folder: Path) -> int:
-    """Ask everything in a child, which writes to the file `mode`."""
+    """Run all cases in a child, which writes to the file `mode`."""
     child = os.fork()
     if child:
         return child
@@ -121,13 +121,13 @@ def fork(mode: str, folder: Path) -> int:
         found = counted_in(mode, folder)
         Path(folder, mode).write_text(json.dumps(found), encoding="utf-8")
         status = 0
-    except BaseException:  # noqa: BLE001  the parent says that it failed
+    except BaseException:  # noqa: BLE001  the parent reports the failure
         traceback.print_exc()
     os._exit(status)
 
 
 def counted_in(mode: str, folder: Path) -> dict[str, Any]:
-    """Ask everything in one mode."""
+    """Run all cases in one mode."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     ledger = folder / f"{mode}.db"
@@ -142,10 +142,10 @@ def counted_in(mode: str, folder: Path) -> dict[str, Any]:
     otel_limits.enable(otel_limits.Limits(max_turns=MAX_TURNS), observers=[asker.events.append])
     with serving() as vendor:
         found = asyncio.run(asker.ask_all(vendor))
-        if mode == MODES[0]:  # all of them count alike
+        if mode == MODES[0]:  # the modes count alike
             capped = asyncio.run(caps.ask_all(vendor))
             (folder / CAPPED).write_text(json.dumps(capped), encoding="utf-8")
-    otel_limits.disable()  # which writes what is still to be written
+    otel_limits.disable()  # which flushes the ledger
     rows = {each.pop("id"): each for each in ledger_rows(ledger)}
     for of_vendor in found.values():
         for record in of_vendor.values():
@@ -154,7 +154,7 @@ def counted_in(mode: str, folder: Path) -> dict[str, Any]:
 
 
 def set_up_tracing(mode: str) -> None:
-    """Make a provider of spans, or none, or one that is switched off."""
+    """Make a tracer provider, none, or a disabled one."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -165,7 +165,7 @@ def set_up_tracing(mode: str) -> None:
 
 
 def priced_models() -> dict[str, Any]:
-    """Say what each model costs that does not run locally."""
+    """Return a price for each model that does not run locally."""
     prices = {name: float(amount) for name, amount in PRICES.items()}
     named = {name_of(each.make("http://127.0.0.1:9")) for each in PROVIDERS if not each.is_local}
     return {name: {"price": prices} for name in named}
@@ -179,7 +179,7 @@ def name_of(model: Any) -> str:
 
 
 def ledger_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Read what the ledger has of each invocation."""
+    """Read the ledger row of each invocation."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.row_factory = sqlite3.Row
         rows = connection.execute(
@@ -192,7 +192,7 @@ def ledger_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class Asker:
-    """Asks, one after the other, and notes what was counted of each."""
+    """Runs the cases one after another, and records the counts of each."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -211,7 +211,7 @@ class Asker:
         return found
 
     async def ask(self, provider: Provider, ask: Ask, vendor: Vendor) -> dict[str, Any]:
-        """Ask in one case."""
+        """Run one case."""
         self.events.clear()
         vendor.replies[:] = ask.replies
         key = f"{provider.name} {dict(ask.config)}"
@@ -224,7 +224,7 @@ class Asker:
         return {**self.noted(), "metrics": told, "said": said}
 
     async def invoke(self, model: Model, ask: Ask) -> dict[str, Any]:
-        """Run an agent once, and return what its result says."""
+        """Run an agent once, and return its result."""
         from otel_limits import stop_of
 
         turn = ({"role": "user"}, {"role": "assistant"})
@@ -254,7 +254,7 @@ class Asker:
         return {"usage": asdict(stop.usage) if stop is not None else None}
 
     def noted(self) -> dict[str, Any]:
-        """Return the counts of the events published since."""
+        """Return the counts of the events published since the last call."""
         from otel_limits import ModelCall, Stop
 
         calls = [event for event in self.events if isinstance(event, ModelCall)]
@@ -276,7 +276,7 @@ class Asker:
 
 
 def metrics() -> Counter[str]:
-    """Add up what the metrics have of all agents, as whole parts of 10^-12."""
+    """Sum the metrics over all agents, as multiples of 10^-12."""
     found: Counter[str] = Counter()
     for metric in REGISTRY.collect():
         for sample in metric.samples:

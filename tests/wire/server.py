@@ -1,4 +1,4 @@
-"""A server on loopback that answers every request with what a test has laid down."""
+"""A loopback server that sends a test's queued replies."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Reply:
     content_type: str = "text/event-stream"
     status: int = 200
     breaks_off: bool = False
-    """True when the connection is dropped before the body is complete."""
+    """True if the connection is dropped before the body is complete."""
     hangs: bool = False
-    """True when nothing comes after these chunks until the test is over with it."""
+    """True if nothing follows these chunks until the test releases it."""
 
 
 @dataclass
@@ -36,13 +36,13 @@ class Vendor:
 
     url: str
     replies: list[Reply] = field(default_factory=list)
-    """In order; the last one is repeated."""
+    """In order; the last one repeats."""
     requests: list[bytes] = field(default_factory=list)
     is_over: threading.Event = field(default_factory=threading.Event)
-    """Ends the answers that hang."""
+    """Ends the hanging replies."""
 
     def next_reply(self) -> Reply:
-        """Take the next answer."""
+        """Return the next reply."""
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
 
 
@@ -74,11 +74,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Send the reply in chunks, as a model does."""
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        if self.path == "/token":  # Google's, which its clients ask before the first request
+        if self.path == "/token":  # Google's clients request a token before the first call
             self._send(Reply([TOKEN], "application/json"))
             return
         self.vendor.requests.append(body)
-        with contextlib.suppress(ConnectionError):  # a client that was stopped waits no longer
+        with contextlib.suppress(ConnectionError):  # a cancelled client has closed the connection
             self._send(self.vendor.next_reply())
 
     def _send(self, reply: Reply) -> None:
@@ -98,4 +98,4 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, *_: object) -> None:
-        """Stay quiet."""
+        """Log nothing."""

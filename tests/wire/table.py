@@ -26,7 +26,7 @@ PARTS: Final[Mapping[str, tuple[str, str]]] = {
     "cache writes": ("cache_write", "write"),
     "one-hour writes": ("cache_write_1h", "write_1h"),
 }
-"""By their names in a cell: what an event calls them, and what a bill does."""
+"""Names of usage fields in a cell, by the field of an event and of a bill."""
 
 TOPICS: Final[Mapping[str, tuple[str, ...]]] = {
     "Responses with usage": tuple(CASES)[:9],
@@ -50,7 +50,7 @@ def is_estimated(record: Mapping[str, Any]) -> bool:
 
 
 def cell(ask: Ask | None, record: Mapping[str, Any] | None) -> str:
-    """Say what was counted of what the vendor bills, in a word."""
+    """Compare the count with the vendor's bill, in a word."""
     if ask is None or record is None:
         return NONE
     sums = counted(record)
@@ -77,7 +77,7 @@ def plainly(bill: Bill) -> Bill:
 
 
 def cells(results: Results) -> Iterator[tuple[Provider, str, set[str]]]:
-    """Yield every vendor and case with what the modes say: one word where they agree."""
+    """Yield every vendor and case with the results of the modes: one word if they agree."""
     for provider in PROVIDERS:
         for name, case in CASES.items():
             ask = case(provider)
@@ -95,7 +95,7 @@ def vendors(results: Results) -> str:
 
 
 def rows(names: Iterable[str], words: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each vendor, whose name leads to what it says of its bill."""
+    """Yield a row for each vendor, whose name links to its documentation of billing."""
     columns = tuple(names)
     for each in PROVIDERS:
         yield f"[{each.name}]({each.bills})", *(words[each.name, name] for name in columns)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from otel_limits import Event
     from tests.wire.server import Vendor
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the vendors' clients
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of the vendors' clients
 
 SENTENCE = "The ships left the harbour at dawn, and the quay was silent all morning. "
 LONG = SENTENCE * 486
 """33,534 characters: 7,777 tokens, by `o200k_base`."""
 TOKENS = 7_777
 PATIENCE = (0.5, 2.0, 8.0, 32.0)
-"""Seconds after which an answer is cut, of which the first is enough where the machine is idle."""
+"""Seconds after which an answer is cut; on an idle machine the first one is enough."""
 
 VENDORS = (
     "OpenAI Chat",
@@ -45,12 +45,12 @@ VENDORS = (
     "Writer",
     "SageMaker",
 )
-"""All but the class for llama.cpp, which hands on nothing before it has all, and that for the Llama
-API, which blocks its event loop."""
+"""All but the class for llama.cpp, which passes on nothing before the end, and the one for the
+Llama API, which blocks its event loop."""
 
 
 class Reader:
-    """Reads an answer, and lets the server go when the invocation is over."""
+    """Reads an answer, and releases the server when the invocation ends."""
 
     def __init__(self, vendor: Vendor, name: str) -> None:
         self.vendor = vendor
@@ -59,14 +59,14 @@ class Reader:
         self.provider = BY_NAME[name]
         self.on_text: Callable[[], object] = lambda: None
 
-    def follow(self, fact: Event) -> None:
-        """Take a fact."""
-        self.events.append(fact)
-        if isinstance(fact, Stop):
+    def follow(self, event: Event) -> None:
+        """Receive an event."""
+        self.events.append(event)
+        if isinstance(event, Stop):
             self.vendor.is_over.set()
 
     def agent(self) -> Agent:
-        """Make an agent whose vendor says `LONG`, and no more."""
+        """Make an agent whose vendor sends `LONG` and then hangs."""
         self.events.clear()
         self.vendor.is_over.clear()
         self.vendor.replies[:] = [self.provider.hangs(Bill(input=13, output=19), LONG)]
@@ -80,8 +80,8 @@ class Reader:
         return Agent(model=model, callback_handler=record, retry_strategy=None, name="reader")
 
     def counted(self) -> ModelCall:
-        """The one call that was counted."""
-        (call,) = (fact for fact in self.events if isinstance(fact, ModelCall))
+        """The only call that was counted."""
+        (call,) = (event for event in self.events if isinstance(event, ModelCall))
         return call
 
 
@@ -99,29 +99,29 @@ def check(call: ModelCall) -> None:
     assert 0.8 * TOKENS <= call.usage.output <= 1.6 * TOKENS
 
 
-def test_a_deadline(reader: Reader) -> None:
-    """`max_duration` ends an answer that does not go on."""
+def test_deadline_counts_streamed_part(reader: Reader) -> None:
+    """`max_duration` ends a hanging answer."""
     for seconds in PATIENCE:
         enable(Limits(max_duration_seconds=seconds), observers=[reader.follow])
-        assert reader.agent()("Tell me of the harbour.").stop_reason == "max_duration"
+        assert reader.agent()("Describe the harbour.").stop_reason == "max_duration"
         if reader.has_read:
             break
     check(reader.counted())
 
 
-def test_a_kill(reader: Reader) -> None:
-    """`kill` ends an answer that has begun."""
+def test_kill_counts_streamed_part(reader: Reader) -> None:
+    """`kill` ends an answer that has started."""
     enable(observers=[reader.follow])
     reader.on_text = lambda: otel_limits.kill(agent="reader")
-    assert reader.agent()("Tell me of the harbour.").stop_reason == "killed"
+    assert reader.agent()("Describe the harbour.").stop_reason == "killed"
     check(reader.counted())
 
 
-def test_a_reader_that_reads_no_further(reader: Reader) -> None:
-    """An application leaves the stream where it has seen enough."""
+def test_closed_stream_counts_streamed_part(reader: Reader) -> None:
+    """An application leaves the stream once it has seen enough."""
 
     async def read() -> None:
-        stream: Any = reader.agent().stream_async("Tell me of the harbour.")
+        stream: Any = reader.agent().stream_async("Describe the harbour.")
         async for event in stream:
             if "data" in event:
                 break
@@ -132,20 +132,20 @@ def test_a_reader_that_reads_no_further(reader: Reader) -> None:
     check(reader.counted())
 
 
-def test_a_vendor_that_fails(reader: Reader) -> None:
-    """An answer breaks off after it has begun."""
+def test_failing_vendor_counts_streamed_part(reader: Reader) -> None:
+    """An answer is interrupted after it has started."""
     enable(observers=[reader.follow])
     agent = reader.agent()
     reader.vendor.replies[0].hangs, reader.vendor.replies[0].breaks_off = False, True
     try:
-        agent("Tell me of the harbour.")
+        agent("Describe the harbour.")
     except Exception:
         logging.getLogger(__name__).debug("The call failed", exc_info=True)
     check(reader.counted())
 
 
 @pytest.mark.parametrize("name", ["Gemini", "Ollama", "LiteLLM, xAI", "LiteLLM, Vertex", "Bedrock"])
-def test_a_vendor_that_is_not_reached(name: str, events: list[Event], vendor: Vendor) -> None:
+def test_unreachable_vendor_counts_nothing(name: str, events: list[Event], vendor: Vendor) -> None:
     """Undelivered answers are not billed, even if the class starts streaming before the request."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -156,19 +156,19 @@ def test_a_vendor_that_is_not_reached(name: str, events: list[Event], vendor: Ve
         client_args["api_base"] = nowhere
     enable(observers=[events.append])
     with pytest.raises(Exception):  # noqa: B017, PT011  each client has its own error
-        Agent(model=model, callback_handler=None, retry_strategy=None)("Tell me of the harbour.")
-    (call,) = (fact for fact in events if isinstance(fact, ModelCall))
+        Agent(model=model, callback_handler=None, retry_strategy=None)("Describe the harbour.")
+    (call,) = (event for event in events if isinstance(event, ModelCall))
     assert (call.kind, call.estimated, call.usage.total) == ("failed", False, 0)
 
 
 @pytest.mark.parametrize("name", ["Anthropic", "Bedrock", "Gemini", "OpenAI Chat", "SageMaker"])
-def test_an_answer_that_cannot_be_read(name: str, events: list[Event], vendor: Vendor) -> None:
+def test_unreadable_answer_is_counted(name: str, events: list[Event], vendor: Vendor) -> None:
     """An error after the status 200 is billed, even if it is a proxy's page."""
     enable(observers=[events.append])
     vendor.replies[:] = [Reply([b"<html>what is no answer of a vendor</html>"], "text/html")]
     model = BY_NAME[name].make(vendor.url)
     with contextlib.suppress(Exception):
-        Agent(model=model, callback_handler=None, retry_strategy=None)("Tell me of the harbour.")
-    (call,) = [fact for fact in events if isinstance(fact, ModelCall)]
+        Agent(model=model, callback_handler=None, retry_strategy=None)("Describe the harbour.")
+    (call,) = [event for event in events if isinstance(event, ModelCall)]
     assert call.kind in ("failed", "unmeasured")
     assert (call.estimated, call.usage.input > 5, call.usage.output) == (True, True, 0)

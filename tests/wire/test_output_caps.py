@@ -1,4 +1,4 @@
-"""The most output tokens that a request permits: read where each class of models has it."""
+"""A request's maximum of output tokens, read from the settings of each model class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from otel_limits import Event
     from tests.wire.server import Vendor
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the vendors' clients
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of the vendors' clients
 
 CAP = 7_777
 REFUSED = Reply([b'{"error": {"message": "no"}}'], "application/json", 400)
@@ -75,7 +75,7 @@ WAYS: dict[str, tuple[Callable[..., Model], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_output_cap_is_reserved(
+def test_output_cap_is_reserved(
     way: str, vendor: Vendor, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quota reserves the output cap that the vendor receives."""

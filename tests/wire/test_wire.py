@@ -1,6 +1,6 @@
 """Vendors' bills against our counts, through real model classes and clients.
 
-One process asks all of it in every mode (`tests/wire/run.py`); each test looks at what it counted.
+One process runs all cases in every mode (`tests/wire/run.py`); each test checks its counts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ every_vendor = pytest.mark.parametrize("vendor_name", BY_NAME)
 
 LITELLM = tuple(each.name for each in PROVIDERS if each.name.startswith("LiteLLM"))
 UNSEEN = tuple((name, "no usage, image") for name in LITELLM)
-"""LiteLLM counts 85 tokens for any picture where it makes up the usage."""
+"""LiteLLM counts 85 tokens for any picture when it makes up the usage."""
 OTHERWISE = {
     ("Mistral", "cache read"): "no cached tokens",
     ("Writer", "cache read"): "no cached tokens",
@@ -56,7 +56,7 @@ OTHERWISE = {
 
 @pytest.fixture(scope="module")
 def run() -> Results:
-    """Everything that was counted."""
+    """All counts."""
     return results()
 
 
@@ -95,7 +95,7 @@ def test_all_modes_count_alike(run: Results, vendor_name: str) -> None:
     ("vendor_name", "case"),
     [names for names, ask in BILLED.items() if not ask.is_known and names not in UNSEEN],
 )
-def test_an_estimate_is_near_the_bill(run: Results, vendor_name: str, case: str) -> None:
+def test_estimate_is_near_the_bill(run: Results, vendor_name: str, case: str) -> None:
     """Estimates are between half and twice the tokens that the vendor must have counted."""
     bill = BILLED[vendor_name, case].bill
     for record in records(run, vendor_name, case):
@@ -106,16 +106,16 @@ def test_an_estimate_is_near_the_bill(run: Results, vendor_name: str, case: str)
 
 
 NEVER_HANDED_ON = ("`structured_output`, invalid",)
-"""Cases in which no class hands on what was answered, so that only the input counts."""
+"""Cases in which no class passes on the answer, so only the input counts."""
 NOT_HANDED_ON = {
-    "llama.cpp": ("connection lost",),  # its class asks for the whole body first
+    "llama.cpp": ("connection lost",),  # its class reads the whole body first
     "LiteLLM, Vertex": ("null usage", *NEVER_HANDED_ON),
 }
 
 
 @every_vendor
 def test_sums_metrics_ledger_and_money_agree(run: Results, vendor_name: str) -> None:
-    """The sums of an invocation, counters, rows and prices are those of its calls."""
+    """The sums of an invocation, counters, ledger rows and prices are those of its calls."""
     for case in run[MODES[0]][vendor_name]:
         for record in records(run, vendor_name, case):
             sums, calls = counted(record), record["calls"]
@@ -173,8 +173,8 @@ def test_each_refusal_is_one_failed_call(run: Results, vendor_name: str) -> None
 
 
 @every_vendor
-def test_an_overflow_is_asked_again(run: Results, vendor_name: str) -> None:
-    """The request that was too long costs nothing, and the shortened one its own."""
+def test_overflow_retry_counts_once(run: Results, vendor_name: str) -> None:
+    """The rejected request costs nothing; the shortened one counts."""
     again = ["measured"] if BY_NAME[vendor_name].shortens else []
     for record in records(run, vendor_name, "context overflow, retried"):
         assert [call["kind"] for call in record["calls"]] == ["failed", *again]
@@ -183,8 +183,8 @@ def test_an_overflow_is_asked_again(run: Results, vendor_name: str) -> None:
 @pytest.mark.parametrize(
     ("vendor_name", "name"), [(each.name, name) for each in PROVIDERS for name in names_of(each)]
 )
-def test_a_cap_is_exact(run: Results, vendor_name: str, name: str) -> None:
-    """One token, or a billionth of a USD, above two calls lets out a third; cached ones count."""
+def test_cap_is_exact(run: Results, vendor_name: str, name: str) -> None:
+    """A cap of one token, or a billionth of a USD, above two calls admits a third one."""
     said = {offset: run[CAPPED][vendor_name][f"{name} {offset}"] for offset in OFFSETS}
     assert said == {offset: [name, calls] for offset, calls in OFFSETS.items()}
 

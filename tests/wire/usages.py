@@ -18,13 +18,13 @@ class Bill:
     write: int = 0
     """Tokens put in the cache, a part of the input."""
     write_1h: int = 0
-    """Those of them that are kept for an hour."""
+    """The part of them that is kept for an hour."""
     reasoning: int = 0
-    """Tokens of the output that the model thought with."""
+    """Reasoning tokens, a part of the output."""
 
     @property
     def cost(self) -> Decimal:
-        """USD at `PRICES`, in the way in which vendors add it up."""
+        """USD at `PRICES`, added up as vendors do."""
         parts = {
             "input": self.input - self.read - self.write,
             "cache_read": self.read,
@@ -43,12 +43,12 @@ PRICES = {
     "cache_write": Decimal("2.1"),
     "cache_write_1h": Decimal("3.7"),
 }
-"""USD for a million tokens, of every model that does not run locally: no two of them are alike, so
-that a token in the wrong place shows."""
+"""USD per million tokens, for every model that does not run locally: all different, so a token
+counted in the wrong field shows."""
 
 
 def openai(bill: Bill, *, outside: bool = False, singular: bool = False) -> dict[str, Any]:
-    """Usage in OpenAI's words; `outside` leaves reasoning out of the completion, as xAI does."""
+    """Usage in OpenAI's format; `outside` excludes reasoning from the completion, as xAI does."""
     details = "prompt_token_details" if singular else "prompt_tokens_details"
     return {
         "prompt_tokens": bill.input,
