@@ -29,7 +29,7 @@ def test_a_store_that_answers_is_timed_and_left_as_it_was(own_server: Server) ->
     finding = examined(own_server.url)
     assert finding.status == "ok", finding
     assert finding.text.startswith("Round trip: ")
-    assert finding.text.endswith(" of 2000 ms.")
+    assert finding.text.endswith(" (timeout: 2000 ms).")
     keys = own_server.client.keys()
     assert all(0 < own_server.client.pttl(key) <= 1000 for key in keys)
 

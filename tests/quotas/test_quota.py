@@ -132,7 +132,7 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
         ({"usd": 10_000_000, "window": "day"}, "usd must be an amount of USD above 0"),
         ({"tokens": 1, "window": "week"}, "window must be hour, day, month, or an ISO duration"),
         ({"tokens": 1, "window": 1}, "window must be text, got 1."),
-        ({"tokens": 1, "window": "day", "time_zone": "Mars"}, "time_zone must be a time zone, e.g."),
+        ({"tokens": 1, "window": "day", "time_zone": "Mars"}, "must be a time zone, e.g."),
         ({"tokens": 1, "window": "hour", "time_zone": "Europe/Berlin"}, "a time zone needs"),
         ({"tokens": 1, "window": "day", "key": 1}, "key must be text, got 1."),
         ({"tokens": 1, "window": "day", "key": "tenant"}, "key must be made of agent, model,"),
