@@ -16,7 +16,7 @@ import yaml
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from otel_limits.cli.doctor.collector import examine_collectors
-from otel_limits.settings.declared import harmless_copy
+from otel_limits.settings.otel_config import harmless_copy
 from tests.processes import SOON, free_port
 
 if TYPE_CHECKING:

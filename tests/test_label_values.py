@@ -171,6 +171,6 @@ def test_folding_is_one_warning_for_a_label(caplog: pytest.LogCaptureFixture) ->
     assert record.levelname == "WARNING"
     assert record.getMessage() == (
         "otel-limits: more than 2 names for the label agent; metrics count the rest as _other. "
-        "Give each agent a name of its own that does not change, name what matters in the policy "
-        "file, or set OTEL_LIMITS_METRICS_MAX_AGENTS (now 2) to tell more apart."
+        "Use stable agent names, list important names in the policy file, or raise "
+        "OTEL_LIMITS_METRICS_MAX_AGENTS (now 2)."
     )

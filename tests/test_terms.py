@@ -669,7 +669,7 @@ def test_why_a_price_is_unknown_is_said_once(
             Agent(model=model, callback_handler=None)("go")
     said = [each.getMessage() for each in caplog.records if "unheard-of" in each.getMessage()]
     assert len(said) == 1
-    assert said[0].startswith("The price of model 'unheard-of' is unknown: no price is known for")
+    assert said[0].startswith("No price for model 'unheard-of': no price is known for")
 
 
 class BadRequestError(Exception):

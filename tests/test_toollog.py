@@ -216,8 +216,8 @@ def test_a_write_error_is_one_warning_per_minute_and_counted(
     now += 60
     write(log)
     assert warnings_logged()[1] == (
-        f"otel-limits: the tool log could not be written to {no_directory}: File exists. The "
-        "agent goes on without it; 4 entries are lost so far."
+        f"otel-limits: cannot write the tool log to {no_directory}: File exists. The agent "
+        "continues; 4 entries lost."
     )
 
 

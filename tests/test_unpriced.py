@@ -47,11 +47,11 @@ def warnings_of(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
 def test_each_model_without_a_price_is_warned_of_once(
     make_agent: MakeAgent, source: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The warning names the model, and says that the cap on cost does not hold for it."""
+    """The warning names the model, and says that max_cost_usd does not cover it."""
     enable(CAP)
     for name in ("unheard-of", "unheard-of", "never-heard"):
         assert make_agent(runaway(name))("go").stop_reason == "max_turns"
-    said = warnings_of(caplog, "does not hold for it")
+    said = warnings_of(caplog, "does not cover it")
     assert [name in text for text, name in zip(said, ("unheard-of", "never-heard"), strict=True)]
     assert "max_cost_usd" in said[0]
 
@@ -59,21 +59,21 @@ def test_each_model_without_a_price_is_warned_of_once(
 def test_a_cap_of_a_tree_is_warned_of(
     make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It holds for such a model as little as that of an invocation."""
+    """Like that of an invocation, it does not cover such a model."""
     enable(Limits(max_turns=2), tree=Limits(max_cost_usd=Decimal(1)))
     make_agent(runaway("unheard-of"))("go")
-    assert len(warnings_of(caplog, "does not hold for it")) == 1
+    assert len(warnings_of(caplog, "does not cover it")) == 1
 
 
 def test_unpriced_model_without_a_cost_cap_logs_no_warning(
     make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unknown price is news there, and no gap."""
+    """An unknown price is information there, not a gap in enforcement."""
     enable(Limits(max_turns=2))
     with caplog.at_level(logging.INFO, "otel_limits"):
         make_agent(runaway("unheard-of"))("go")
     assert not warnings_of(caplog, "unheard-of")
-    assert "The price of model 'unheard-of' is unknown" in caplog.text
+    assert "No price for model 'unheard-of': " in caplog.text
 
 
 def test_a_model_that_halts_is_not_said_to_pass(
@@ -83,7 +83,7 @@ def test_a_model_that_halts_is_not_said_to_pass(
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
     enable(CAP)
     make_agent(runaway("unheard-of"))("go")
-    assert not warnings_of(caplog, "does not hold")
+    assert not warnings_of(caplog, "does not cover")
     assert len(warnings_of(caplog, "no price for unheard-of")) == 1
 
 
@@ -94,7 +94,7 @@ def test_models_beyond_a_number_are_warned_of_together(
     enable(CAP)
     for number in range(log.MOST_UNPRICED + 3):
         make_agent(ScriptedModel([says("done")], model_id=f"made-up-{number}"))("go")
-    said = [*warnings_of(caplog, "does not hold"), *warnings_of(caplog, "More than")]
+    said = [*warnings_of(caplog, "does not cover"), *warnings_of(caplog, "More than")]
     assert len(said) == log.MOST_UNPRICED + 1
     assert said[-1].startswith(f"More than {log.MOST_UNPRICED} models have no price")
 

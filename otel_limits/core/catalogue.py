@@ -77,7 +77,7 @@ class CatalogEntry(NamedTuple):
     info: ModelInfo
     vendor: str
     is_own: bool
-    """False if the vendor has no prices of its own for it, so that the maker's are used."""
+    """False if the vendor publishes no price for it, so the maker's is used."""
 
 
 class Catalogue:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from otel_limits.core.quota_state import QuotaRefusal
 
 ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
-"""What otel-limits did at the end of an invocation."""
+"""How otel-limits affected the end of an invocation."""
 
 HALTED: Final = ("halted", "raised", "wrapped_up")
 """Actions that ended an invocation at a limit."""

@@ -90,8 +90,8 @@ class BillableCall:
     region: str | None = None
     """The region, if it may affect the price."""
     unknowns: tuple[str, ...] = ()
-    """Why the price cannot be known: the request allows several, and the answer does not tell them
-    apart."""
+    """Why the price cannot be known: the request allows several, and the response does not show
+    which applies."""
 
     @property
     def basis(self) -> str | None:

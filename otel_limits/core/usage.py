@@ -87,7 +87,7 @@ EXACT: Final = Context(prec=60, traps=[])
 
 @dataclass(slots=True)
 class Tally:
-    """The usage so far of one invocation or one budget tree."""
+    """The current usage of one invocation or one budget tree."""
 
     iterations: int = 0
     """Turns of the current leg; reset by every leg and by a context overflow."""

@@ -1,1 +1,1 @@
-"""Who is told what happened: none knows another. `OBSERVERS` in `runtime/wiring.py` lists them."""
+"""Observers, independent of each other, listed in `OBSERVERS` of `runtime/wiring.py`."""

@@ -1,4 +1,4 @@
-"""Points OpenTelemetry at a span that is known only by its ids."""
+"""OpenTelemetry contexts from span IDs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_s
 
 
 def context_of(ids: Mapping[str, str], *, sampled: bool = True) -> Context:
-    """Make a context whose current span has this `trace_id` and `span_id`."""
+    """Return a context whose current span has this `trace_id` and `span_id`."""
     span = SpanContext(
         trace_id=int(ids["trace_id"], 16),
         span_id=int(ids["span_id"], 16),

@@ -1,10 +1,10 @@
-"""The metrics that OpenTelemetry's conventions define for agents, for those who ask for them.
+"""Metrics of OpenTelemetry's semantic conventions for agents. Off by default.
 
 Source: docs/gen-ai/gen-ai-metrics.md of
 https://github.com/open-telemetry/semantic-conventions-genai at commit 004902b, whose schema is
-https://opentelemetry.io/schemas/gen-ai/1.42.0 and whose status is Development. The two counts of an
-invocation are those of its pull request #336. Later commits put `gen_ai.client.inference.*` in the
-place of the first two.
+https://opentelemetry.io/schemas/gen-ai/1.42.0 and whose status is Development. The two counts per
+invocation are from pull request #336. Later commits replace the first two metrics by
+`gen_ai.client.inference.*`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ INVOCATION_SECONDS: Final = tuple(round(0.1 * 2**n, 1) for n in range(13))
 TOKENS: Final = tuple(float(4**n) for n in range(14))
 CALLS: Final = tuple(float(2**n) for n in range(8))
 
-OF_CALLS: Final = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
+CALL_LABELS: Final = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
 TOKEN_USAGE: Final = MetricSpec(
     name="gen_ai_client_token_usage",
     convention="gen_ai.client.token.usage",
-    labels=(*OF_CALLS, "gen_ai.token.type"),
+    labels=(*CALL_LABELS, "gen_ai.token.type"),
     help="Number of input and output tokens used.",
     unit="{token}",
     kind="histogram",
@@ -40,7 +40,7 @@ TOKEN_USAGE: Final = MetricSpec(
 OPERATION_DURATION: Final = MetricSpec(
     name="gen_ai_client_operation_duration_seconds",
     convention="gen_ai.client.operation.duration",
-    labels=(*OF_CALLS, "error.type"),
+    labels=(*CALL_LABELS, "error.type"),
     help="GenAI operation duration.",
     unit="s",
     kind="histogram",
@@ -98,29 +98,29 @@ PROVIDERS: Final[Mapping[str, str]] = {
     "mistral": "mistral_ai",
     "openai_responses": "openai",
 }
-"""What the conventions call a provider; others are named there as we name them, or not at all."""
+"""Provider names of the conventions where they differ from ours."""
 
 UNNAMED_ERROR: Final = "_OTHER"
-"""The conventions' word for an error whose class is not known, or not to be told."""
+"""The conventions' `error.type` of an error whose class is unknown or must not be exported."""
 
 FUNCTION: Final = "function"
-"""A tool that the client runs, as all are that a framework runs."""
+"""The type of a tool that the client runs, as every framework does."""
 
 
 class MakeSeries(Protocol):
-    """Returns one series, made when it is new."""
+    """Returns one series, creating it if it is new."""
 
     def __call__(self, spec: MetricSpec, *labels: str) -> Series:
-        """Return it."""
+        """Return the series of `spec` with these labels."""
 
 
 class Conventions:
-    """Counts facts in the metrics of the conventions.
+    """Counts events in the metrics of the conventions.
 
     Args:
         series: Returns a series.
-        labels: Makes label values out of names.
-        exemplar: Names the trace of a call or of an invocation, where it is exported.
+        labels: Converts names to label values.
+        exemplar: Returns the trace of a call or an invocation, if it is exported.
     """
 
     def __init__(
@@ -129,44 +129,44 @@ class Conventions:
         labels: MetricLabels,
         exemplar: Callable[..., Exemplar | None],
     ) -> None:
-        """Know no invocation yet."""
+        """Count in the given series."""
         self._series = series
         self._labels = labels
         self._exemplar = exemplar
         self._models: dict[str, str] = {}
-        """The model of each live invocation's agent."""
+        """The model of the agent, by active invocation."""
 
-    def beside(self, takers: Mapping[type, Handler]) -> dict[type, Handler]:
-        """Return what hands facts to those who take them already, and then to this."""
-        mine: dict[type, Handler] = {
+    def combined_with(self, handlers: Mapping[type, Handler]) -> dict[type, Handler]:
+        """Return handlers that call the given one, then that of this class."""
+        own: dict[type, Handler] = {
             Started: self.started,
             ModelCall: self.model_call,
             ToolCall: self.tool_call,
             Stop: self.stop,
         }
-        return {kind: both(takers[kind], take) for kind, take in mine.items()}
+        return {kind: call_both(handlers[kind], handle) for kind, handle in own.items()}
 
     def started(self, event: Started) -> None:
-        """Keep the model of the agent, which its end does not name."""
+        """Remember the model of the agent, which `Stop` does not contain."""
         self._models[event.invocation.id] = event.model or ""
 
     def model_call(self, event: ModelCall) -> None:
-        """Count its tokens, where the provider reported them, and its time, where it is known."""
+        """Record its tokens if reported, and its duration if known."""
         provider = PROVIDERS.get(event.provider, event.provider)
-        of_call = ("chat", self._labels.provider(provider), self._labels.model(event.model))
+        labels = ("chat", self._labels.provider(provider), self._labels.model(event.model))
         exemplar = self._exemplar(event.invocation, event.span_id)
         if event.reported is not None and not event.estimated:
-            # As they are billed, which is not always as they were reported.
+            # As billed, which may differ from the reported usage.
             for kind, tokens in (("input", event.usage.input), ("output", event.usage.output)):
-                self._series(TOKEN_USAGE, *of_call, kind)(tokens, exemplar)
-        # Without a beginning nobody knows how long it took, and 0 would be a very fast call.
+                self._series(TOKEN_USAGE, *labels, kind)(tokens, exemplar)
+        # The duration is unknown if the start is; 0 would count as a fast call.
         if event.seconds is not None:
             error = UNNAMED_ERROR if event.kind == "failed" else ""
-            self._series(OPERATION_DURATION, *of_call, error)(event.seconds, exemplar)
+            self._series(OPERATION_DURATION, *labels, error)(event.seconds, exemplar)
 
     def tool_call(self, event: ToolCall) -> None:
-        """Count its time; a refused one has none."""
-        # What did not run took no time, and is none of the tool's.
+        """Record its duration, unless it was refused."""
+        # A refused call did not run.
         if event.seconds is None:
             return
         agent = self._labels.agent(event.invocation.agent)
@@ -176,9 +176,9 @@ class Conventions:
         series(event.seconds, self._exemplar(event.invocation))
 
     def stop(self, event: Stop) -> None:
-        """Count what the invocation took."""
+        """Record the duration and the calls of the invocation."""
         agent, model = self._labels.agent(event.agent), self._models.pop(event.invocation_id, "")
-        # A stop that was read back from a message has no place in a tree.
+        # A stop parsed from a message has no invocation.
         exemplar = self._exemplar(event.invocation) if event.invocation else None
         duration = self._series(
             AGENT_DURATION, agent, self._labels.model(model) if model else "", error_of(event)
@@ -192,19 +192,19 @@ class Conventions:
         self._models.clear()
 
 
-def both(first: Handler, second: Handler) -> Handler:
-    """Make what hands an event to two who take it."""
+def call_both(first: Handler, second: Handler) -> Handler:
+    """Return a handler that calls both."""
 
-    def take(event: Any) -> None:
+    def handle(event: Any) -> None:
         first(event)
         second(event)
 
-    return take
+    return handle
 
 
 def error_of(stop: Stop) -> str:
-    """Class of the error with which an invocation ended; a halt that returns is not an error."""
-    # By the class that was raised: the conventions ask for a name that is found in the code.
+    """Return the `error.type` of an invocation; a halt that returns a result is not an error."""
+    # The class that was raised, because the conventions require a name from the code.
     if stop.action == "raised":
         return BY_REASON.get(stop.reason, LimitReachedError).__qualname__
     return UNNAMED_ERROR if stop.reason == "error" else ""

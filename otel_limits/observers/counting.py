@@ -1,4 +1,4 @@
-"""Counts facts in the instruments of the table, for whichever way the metrics leave the process.
+"""Counts events in the metrics of `instruments.py`, independent of the exporter.
 
 Series that an alert or a rate needs are created at 0 when an agent is first seen.
 """
@@ -41,13 +41,13 @@ QUOTA_GAUGES: Final = (
 
 
 class CountingObserver(SeriesKeeper):
-    """Counts facts.
+    """Counts events.
 
     Args:
-        max_agents: Distinct names of agents, and of models, beside those that the policy file
-            gives; further ones are counted as `_other`. Five times as many tools are told apart.
-        named: Returns the names that the policy file gives without a glob.
-        conventions: Count in the metrics of OpenTelemetry's conventions as well.
+        max_agents: Maximum number of agents, and of models, in addition to those named in the
+            policy file; five times as many tools. Others are counted as `_other`.
+        named: Returns the names that the policy file contains without a glob.
+        conventions: Also count in the metrics of OpenTelemetry's semantic conventions.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class CountingObserver(SeriesKeeper):
         *,
         conventions: bool = False,
     ) -> None:
-        """Begin with no series."""
+        """Create an observer without series."""
         super().__init__()
         self._labels = MetricLabels(max_agents, named, self._fold)
         self._quota_keys = QuotaKeys(ever=None if self.can_drop else MAX_EVER)
         self._shown: dict[str, Limits] = {}
-        """What is permitted to each agent, as the metrics say it now."""
+        """Limits currently in the metrics, by agent."""
         self._live: dict[str, Exemplar | None] = {}
-        """Invocations that have begun and not ended."""
+        """Exemplars of active invocations, by ID."""
         self._waiting: set[tuple[str, str]] = set()
-        """Invocations that wait now, each with the quota."""
+        """Waiting invocations, each with its quota."""
         self._seen: set[str] = set()
-        """Agents whose series are there."""
+        """Agents whose series exist."""
         self._conventions = Conventions(self.series, self._labels, _exemplar)
         self.subscribes_to = {
             events.Started: self._started,
@@ -89,18 +89,18 @@ class CountingObserver(SeriesKeeper):
             events.QuotaWait: self._quota_wait,
         }
         if conventions:
-            self.subscribes_to |= self._conventions.beside(self.subscribes_to)
+            self.subscribes_to |= self._conventions.combined_with(self.subscribes_to)
 
     def after_fork(self) -> None:
-        """Leave the live invocations to the parent."""
+        """Forget the active invocations, which continue in the parent."""
         self._forget()
 
     def close(self) -> None:
-        """Forget the live invocations; a subclass takes its metrics out, where that can be done."""
+        """Forget the active invocations; a subclass removes its metrics if possible."""
         self._forget()
 
     def _forget_series(self) -> None:
-        """Have every agent be new, in a process that counts from 0."""
+        """Forget all series, in a process that counts from 0."""
         self._series.clear()
         self._seen.clear()
 
@@ -110,21 +110,21 @@ class CountingObserver(SeriesKeeper):
         self._conventions.forget()
 
     def info(self, version: str, service: Service = NO_SERVICE) -> None:
-        """Publish the version, of which service it is, and that no policy file was refused."""
+        """Publish version and service, and that no policy file was rejected."""
         of_service = (service.version, service.namespace, service.environment)
         self.series(table.BUILD_INFO, version, *map(clean, of_service))(1)
         self.series(table.POLICY_VALID)(1)
 
     def announce(self) -> None:
-        """An agent was seen for the first time, and its series are there at 0."""
+        """Called when the series of a new agent were created at 0."""
 
     def _fold(self, label: str) -> None:
         self.series(table.LABEL_OVERFLOWS, label)(1)
 
     def _started(self, event: events.Started) -> None:
         agent = self._labels.agent(event.invocation.agent)
-        # Kept, as an invocation that began before this observer must not be subtracted
-        # when it ends.
+        # Remembered, because an invocation that started before this observer must not be
+        # subtracted when it ends.
         self._live[event.invocation.id] = _exemplar(event.invocation)
         self._prepare(agent, event)
         self._show_limits(agent, event.limits)
@@ -136,7 +136,7 @@ class CountingObserver(SeriesKeeper):
             self.series(table.UNSAMPLED_INVOCATIONS, agent)(1)
 
     def _prepare(self, agent: str, event: events.Started) -> None:
-        """Create at 0 what the invocation can count in: from nothing to 1 is not an increase."""
+        """Create the series of the invocation at 0: a series that starts at 1 has no increase."""
         self.series(table.LABEL_OVERFLOWS, "agent")
         for spec in (table.UNSAMPLED_INVOCATIONS, table.CYCLES, table.TURNS):
             self.series(spec, agent)
@@ -156,7 +156,7 @@ class CountingObserver(SeriesKeeper):
         if limits == shown:
             return
         self._shown[agent] = limits
-        # A gauge cannot be taken back over OTLP: a cap that is gone says 0.
+        # A gauge cannot be removed over OTLP, so a removed limit is 0.
         caps = dict.fromkeys(dict(_numbers(shown)), 0.0) | dict(_numbers(limits))
         for name, cap in caps.items():
             self.series(table.LIMIT, agent, clean(name))(cap)
@@ -175,8 +175,8 @@ class CountingObserver(SeriesKeeper):
         self._spend(agent, model, event.usage, event.price)
 
     def _spend(self, agent: str, model: str, usage: Usage, price: Decimal | None) -> None:
-        """Count what a call took; where it took nothing, its series are there at 0."""
-        # A counter cannot be increased by a price that is not an amount: those tokens are unpriced.
+        """Count tokens and cost of a call, creating the series at 0 if it used nothing."""
+        # A counter rejects NaN and negative prices, so those tokens count as unpriced.
         is_priced = price is not None and price.is_finite() and price >= 0
         for spec, labels, amount in (
             (table.TOKENS, (agent, model, "input"), usage.input),
@@ -197,7 +197,7 @@ class CountingObserver(SeriesKeeper):
 
     def _warned(self, event: events.LimitWarning) -> None:
         agent, limit = self._labels.agent(event.invocation.agent), clean(event.level.limit)
-        # `:g`, so that a threshold is one label however it was written: 0.8 and 0.80.
+        # `:g`, so that 0.8 and 0.80 are one label.
         warnings = self.series(table.WARNINGS, agent, limit, f"{event.threshold:g}")
         warnings(1, _exemplar(event.invocation))
 
@@ -212,12 +212,12 @@ class CountingObserver(SeriesKeeper):
     def _stop(self, event: events.Stop) -> None:
         agent = self._labels.agent(event.agent)
         exemplar = None
-        # One that began before this observer was never added.
+        # One that started before this observer was never added.
         if event.invocation_id in self._live:
             exemplar = self._live.pop(event.invocation_id)
             self.series(table.IN_PROGRESS, agent)(-1)
-        # The breach's where there is one: an observed limit leaves the framework's reason
-        # in the result.
+        # The reason of the breach, if any: a would-be halt does not change the stop reason of the
+        # result.
         reason = self._labels.reason(event.breach.reason if event.breach else event.reason)
         self.series(table.STOPS, agent, reason, event.action)(1, exemplar)
         for spec, value in (
@@ -229,13 +229,12 @@ class CountingObserver(SeriesKeeper):
         self._levels(event, agent, exemplar)
 
     def _levels(self, event: events.Stop, agent: str, exemplar: Exemplar | None) -> None:
-        # What was only observed had reached its cap as well, and was not passed because of us.
+        # Would-be halts are excluded: they continue, so the excess is not overshoot.
         reached = {breach.limit for breach in event.breaches if event.action in events.HALTED}
         for level in event.levels:
             limit = clean(level.limit)
             self.series(table.BUDGET_USED, agent, limit)(level.ratio, exemplar)
-            # Only tokens are known after the call and not before, so that only they are passed by
-            # more than nothing.
+            # Only tokens can overshoot, because they are known only after the call.
             if level.limit in reached and is_of_tokens(level.limit):
                 over = max(0.0, float(level.observed) - float(level.cap))
                 self.series(table.OVERSHOOT, agent, limit)(over, exemplar)
@@ -250,7 +249,9 @@ class CountingObserver(SeriesKeeper):
 
     def _lag(self, event: events.ObserverLag) -> None:
         observer = self._labels.component(event.observer)
-        self.series(table.OBSERVER_DROPPED_EVENTS, observer)  # at 0, for the same reason
+        self.series(
+            table.OBSERVER_DROPPED_EVENTS, observer
+        )  # at 0, so that the first drop is an increase
         self.series(table.OBSERVER_LAG, observer)(event.seconds)
 
     def _policy_read(self, event: events.PolicyRead) -> None:
@@ -274,14 +275,14 @@ class CountingObserver(SeriesKeeper):
             waiting(1)
             return
         seconds(event.seconds, _exemplar(event.invocation))
-        # One that began before this observer was never added.
+        # One that started before this observer was never added.
         if wait in self._waiting:
             self._waiting.remove(wait)
             waiting(-1)
 
     def _quota_use(self, event: events.QuotaUse) -> None:
-        """Show how a key stands, if it is among those that are nearest to their end."""
-        # Wall clock time, as a store that processes share has no other.
+        """Show the usage of a key if it is among those closest to their limit."""
+        # Wall clock time, as in the shared store.
         is_shown, dropped = self._quota_keys.admit(event, time.time())
         if dropped is not None:
             for spec in QUOTA_GAUGES:
@@ -294,38 +295,38 @@ class CountingObserver(SeriesKeeper):
 
 
 def possible_halts(event: events.Started) -> Iterator[tuple[str, str]]:
-    """Reason and action of each halt that what applies to an invocation makes possible."""
+    """Yield reason and action of each halt that is possible for an invocation."""
     caps = (*event.limits.items(), *event.tree.items())
-    # 0 switches a limit off, so that no halt by it is possible.
+    # 0 disables a limit.
     limits = (LIMITS.get(name.removeprefix(TREE_PREFIX)) for name, cap in caps if cap)
     reasons = dict.fromkeys(limit.reason for limit in limits if limit is not None)
     if event.has_quotas:
         reasons |= dict.fromkeys((QUOTA_EXCEEDED_STOP_REASON, QUOTA_UNAVAILABLE_STOP_REASON))
-    # Where nothing is left for a last answer, there is none.
+    # Without budget for a last answer, there is none.
     actions = ("wrapped_up", "halted") if event.action == "wrapped_up" else (event.action,)
     for reason in reasons:
         for action in actions:
             yield reason, action
-    # Whatever the policy says, somebody can press the button, and that is never only observed.
+    # An agent can always be killed, and a kill is never only observed.
     yield KILLED_STOP_REASON, "raised" if event.action == "raised" else "halted"
 
 
 def is_of_tokens(limit: str) -> bool:
-    """Tell whether a limit, of an invocation or of a budget tree, is counted in tokens."""
+    """Return whether a limit of an invocation or a budget tree is counted in tokens."""
     kind = LIMITS.get(limit.removeprefix(TREE_PREFIX))
     return kind is not None and kind.unit.endswith("tokens")
 
 
 def _numbers(limits: Limits) -> Iterator[tuple[str, float]]:
-    """Caps that are one number each, without those that are switched off."""
+    """Yield the limits that have a single number and are not disabled."""
     for name, cap in limits.items():
         if isinstance(cap, int | float | Decimal) and cap:
             yield name, float(cap)
 
 
 def _exemplar(invocation: events.Invocation, span_id: str | None = None) -> Exemplar | None:
-    """Name the trace, where there is one that is exported."""
-    # An exemplar that leads to a trace nobody kept is worse than none.
+    """Return the trace, if it is exported."""
+    # An exemplar whose trace was not exported is worse than none.
     if not invocation.sampled or invocation.trace_id is None:
         return None
     return {"trace_id": invocation.trace_id, "span_id": span_id or invocation.span_id or ""}

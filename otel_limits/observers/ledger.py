@@ -25,9 +25,9 @@ class LedgerObserver(BaseObserver):
     """Converts events to rows, and writes them in the background.
 
     Args:
-        address: Where the ledger is. sync: When rows are durable: at the end of the `invocation`,
-        of each model `call`, or shortly
-            afterwards in the `background`.
+        address: The address of the ledger.
+        sync: When rows are durable: at the end of the `invocation`, of each model `call`, or
+            shortly afterwards in the `background`.
         retention: Age at which finished budget trees are deleted; `None` for never.
     """
 

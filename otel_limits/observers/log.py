@@ -1,4 +1,4 @@
-"""Says in the log which agent reached which limit, and once why a model has no price."""
+"""Logs halts, soft limits, and once per model why it has no price."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from otel_limits.core.labels import clean
 from otel_limits.observers.protocol import BaseObserver
 
 MOST_UNPRICED = 100
-"""Models that it is said of at each level; of the rest the metric tells."""
+"""Models logged at each level; the others are only in the metric."""
 
 MORE_UNPRICED = (
-    "More than %d models have no price. The same holds for further ones, which are named in the "
-    "metric otel_limits_unpriced_tokens_total only."
+    "More than %d models have no price. Others are only counted in the metric "
+    "otel_limits_unpriced_tokens_total."
 )
 UNPRICED_EFFECT = {
     logging.INFO: "Its tokens are counted as unpriced.",
-    logging.WARNING: "The cap on cost, max_cost_usd, does not hold for it: its calls count as 0 "
-    "USD. OTEL_LIMITS_UNPRICED=halt would halt the agent.",
+    logging.WARNING: "max_cost_usd does not cover it: its calls count as 0 USD. Set "
+    "OTEL_LIMITS_UNPRICED=halt to halt the agent instead.",
 }
-"""What follows for a model without a price."""
+"""The effect of a missing price."""
 
 logger = logging.getLogger("otel_limits")
 
 
 class LogObserver(BaseObserver):
-    """Logs halts, soft thresholds, and calls that a limit on cost lets pass, as warnings."""
+    """Logs halts, reached soft limits and models without a price."""
 
     component = "log"
 
     def __init__(self) -> None:
-        """Subscribe to all three."""
+        """Subscribe to halts, warnings and model calls."""
         self._unpriced: dict[int, dict[str, object]] = {logging.INFO: {}, logging.WARNING: {}}
         self.subscribes_to = {
             Halt: _log_halt,
@@ -40,25 +40,21 @@ class LogObserver(BaseObserver):
         }
 
     def _log_unpriced(self, event: ModelCall) -> None:
-        """Say once for each model that its price is unknown, and why.
-
-        A warning, for the model, where a limit on cost lets its calls pass.
-        """
+        """Log once per model and level why it has no price; a warning if cost is limited."""
         if event.unpriced is None:
             return
         level = logging.WARNING if event.cost_is_limited else logging.INFO
-        told, mine = self._unpriced[level], object()
-        # Bounded, as the names of models can come from outside. In one step, as two agents may
-        # call a model at once.
-        if len(told) > MOST_UNPRICED or told.setdefault(event.model, mine) is not mine:
+        logged, mine = self._unpriced[level], object()
+        # Bounded, because model names may come from user input. `setdefault`, because two agents
+        # may call a model concurrently.
+        if len(logged) > MOST_UNPRICED or logged.setdefault(event.model, mine) is not mine:
             return
-        if len(told) > MOST_UNPRICED:
+        if len(logged) > MOST_UNPRICED:
             logger.log(level, MORE_UNPRICED, MOST_UNPRICED)
             return
         logger.log(
             level,
-            "The price of model %r is unknown: %s. %s Give its price in the policy file under "
-            "models.",
+            "No price for model %r: %s. %s Add one under models in the policy file.",
             clean(event.model),
             event.unpriced,
             UNPRICED_EFFECT[level],

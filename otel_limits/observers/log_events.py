@@ -1,4 +1,4 @@
-"""Emits each halt as an OpenTelemetry log event, which trace sampling does not touch."""
+"""Emits each halt as an OpenTelemetry log event, independent of trace sampling."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class EventObserver(BaseObserver):
     """Emits the event `otel_limits.halt`.
 
     Args:
-        logger: Where it goes; without an SDK behind it, nowhere.
+        logger: Emits the event; without an SDK, it does nothing.
     """
 
     component = "events"
 
     def __init__(self, logger: Logger) -> None:
-        """Subscribe to halts, observed ones included: other events are not events."""
+        """Subscribe to halts, including would-be halts."""
         self._logger = logger
         self.subscribes_to = {Halt: self._emit}
 
     def _emit(self, halt: Halt) -> None:
         self._logger.emit(
             LogRecord(
-                # As the SDK sets only the time at which it saw the record.
+                # Because the SDK sets only the observed timestamp.
                 timestamp=time.time_ns(),
                 context=context_of_invocation(halt.invocation),
                 severity_number=SeverityNumber.WARN,
@@ -50,14 +50,14 @@ class EventObserver(BaseObserver):
 
 
 def attributes_of(halt: Halt) -> dict[str, AnyValue]:
-    """What the event says: the same as the live span does, and whose halt it was."""
+    """Return the attributes of the halted span, with agent and invocation ID."""
     attributes: dict[str, AnyValue] = {
         semconv.AGENT_NAME: halt.invocation.agent,
         semconv.INVOCATION_ID: halt.invocation.id,
         semconv.STOP_REASON: halt.reason,
         semconv.STOP_ACTION: halt.action,
     }
-    # A kill has no limit that could be named.
+    # A kill has no limit.
     if halt.breach is not None:
         attributes |= {
             semconv.LIMIT_NAME: halt.breach.limit,
@@ -68,7 +68,7 @@ def attributes_of(halt: Halt) -> dict[str, AnyValue]:
 
 
 def context_of_invocation(invocation: Invocation) -> Context:
-    """Tie the event to the agent's span, sampled or not."""
+    """Return a context with the agent's span, sampled or not."""
     if invocation.trace_id is None or invocation.span_id is None:
         return Context()
     ids = {"trace_id": invocation.trace_id, "span_id": invocation.span_id}
@@ -76,6 +76,6 @@ def context_of_invocation(invocation: Invocation) -> Context:
 
 
 def as_number(number: Number) -> int | float:
-    """Return a number that an attribute can hold, which an exact amount of money is not."""
-    # The digits beyond a float are for a ledger, which has them; an event is looked at.
+    """Convert an exact amount to a float, because attributes cannot hold a `Decimal`."""
+    # The ledger has the exact amount.
     return float(number) if isinstance(number, Decimal) else number

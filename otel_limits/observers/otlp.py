@@ -1,4 +1,4 @@
-"""Keeps the metrics in OpenTelemetry instruments, for those who export them over OTLP."""
+"""Publishes the metrics through OpenTelemetry instruments, e.g. for export over OTLP."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
 
 FLUSH_INTERVAL_SECONDS: Final = 1.0
-"""A flood of new agents must not become a flood of exports."""
+"""Minimum interval between exports triggered by new agents."""
 
 
 class OtlpObserver(CountingObserver):
     """Counts events in the instruments of an OpenTelemetry meter.
 
     Args:
-        meter: Makes the instruments; without an SDK behind it, they cost next to nothing.
+        meter: Creates the instruments; without an SDK, they cost almost nothing.
         max_agents: As in `CountingObserver`.
         named: As in `CountingObserver`.
         conventions: As in `CountingObserver`.
-        flush: Exports what there is now.
-        meter_of_child: Returns the meter of a forked child, of which nothing is known yet;
-            `None` where a child has to go on with the counts of its parent.
+        flush: Exports the current values.
+        meter_of_child: Returns a new meter for a forked child; `None` if a child must continue
+            with the counts of its parent.
     """
 
     component = "otlp"
@@ -46,81 +46,81 @@ class OtlpObserver(CountingObserver):
         flush: Callable[[], object] | None = None,
         meter_of_child: Callable[[], Meter] | None = None,
     ) -> None:
-        """Make the instruments."""
+        """Create the instruments."""
         super().__init__(max_agents, named, conventions=conventions)
         self._specs = (*METRICS, *(CONVENTIONAL if conventions else ()))
         self._instruments = {spec.name: make_instrument(meter, spec) for spec in self._specs}
         self._gauges: dict[tuple[MetricSpec, tuple[str, ...]], float] = {}
-        """What the gauges say."""
+        """Current values of the gauges."""
         self._meter_of_child = meter_of_child
         self._flush = flush
         self._flushed_at = -FLUSH_INTERVAL_SECONDS
         self._is_due = threading.Lock()
-        """Held from when there is something to export until it is."""
+        """Held while an export is due and has not started."""
 
     def announce(self) -> None:
-        """Have the zeros exported, at most once a second.
+        """Export the new series at 0, at most once a second.
 
-        A series whose first point is 1 already has no increase. By the next export an invocation
-        may be over.
+        A series whose first point is already 1 has no increase, and an invocation may end before
+        the next regular export.
         """
         if self._flush is None or not self._is_due.acquire(blocking=False):
             return
-        # Not in the agent's own thread, which is not to wait for a network.
+        # Not in the agent's thread, which must not wait for the network.
         thread = threading.Thread(target=self._export, name="otel-limits-zeros", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the interpreter is about to end, and exports then
+        except RuntimeError:  # the interpreter is shutting down, and exports then
             self._is_due.release()
 
     @suppress_errors("otlp")
     def _export(self) -> None:
         time.sleep(max(0.0, self._flushed_at + FLUSH_INTERVAL_SECONDS - time.monotonic()))
         self._flushed_at = time.monotonic()
-        # Before it is exported: what comes meanwhile is not part of it.
+        # Before the export, which does not include agents that start during it.
         self._is_due.release()
         if self._flush is not None:
             self._flush()
 
     def after_fork(self) -> None:
-        """Count from 0, and renew the lock: the thread that would release it is not there."""
+        """Count from 0, and renew the lock, which a thread of the parent may have held."""
         super().after_fork()
         self._is_due = threading.Lock()
         self._flushed_at = -FLUSH_INTERVAL_SECONDS
         if self._meter_of_child is not None:
-            self._count_anew(self._meter_of_child)
+            self._restart_counts(self._meter_of_child)
 
     @suppress_errors("otlp")
-    def _count_anew(self, meter_of_child: Callable[[], Meter]) -> None:
+    def _restart_counts(self, meter_of_child: Callable[[], Meter]) -> None:
         meter = meter_of_child()
         self._instruments = {spec.name: make_instrument(meter, spec) for spec in self._specs}
         self._forget_series()
-        # What holds in the parent, such as that limits are in force, holds in the child.
+        # Gauges of the parent, e.g. whether limits are enforced, also apply to the child.
         for (spec, labels), value in list(self._gauges.items()):
             self.series(spec, *labels)(value)
 
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
-        """Create one series, at 0 where its kind has a zero."""
+        """Create one series, at 0 unless it is a gauge."""
         instrument = self._instruments[spec.name]
-        take: Any = {"gauge": "set", "minimum": "set", "histogram": "record"}.get(spec.kind, "add")
-        take = getattr(instrument, take)
+        method = {"gauge": "set", "minimum": "set", "histogram": "record"}.get(spec.kind, "add")
+        update: Any = getattr(instrument, method)
         is_gauge = spec.kind in ("gauge", "minimum")
         attributes = {name: text for name, text in zip(spec.labels, labels, strict=True) if text}
 
         def series(value: float, exemplar: Exemplar | None = None, /) -> None:
-            # A truth value becomes a number: one of them would make the exporter drop all metrics.
-            take(+value, attributes, context=context_of(exemplar) if exemplar else None)
+            # `+` turns a bool into a number, because one bool makes the exporter drop all metrics.
+            update(+value, attributes, context=context_of(exemplar) if exemplar else None)
             if is_gauge:
                 self._gauges[spec, labels] = value
 
-        # A gauge has no 0 to begin with: it would claim a value that nobody has set.
+        # A gauge has no initial 0, which would be a value that was never set.
         if spec.kind in ("counter", "updown"):
             series(0)
         return series
 
 
 def make_instrument(meter: Meter, spec: MetricSpec) -> Any:
-    """Make the instrument of `spec`, whose name Prometheus translates to that of `spec`."""
+    """Create the instrument of `spec`, whose name Prometheus translates to `spec.name`."""
     if spec.kind == "histogram":
         return meter.create_histogram(
             spec.otel_name,

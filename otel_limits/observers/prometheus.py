@@ -1,8 +1,8 @@
-"""Keeps the metrics in prometheus_client, and serves them where asked to.
+"""Publishes the metrics through prometheus_client, and optionally serves them.
 
-They live in the default registry, so that an application that serves `/metrics` already has them.
-With `PROMETHEUS_MULTIPROC_DIR` set, prometheus_client keeps them in files and any process of the
-application answers for all of them.
+They are registered in the default registry, so an application that already serves `/metrics`
+includes them. With `PROMETHEUS_MULTIPROC_DIR` set, prometheus_client stores them in files, and any
+process of the application serves the metrics of all.
 """
 
 from __future__ import annotations
@@ -25,52 +25,51 @@ from otel_limits.observers.instruments import ENFORCING, METRICS, MetricSpec, Se
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
-SILENCE_SECONDS: Final = 10
-"""How long a connection to the endpoint may send nothing."""
+READ_TIMEOUT_SECONDS: Final = 10
+"""Idle connections to the endpoint are closed after this time."""
 
-TAKES: Final = {
+UPDATE_METHODS: Final = {
     "counter": "inc",
     "updown": "inc",
     "gauge": "set",
     "minimum": "set",
     "histogram": "observe",
 }
-"""How a series of each kind takes a value."""
+"""The prometheus_client method that updates a series, by kind of metric."""
 
-OVER_PROCESSES: Final[Mapping[str, Any]] = {
+MULTIPROCESS_MODES: Final[Mapping[str, Any]] = {
     "updown": "livesum",
     "gauge": "livemostrecent",
     "minimum": "livemin",
 }
-"""What is shown of a gauge of each kind where several processes share their files."""
+"""How prometheus_client aggregates a gauge across processes that share files, by kind."""
 
 
 class WithoutCreatedSeries(MetricWrapperBase):
-    """A metric without its `_created` series, which would double what is scraped."""
+    """A metric without its `_created` series, which would double the scraped series."""
 
     def _child_samples(self) -> Iterable[Sample]:
-        # By our own classes and not by `disable_created_metrics()`, which would take the series
-        # away from the application's metrics as well.
+        # `disable_created_metrics()` would also remove them from the application's own metrics.
         return [each for each in super()._child_samples() if each.name != "_created"]
 
 
 class Counter(WithoutCreatedSeries, prometheus_client.Counter):
-    """A number that only goes up."""
+    """A counter without its `_created` series."""
 
 
 class Histogram(WithoutCreatedSeries, prometheus_client.Histogram):
-    """Counts values by size."""
+    """A histogram without its `_created` series."""
 
 
 class PrometheusObserver(CountingObserver):
-    """Counts events in prometheus_client.
+    """Counts events in prometheus_client metrics.
 
     Args:
-        registry: Where the metrics live; the default registry unless told otherwise.
+        registry: Where the metrics are registered.
         max_agents: As in `CountingObserver`.
         named: As in `CountingObserver`.
         conventions: As in `CountingObserver`.
-        created: Tell of each counter and histogram since when it counts.
+        created: Export the `_created` series of counters and histograms.
     """
 
     component = "prometheus"
@@ -87,7 +86,7 @@ class PrometheusObserver(CountingObserver):
         """Register the metrics.
 
         Raises:
-            ValueError: The registry has metrics of these names already.
+            ValueError: The registry already has metrics with these names.
         """
         super().__init__(max_agents, named, conventions=conventions)
         self._registry = registry
@@ -97,26 +96,26 @@ class PrometheusObserver(CountingObserver):
             for spec in (*METRICS, *(CONVENTIONAL if conventions else ())):
                 self._metrics[spec.name] = register(spec, registry, created=created)
         except ValueError:
-            self.close()  # half of them would stand in the way of the next attempt
+            self.close()  # those already registered would make the next attempt fail
             raise
 
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
         """Create one series, at 0."""
-        # A metric without labels is its own and only series.
+        # A metric without labels is its only series.
         metric = self._metrics[spec.name]
         child = metric.labels(*labels) if labels else metric
-        taker: Any = getattr(child, TAKES[spec.kind])
+        update: Any = getattr(child, UPDATE_METHODS[spec.kind])
         if spec.kind in ("counter", "histogram"):
-            return taker  # type: ignore[no-any-return]
-        return lambda value, exemplar=None: taker(value)  # noqa: ARG005  gauges have no exemplar
+            return update  # type: ignore[no-any-return]
+        return lambda value, exemplar=None: update(value)  # noqa: ARG005  gauges have no exemplar
 
     @property
     def can_drop(self) -> bool:
-        """False in files that processes share: prometheus_client cannot remove a series there."""
+        """False in multiprocess mode, where prometheus_client cannot remove a series."""
         return not is_shared()
 
     def drop_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> None:
-        """Take one series back."""
+        """Remove one series."""
         if self.can_drop:
             self._metrics[spec.name].remove(*labels)
 
@@ -124,34 +123,34 @@ class PrometheusObserver(CountingObserver):
         """Serve the registry over HTTP.
 
         Raises:
-            OSError: The address is taken or cannot be bound.
+            OSError: The address is in use or cannot be bound.
         """
-        # Only where it changes: a restart would refuse the scrapes of that moment.
+        # Only if the address changes, because scrapes fail during a restart.
         if self._server is None or self._server.address != (host, port):
             self.stop_serving()
-            self._server = Server(port, host, served(self._registry))
+            self._server = Server(port, host, served_registry(self._registry))
 
     @property
     def unscraped(self) -> tuple[str, int] | None:
-        """Host and port of the endpoint, if there is one that nobody has asked so far."""
-        return None if self._server is None or self._server.was_asked else self._server.address
+        """Host and port of the endpoint if it has received no request yet."""
+        return None if self._server is None or self._server.was_requested else self._server.address
 
     def stop_serving(self) -> None:
-        """Close the endpoint, if there is one."""
-        # Taken away before it is closed: otherwise a second call would close it twice.
+        """Close the endpoint, if any."""
+        # Unset first, so that a concurrent call does not close it twice.
         server, self._server = self._server, None
         if server is not None:
             server.close()
 
     def close(self) -> None:
-        """Take the metrics out of the registry and close the endpoint."""
+        """Unregister the metrics and close the endpoint."""
         super().close()
         self.stop_serving()
         for metric in self._metrics.values():
             self._registry.unregister(metric)
 
     def after_fork(self) -> None:
-        """Leave the endpoint and the live invocations to the parent, and renew every lock.
+        """Reset endpoint, active invocations and counts in the child, and renew every lock.
 
         Another thread of the parent may have held one. prometheus_client has no hook for this,
         hence the private names.
@@ -167,22 +166,22 @@ class PrometheusObserver(CountingObserver):
             metric._lock = threading.Lock()  # noqa: SLF001
             for value in values_of(metric):
                 value._lock = threading.Lock()  # noqa: SLF001
-        # Whatever the parent has counted is told by the parent, and the child counts its own: in
-        # files of its own, where there are any, so that only what is live has to be taken back.
+        # The parent reports its own counts, so the child starts from 0. In multiprocess mode it
+        # writes to separate files, so only the counts of active invocations must be reset.
         counted = {"updown"} if is_shared() else {"updown", "counter", "histogram"}
         for spec in (*METRICS, *CONVENTIONAL):
             is_ours = spec.name in self._metrics and spec.kind in counted
             for value in values_of(self._metrics[spec.name]) if is_ours else ():
                 value._value = 0.0  # noqa: SLF001
         if is_shared():
-            # The child begins files of its own with its next value, with 0 for all others. Of this
-            # one the least counts, and an application may set its own first: it is there at once.
+            # The first value that the child sets creates its file with 0 for every metric, but this
+            # gauge is aggregated by minimum: set it before the application sets its own.
             for value in values_of(self._metrics[ENFORCING.name]):
                 value.set(value._value)  # noqa: SLF001
 
 
 def register(spec: MetricSpec, registry: CollectorRegistry, *, created: bool) -> MetricWrapperBase:
-    """Make the metric of `spec`."""
+    """Create and register the metric of `spec`."""
     labels = spec.label_names
     if spec.kind == "counter":
         counter = prometheus_client.Counter if created else Counter
@@ -195,28 +194,28 @@ def register(spec: MetricSpec, registry: CollectorRegistry, *, created: bool) ->
         spec.help,
         labels,
         registry=registry,
-        # `live…`: what a dead worker last said of the present is not true any more.
-        multiprocess_mode=OVER_PROCESSES[spec.kind],
+        # `live…`, because the last values of a dead worker no longer apply.
+        multiprocess_mode=MULTIPROCESS_MODES[spec.kind],
     )
 
 
 def is_shared() -> bool:
-    """Tell whether the values are kept in files that several processes share."""
+    """Return whether prometheus_client runs in multiprocess mode."""
     return bool(values.ValueClass._multiprocess)  # noqa: SLF001
 
 
-def served(registry: CollectorRegistry) -> CollectorRegistry:
-    """What an endpoint answers with: the registry, or what all processes have counted."""
+def served_registry(registry: CollectorRegistry) -> CollectorRegistry:
+    """Return the registry to serve: `registry`, or in multiprocess mode one of all processes."""
     if not is_shared():
         return registry
-    # A registry of its own: with the default one beside the files, this process would count twice.
+    # A new registry, because the default one would count this process twice.
     shared = CollectorRegistry()
     MultiProcessCollector(shared)  # type: ignore[no-untyped-call]
     return shared
 
 
 def values_of(metric: MetricWrapperBase) -> Iterator[Any]:
-    """Every number that a metric keeps in memory."""
+    """Yield every value object of a metric."""
     for child in (metric, *getattr(metric, "_metrics", {}).values()):
         for name in ("_value", "_sum", "_buckets"):
             found = getattr(child, name, ())
@@ -226,34 +225,34 @@ def values_of(metric: MetricWrapperBase) -> Iterator[Any]:
 
 
 def renew_file_lock() -> None:
-    """Replace the one lock of all values in files; it is only to be found in their closure."""
+    """Replace the lock shared by all values in files, which only their closure refers to."""
     inc = values.ValueClass.inc
     cells = dict(zip(inc.__code__.co_freevars, inc.__closure__ or (), strict=True))
     cells["lock"].cell_contents = threading.Lock()
 
 
 def with_read_timeout(handler: Any) -> Any:
-    """Make a handler of requests that gives up on a connection which sends nothing.
+    """Return a request handler that closes idle connections.
 
-    Each connection has a thread. prometheus_client keeps those of silent ones for ever.
+    Each connection has a thread, and prometheus_client keeps those of idle ones forever.
     """
 
-    class PatientHandler(handler):  # type: ignore[misc]  # whichever class it is
-        """Waits for a request, but not for ever."""
+    class TimeoutHandler(handler):  # type: ignore[misc]  # a class known at run time only
+        """Closes the connection if no request arrives in time."""
 
-        timeout = SILENCE_SECONDS
+        timeout = READ_TIMEOUT_SECONDS
 
         def handle(self) -> None:
-            """Answer, or close the connection without a word."""
+            """Serve a request, or close the connection on timeout."""
             with contextlib.suppress(TimeoutError):
                 super().handle()
 
         def parse_request(self) -> bool:
-            """Note that somebody asks: a connection that sends nothing is not a scrape."""
-            self.server.was_asked = True
+            """Record that a request arrived: an idle connection is not a scrape."""
+            self.server.was_requested = True
             return bool(super().parse_request())
 
-    return PatientHandler
+    return TimeoutHandler
 
 
 class Server:
@@ -262,19 +261,19 @@ class Server:
     def __init__(self, port: int, host: str, registry: CollectorRegistry) -> None:
         """Bind and serve in a daemon thread."""
         self.address = (host, port)
-        # Of any type, as it is given an attribute that its class knows nothing of.
+        # `Any`, because it gets an attribute that its class does not declare.
         self._httpd: Any
         self._httpd, self._thread = prometheus_client.start_http_server(
             port, addr=host, registry=registry
         )
-        self._httpd.was_asked = False
-        # Nobody has connected yet, but for whom the thread has accepted meanwhile.
+        self._httpd.was_requested = False
+        # Connections that the thread has already accepted keep the original handler.
         self._httpd.RequestHandlerClass = with_read_timeout(self._httpd.RequestHandlerClass)
 
     @property
-    def was_asked(self) -> bool:
-        """True when anybody has asked for anything."""
-        return bool(self._httpd.was_asked)
+    def was_requested(self) -> bool:
+        """True if a request has arrived."""
+        return bool(self._httpd.was_requested)
 
     def close(self) -> None:
         """Stop serving and free the port."""
@@ -283,6 +282,6 @@ class Server:
         self._thread.join()
 
     def after_fork(self) -> None:
-        """Let go of the port: nobody would ever answer on it in the child."""
+        """Release the port, which no thread would serve in the child."""
         # Not `close()`: `shutdown()` would wait for a loop that no thread runs here.
         self._httpd.socket.close()

@@ -1,7 +1,7 @@
 """Base classes of the built-in observers, with one life cycle.
 
-An observer of an application is any function that takes an event (`otel_limits.Observer`). Built-in
-ones are created when otel-limits is enabled, or with their first event (`LazyObserver`).
+An application's observer is any function that accepts an event (`otel_limits.Observer`). Built-in
+ones are created when otel-limits is enabled, or at their first event (`LazyObserver`).
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ if TYPE_CHECKING:
 
 
 class BaseObserver:
-    """One way to tell what happened. It may fail: that is logged, counted and never felt."""
+    """Base class of observers. A failure is logged and counted and does not affect the agent."""
 
     component: str
-    """What its failures are counted under."""
+    """Its name in logs and metrics."""
 
     subscribes_to: dict[type, Callable[[Any], None]]
-    """What takes the facts of each type; the other types are not for this observer."""
+    """Handlers by event type; other events are ignored."""
 
     def __call__(self, event: Event) -> None:
-        """Take one event, if it is for this observer."""
-        take = self.subscribes_to.get(type(event))
-        if take is not None:
-            take(event)
+        """Handle one event if subscribed to its type."""
+        handle = self.subscribes_to.get(type(event))
+        if handle is not None:
+            handle(event)
 
     def after_fork(self) -> None:
-        """Leave to the parent what is the parent's, in a child that was just forked.
+        """Reset inherited state in a forked child.
 
-        No other thread runs in the child: a lock that one held would never be released.
+        Locks must be renewed: a thread that held one does not exist in the child.
         """
 
     def flush(self) -> None:
-        """Send or store all received events, so that the end of the process loses none."""
+        """Send or store all received events, e.g. before the process ends."""
 
     def close(self) -> None:
-        """Write what is left and let go of everything; no event comes after this."""
+        """Flush and release all resources; no events follow."""
 
 
 T = TypeVar("T", bound=BaseObserver)
 
 
 class LazyObserver(Generic[T]):
-    """Stands for an observer until its first event, and goes through the same life cycle.
+    """A placeholder that creates an observer at its first event.
 
-    The imports of an observer may cost more than all of ours.
+    Importing an observer's dependencies may take longer than importing otel-limits.
 
     Args:
-        component: What it is called in logs and metrics.
-        make: Makes the observer, or says why not and returns `None`; called once.
-        replace: Called with this and with what it stood for, to put the latter in its place.
+        component: The name of the observer in logs and metrics.
+        make: Creates the observer, or logs why it cannot and returns `None`; called once.
+        replace: Called with this placeholder and the observer that replaces it.
 
     Attributes:
-        made: The observer, once it was made.
+        made: The observer, once created.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LazyObserver(Generic[T]):
         make: Callable[[], T | None],
         replace: Callable[[Observer, Observer], None],
     ) -> None:
-        """Make nothing yet."""
+        """Create a placeholder."""
         self.component = component
         self.made: T | None = None
         self._make = make
@@ -74,17 +74,17 @@ class LazyObserver(Generic[T]):
         self._lock = threading.RLock()
 
     def __call__(self, event: Event) -> None:
-        """Hand on one event."""
+        """Create the observer, replace this placeholder with it and deliver the event."""
         observer = self.make()
         if observer is not None:
-            self._replace(self, observer)  # a runaway agent has no frame to spare for us
+            self._replace(self, observer)  # a deeply recursive agent has no stack frame to spare
             observer(event)
 
     def make(self) -> T | None:
-        """Return the observer, made if it has not been."""
+        """Return the observer, creating it at the first call."""
         with self._lock:
             if not self._tried:
-                self._tried = True  # what is told while it is made must not make another
+                self._tried = True  # events published during creation must not create another
                 try:
                     self.made = self._make()
                 except BaseException:
@@ -94,18 +94,18 @@ class LazyObserver(Generic[T]):
         return self.made
 
     def after_fork(self) -> None:
-        """Renew the lock, which another thread may have held, and pass it on."""
+        """Renew the lock, which another thread may have held, and reset the observer."""
         self._lock = threading.RLock()
         if self.made is not None:
             self.made.after_fork()
 
     def flush(self) -> None:
-        """Pass it on; where nothing was made nothing was told."""
+        """Flush the observer if it was created."""
         if self.made is not None:
             self.made.flush()
 
     def close(self) -> None:
-        """Close the observer if it was made; none is made from now on."""
+        """Close the observer if it was created; it is no longer created afterwards."""
         with self._lock:
             self._tried = True
         if self.made is not None:

@@ -22,7 +22,7 @@ FLUSH_SECONDS: Final = 5.0
 
 
 class QueuedObserver(BaseObserver):
-    """Handles events in a thread of its own, in their order.
+    """Handles events in a dedicated thread, in order.
 
     A full queue drops new events, so that a slow disk or network neither delays an agent nor fills
     the memory. Events that are dropped, or whose handler fails, are logged and counted.

@@ -1,4 +1,4 @@
-"""Chooses which keys of a quota metrics show: those that are nearest to their end."""
+"""Selects the quota keys that have metrics: those closest to their limit."""
 
 from __future__ import annotations
 
@@ -9,67 +9,66 @@ if TYPE_CHECKING:
     from otel_limits.core.events import QuotaUse
 
 MAX_KEYS: Final = 50
-"""Keys of one quota that are shown at a time."""
+"""Maximum number of keys per quota with metrics at a time."""
 
 MAX_EVER: Final = 1000
-"""Keys of one quota that have a series at some time, where none can be taken back."""
+"""Maximum number of keys per quota that ever get metrics, if series cannot be removed."""
 
 
-class Nearness(NamedTuple):
-    """How near a key is to its end, of those that are shown."""
+class KeyUtilization(NamedTuple):
+    """The utilization of a shown key, and when its window resets."""
 
     resets: float
     share: float
 
 
 class QuotaKeys:
-    """The keys that are shown, by quota. Every user can be a key: there is no end to them."""
+    """The keys with metrics, by quota. Bounded, because every user may be a key."""
 
     def __init__(self, limit: int = MAX_KEYS, ever: int | None = MAX_EVER) -> None:
-        """Show none yet, and no more than `ever` in all; `None` where series can be taken back."""
+        """Show at most `limit` keys at a time and `ever` in total; `None` for no total."""
         self._limit = limit
         self._ever = ever
         self._count: Counter[str] = Counter()
-        self._shown: dict[str, dict[str, Nearness]] = {}
+        self._shown: dict[str, dict[str, KeyUtilization]] = {}
 
     def admit(self, use: QuotaUse, now: float) -> tuple[bool, str | None]:
-        """Tell whether a key is to be shown, and which one has to make room for it.
+        """Return whether to show a key, and the key that it replaces.
 
         Args:
-            use: How the key stands.
-            now: Wall clock time; a key whose window has ended by then is the first to go.
+            use: Current usage of the key.
+            now: Wall clock time; a key whose window has ended is replaced first.
         """
         shown = self._shown.setdefault(use.quota, {})
-        nearness = _nearness(use)
-        # Whatever it is worth now: to change places at every use would make series come and go.
+        utilization = _utilization(use)
+        # A shown key stays, even if others are now closer: series must not come and go.
         if use.key in shown:
-            shown[use.key] = nearness
+            shown[use.key] = utilization
             return True, None
-        # Where no series can be taken back, one that made room would go on counting in every
-        # scrape.
+        # If series cannot be removed, a replaced one would stay in every scrape.
         if self._ever is not None and self._count[use.quota] >= self._ever:
             return False, None
         if len(shown) < self._limit:
-            return self._show(use, nearness), None
-        # Over at most fifty keys, once for each use: not worth a heap that has to be kept in order.
+            return self._show(use, utilization), None
+        # A scan of at most fifty keys; a heap would not be faster.
         furthest = min(shown, key=lambda key: _share_at(shown[key], now))
-        if _share_at(shown[furthest], now) >= _share_at(nearness, now):
+        if _share_at(shown[furthest], now) >= _share_at(utilization, now):
             return False, None
         del shown[furthest]
-        return self._show(use, nearness), furthest
+        return self._show(use, utilization), furthest
 
-    def _show(self, use: QuotaUse, nearness: Nearness) -> bool:
-        self._shown[use.quota][use.key] = nearness
+    def _show(self, use: QuotaUse, utilization: KeyUtilization) -> bool:
+        self._shown[use.quota][use.key] = utilization
         self._count[use.quota] += 1
         return True
 
 
-def _nearness(use: QuotaUse) -> Nearness:
-    # A quota of nothing is at its end from the start.
+def _utilization(use: QuotaUse) -> KeyUtilization:
+    # A quota of 0 is always exhausted.
     used = float(use.used) + float(use.reserved)
-    return Nearness(use.resets, used / float(use.limit) if use.limit else float("inf"))
+    return KeyUtilization(use.resets, used / float(use.limit) if use.limit else float("inf"))
 
 
-def _share_at(nearness: Nearness, now: float) -> float:
-    # Below every share, so that it is the first to make room.
-    return nearness.share if nearness.resets > now else -1.0
+def _share_at(utilization: KeyUtilization, now: float) -> float:
+    # Below every share, so that it is replaced first.
+    return utilization.share if utilization.resets > now else -1.0

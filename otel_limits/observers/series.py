@@ -1,4 +1,4 @@
-"""Keeps the series of metrics, each made once, for whichever way they leave the process."""
+"""Creates and caches the series of metrics, independent of the exporter."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ if TYPE_CHECKING:
 
 
 class SeriesKeeper(BaseObserver, ABC):
-    """Has the series of an observer that counts."""
+    """Base class of observers that count, with one cached series per set of labels."""
 
     def __init__(self) -> None:
-        """Begin with no series."""
+        """Create an empty cache."""
         self._series: dict[tuple[str, ...], Series] = {}
 
     @property
     def can_drop(self) -> bool:
-        """True where a series can be taken back."""
+        """True if a series can be removed."""
         return False
 
     @abstractmethod
     def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
-        """Create one series, at 0 where its kind has a zero."""
+        """Create one series, at 0 unless it is a gauge."""
 
     def drop_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> None:
-        """Take one series of a gauge back, where that can be done."""
+        """Remove one series of a gauge, if possible."""
 
     def series(self, spec: MetricSpec, *labels: str) -> Series:
-        """Return one series, created when it is new."""
+        """Return one series, creating it if it is new."""
         return self._series.get((spec.name, *labels)) or self._create(spec, labels)
 
     def drop(self, spec: MetricSpec, *labels: str) -> None:
-        """Forget the series of a gauge that is not shown any more."""
+        """Set the series of a gauge to 0 and remove it, if possible."""
         series = self._series.pop((spec.name, *labels), None)
         if series is None:
             return
-        series(0)  # where it stays, it says that its window is over
+        series(0)  # for exporters that cannot remove it
         self.drop_series(spec, labels)
 
     def _create(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
-        """Create a series, and those of the same list, at 0: a first failure must have a rate."""
-        # Prometheus sees no increase in a series whose first sample is 1 already.
+        """Create a series at 0, with one for each other value of its last label."""
+        # Prometheus sees no increase in a series whose first sample is already 1.
         for each in (labels, *((*labels[:-1], value) for value in spec.values)):
             if (spec.name, *each) not in self._series:
                 self._series[(spec.name, *each)] = self.make_series(spec, each)

@@ -1,4 +1,4 @@
-"""What is known of the service that a process belongs to, by OpenTelemetry's resource."""
+"""The service of this process, from its OpenTelemetry resource."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What tells deployments of a service apart; empty where nobody says."""
+    """Version, namespace and environment of a service; empty if not set."""
 
     version: str = ""
     namespace: str = ""
@@ -20,8 +20,8 @@ NO_SERVICE: Final = Service()
 
 
 def service_of(attributes: Mapping[str, Any]) -> Service:
-    """Read the attributes of a resource, by today's names and the one before."""
-    # OpenTelemetry semantic conventions 1.27 renamed the last one, and most still set the former.
+    """Read the attributes of a resource."""
+    # Semantic conventions 1.27 renamed the environment; most programs still set the old name.
     environment = attributes.get("deployment.environment.name") or attributes.get(
         "deployment.environment"
     )

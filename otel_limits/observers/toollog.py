@@ -1,8 +1,7 @@
-"""Keeps what tools were asked and what they answered, for post-mortems, where a user wants it.
+"""Records arguments and results of tool calls for post-mortems. Off by default.
 
-This is the only place of ours that keeps contents: events never carry them, so that whoever sees a
-tool's result writes it here directly. Each process appends to a file of its own, one JSON object
-per line, readable by its owner alone.
+Only this log stores contents. Events never carry them, so the binding writes to it directly. Each
+process appends to its own file, one JSON object per line, readable only by the owner.
 """
 
 from __future__ import annotations
@@ -33,23 +32,23 @@ logger = logging.getLogger("otel_limits")
 COMPONENT: Final = "tool_log"
 
 CHARACTERS: Final = 2_000
-"""What is kept of arguments and of a result, from their beginning."""
+"""Maximum length of recorded arguments and results; the rest is cut off."""
 
 FILES: Final = "tools-*.ndjson"
 
 MAX_LINE_BYTES: Final = 1_000_000
-"""No line of ours is longer; the rest of one is read as a line of its own."""
+"""Maximum length of a line when reading. Every entry is shorter."""
 
 NO_FOLLOW: Final[int] = getattr(os, "O_NOFOLLOW", 0)
-"""A link that was put in the place of a file is not followed."""
+"""Open flag that refuses a symbolic link in place of the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedCall:
-    """One tool call with its contents."""
+    """One tool call with its arguments and result."""
 
     time: datetime
-    """When it was written, in UTC."""
+    """When the entry was written, in UTC."""
     agent: str
     invocation_id: str
     trace_id: str | None
@@ -65,15 +64,15 @@ class LoggedCall:
 
 
 TYPES: Final[dict[str, Any]] = get_type_hints(LoggedCall) | {"time": str}
-"""The names of an entry in its line of JSON, with the types of their values there."""
+"""Keys of an entry in JSON, with the types of their values."""
 
 
 class ToolLog:
-    """Appends every n-th tool call, and each one that caused a halt, to this process' file.
+    """Appends every n-th tool call, and each one that caused a halt, to the file of this process.
 
-    The file is opened for each entry: nothing is held that a fork, a rotation or a daemon that
-    closes its files could turn against it. A write that fails is counted, told in a warning at
-    most once a minute, and never felt by the agent.
+    The file is opened for each entry, because a fork, a rotation or a daemon that closes its files
+    would break an open one. A failed write is counted, logged at most once a minute, and does not
+    affect the agent.
 
     Attributes:
         failed: Entries that could not be written.
@@ -82,12 +81,12 @@ class ToolLog:
     def __init__(
         self, directory: Path, interval: int = 1, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Write nothing yet.
+        """Create a log; its directory is created with the first entry.
 
         Args:
-            directory: Where the files go; made with the first entry.
-            interval: Of every so many tool calls of an invocation, the last is written.
-            clock: Seconds, for the time between two warnings.
+            directory: Directory of the files.
+            interval: Write every n-th tool call of an invocation.
+            clock: Monotonic clock in seconds, for the interval between warnings.
 
         Raises:
             ValueError: `interval` is below 1.
@@ -97,14 +96,13 @@ class ToolLog:
         self._interval = WHOLE_NUMBER.of_value("interval", interval)
         self._clock = clock
         self._warned = -LOG_INTERVAL_SECONDS
-        # Beside the process id, which the system gives again: containers tend to be process
-        # 1 each time.
+        # In addition to the process ID, which is reused: in a container it is often 1.
         self._id = uuid.uuid4().hex[:8]
         self._torn = False
 
     @property
     def path(self) -> Path:
-        """The file of this process: another one after a fork."""
+        """The file of this process; a forked child has its own."""
         return self._directory / FILES.replace("*", f"{os.getpid()}-{self._id}")
 
     @suppress_errors(COMPONENT)
@@ -118,17 +116,17 @@ class ToolLog:
         *,
         trigger: bool,
     ) -> None:
-        """Write one finished tool call, if it is one to be written.
+        """Write one finished tool call if it is due.
 
         Args:
-            invocation: Whose call it was.
+            invocation: The invocation that made the call.
             number: 1 for the first tool call of the invocation.
             tool: Name of the tool.
-            arguments: What the model asked it, as JSON values.
-            result_text: What it answered.
-            trigger: It caused the halt, so that it is written whatever its number.
+            arguments: Its arguments, as JSON values.
+            result_text: Its result.
+            trigger: True if it caused the halt, in which case it is always written.
         """
-        # The call that caused the halt is the one that a post-mortem begins with.
+        # A post-mortem starts with the call that caused the halt.
         if not trigger and number % self._interval:
             return
         entry = LoggedCall(
@@ -148,13 +146,13 @@ class ToolLog:
             self._fail(error)
 
     def _append(self, line: bytes) -> None:
-        """Add a line in one piece, after the end of one that a full disk cut short."""
-        # At each entry: whoever cleans up may have deleted the directory meanwhile.
+        """Append a line in one write, after a newline if the last one was truncated."""
+        # For each entry, because a cleanup may have deleted the directory.
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileIO(self.path, "ab", opener=_open_private) as file:
             line = b"\n" + line if self._torn else line
             written = file.write(line)
-        # A full disk may take a part of a line and raise nothing.
+        # On a full disk, a write can be partial without an error.
         self._torn = written != len(line)
         if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -167,8 +165,8 @@ class ToolLog:
             return
         self._warned = now
         logger.warning(
-            "otel-limits: the tool log could not be written to %s: %s. The agent goes on without "
-            "it; %d entries are lost so far.",
+            "otel-limits: cannot write the tool log to %s: %s. The agent continues; "
+            "%d entries lost.",
             redact_url(str(self._directory)),
             error.strerror,
             self.failed,
@@ -176,41 +174,41 @@ class ToolLog:
 
 
 def _open_private(path: str, flags: int) -> int:
-    # For the owner alone, from the moment in which it is made: arguments may be anything.
+    # Readable only by the owner from its creation: arguments may contain secrets.
     return os.open(path, flags | NO_FOLLOW, 0o600)
 
 
 def _text(arguments: object) -> str:
     try:
         return json.dumps(arguments, ensure_ascii=False, default=str)
-    except (TypeError, ValueError):  # keys or a circle that JSON does not have
+    except (TypeError, ValueError):  # keys or cycles that JSON does not support
         return repr(arguments)
 
 
 def _line(entry: LoggedCall) -> bytes:
-    """Write an entry as one line; half a character becomes the escape that JSON has for it."""
+    """Return an entry as a line of JSON; lone surrogates are escaped."""
     values = {name: getattr(entry, name) for name in TYPES}
     values["time"] = entry.time.isoformat()
     return json.dumps(values, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 class Entries:
-    """The entries of every process in a directory, file by file, each in its order.
+    """The entries of all processes, file by file in the order written.
 
     Attributes:
-        skipped: Malformed lines met so far, as a process that was killed leaves them.
+        skipped: Number of malformed lines, e.g. those a killed process left.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Read nothing yet."""
+        """Create an iterable; each iteration reads the files."""
         self.skipped = 0
         self._directory = directory
 
     def __iter__(self) -> Iterator[LoggedCall]:
-        """Read every file from its beginning."""
+        """Yield the entries of every file."""
         for path in sorted(self._directory.glob(FILES)):
             with path.open("rb") as file:
-                # Bounded, as a file that is none of ours may be one line of gigabytes.
+                # Bounded, because another program's file may be one line of gigabytes.
                 for line in iter(functools.partial(file.readline, MAX_LINE_BYTES), b""):
                     entry = _parse(line)
                     if entry is not None:
@@ -220,17 +218,17 @@ class Entries:
 
 
 def read(directory: Path) -> Entries:
-    """Read what was logged to `directory`; lines that are not entries are skipped and counted."""
+    """Return the entries logged to `directory`; malformed lines are skipped and counted."""
     return Entries(directory)
 
 
 def _parse(line: bytes) -> LoggedCall | None:
     try:
         values = json.loads(line)
-        # Only what is known: a newer version may write more.
+        # Only known keys, because a newer version may write more.
         known = {name: values[name] for name in TYPES}
         when = datetime.fromisoformat(known["time"])
-    # RecursionError: `json` raises it for a line of a hundred thousand brackets.
+    # `json` raises RecursionError for deeply nested brackets.
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if not all(isinstance(known[name], kind) for name, kind in TYPES.items()):

@@ -23,7 +23,7 @@ class InFlightCall:
     started: float | None = None
     """When it was sent, by the registry's clock; `None` if that was not seen."""
     reservation: Reservation | None = None
-    """What every budget of its invocation has reserved for it; `None` while not admitted."""
+    """Reserved in every budget of the invocation; `None` while not admitted."""
     is_paused = False
     """True while the reader of the answer does something else, or has abandoned it."""
     is_of_loop = False
@@ -86,11 +86,11 @@ class EnclosingCall:
     is_over = False
     """True once that request has ended."""
     is_shared = False
-    """True if further requests were made, each a call of its own."""
+    """True if further requests were made, each a separate call."""
 
 
-# Set only while the provider's code runs, never across a `yield`: an async generator has no context
-# of its own (PEP 568 was never accepted), so the reader of the stream would be within the call.
+# Set only while the provider's code runs, never across a `yield`: an async generator has no own
+# context (PEP 568 was never accepted), so the reader of the stream would be within the call.
 ENCLOSING_CALL: Final[contextvars.ContextVar[EnclosingCall | None]] = contextvars.ContextVar(
     "otel_limits_enclosing_call", default=None
 )

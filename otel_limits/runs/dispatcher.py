@@ -31,7 +31,7 @@ class EventDispatcher:
         self.gate: QuotaGate | None = None
         """Admits model calls if there are quotas; receives every event first."""
         self.all: tuple[Observer, ...] = ()
-        self._takers: dict[type, tuple[tuple[Observer, Handler], ...]] = {}
+        self._handlers: dict[type, tuple[tuple[Observer, Handler], ...]] = {}
 
     def set_observers(self, observers: tuple[Observer, ...]) -> None:
         """Replace all observers."""
@@ -39,8 +39,8 @@ class EventDispatcher:
         # Both are replaced as a whole and never changed: `publish` reads them in other threads
         # without a lock.
         self.all = observers
-        self._takers = {
-            kind: tuple((each, taken[kind]) for each, taken in subscriptions if kind in taken)
+        self._handlers = {
+            kind: tuple((each, by_type[kind]) for each, by_type in subscriptions if kind in by_type)
             for kind in EVERY_KIND
         }
 
@@ -53,9 +53,9 @@ class EventDispatcher:
         if self.gate is not None:
             # First, because it adds the quota charges to a model call, which the ledger records.
             event = self.gate(event) or event
-        for observer, take in self._takers.get(type(event), ()):
+        for observer, handle in self._handlers.get(type(event), ()):
             try:
-                take(event)
+                handle(event)
             except Exception as error:  # noqa: BLE001, PERF203  third-party code
                 self.report_dropped_event(observer, event, error)
 
@@ -72,7 +72,7 @@ class EventDispatcher:
                 observer(stop)
             except Exception as error:  # noqa: BLE001  third-party code
                 self.report_dropped_event(observer, stop, error)
-            # Also for one that failed: the invocation has waited for it, too.
+            # Also for one that failed: the invocation has waited for it.
             lags.append(
                 events.ObserverLag(
                     observer=component_name(observer), seconds=time.perf_counter() - begin

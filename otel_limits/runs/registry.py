@@ -151,8 +151,8 @@ class RunRegistry(Services):
         if span_id and not unsampled:
             self.spans.begin(span_id, run)
         # Inlined here and in three places below, because a function call may fail. The invocation
-        # is then started once more, and the first one must not be active or counted by then, since
-        # it would never end.
+        # is then started once more, and the first one must not be active or counted yet, since it
+        # would never end.
         with self.lock:
             for budget in run.budgets.all:
                 budget.members += 1

@@ -57,7 +57,7 @@ class Run(Scope):
     """One active invocation. Everything is counted through it, its `calls` and its `tools`."""
 
     state: Any = None
-    """What the framework's binding keeps for it."""
+    """State that the framework's binding stores with the run."""
     reason: str | None = None
     """Stop reason of the last leg that ended."""
     released = False

@@ -1,4 +1,4 @@
-"""What the parts of one invocation share: its identity, its budgets and the registry's services."""
+"""The shared state of one invocation: identity, budgets and the registry's services."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ToolLogWriter(Protocol):
 
 
 class Services:
-    """What all invocations of a registry use: lock, clock, observers, prices and deadlines."""
+    """Shared by all invocations of a registry: lock, clock, observers, prices and deadlines."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Create the services, without observers or prices."""

@@ -62,7 +62,7 @@ class SpanNode(Generic[RunT]):
     is_third_party: bool = False
     """True for a span of an instrumentation other than the agent framework's."""
     is_boundary: bool = False
-    """True for a tool or an agent, which makes calls of its own: spans around it show others."""
+    """True for a tool or an agent, which makes its own calls: spans around it show others."""
     is_open: bool = True
     is_counted: bool = False
     """True once the model call that it shows was counted, here or for another span."""

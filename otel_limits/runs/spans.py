@@ -134,7 +134,7 @@ class Spans(Generic[RunT]):
 
         Args:
             span_id: The span.
-            is_boundary: It turned out to be a tool or an agent, which makes calls of its own.
+            is_boundary: It turned out to be a tool or an agent, which makes its own calls.
         """
         with self._lock:
             node = self._nodes.get(span_id)

@@ -58,7 +58,7 @@ AUDIT_KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,63}")
 
 def _audit_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     for key in keys:
-        # An export has one column for each: two of one name could not be told apart.
+        # An export has one column per key, and column names must be unique.
         if key in OWN_NAMES:
             raise InvalidValueError(f"The ledger has a column {key!r} already.")
         if not AUDIT_KEY.fullmatch(key):

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
 from otel_limits.core.secrets import redact_url
 from otel_limits.otel.export import probe_endpoint
-from otel_limits.settings.declared import (
+from otel_limits.settings.otel_config import (
     DeclarationError,
-    Declared,
+    DeclaredExporter,
     declared_exporters,
     named_file,
 )
@@ -47,7 +47,9 @@ def examine_collectors(environ: Mapping[str, str]) -> Iterator[Finding]:
     """
     # Each signal can have its own protocol and endpoint.
     protocols = {signal: otlp_protocol(environ, signal) for signal in SIGNALS}
-    wanted = [Declared(signal, protocol) for signal, protocol in protocols.items() if protocol]
+    wanted = [
+        DeclaredExporter(signal, protocol) for signal, protocol in protocols.items() if protocol
+    ]
     try:
         wanted += declared_exporters(environ)
     except DeclarationError as error:
@@ -74,16 +76,16 @@ def _is_installed(package: str) -> bool:
 
 
 def _by_endpoint(
-    environ: Mapping[str, str], wanted: Sequence[Declared]
-) -> dict[tuple[str, int], list[Declared]]:
+    environ: Mapping[str, str], wanted: Sequence[DeclaredExporter]
+) -> dict[tuple[str, int], list[DeclaredExporter]]:
     """Group exporters by host and port."""
-    endpoints: dict[tuple[str, int], list[Declared]] = {}
+    endpoints: dict[tuple[str, int], list[DeclaredExporter]] = {}
     for each in wanted:
         endpoints.setdefault(_endpoint(environ, each), []).append(each)
     return endpoints
 
 
-def _endpoint(environ: Mapping[str, str], exporter: Declared) -> tuple[str, int]:
+def _endpoint(environ: Mapping[str, str], exporter: DeclaredExporter) -> tuple[str, int]:
     """Return the host and port of an exporter."""
     named = (
         exporter.endpoint
@@ -105,7 +107,7 @@ def _endpoint(environ: Mapping[str, str], exporter: Declared) -> tuple[str, int]
     return parts.hostname or "", port or default
 
 
-def _check(endpoint: tuple[str, int], exporters: Sequence[Declared]) -> Finding:
+def _check(endpoint: tuple[str, int], exporters: Sequence[DeclaredExporter]) -> Finding:
     host, port = endpoint
     signals = ", ".join(dict.fromkeys(each.signal for each in exporters))
     shown = f"{redact_url(host)} port {port} ({signals})"
@@ -129,7 +131,7 @@ def _check(endpoint: tuple[str, int], exporters: Sequence[Declared]) -> Finding:
 # --- one request ----------------------------------------------------------------------------------
 
 
-def _probe(declared: Declared) -> str | None:
+def _probe(declared: DeclaredExporter) -> str | None:
     """Send an empty request with an exporter; return why it failed, if so.
 
     Collectors accept such a request: <https://opentelemetry.io/docs/specs/otlp/>, "the server
@@ -144,7 +146,7 @@ def _probe(declared: Declared) -> str | None:
     return None if accepted else _reason(messages)
 
 
-def _options(declared: Declared) -> dict[str, Any]:
+def _options(declared: DeclaredExporter) -> dict[str, Any]:
     """Return the options that an exporter doesn't read from the environment."""
     options: dict[str, Any] = {"timeout": PATIENCE_SECONDS}
     if declared.endpoint:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
 from otel_limits.core.secrets import redact_text, redact_url
 from otel_limits.core.wording import pluralize
-from otel_limits.settings.declared import harmless_copy
+from otel_limits.settings.otel_config import harmless_copy
 from otel_limits.settings.table import PREFIX
 from otel_limits.settings.variables import OTLP_PREFIX
 

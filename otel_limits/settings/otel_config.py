@@ -1,6 +1,6 @@
-"""Reads the exporters of a declarative configuration, where OpenTelemetry's variables do not count.
+"""Reads exporters from an OpenTelemetry configuration file, which overrides `OTEL_*` variables.
 
-<https://opentelemetry.io/docs/specs/otel/configuration/data-model/>; the names are those of
+<https://opentelemetry.io/docs/specs/otel/configuration/data-model/>; names follow
 <https://github.com/open-telemetry/opentelemetry-configuration>.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 import yaml
 
 FILES: Final = ("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE")
-"""Variables with the path of the file; the second is the older name."""
+"""Variables with the path of the file; the second is the old name."""
 
 PROVIDERS: Final[Mapping[str, str]] = {
     "tracer_provider": "traces",
@@ -28,33 +28,33 @@ PROTOCOLS: Final[Mapping[str, str]] = {"otlp_http": "http/protobuf", "otlp_grpc"
 SUBSTITUTION: Final = re.compile(r"\$\{(?:env:)?(\w+)(?::-([^}\n]*))?\}")
 """`${NAME}`, `${env:NAME}` and `${NAME:-default}`."""
 
-LEADING: Final = frozenset(("endpoint", "headers", "headers_list", "tls", "output_stream"))
-"""Where an exporter sends to, and with what: all that a sandbox must not have."""
+DESTINATION_KEYS: Final = frozenset(("endpoint", "headers", "headers_list", "tls", "output_stream"))
+"""Keys that define the destination and credentials of an exporter, removed in a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """An OTLP exporter of the file."""
+class DeclaredExporter:
+    """An OTLP exporter in the file."""
 
     signal: str
     protocol: str
     endpoint: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     tls: Mapping[str, str] = field(default_factory=dict)
-    """Values of `ca_file`, `key_file`, `cert_file` and `insecure`, where they are set."""
+    """`ca_file`, `key_file`, `cert_file` and `insecure`, if set."""
 
 
 class DeclarationError(Exception):
-    """The file cannot be read; a sentence that says why."""
+    """The file cannot be read; the message states why."""
 
 
 def named_file(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the variable that names a file, and what it says; `None` where there is none."""
+    """Return the variable that contains the path of the file, and the path; `None` if unset."""
     return next(((name, environ[name]) for name in FILES if environ.get(name)), None)
 
 
-def declared_exporters(environ: Mapping[str, str]) -> list[Declared]:
-    """Read the OTLP exporters of the file.
+def declared_exporters(environ: Mapping[str, str]) -> list[DeclaredExporter]:
+    """Return the OTLP exporters in the file.
 
     Raises:
         DeclarationError: The file cannot be read.
@@ -62,7 +62,7 @@ def declared_exporters(environ: Mapping[str, str]) -> list[Declared]:
     named = named_file(environ)
     if named is None:
         return []
-    document = _substituted(_read(*named), environ)
+    document = _substitute(_read(*named), environ)
     sections = document if isinstance(document, Mapping) else {}
     return [
         exporter
@@ -71,19 +71,19 @@ def declared_exporters(environ: Mapping[str, str]) -> list[Declared]:
     ]
 
 
-def harmless_copy(environ: Mapping[str, str], place: Path, url: str) -> dict[str, str]:
-    """Write a copy of the file whose exporters all lead to `url`; return the variable for it.
+def harmless_copy(environ: Mapping[str, str], directory: Path, url: str) -> dict[str, str]:
+    """Copy the file with all exporters redirected to `url`; return the variable that names it.
 
-    A file that cannot be read is left as it is: it does not configure anything.
+    An unreadable file is ignored, because it configures nothing.
     """
     named = named_file(environ)
     if named is None:
         return {}
     try:
-        document = _led_to(_read(*named), url)
+        document = _redirect(_read(*named), url)
     except DeclarationError:
         return {}
-    copy = place / "opentelemetry.yaml"
+    copy = directory / "opentelemetry.yaml"
     copy.write_text(yaml.safe_dump(document), encoding="utf-8")
     return {named[0]: str(copy)}
 
@@ -93,27 +93,26 @@ def _read(variable: str, path: str) -> Any:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise DeclarationError(f"{variable} cannot be read: {error.strerror}.") from None
-    # Neither error is quoted, nor its cause kept: both show lines of a file that may hold
-    # credentials.
+    # Neither the message nor the cause is kept: they quote a file that may contain credentials.
     except (yaml.YAMLError, ValueError, RecursionError):
         raise DeclarationError(f"{variable} is not valid YAML.") from None
 
 
-def _substituted(value: Any, environ: Mapping[str, str]) -> Any:
-    """Put variables of the environment where they are named."""
+def _substitute(value: Any, environ: Mapping[str, str]) -> Any:
+    """Replace references to environment variables by their values."""
     if isinstance(value, Mapping):
-        return {name: _substituted(each, environ) for name, each in value.items()}
+        return {name: _substitute(each, environ) for name, each in value.items()}
     if isinstance(value, list):
-        return [_substituted(each, environ) for each in value]
+        return [_substitute(each, environ) for each in value]
     if isinstance(value, str):
-        # In text alone and after it was parsed: what a variable holds must not become YAML.
+        # In parsed strings only: the value of a variable must not be parsed as YAML.
         return SUBSTITUTION.sub(lambda found: environ.get(found[1]) or found[2] or "", value)
     return value
 
 
-def _exporters(section: Any, signal: str) -> Iterator[Declared]:
-    """Find the exporters below a provider, in whatever processor or reader they stand."""
-    # Whatever stands between provider and exporter: processors and readers are named freely.
+def _exporters(section: Any, signal: str) -> Iterator[DeclaredExporter]:
+    """Yield the exporters of a provider, at any depth."""
+    # Processors and readers between provider and exporter have arbitrary names.
     for name, value in section.items() if isinstance(section, Mapping) else ():
         if name in PROTOCOLS:
             yield _exporter(value if isinstance(value, Mapping) else {}, signal, PROTOCOLS[name])
@@ -123,14 +122,14 @@ def _exporters(section: Any, signal: str) -> Iterator[Declared]:
         yield from _exporters(each, signal)
 
 
-def _exporter(values: Mapping[str, Any], signal: str, protocol: str) -> Declared:
+def _exporter(values: Mapping[str, Any], signal: str, protocol: str) -> DeclaredExporter:
     listed = str(values.get("headers_list") or "").split(",")
     headers = dict(each.split("=", 1) for each in listed if "=" in each)
     for each in values.get("headers") or ():
         if isinstance(each, Mapping):
             headers[str(each.get("name"))] = str(each.get("value"))
     tls = values.get("tls")
-    return Declared(
+    return DeclaredExporter(
         signal=signal,
         protocol=protocol,
         endpoint=values.get("endpoint"),
@@ -139,19 +138,20 @@ def _exporter(values: Mapping[str, Any], signal: str, protocol: str) -> Declared
     )
 
 
-def _led_to(value: Any, url: str) -> Any:
-    """Return a configuration with every exporter's destination in one place."""
+def _redirect(value: Any, url: str) -> Any:
+    """Return the configuration with every exporter sending to `url`."""
     if isinstance(value, list):
-        return [_led_to(each, url) for each in value]
+        return [_redirect(each, url) for each in value]
     if not isinstance(value, Mapping):
         return value
-    # The endpoints go before new ones are put in: a sandbox must never reach a collector of the
-    # user.
-    led = {name: _led_to(each, url) for name, each in value.items() if name not in LEADING}
-    # Also those that have none of their own: the default may be a collector that is there.
+    # Remove all destinations first: a sandbox must never send to the user's collector.
+    redirected = {
+        name: _redirect(each, url) for name, each in value.items() if name not in DESTINATION_KEYS
+    }
+    # Also for exporters without an endpoint: a collector may run at the default one.
     return {
         name: {**(each or {}), "endpoint": url}
         if str(name).startswith(("otlp", "zipkin"))
         else each
-        for name, each in led.items()
+        for name, each in redirected.items()
     }
