@@ -168,7 +168,7 @@ def test_observer_cannot_change_events_of_others(
 
 
 @pytest.mark.parametrize("mapping", [STARTED.attributes, LIMITS.max_calls_per_tool])
-def test_a_mapping_in_a_fact_cannot_be_changed(mapping: Any) -> None:
+def test_mapping_in_event_cannot_be_changed(mapping: Any) -> None:
     """Neither item by item nor as a whole; it can be read, compared and written as JSON."""
     before = dict(mapping)
     with pytest.raises(TypeError, match="are immutable"):
@@ -178,7 +178,7 @@ def test_a_mapping_in_a_fact_cannot_be_changed(mapping: Any) -> None:
     assert mapping == before == json.loads(json.dumps(mapping))
 
 
-def test_a_fact_keeps_its_own_attributes() -> None:
+def test_event_keeps_its_own_attributes() -> None:
     """Later changes to the source dictionary do not affect it."""
     given = {"user": "u1"}
     started = dataclasses.replace(STARTED, attributes=given)
@@ -188,7 +188,7 @@ def test_a_fact_keeps_its_own_attributes() -> None:
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("event", [STARTED, CALL, STOP], ids=lambda event: type(event).__name__)
-def test_a_fact_can_be_copied(event: Event, protocol: int) -> None:
+def test_event_can_be_copied(event: Event, protocol: int) -> None:
     """It can be handed to another process, and is the same there."""
     pickled = pickle.loads(pickle.dumps(event, protocol))  # noqa: S301  our own bytes
     assert pickled == event == copy.deepcopy(event)

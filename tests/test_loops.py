@@ -181,13 +181,13 @@ def test_batches_do_not_change_the_verdict(calls: list[Call], data: st.DataObjec
     assert counts(whole)[:3] == highest
 
 
-def test_calls_in_a_row_are_of_one_tool_whatever_its_arguments() -> None:
+def test_consecutive_calls_of_one_tool_ignore_arguments() -> None:
     """Another tool starts again at 1; other arguments don't."""
     assert turns_of("a", "a1", "a2").consecutive_same_tool == 3
     assert turns_of("a", "a1", "b").consecutive_same_tool == 1
 
 
-def test_a_leg_starts_calls_in_a_row_again_and_nothing_else() -> None:
+def test_new_leg_resets_only_consecutive_calls() -> None:
     """After a leg only `consecutive_same_tool` is back at nothing."""
     state = turns_of("a", "a", "b", "a", "b", "b")
     before = counts(state)
@@ -197,7 +197,7 @@ def test_a_leg_starts_calls_in_a_row_again_and_nothing_else() -> None:
     assert state.consecutive_same_tool == 1
 
 
-def test_a_repetition_inside_a_batch_is_not_hidden_by_its_end() -> None:
+def test_repetition_inside_batch_is_detected() -> None:
     """Three calls of one tool followed by another in the same batch count as three."""
     state = LoopState()
     state.turn([call("a"), call("a"), call("a"), call("b")], None)
@@ -214,14 +214,14 @@ def test_polling_with_new_results_is_not_a_loop() -> None:
     assert counts(state) == (1, 1, 0, 0)
 
 
-def test_identical_calls_are_forgotten_after_twenty_others() -> None:
+def test_identical_calls_expire_after_twenty_others() -> None:
     """A call counts among the last 20 and no further."""
     others = [f"x{number}" for number in range(19)]
     assert turns_of("a", *others[1:], "a").identical_tool_calls == 2
     assert turns_of("a", *others, "a").identical_tool_calls == 1
 
 
-def test_identical_calls_need_not_follow_each_other() -> None:
+def test_identical_calls_need_not_be_consecutive() -> None:
     """Calls in between don't start the count again."""
     assert turns_of("a", "b", "a", "c", "a").identical_tool_calls == 3
 
@@ -244,7 +244,7 @@ def test_cycles_are_patterns_of_two_to_five_different_calls(names: str, times: i
     assert turns_of(*names).repeated_tool_cycles == times
 
 
-def test_a_turn_without_judged_calls_leaves_the_counts_of_calls_as_they_are() -> None:
+def test_turn_without_judged_calls_keeps_call_counts() -> None:
     """An exempt call and a text between two calls are as if they had not been."""
     state = turns_of("a", "a")
     state.turn([call("w", exempt=True)], "waiting")
@@ -253,7 +253,7 @@ def test_a_turn_without_judged_calls_leaves_the_counts_of_calls_as_they_are() ->
     assert counts(state)[:3] == (3, 3, 0)
 
 
-def test_turns_without_anything_new_are_counted_in_a_row() -> None:
+def test_turns_without_progress_are_counted_consecutively() -> None:
     """A known result and an empty text add nothing; a new text ends the row."""
     state = LoopState()
     observed = []
@@ -263,7 +263,7 @@ def test_turns_without_anything_new_are_counted_in_a_row() -> None:
     assert observed == [0, 1, 2, 3, 0, 1]
 
 
-def test_a_turn_of_exempt_calls_is_never_without_progress() -> None:
+def test_turn_of_exempt_calls_has_progress() -> None:
     """It ends the row when it brings something new, and else leaves it as it is."""
     state = turns_of("a", "a", "a")
     state.turn([call("w", "waiting", exempt=True)], None)
@@ -285,7 +285,7 @@ def test_the_same_error_for_other_arguments_is_no_progress() -> None:
     assert turns_of("a1", "a2", "a3").no_progress_turns == 2
 
 
-def test_the_memory_of_what_was_seen_is_bounded() -> None:
+def test_loop_memory_is_bounded() -> None:
     """A result is remembered for 1,000 new ones, and is new again after that."""
     state = LoopState()
     results = [call("a", str(number)) for number in range(1_001)]
@@ -407,7 +407,7 @@ DAY = dt.date(2026, 11, 21)
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_any_value_has_the_fingerprint_of_its_equals(
+def test_equal_values_have_equal_fingerprints(
     one: object, equal: object, different: object
 ) -> None:
     """Values, whatever their type, share one with their equals and not with others."""
@@ -441,7 +441,7 @@ def test_depth_does_not_matter() -> None:
     assert fingerprint(nest("a")) == fingerprint(nest("a")) != fingerprint(nest("b"))
 
 
-def test_a_value_without_end_is_read_up_to_a_bound() -> None:
+def test_endless_value_is_read_up_to_a_bound() -> None:
     """A value that doubles with each level has a fingerprint in finite time."""
     value: list[Any] = ["a"]
     for _ in range(200):

@@ -128,7 +128,7 @@ def test_the_decimal_context_of_the_application_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("traps", [[], [decimal.Inexact]])
-def test_nor_does_it_for_what_several_calls_cost(traps: list[Any]) -> None:
+def test_decimal_context_does_not_change_sums(traps: list[Any]) -> None:
     """A sum of few digits would let an agent spend more; one that fails would be counted again."""
     runs = RunRegistry()
     runs.prices = Prices({"gpt": GPT})
@@ -326,7 +326,7 @@ def test_unlisted_price_is_unknown(model: str) -> None:
 
 
 @listed
-def test_a_tier_is_that_of_one_call() -> None:
+def test_tier_depends_on_one_call() -> None:
     """A call beyond a threshold costs more per token than two calls below it."""
     half, whole = Usage(input=150_000), Usage(input=300_000)
     prices = Prices()
@@ -337,7 +337,7 @@ def test_a_tier_is_that_of_one_call() -> None:
 
 
 @listed
-def test_the_highest_tier_that_is_reached_counts() -> None:
+def test_highest_reached_tier_applies() -> None:
     """A threshold is passed, not met, and the prices of all tokens follow the last one passed."""
     from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice, Tier, TieredPrices
 
@@ -351,7 +351,7 @@ def test_the_highest_tier_that_is_reached_counts() -> None:
 
 
 @listed
-def test_the_models_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_price_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that makes up model ids does not fill the memory with them."""
     monkeypatch.setattr("otel_limits.core.catalogue.MODELS", 3)
     prices = Prices()
@@ -362,7 +362,7 @@ def test_the_models_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPa
 
 
 @listed
-def test_a_thousand_models_are_remembered() -> None:
+def test_price_cache_keeps_a_thousand_models() -> None:
     """One more resets it."""
     prices = Prices()
     prices.price("made-up", CALL)
@@ -409,7 +409,7 @@ def newer_list() -> Iterator[Any]:
 
 
 @listed
-def test_a_newer_list_is_used_and_named(newer_list: Any) -> None:
+def test_newer_price_list_is_used_and_named(newer_list: Any) -> None:
     """An application that updates the package's prices gets the new ones, and a new version."""
     prices = Prices()
     assert prices.price("gpt-4o", CALL) is not None
@@ -419,7 +419,7 @@ def test_a_newer_list_is_used_and_named(newer_list: Any) -> None:
 
 
 @listed
-def test_any_number_of_threads_may_ask() -> None:
+def test_concurrent_threads_get_prices() -> None:
     """All of them get the same price, the first ones too."""
     prices = Prices()
     found: list[Decimal | None] = []
@@ -462,7 +462,7 @@ def test_a_fork_in_the_middle_of_loading_has_prices() -> None:
 
 @listed
 @pytest.mark.usefixtures("faulty")
-def test_a_package_that_fails_leaves_the_price_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_package_leaves_price_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent does not feel it."""
 
     def fail(*_: Any, **__: Any) -> None:
@@ -550,7 +550,7 @@ def test_fetched_price_list_replaces_the_packages() -> None:
 
 
 @listed
-def test_a_list_that_the_application_has_in_memory_is_shared() -> None:
+def test_price_list_loaded_by_application_is_shared() -> None:
     """It is not made a second time."""
     from genai_prices.data_snapshot import get_snapshot
 

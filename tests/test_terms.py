@@ -320,8 +320,8 @@ def test_policy_prices_unlisted_region() -> None:
     """Under the name of the vendor, as on the page about prices."""
     own = Prices({"eu.amazon.nova-*": PriceOverride(price=FLAT, provider="aws")})
     terms = PricingTerms(region="eu-central-1")
-    sale = billable_call("eu.amazon.nova-pro-v1:0", "bedrock", Usage(input=MILLION), None, terms)
-    assert own.quote(sale, NOON).price == FLAT.input
+    billed = billable_call("eu.amazon.nova-pro-v1:0", "bedrock", Usage(input=MILLION), None, terms)
+    assert own.quote(billed, NOON).price == FLAT.input
 
 
 @listed
@@ -349,11 +349,11 @@ def test_regional_premium_of_ten_percent_applies(model: str, provider: str, expe
 def test_regional_premium_applies_to_cache_and_savings() -> None:
     """The premium applies to all tokens, but not to web searches or the policy file's prices."""
     usage = Usage(input=100_000, cache_read=100_000, output=1_000, web_searches=1)
-    sale = billable_call(SONNET, "anthropic", usage, None, PricingTerms(region="us"))
-    quote = Prices().quote(sale, NOON)
+    billed = billable_call(SONNET, "anthropic", usage, None, PricingTerms(region="us"))
+    quote = Prices().quote(billed, NOON)
     assert (quote.price, quote.cache_saved) == (Decimal("0.0595"), Decimal("0.297"))
     own = Prices({SONNET: replace(FLAT, web_search=Decimal("0.01"))})
-    assert own.quote(sale, NOON).price == Decimal("0.214")
+    assert own.quote(billed, NOON).price == Decimal("0.214")
 
 
 @listed
@@ -407,7 +407,7 @@ def test_search_by_any_vendor_is_detected(module: str, config: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("model", "seller"),
+    ("model", "vendor"),
     [
         ("openrouter/openai/gpt-4o:online", None),
         ("openai/gpt-oss-20b:free:online", "openrouter"),
@@ -415,10 +415,10 @@ def test_search_by_any_vendor_is_detected(module: str, config: dict[str, Any]) -
         ("perplexity/sonar", "openrouter"),
     ],
 )
-def test_searching_openrouter_model_has_no_price(model: str, seller: str | None) -> None:
+def test_searching_openrouter_model_has_no_price(model: str, vendor: str | None) -> None:
     """Each request or result has a fee, which no price list includes."""
-    sale = billable_call(model, "litellm", Usage(input=9), None, PricingTerms(vendor=seller))
-    assert sale.unknowns == ("it may have searched the web, an unreported number of times",)
+    billed = billable_call(model, "litellm", Usage(input=9), None, PricingTerms(vendor=vendor))
+    assert billed.unknowns == ("it may have searched the web, an unreported number of times",)
     assert not billable_call(
         "perplexity/sonar", "litellm", Usage(input=9), None, PricingTerms()
     ).unknowns
@@ -462,7 +462,7 @@ def test_separately_billed_tool_leaves_price_unknown(tool: str) -> None:
 
 
 def test_google_file_search_is_free() -> None:
-    """Its tool has the same name as OpenAI's, but not as its type."""
+    """In its tool, `file_search` is a key, unlike the type of the same name billed by OpenAI."""
     assert (
         terms_of(asked("gemini", params={"gemini_tools": [{"file_search": {}}]})) == PricingTerms()
     )
@@ -526,12 +526,12 @@ def test_model_class_sets_the_vendor(
     if same_as is None:
         assert found is None
     else:
-        sale = BillableCall(model=same_as[0], provider=same_as[1], usage=usage)
-        assert found == Prices().quote(sale, NOON).price is not None
+        billed = BillableCall(model=same_as[0], provider=same_as[1], usage=usage)
+        assert found == Prices().quote(billed, NOON).price is not None
 
 
 @pytest.mark.parametrize(
-    ("model", "seller"),
+    ("model", "vendor"),
     [
         (asked("openai", client_args={"base_url": "https://api.x.ai/v1"}), "x-ai"),
         (
@@ -551,9 +551,9 @@ def test_model_class_sets_the_vendor(
         (asked("ollama", host="http://localhost:11434"), None),
     ],
 )
-def test_endpoint_address_sets_the_vendor(model: Any, seller: str | None) -> None:
+def test_endpoint_address_sets_the_vendor(model: Any, vendor: str | None) -> None:
     """Clients are pointed at other vendors; a gateway's address reveals none."""
-    assert terms_of(model).vendor == seller
+    assert terms_of(model).vendor == vendor
 
 
 def test_local_models_are_free() -> None:
@@ -626,8 +626,8 @@ def test_a_long_prompt_costs_more_as_a_whole(prompt: int, expected: str) -> None
 def test_a_price_of_the_policy_holds_at_every_tier() -> None:
     """It states the author's own prices, and an hour in a cache costs the write price."""
     price = Price(input=Decimal(2), output=Decimal(4), cache_write=Decimal(3))
-    sale = BillableCall(model="m", usage=Usage(input=MILLION), tier="scale")
-    assert Prices({"m": price}).quote(sale).price == 2
+    billed = BillableCall(model="m", usage=Usage(input=MILLION), tier="scale")
+    assert Prices({"m": price}).quote(billed).price == 2
     hour = Usage(input=MILLION, cache_write=MILLION, cache_write_1h=MILLION)
     assert (price.of(hour), FLAT.of(hour)) == (None, 2)
 
@@ -639,17 +639,17 @@ def test_pricing_terms_survive_the_ledger() -> None:
     """Put together from its columns again, a call has the same price, or is as open as before."""
     usage = Usage(input=9, output=3, cache_write=4, cache_write_1h=1, input_audio=2, web_searches=1)
     terms = PricingTerms(vendor="x-ai", tier="flex", audio_out=True)
-    sale = billable_call("m", "openai", usage, None, terms)
-    again = billable_call_in_ledger("m", "openai", sale.usage, sale.tier, sale.basis)
-    assert again == sale
+    billed = billable_call("m", "openai", usage, None, terms)
+    again = billable_call_in_ledger("m", "openai", billed.usage, billed.tier, billed.basis)
+    assert again == billed
     assert billable_call("m", "openai", Usage(input=1), None, PricingTerms()).basis is None
 
 
 @pytest.mark.parametrize("basis", ["{", "[]", "5", "[" * 99_999])
 def test_unreadable_pricing_terms_leave_the_price_unknown(basis: str) -> None:
     """It is not taken for nothing."""
-    sale = billable_call_in_ledger("m", "openai", Usage(input=1), None, basis)
-    assert Prices({"m": FLAT}).quote(sale).unknown == "its pricing inputs cannot be read"
+    billed = billable_call_in_ledger("m", "openai", Usage(input=1), None, basis)
+    assert Prices({"m": FLAT}).quote(billed).unknown == "its pricing inputs cannot be read"
 
 
 def test_why_a_price_is_unknown_is_said_once(
