@@ -116,8 +116,8 @@ def test_check_finds_a_variable_that_is_no_setting(
     assert "OTEL_LIMITS_MAXTURNS is not a setting of otel-limits." in mistakes[0]
 
 
-def test_check_finds_every_mistake_at_once(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence each, and valid settings beside them keep their value."""
+def test_check_reports_all_mistakes_together(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence each; valid settings next to them keep their value."""
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "abc")
     monkeypatch.setenv("OTEL_LIMITS_ACTION", "stop")
     monkeypatch.setenv("OTEL_LIMITS_MAX_ITERATIONS", "7")
@@ -146,7 +146,7 @@ def test_an_empty_variable_is_unset(check: Check, monkeypatch: pytest.MonkeyPatc
 def test_values_are_shown_whole_and_as_variables_have_them(
     check: Check, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, expected: str
 ) -> None:
-    """What is printed can be set again; nothing is cut off."""
+    """Printed values can be set again; nothing is cut off."""
     monkeypatch.setenv(variable, value)
     assert check()[1][variable].split(maxsplit=1)[0] == expected
 
@@ -166,7 +166,7 @@ def test_a_value_that_is_no_text_is_shown_escaped() -> None:
 
 
 def on_terminal(*command: str, columns: int = 100, **variables: str) -> str:
-    """Run a command on a terminal of its own and return what it writes there."""
+    """Run a command on a new terminal and return its output."""
     main_end, terminal = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color", **variables}
     environment.pop("NO_COLOR", None)
@@ -185,7 +185,7 @@ def on_terminal(*command: str, columns: int = 100, **variables: str) -> str:
     return b"".join(chunks).decode()
 
 
-def test_on_a_terminal_settings_are_a_table() -> None:
+def test_settings_on_a_terminal_are_a_table() -> None:
     """With colours, headings, and no line longer than the terminal."""
     shown = on_terminal(COMMAND, "check", OTEL_LIMITS_PROMETHEUS_HOST="h" * 150)
     plain = re.sub(ESCAPE + r"\[[0-9;]*m", "", shown)
@@ -199,7 +199,7 @@ def test_on_a_terminal_settings_are_a_table() -> None:
 def test_elsewhere_settings_are_plain_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No colours, even where others are told to use them."""
+    """No colors, even where the environment forces them."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     main(["check"])
     assert ESCAPE not in capsys.readouterr().out
@@ -254,7 +254,7 @@ def test_strands_is_not_imported_to_answer_a_question(arguments: list[str]) -> N
     ],
 )
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the list of commands, and of its own."""
+    """In the list of commands, and with its own --help."""
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     listed = capsys.readouterr().out
@@ -292,7 +292,7 @@ def test_run_help_fits_two_screens(
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is told apart from a bare number."""
+    """It is distinct from a bare number."""
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert re.fullmatch(r"otel-limits \d+\.\d+\.\d+\n", capsys.readouterr().out)

@@ -72,7 +72,7 @@ def test_plain_python_is_found_to_be_uncapped() -> None:
 
 
 def test_instrument_without_its_exporter_is_found_to_be_uncapped() -> None:
-    """OpenTelemetry loads nobody then, and the advice says what is missing."""
+    """OpenTelemetry loads no instrumentor then, and the advice names the missing package."""
     status, found, _ = examined(*INSTRUMENT, PYTHON, **WITHOUT_EXPORTER)
     assert (status, found["runaway"][0]) == (1, "FAIL")
     assert "needs the exporters of its distro" in found["enabled by"][1]
@@ -232,7 +232,7 @@ def test_the_sandbox_keeps_what_makes_exporters_and_not_where_they_lead() -> Non
     assert ours == FORCED
 
 
-def test_the_report_is_ascii_and_says_what_to_do() -> None:
-    """A log of a build shows it."""
+def test_report_is_ascii_and_contains_the_fix() -> None:
+    """Build logs show it."""
     report = as_text([fail("policy", "grün", "Write it in → plain text.")])
     assert report == "FAIL  policy  gr\\xfcn\n              -> Write it in \\u2192 plain text.\n"

@@ -29,7 +29,7 @@ KEY = "api-key=sesame"
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[tuple[str, list[tuple[str, int]]]]:
-    """Serve OTLP over HTTP to whoever has the key: URL, and path and length of what was sent."""
+    """Serve OTLP over HTTP to clients with the key: URL, and path and length of each request."""
     sent: list[tuple[str, int]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -70,7 +70,7 @@ def grpc_collector() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """A port that somebody listens on who never answers."""
+    """A port that accepts connections and never answers."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -137,8 +137,8 @@ def test_http_is_not_grpc(found: Any, collector: tuple[str, list[tuple[str, int]
     assert (finding.status, "rejects traces" in finding.text) == ("FAIL", True)
 
 
-def test_who_never_answers_is_given_up_on(found: Any, silent: int) -> None:
-    """Within seconds."""
+def test_silent_collector_times_out(found: Any, silent: int) -> None:
+    """The doctor must finish within seconds."""
     (finding,) = found(TRACES_ENDPOINT=f"http://127.0.0.1:{silent}/v1/traces")
     assert (finding.status, "rejects traces" in finding.text) == ("FAIL", True)
 
@@ -146,7 +146,7 @@ def test_who_never_answers_is_given_up_on(found: Any, silent: int) -> None:
 def test_each_endpoint_is_looked_at(
     found: Any, collector: tuple[str, list[tuple[str, int]]]
 ) -> None:
-    """A signal may have one of its own."""
+    """A signal may have its own endpoint."""
     other = free_port()
     first, second = found(
         ENDPOINT=collector[0], HEADERS=KEY, LOGS_ENDPOINT=f"http://127.0.0.1:{other}/v1/logs"
@@ -221,7 +221,7 @@ def test_a_grpc_exporter_of_a_file_is_examined(
     [(None, "cannot be read: No such file"), ("a: [", "is not valid YAML."), ("a: b", "")],
 )
 def test_a_file_without_exporters(found: Any, file: Path, text: str | None, said: str) -> None:
-    """What cannot be read is a failure."""
+    """An unreadable file is a failure."""
     if text is not None:
         file.write_text(text)
     findings = found()

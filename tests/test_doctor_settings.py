@@ -46,8 +46,8 @@ def policy(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def taken() -> Iterator[int]:
-    """A port of somebody who hangs up."""
+def occupied_port() -> Iterator[int]:
+    """A port whose server hangs up."""
     with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
         threading.Thread(target=server.serve_forever, args=(SOON,), daemon=True).start()
         yield server.server_address[1]
@@ -58,7 +58,7 @@ def taken() -> Iterator[int]:
 
 
 def test_nothing_set_is_nothing_wrong() -> None:
-    """What is not configured is a dash, with the hint that nothing would be halted."""
+    """Missing settings are a dash, with the hint that nothing would be halted."""
     findings = list(examine_settings({}, None))
     assert {each.name for each in findings if each.status == "-"} == {
         *("policy", "limits", "prices", "metrics port", "ledger", "spilled rows", "quota store")
@@ -90,7 +90,7 @@ def test_a_near_miss_of_a_name_is_a_failure() -> None:
 
 
 def test_disabled_is_a_failure() -> None:
-    """It is what somebody forgets."""
+    """It is easily forgotten."""
     assert found("settings", DISABLED="true")[0].status == "FAIL"
 
 
@@ -115,7 +115,7 @@ def test_a_known_price_is_shown(policy: Path) -> None:
 
 
 def test_an_unknown_price_is_a_failure(policy: Path) -> None:
-    """What that means depends on whether money is limited."""
+    """Its meaning depends on whether cost is limited."""
     finding = only("prices", "no-such-model", POLICY=str(policy))
     assert (finding.status, "so its cost is unknown" in finding.text) == ("FAIL", True)
     capped = only("prices", "no-such-model", POLICY=str(policy), MAX_COST_USD="1")
@@ -132,9 +132,9 @@ def test_a_free_port_is_left_free() -> None:
         assert only("metrics port", PROMETHEUS_PORT=port).status == "ok"
 
 
-def test_a_port_that_is_taken_is_a_failure(taken: int) -> None:
+def test_a_port_that_is_taken_is_a_failure(occupied_port: int) -> None:
     """The advice names what workers of one application need."""
-    finding = only("metrics port", PROMETHEUS_PORT=str(taken))
+    finding = only("metrics port", PROMETHEUS_PORT=str(occupied_port))
     assert (finding.status, "Address already in use" in finding.text) == ("FAIL", True)
     assert "PROMETHEUS_MULTIPROC_DIR" in finding.advice
 
@@ -178,7 +178,7 @@ def test_a_ledger_that_can_be_written_is_not(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
-    """What it says, and where rows wait meanwhile."""
+    """The error, and where rows wait until it is fixed."""
     path = tmp_path / "ledger.db"
     path.write_bytes(b"not a database, and long enough to be looked at" * 100)
     finding = only("ledger", LEDGER=str(path))
@@ -192,8 +192,8 @@ def test_a_ledger_below_a_file_is_a_failure(tmp_path: Path) -> None:
     assert only("ledger", LEDGER=str(tmp_path / "file" / "ledger.db")).status == "FAIL"
 
 
-def test_rows_that_wait_are_told(tmp_path: Path) -> None:
-    """With their file, and who takes them."""
+def test_waiting_rows_are_reported(tmp_path: Path) -> None:
+    """With their file and the process that imports them."""
     path = tmp_path / "ledger.db"
     spilled = tmp_path / "ledger.db.spill-1.jsonl"
     spilled.write_text('["a", {}]\n')

@@ -31,7 +31,7 @@ def script(tmp_path: Path) -> str:
 
 @pytest.fixture
 def pex(tmp_path: Path) -> Path:
-    """Return a PEX, as far as it can be told from another zip file with a first line."""
+    """Return a PEX, as far as it differs from another zip file with a first line."""
     path = tmp_path / "app.pex"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("PEX-INFO", "{}")
@@ -71,7 +71,7 @@ def pex(tmp_path: Path) -> Path:
     ],
 )
 def test_the_option_with_which_python_ignores_us_is_found(command: str, option: str | None) -> None:
-    """Options of the interpreter are told apart from their arguments and from the program's."""
+    """Interpreter options are distinguished from their arguments and the program's options."""
     said = sentence(*command.split())
     assert said.partition(" would ")[0].rpartition(" ")[2] == (option or "")
     assert (option is None) == (said == "")
@@ -91,7 +91,7 @@ def test_the_option_with_which_python_ignores_us_is_found(command: str, option: 
     ],
 )
 def test_env_that_takes_us_away_from_a_python_is_refused(command: str, reason: str | None) -> None:
-    """What is not a Python may lose its environment."""
+    """A command other than Python may lose its environment."""
     assert sentence(*command.split()).startswith(reason or "")
     assert (reason is None) == (sentence(*command.split()) == "")
 
@@ -116,8 +116,8 @@ def test_the_first_line_of_a_script_is_read(
     assert ("would ignore all limits" in ended.log) is is_refused
 
 
-def test_a_script_that_names_itself_ends_the_search(script: str) -> None:
-    """The system will say what it thinks of it."""
+def test_self_naming_script_ends_the_search(script: str) -> None:
+    """The system reports the error itself."""
     Path(script).write_text(f"#!{script}\n")
     assert sentence(script) == ""
 

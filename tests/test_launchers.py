@@ -1,6 +1,6 @@
 """One uncapped program under every launcher, in every order, with every kind of worker.
 
-The program knows nothing of limits. Wherever it is said here that the cap holds, it must: a way of
+The program does not know of limits. Where a test here expects the cap to hold, it must: a way of
 starting that is not here, or in the README as one that cannot work, is a hole.
 """
 
@@ -64,7 +64,7 @@ def test_the_cap_holds_under_run_in_every_order(order: str) -> None:
     [*((order, "--own-provider") for order in ORDERS), ("run, instrument", "")],
 )
 def test_the_cap_holds_under_run_where_opentelemetry_gives_up(order: str, argument: str) -> None:
-    """Without its exporter it hides every other `sitecustomize` and loads nobody."""
+    """Without its exporter it hides every other `sitecustomize` and loads no instrumentor."""
     ended = execute(*ORDERS[order], *PYTHON, ENDLESS, argument, **CAP, **WITHOUT_EXPORTER)
     assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
 
@@ -73,15 +73,15 @@ def test_the_cap_holds_under_run_where_opentelemetry_gives_up(order: str, argume
 def test_an_instrumentor_that_raises_does_not_stop_ours(
     front: tuple[str, ...], broken: str
 ) -> None:
-    """OpenTelemetry loads nobody after it."""
+    """OpenTelemetry loads no instrumentor after it."""
     ended = execute(*front, *PYTHON, ENDLESS, PYTHONPATH=broken, **CAP, **NO_EXPORT)
     assert "Instrumenting of a failed" in ended.log
     assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
 
 
 @pytest.mark.parametrize("disabled", ["otel_limits", "threading, otel_limits", "*"])
-def test_who_disables_our_instrumentor_disables_it(disabled: str) -> None:
-    """Also what is called before any of them is loaded."""
+def test_disabled_instrumentor_stays_disabled(disabled: str) -> None:
+    """Also code that runs before any of them is loaded."""
     ended = execute(
         *(*INSTRUMENT, *PYTHON, ENDLESS),
         OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=disabled,
@@ -118,8 +118,8 @@ def test_the_cap_holds_without_distro(without_distro: str, order: str) -> None:
     assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
 
 
-def test_instrument_alone_without_its_exporter_limits_nobody() -> None:
-    """The README says so, and so does OpenTelemetry: it loads no instrumentor at all."""
+def test_instrument_without_its_exporter_limits_no_agent() -> None:
+    """The README documents it, as OpenTelemetry does: it loads no instrumentor at all."""
     ended = execute(*INSTRUMENT, *PYTHON, ENDLESS, **CAP, **WITHOUT_EXPORTER)
     assert ended.events["model_calls"] > 3
     assert "Failed to auto initialize OpenTelemetry" in ended.log
@@ -129,7 +129,7 @@ def test_instrument_alone_without_its_exporter_limits_nobody() -> None:
 def test_the_tracer_provider_of_the_environment_reaches_who_sets_none(
     argument: str, *, holds: bool
 ) -> None:
-    """It is only loaded where nobody sets a provider: the README says so."""
+    """It is only loaded if no code sets a provider, as the README documents."""
     ended = execute(*PYTHON, ENDLESS, argument, **CAP, **SELECTED)
     assert (ended.events["model_calls"] == 3) is holds
 
@@ -148,7 +148,7 @@ def test_children_of_an_instrumented_program_are_reached_too() -> None:
 
 
 def test_a_path_that_we_are_not_on_is_left_alone() -> None:
-    """Who takes us away for one child means it."""
+    """Removing otel-limits for one child is deliberate."""
     program = (
         "import os, sys\n"
         "environ = {**os.environ, 'PYTHONPATH': '/nowhere'}\n"

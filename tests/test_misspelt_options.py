@@ -1,4 +1,4 @@
-"""What is misspelt on the command line is refused, and what was meant is asked."""
+"""Misspelt options are rejected, with a suggestion of the closest name."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_every_option_of_every_command_is_asked_about(
     assert refusal(capsys, *words, misspelt).endswith(f"Did you mean {option}?")
 
 
-def test_what_is_near_nothing_is_refused_without_a_question(
+def test_option_without_a_close_match_is_rejected_without_suggestion(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A guess that is none would lead astray."""
@@ -164,8 +164,8 @@ def test_only_what_is_near_is_asked_about(typed: str, hint: str | None) -> None:
     )
 
 
-def test_what_all_names_share_brings_none_nearer() -> None:
-    """The prefix of our variables is longer than most of their names."""
+def test_shared_prefix_of_names_is_ignored_in_matching() -> None:
+    """The shared prefix of our variables is longer than most of their names."""
     known = ["OTEL_LIMITS_QUIET", "OTEL_LIMITS_STRICT", "OTEL_LIMITS_MAX_TOKEN_BUDGET"]
     assert closest_match("OTEL_LIMITS_FOO", known) is None
     assert closest_match("OTEL_LIMITS_MAX_TOKENS", known) == "OTEL_LIMITS_MAX_TOKEN_BUDGET"
@@ -251,7 +251,7 @@ def test_nothing_is_in_colour_where_none_is_wanted(
 
 @pytest.mark.parametrize("columns", [60, 100])
 def test_no_help_cuts_a_name_at_its_hyphen(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands at the end of a line can be copied as well, and be found by a search."""
+    """A name at the end of a line can still be copied and found by a search."""
     monkeypatch.setenv("COLUMNS", str(columns))
     cut = {
         line
@@ -263,7 +263,7 @@ def test_no_help_cuts_a_name_at_its_hyphen(columns: int, monkeypatch: pytest.Mon
 
 
 def test_a_negative_number_is_not_a_misspelt_option(capsys: pytest.CaptureFixture[str]) -> None:
-    """What it must be instead is said, and nothing else."""
+    """The message contains only the valid range."""
     with pytest.raises(SystemExit):
         main(["audit", "spend", "--top", "-1"])
     assert capsys.readouterr().err.endswith("must be a whole number of 1 or more, got '-1'.\n")

@@ -1,4 +1,4 @@
-"""What a colour says, words or a pattern say too: for print, and for who sees no colour."""
+"""Colors never carry meaning alone: words or patterns repeat it, for print and color blindness."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def plain(shown: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("remaining", "state"), [(0, "used up"), (20, "nearly used up"), (21, "")])
-def test_a_quota_near_its_end_says_so(remaining: int, state: str) -> None:
-    """In a column of its own, as it is red or yellow in a terminal."""
+def test_quota_close_to_its_limit_shows_a_word(remaining: int, state: str) -> None:
+    """In a separate column, as it is red or yellow in a terminal."""
     row = KeyUse(
         quota="users",
         key="joe",

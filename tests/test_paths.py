@@ -54,7 +54,7 @@ def family(child_model: ScriptedModel, parent_model: ScriptedModel) -> Agent:
     child = Agent(model=child_model, tools=[look], name="child", callback_handler=None)
     return Agent(
         model=parent_model,
-        tools=[child.as_tool(name="child", description="Ask the child.")],
+        tools=[child.as_tool(name="child", description="Query the child.")],
         name="parent",
         callback_handler=None,
     )
@@ -109,8 +109,8 @@ def test_a_tree_counts_each_call_once(
     assert (own, [level.observed for level in tree]) == ({"child": 30, "parent": 30}, [60])
 
 
-def test_the_tree_is_told(source: str, events: list[Event]) -> None:
-    """Every fact of a child names its parent and the root."""
+def test_tree_events_name_parent_and_root(source: str, events: list[Event]) -> None:
+    """Every event of a child names its parent and the root."""
     enable(observers=[events.append])
     family(ScriptedModel([says("x")]), ScriptedModel([ASK_CHILD, says("y")]))("go")
     parent, child = (
@@ -185,7 +185,7 @@ class Summarised(ScriptedModel):
     """Answers direct requests for structured output through its own stream, as providers do."""
 
     async def structured_output(self, output_model: Any, prompt: Any, *_: Any, **__: Any) -> Any:
-        """Ask the model, then answer."""
+        """Call the model, then answer."""
         async for _event in self.stream(prompt):
             pass
         yield {"output": output_model()}
@@ -195,7 +195,7 @@ class Summarised(ScriptedModel):
 def test_direct_structured_output_is_an_invocation(
     source: str, events: list[Event], metric: Metric
 ) -> None:
-    """`agent.structured_output()` asks the model without the agent loop, and is counted once."""
+    """`agent.structured_output()` calls the model without the agent loop, and is counted once."""
     enable(observers=[events.append])
     agent = Agent(model=Summarised([says("x")]), name="direct", callback_handler=None)
     agent.structured_output(Report, "go")
@@ -205,7 +205,7 @@ def test_direct_structured_output_is_an_invocation(
 
 
 def test_a_summary_is_debited(source: str, events: list[Event]) -> None:
-    """What a summarising conversation manager asks counts in the invocation that needed it."""
+    """Calls of a summarizing conversation manager count in the invocation that needed them."""
     enable(observers=[events.append])
     script = [
         fails(ContextWindowOverflowException("too long")),
@@ -252,7 +252,7 @@ def test_an_auxiliary_model_of_a_tool_is_debited(source: str, events: list[Event
 
 
 class Together(ScriptedModel):
-    """Answers nobody before it was asked three times."""
+    """Answers no request before the third has arrived."""
 
     def __init__(self) -> None:
         super().__init__([says("hint")] * 3, model_id="helper")
@@ -290,8 +290,8 @@ def test_a_request_of_a_tool_that_fails_counts_once(source: str, events: list[Ev
     assert [call.kind for call in calls(events) if call.model == "helper"] == ["failed"]
 
 
-def test_models_that_tools_ask_at_once_are_debited(source: str, events: list[Event]) -> None:
-    """Three tools of one turn, each with a request under way, are three requests."""
+def test_concurrent_model_calls_of_tools_are_debited(source: str, events: list[Event]) -> None:
+    """Three tools of one turn, each with a request in flight, are three requests."""
     enable(observers=[events.append])
     thinker(Together(), ScriptedModel([uses("think", "think", "think"), says("x")]))("go")
     assert [call.model for call in calls(events)].count("helper") == 3
@@ -299,7 +299,7 @@ def test_models_that_tools_ask_at_once_are_debited(source: str, events: list[Eve
 
 
 def test_a_model_that_no_agent_has_is_debited(source: str, events: list[Event]) -> None:
-    """What a tool asks may be of a class that is nobody's model."""
+    """A tool may call a model of a class that no agent has."""
 
     class Foreign(ScriptedModel):
         async def stream(self, *args: Any, **kwargs: Any) -> Any:
@@ -348,13 +348,13 @@ class Around(ScriptedModel):
     inner: ScriptedModel
 
     async def stream(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask the other one."""
+        """Call the other one."""
         async for event in self.inner.stream(*args, **kwargs):
             yield event
 
 
 class Claude(ScriptedModel):
-    """Answers as Strands' class for Anthropic does: cached tokens are beside the input."""
+    """Answers as Strands' class for Anthropic does: cached tokens are not part of the input."""
 
     __module__ = "strands.models.anthropic"
 
@@ -381,8 +381,8 @@ def test_a_model_around_another_is_that_one_to_the_vendor(
     assert '"region": "us"' in str(call.price_basis)
 
 
-def test_an_agent_within_a_model_counts_for_itself(source: str, events: list[Event]) -> None:
-    """What its tools ask is no part of the request that it was started for."""
+def test_agent_within_a_model_counts_separately(source: str, events: list[Event]) -> None:
+    """Calls by its tools are not part of the request that started it."""
     enable(observers=[events.append])
     helper = ScriptedModel([says("hint")], model_id="helper")
 
@@ -401,7 +401,7 @@ def test_an_agent_within_a_model_counts_for_itself(source: str, events: list[Eve
 
 
 def test_a_direct_stream_that_is_closed_is_closed(source: str) -> None:
-    """Who waits for that finds the provider's stream at its end."""
+    """Closing ends the provider's stream, so waiting for that end does not hang."""
     enable()
     order: list[str] = []
 
@@ -428,7 +428,7 @@ def test_a_direct_stream_that_is_closed_is_closed(source: str) -> None:
 
 
 class ByItself(ScriptedModel):
-    """Asks for structured output in a way of its own, as the providers with an own API for it."""
+    """Implements structured output without a stream, as providers with an own API for it do."""
 
     async def structured_output(self, output_model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         """Answer without a stream."""
@@ -439,7 +439,7 @@ class ByItself(ScriptedModel):
 def test_structured_output_by_a_way_of_its_own_is_unmeasured(
     source: str, events: list[Event]
 ) -> None:
-    """A request that no stream shows is booked by its texts, and says that nobody measured it."""
+    """A request without a stream is estimated from its texts, and marked as estimated."""
     enable(observers=[events.append])
     agent = Agent(model=ByItself([]), name="direct", callback_handler=None)
     agent.structured_output(Report, "a question of about ten tokens, as it seems")
@@ -450,7 +450,7 @@ def test_structured_output_by_a_way_of_its_own_is_unmeasured(
 
 @pytest.mark.filterwarnings("ignore:Agent.structured_output:DeprecationWarning")
 def test_structured_output_that_fails_is_a_failed_call(source: str, events: list[Event]) -> None:
-    """Nobody knows how far it came, so that it counts as a call without tokens."""
+    """Its progress is unknown, so it counts as a call without tokens."""
     enable(observers=[events.append])
     agent = Agent(model=ByItself([]), name="direct", callback_handler=None)
     with pytest.raises(TypeError):
@@ -616,7 +616,7 @@ def test_a_chat_span_of_a_tool_is_a_call(
 
     @tool
     def think() -> str:
-        """Ask a model that Strands does not know."""
+        """Call a model unknown to Strands."""
         tracer = trace.get_tracer("opentelemetry.instrumentation.openai_v2")
         usage = {names[0]: 100, names[1]: 20, "gen_ai.usage.cache_read.input_tokens": 60}
         attributes: dict[str, Any] = {"gen_ai.request.model": "gpt-4o", **usage}
@@ -737,7 +737,7 @@ def test_other_errors_are_none_of_ours(error: Exception) -> None:
 def test_concurrent_children_share_a_budget_exactly(
     source: str, monkeypatch: pytest.MonkeyPatch, events: list[Event]
 ) -> None:
-    """Children that run at once debit one tree: no call is lost or counted twice."""
+    """Children that run concurrently debit one tree: no call is lost or counted twice."""
     monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TOKEN_BUDGET", "100000")
     enable(observers=[events.append])
 

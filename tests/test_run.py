@@ -88,8 +88,8 @@ def test_spans_are_followed(limited: Ended) -> None:
     assert "otel_limits_unsampled_invocations_total endless" not in limited.events["samples"]
 
 
-def test_the_log_tells_the_halt_once_and_nothing_else(limited: Ended) -> None:
-    """One line of ours."""
+def test_log_contains_only_the_halt_once(limited: Ended) -> None:
+    """One line from otel-limits."""
     assert [line.split(":")[0] for line in limited.ours] == [
         "Agent 'endless' was halted by max_turns"
     ]
@@ -99,7 +99,7 @@ def test_the_log_tells_the_halt_once_and_nothing_else(limited: Ended) -> None:
 
 
 def test_options_win_over_the_environment() -> None:
-    """--max-turns stands in for OTEL_LIMITS_MAX_TURNS, even for one that is wrong."""
+    """--max-turns replaces OTEL_LIMITS_MAX_TURNS, even an invalid one."""
     program = "import os; print(os.environ['OTEL_LIMITS_MAX_TURNS'])"
     ended = execute(
         *RUN, "--max-turns", "3", "--", sys.executable, "-c", program, OTEL_LIMITS_MAX_TURNS="abc"
@@ -124,7 +124,7 @@ def test_switches_reach_the_program_as_opentelemetry_spells_them() -> None:
     assert ended.output == "true false\n"
 
 
-def test_every_mistake_is_told_before_the_program_starts(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_before_the_program_starts(tmp_path: Path) -> None:
     """Options by the names that were typed, variables by theirs; the program never runs."""
     ran = tmp_path / "ran"
     ended = execute(
@@ -183,7 +183,7 @@ def test_a_python_that_would_not_load_us_is_not_started(option: str) -> None:
     "arguments", [("-c", "print('ran')", "-E"), ("-Wdefault", "-c", "print('ran')")]
 )
 def test_arguments_of_the_program_are_its_own(arguments: tuple[str, ...]) -> None:
-    """What looks like an option of Python, and belongs to the program, is left alone."""
+    """A program's argument that looks like an option of Python is left alone."""
     assert execute(*RUN, "--", sys.executable, *arguments).output == "ran\n"
 
 
@@ -212,7 +212,7 @@ def test_signals_reach_the_program() -> None:
 
 
 def test_sigusr2_ends_what_is_live() -> None:
-    """A program that is told by the signal ends its invocation with `killed`, and goes on."""
+    """The signal ends the invocation with `killed`, and the program continues."""
     with started(*RUN, "--", sys.executable, ENDLESS, "--wait") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
@@ -230,7 +230,7 @@ def test_a_provider_that_the_program_sets_before_the_first_call_wins() -> None:
 
 
 def test_it_goes_together_with_opentelemetry_instrument() -> None:
-    """Counted once, and the preset and the halt are told once."""
+    """Calls are counted once; the preset and the halt are logged once."""
     ended = execute(
         *(*RUN, "--max-turns", "3", "--preset", "recommended", "--"),
         *(*INSTRUMENT, sys.executable, ENDLESS),
@@ -249,7 +249,7 @@ def test_python_programs_that_the_program_starts_are_limited_too() -> None:
 
 
 def test_a_program_may_import_strands_before_everything_else() -> None:
-    """As most do; ours comes in while that import goes on."""
+    """Most do; otel-limits is loaded during that import."""
     program = "import strands, runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
     ended = execute(*RUN, "--max-turns", "2", "--", sys.executable, "-c", program, ENDLESS)
     assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 2)
@@ -299,7 +299,7 @@ def test_a_sitecustomize_further_down_the_path_still_runs(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("fault", ["1 / 0", "import no_such_module"])
 def test_a_sitecustomize_that_fails_fails_as_it_does_without_us(tmp_path: Path, fault: str) -> None:
-    """Python says so and goes on: once for the command, once for the program."""
+    """Python reports it and continues: once for the command, once for the program."""
     (tmp_path / "sitecustomize.py").write_text(fault)
     with_us = execute(*RUN, "--", sys.executable, "-c", "print(1)", PYTHONPATH=str(tmp_path))
     without = execute(sys.executable, "-c", "print(1)", PYTHONPATH=str(tmp_path))
@@ -309,7 +309,7 @@ def test_a_sitecustomize_that_fails_fails_as_it_does_without_us(tmp_path: Path, 
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> dict[str, str]:
-    """What a program inherits in whose Python otel-limits cannot be imported, but Strands can."""
+    """Environment of a program whose Python can import Strands, but not otel-limits."""
     (tmp_path / "strands" / "agent").mkdir(parents=True)
     for module in ("strands/__init__.py", "strands/agent/__init__.py", "strands/agent/agent.py"):
         (tmp_path / module).write_text("")
@@ -317,14 +317,14 @@ def foreign(tmp_path: Path) -> dict[str, str]:
     return environment_for({"PYTHONPATH": str(tmp_path)}, {})
 
 
-def test_a_python_without_us_says_that_nothing_is_limited(foreign: dict[str, str]) -> None:
-    """The program goes on, but not silently."""
+def test_python_without_otel_limits_warns_about_missing_limits(foreign: dict[str, str]) -> None:
+    """The program continues, but not silently."""
     ended = execute(sys.executable, "-c", "import strands.agent.agent; print('ran')", **foreign)
     assert (ended.status, ended.output) == (0, "ran\n")
     assert "Run there: pip install otel-limits" in ended.log
 
 
-def test_a_python_without_us_and_without_agents_hears_nothing_of_us(
+def test_python_without_otel_limits_or_agents_stays_silent(
     foreign: dict[str, str],
 ) -> None:
     """A helper in another environment does not concern us."""
@@ -332,12 +332,12 @@ def test_a_python_without_us_and_without_agents_hears_nothing_of_us(
     assert (ended.output, ended.log) == ("ran\n", "")
 
 
-def test_what_is_waited_for_is_the_module_of_every_framework() -> None:
+def test_awaited_modules_cover_every_framework() -> None:
     """Written twice, since the file must work where otel-limits cannot be imported."""
     assert tuple(framework.module for framework in FRAMEWORKS) == otel_limits_startup.AGENTS
 
 
-# --- mistakes where nobody asked ------------------------------------------------------------------
+# --- mistakes in settings that no command checks --------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +372,7 @@ def test_beside_a_bad_value_the_others_are_enforced(mistaken: Ended) -> None:
 
 
 def test_beside_a_bad_value_other_instrumentors_load(mistaken: Ended) -> None:
-    """An exception of ours would have stopped them."""
+    """An exception from otel-limits would have stopped them."""
     assert mistaken.events["threads_instrumented"] is True
 
 
@@ -392,8 +392,8 @@ def test_strict_ends_the_process(way: str) -> None:
     ]
 
 
-def test_what_was_enabled_in_code_is_not_replaced_by_the_environment() -> None:
-    """The provider that the environment asks for comes later, and leaves it alone."""
+def test_settings_enabled_in_code_override_the_environment() -> None:
+    """The provider that the environment selects comes later and leaves it alone."""
     ended = execute(*(sys.executable, ENDLESS, "--enable"), OTEL_LIMITS_MAX_TURNS="5", **SELECTED)
     assert ended.events["model_calls"] == 2
 
@@ -408,7 +408,7 @@ def install_exporter(tmp_path: Path) -> Callable[[str], str]:
     def install(constructor: str) -> str:
         package = tmp_path / "opentelemetry/exporter/otlp/proto/http"
         package.mkdir(parents=True)
-        (package / "__init__.py").touch()  # it stands before the one that is installed
+        (package / "__init__.py").touch()  # it precedes the installed one
         (package / "trace_exporter.py").write_text(
             "from opentelemetry.sdk.trace.export import ConsoleSpanExporter\n"
             "class OTLPSpanExporter(ConsoleSpanExporter):\n"
@@ -437,7 +437,7 @@ def test_spans_are_exported_where_the_environment_asks_for_it(
 def test_an_exporter_that_cannot_be_made_costs_no_provider(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told, and agents are followed through their spans all the same."""
+    """It is logged, and agents are still followed through their spans."""
 
     class OTLPSpanExporter:
         def __init__(self) -> None:
@@ -477,7 +477,7 @@ def test_metrics_are_scraped_from_the_port(staying: tuple[subprocess.Popen[str],
 
 
 def test_a_port_that_is_taken_is_logged_and_never_fatal() -> None:
-    """It is counted, and the limit holds all the same."""
+    """It is counted, and the limit still holds."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

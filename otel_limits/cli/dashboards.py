@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from otel_limits.cli.command import add_command, add_group, refuse
 from otel_limits.core.wording import pluralize
-from otel_limits.dashboards import files, panels
+from otel_limits.dashboards import exported_files, panels
 from otel_limits.dashboards.api import Line, Prometheus, PrometheusError
 from otel_limits.dashboards.panels import Dashboard, Target, TimeRange
 from otel_limits.settings.credentials import inherited_authorization
@@ -77,7 +77,7 @@ def add(commands: Any) -> None:
 def export(options: Namespace) -> int:
     """Export the files."""
     try:
-        written = files.export(options.directory, options.runbook, options.grafana)
+        written = exported_files.export(options.directory, options.runbook, options.grafana)
     except OSError as error:
         return refuse([write_error(options.directory, error)])
     sys.stdout.write(
@@ -88,8 +88,8 @@ def export(options: Namespace) -> int:
     missing = [
         f"{option} URL (now {default})"
         for option, default, url in (
-            ("--runbook", files.RUNBOOK, options.runbook),
-            ("--grafana", files.GRAFANA, options.grafana),
+            ("--runbook", exported_files.RUNBOOK, options.runbook),
+            ("--grafana", exported_files.GRAFANA, options.grafana),
         )
         if url is None
     ]
@@ -116,7 +116,7 @@ def preview(options: Namespace) -> int:
     try:
         # First, as queries take longer.
         options.out.mkdir(parents=True, exist_ok=True)
-        dashboards = panels.read_all(files.directory())
+        dashboards = panels.read_all(exported_files.directory())
     except OSError as error:
         return refuse([write_error(options.out, error)], NOT_RENDERED)
     try:

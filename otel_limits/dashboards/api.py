@@ -1,4 +1,4 @@
-"""Asks a Prometheus over its HTTP API."""
+"""Client for the Prometheus HTTP API."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class WebAddress:
         # By hand, since `urlsplit` refuses some passwords, and some of its errors quote them.
         scheme, separator, place = url.partition("://")
         credentials, _, place = place.rpartition("@")
-        # What is kept has no credentials in it any more, whoever prints it.
+        # Strip credentials, so that printing the URL never shows them.
         self._url = scheme + separator + place
         self._authorization = authorization or (_basic(credentials) if credentials else None)
 
     def open(self, path: str, timeout: float, **headers: str) -> Any:
-        """Ask for what is at `path` below it; `timeout` seconds for each wait.
+        """Open `path` below the base URL; `timeout` seconds for each wait.
 
         Raises:
             OSError: It does not answer.
@@ -82,13 +82,13 @@ class WebAddress:
             raise http.client.InvalidURL
         request = urllib.request.Request(url, headers=headers)  # noqa: S310
         if self._authorization is not None:
-            # Not to where an answer may send us on to: that is for somebody else to know.
+            # Not sent to the target of a redirect: another server must not see it.
             request.add_unredirected_header("Authorization", self._authorization)
         return urllib.request.urlopen(request, timeout=timeout)  # noqa: S310
 
 
 UNAUTHORIZED: Final = 401
-"""What a server answers that wants to know who asks (RFC 9110, 15.5.2)."""
+"""Status of an unauthenticated request (RFC 9110, 15.5.2)."""
 
 
 class Prometheus:
@@ -165,7 +165,7 @@ class Prometheus:
         # An answer of Prometheus that says what is wrong with the query.
         except urllib.error.HTTPError as error:
             raise PrometheusError(f"{self._shown} refused a query: {_reason(error)}") from error
-        except http.client.InvalidURL:  # whose words quote what stands for a port
+        except http.client.InvalidURL:  # its message quotes the invalid port
             raise self._misfit() from None
         # RecursionError: `json` raises it for a hundred thousand brackets.
         except (
@@ -202,7 +202,7 @@ def _reason(error: HTTPError) -> str:
 
 
 def _is_series(found: Any) -> bool:
-    """Tell whether a part of an answer has labels, and points of a time and a number each."""
+    """Return whether part of an answer has labels and points of a time and a number each."""
     try:
         points = found["values"] if "values" in found else [found["value"]]
         for time, value in points:

@@ -33,7 +33,7 @@ EDGE, HEAD, GAP = 0.2, 0.6, 0.07
 """Inches around everything, for the title at the top, and between two panels."""
 
 LEGEND_INCHES: Final = 2.6
-"""Legends stand at the right of a panel, as in Grafana."""
+"""Legends are at the right of a panel, as in Grafana."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +152,15 @@ class Page:
         ]
         # A text panel has no queries, and always something to say.
         if panel.targets and not lines:
-            self._say_nothing(axes, panel)
+            self._draw_no_data(axes, panel)
             return
         plot = Plot(axes, panel, lines, self.window, self.theme)
         DRAWINGS[panel.kind](plot)
         if panel.kind == "timeseries":
             time_axis(plot)
 
-    def _say_nothing(self, axes: Axes, panel: Panel) -> None:
-        # In words, as Grafana does it: an empty frame would look like a fault.
+    def _draw_no_data(self, axes: Axes, panel: Panel) -> None:
+        # Text, as in Grafana: an empty frame would look like a fault.
         axes.axis("off")
         faint = self.theme.faint
         axes.text(0.5, 0.45, panel.nothing, ha="center", va="center", fontsize=16, color=faint)

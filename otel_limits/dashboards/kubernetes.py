@@ -29,7 +29,7 @@ metadata:
   name: otel-limits-{name}
   labels:
     app.kubernetes.io/name: otel-limits
-    # What the sidecar of Grafana's Helm chart looks for, unless it is told of another label.
+    # Default label that the sidecar of Grafana's Helm chart watches.
     grafana_dashboard: "1"
   annotations:
     # Where the chart has sidecar.dashboards.folderAnnotation: grafana_folder

@@ -42,9 +42,9 @@ class Panel:
     steps: tuple[tuple[float, str], ...]
     """From which value on there is which colour."""
     colours: tuple[tuple[str, str], ...]
-    """What the names of series must match, and the colour that such a series has."""
+    """Pattern of series names, and the color of matching series."""
     nothing: str
-    """What stands there where there is no data."""
+    """Text shown without data."""
     content: str
     """Of a text panel."""
     left: int
@@ -53,7 +53,7 @@ class Panel:
     height: int
 
     def colour_of(self, name: str) -> str | None:
-        """Colour of a series, where it has one of its own."""
+        """Return the color configured for a series, if any."""
         return next((colour for fits, colour in self.colours if re.search(fits, name)), None)
 
     def colour_at(self, value: float) -> str:
@@ -89,22 +89,22 @@ class TimeRange:
 
     @property
     def rate_interval(self) -> float:
-        """What Grafana would put in place of `$__rate_interval`."""
+        """Value that Grafana substitutes for `$__rate_interval`."""
         # As Grafana has it: a rate over fewer than four scrapes has holes whenever one is missed.
         return max(self.step + self.scrape_interval, SCRAPES_PER_RATE * self.scrape_interval)
 
     def for_panel(self, panel: Panel) -> TimeRange:
         """Take steps as long as a panel wants them, those that count at full multiples."""
         step = max(self.step, panel.min_step)
-        # Grafana aligns steps, so that bars do not change as time goes on, and the last of them may
-        # be unfinished. A line has values of now: nobody knows those of the end of its step.
+        # Grafana aligns steps, so that bars stay the same over time, and the last of them may be
+        # unfinished. A line shows current values: those at the end of its step do not exist yet.
         is_line = panel.kind == "timeseries" and not panel.stacked
         end = self.end if is_line else math.ceil(self.end / step) * step
         steps = max(1, math.ceil((end - self.start) / step))
         return replace(self, start=end - steps * step, end=end, step=step)
 
     def fill(self, expr: str, variables: Mapping[str, str] | None = None) -> str:
-        """Put values in the place of Grafana's variables; one that is not given matches all."""
+        """Substitute Grafana's variables; a variable without a value matches everything."""
         values = {
             "__interval": f"{self.step * 1000:.0f}ms",
             "__interval_ms": f"{self.step * 1000:.0f}",
@@ -187,7 +187,7 @@ def _steps(defaults: Mapping[str, Any]) -> tuple[tuple[float, str], ...]:
 
 
 def _colours(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Read what gives some series a colour of their own."""
+    """Read the colors configured for individual series."""
     for override in content.get("fieldConfig", {}).get("overrides", ()):
         for each in override["properties"]:
             if override["matcher"]["id"] == "byRegexp" and each["id"] == "color":

@@ -26,10 +26,10 @@ Named: TypeAlias = Sequence[tuple[str, Line]]
 
 MAX_LEGEND: Final = 10
 LEGEND_LETTERS: Final = 29
-"""What a name and its value have room for beside a graph."""
+"""Space for a name and its value to the right of a graph."""
 
 ROW_INCHES: Final = 0.36
-"""What a name above a bar takes; where there is less, it stands beside the bar."""
+"""Height needed for a name above a bar; in lower rows the name is to the left of the bar."""
 
 TABLE_ROW_INCHES: Final = 0.19
 
@@ -148,7 +148,7 @@ def stat(plot: Plot) -> None:
 
 
 def bargauge(plot: Plot) -> None:
-    """Draw the largest values as bars, each with its name and its value above or beside it."""
+    """Draw the largest values as bars, each with its name and value above or next to it."""
     axes, panel = plot.axes, plot.panel
     axes.axis("off")
     ordered = sorted(plot.lines, key=lambda each: -each[1].last)
@@ -157,7 +157,7 @@ def bargauge(plot: Plot) -> None:
     # A single bar would otherwise fill the panel.
     rows = max(len(ordered), 5)
     is_beside = axes.bbox.height / axes.figure.dpi / rows < ROW_INCHES
-    # Beside it, the name stands to the left of a bar and the value to its right; else both above.
+    # In low rows the name is to the left of a bar and the value to its right; else both above.
     left, right, above = (-0.55, 1.25, 0.0) if is_beside else (0.0, 1.0, 0.27)
     place, thick, room = ("center", 0.5, 22) if is_beside else ("bottom", 0.34, 40)
     for at, (name, line) in enumerate(ordered):
@@ -243,6 +243,6 @@ def _utc(time: float) -> dt.datetime:
 
 
 def _cut(name: str, length: int) -> str:
-    """Shorten a name in its middle: what tells two apart is often at their ends."""
+    """Shorten a name in its middle: similar names often differ at their ends."""
     end = length // 2 - 1
     return name if len(name) <= length else f"{name[: length - end - 1]}…{name[-end:]}"

@@ -11,7 +11,7 @@ class Theme:
     """Colours of what is not data."""
 
     suffix: str
-    """What the name of a picture ends with."""
+    """Suffix of a picture's file name."""
     page: str
     panel: str
     text: str
@@ -44,7 +44,7 @@ PALETTE: Final = (
     "#e0649a", "#8ab8ff", "#a16f50", "#9fb04a", "#6e7687",
     "#86c98a", "#7a4fa3", "#c27e14", "#0f6b6f", "#f2b8d0",
 )  # fmt: skip
-"""Of series that have no colour of their own, apart from red: that means something."""
+"""For series without a configured color. No red: red signals a problem."""
 
 NAMED: Final = {"green": "#56a64b", "orange": "#ff9830", "red": "#e02f44", "blue": "#3d84e0"}
 """Names that Grafana gives to colours, as far as thresholds use them."""

@@ -29,7 +29,7 @@ def _dollars(value: float) -> str:
 
 
 def _short(value: float) -> str:
-    # Rounded before a unit is chosen: 999.7 is shown as 1 K, and has not three digits any more.
+    # Rounded before a unit is chosen: 999.7 is shown as 1 K, not with four digits.
     value = float(f"{value:.3g}")
     for suffix in ("", "K", "Mil", "Bil"):
         if abs(value) < THOUSAND:

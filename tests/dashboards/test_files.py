@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from otel_limits.cli import main
-from otel_limits.dashboards import files, panels
+from otel_limits.dashboards import exported_files, panels
 from tests.dashboards.servers import RELEASES, ROOT, RULES, Find, program
 
 DASHBOARDS = ROOT / "dashboards"
@@ -108,7 +108,7 @@ def test_alert_has_a_runbook_section(alert: dict[str, Any]) -> None:
     page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
     section = sections()[anchor]
 
-    assert page == files.RUNBOOK
+    assert page == exported_files.RUNBOOK
     assert anchor == alert["alert"].lower()
     for heading in ("**Meaning.**", "**Diagnosis.**", "**Action.**"):
         assert heading in section
@@ -197,7 +197,7 @@ def test_alert_links_to_its_panel(alert: dict[str, Any]) -> None:
     """Filtered by the labels of the alert; Grafana-managed alerts link to the same panel."""
     annotations = alert["annotations"]
     link = re.fullmatch(
-        rf"{files.GRAFANA}/d/([\w-]+)\?viewPanel=(\d+)(.*)", annotations["dashboard_url"]
+        rf"{exported_files.GRAFANA}/d/([\w-]+)\?viewPanel=(\d+)(.*)", annotations["dashboard_url"]
     )
     assert link is not None
     uid, number = link[1], int(link[2])
@@ -296,10 +296,10 @@ def test_export_sets_the_runbook_url(tmp_path: Path) -> None:
     runbook = "https://wiki.example/otel-limits"
     assert main(["dashboards", "export", str(tmp_path), "--runbook", runbook]) == 0
 
-    for name in files.YAML:
+    for name in exported_files.YAML:
         text = (tmp_path / name).read_text(encoding="utf-8")
         assert f"{runbook}#otellimitsmaxturnsstops" in text
-        assert files.RUNBOOK not in text
+        assert exported_files.RUNBOOK not in text
 
 
 EXPORT = "import sys; from otel_limits.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -395,7 +395,7 @@ def test_lines_end_now_and_bars_with_their_step(is_bars: bool, expected: tuple[i
     window = panels.TimeRange(start=1000, end=1210, step=1, scrape_interval=1)
     panel = next(
         panel
-        for board in panels.read_all(files.directory())
+        for board in panels.read_all(exported_files.directory())
         for panel in board.panels
         if panel.kind == "timeseries" and panel.stacked is is_bars and panel.min_step == 300
     )

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from otel_limits.dashboards import files
+from otel_limits.dashboards import exported_files
 
 SCHEMA = json.loads(Path(__file__).with_name("kubernetes.schema.json").read_text("utf-8"))
 
@@ -22,7 +22,7 @@ MAX_CONFIG_MAP = 1_048_576
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Export everything to a directory."""
     directory = tmp_path_factory.mktemp("exported")
-    files.export(directory, "https://wiki.example/otel-limits", "https://grafana.example")
+    exported_files.export(directory, "https://wiki.example/otel-limits", "https://grafana.example")
     return directory
 
 

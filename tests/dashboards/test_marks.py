@@ -13,7 +13,7 @@ from strands.hooks import BeforeModelCallEvent
 
 import otel_limits
 from otel_limits.dashboards.api import Prometheus
-from otel_limits.dashboards.files import directory
+from otel_limits.dashboards.exported_files import directory
 from otel_limits.dashboards.panels import TimeRange
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, uses

@@ -14,7 +14,7 @@ import yaml
 from otel_limits.cli import main
 from otel_limits.cli.top import top_command
 from otel_limits.dashboards import panels
-from otel_limits.dashboards.files import directory
+from otel_limits.dashboards.exported_files import directory
 from otel_limits.dashboards.units import written
 from tests.dashboards.servers import RULES, until
 from tests.dashboards.truth import ONE, Expected, expectations, total

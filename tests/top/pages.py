@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from otel_limits.top.fleet import AgentRow, Fleet
 
 BEGAN = 1_800_000_000.0
-"""When somebody begins to look, in a test."""
+"""Start time of the view, in a test."""
 OLD = f"process_start_time_seconds {BEGAN - 90_000:.0f}"
 """A process that began a day ago."""
 YOUNG = f"process_start_time_seconds {BEGAN - 600:.0f}"
 
 
 def page(lines: str) -> str:
-    """Write an exposition: without the prefix of every metric of ours, for short."""
+    """Write an exposition; metric names omit their `otel_limits_` prefix, for short."""
     whole = (line.strip() for line in lines.strip().splitlines())
     return "".join(
         f"{line if line.startswith('process_') else f'otel_limits_{line}'}\n"
@@ -29,14 +29,14 @@ def page(lines: str) -> str:
     )
 
 
-def told(lines: str, after: float, feed: str = "one", *, is_past: bool = False) -> Scrape:
-    """Make the scrape of an exposition, so many seconds after somebody began to look."""
+def scrape(lines: str, after: float, feed: str = "one", *, is_past: bool = False) -> Scrape:
+    """Make the scrape of an exposition, `after` seconds after the view started."""
     samples = tuple(samples_of(page(lines), is_openmetrics=False))
     return Scrape(feed, BEGAN + after, samples, is_past=is_past)
 
 
 def watched(*scrapes: Scrape, rate_seconds: float = 60.0) -> Fleet:
-    """Return how the fleet stands after some scrapes."""
+    """Return the fleet's state after some scrapes."""
     watch = FleetTracker(BEGAN, rate_seconds)
     for each in scrapes:
         watch.add(each)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from otel_limits.cli.top.screen import draw
 from otel_limits.cli.top.view import View
-from tests.top.pages import BEGAN, YOUNG, told, watched
+from tests.top.pages import BEGAN, YOUNG, scrape, watched
 
 if TYPE_CHECKING:
     from otel_limits.top.fleet import Fleet
@@ -65,8 +65,8 @@ def counters(part: float) -> str:
 
 
 def example() -> Fleet:
-    """Return how the fleet stands after five minutes."""
-    return watched(*(told(counters(second / 300), second, "host") for second in range(0, 301, 5)))
+    """Return the fleet's state after five minutes."""
+    return watched(*(scrape(counters(second / 300), second, "host") for second in range(0, 301, 5)))
 
 
 def lines() -> list[str]:
@@ -74,7 +74,7 @@ def lines() -> list[str]:
     return [line.plain for line in draw(example(), View(), WIDTH, HEIGHT)]
 
 
-def take() -> str:
+def draw_svg() -> str:
     """Draw it as SVG."""
     screen = Console(
         width=WIDTH, record=True, file=io.StringIO(), force_terminal=True, highlight=False
@@ -87,4 +87,4 @@ def take() -> str:
 
 def write() -> None:
     """Write the image. It contains local times, so set TZ to UTC first."""
-    PICTURE.write_text(take(), encoding="utf-8")
+    PICTURE.write_text(draw_svg(), encoding="utf-8")

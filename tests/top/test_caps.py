@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.top.pages import BEGAN, YOUNG, row_of, told, watched
+from tests.top.pages import BEGAN, YOUNG, row_of, scrape, watched
 
 
 def running(count: int, turns: int, ended: int, cap: float = 10) -> str:
-    """Write what is told of turns."""
+    """Write the metrics of an agent's turns."""
     return f"""
         invocations_in_progress{{agent="a"}} {count}
         turns_total{{agent="a"}} {turns}
@@ -17,15 +17,15 @@ def running(count: int, turns: int, ended: int, cap: float = 10) -> str:
     """
 
 
-def test_what_is_running_has_taken_what_nobody_ended_has() -> None:
+def test_running_invocations_use_turns_of_unfinished_ones() -> None:
     """12 turns, of which 5 are of finished invocations: 7 of 10 are taken."""
-    (cap,) = row_of(watched(told(running(1, 12, 5), 0))).now
+    (cap,) = row_of(watched(scrape(running(1, 12, 5), 0))).now
     assert (cap.limit, cap.cap, cap.share) == ("max_turns", 10, pytest.approx(0.7))
 
 
 def test_several_invocations_have_a_mean() -> None:
     """Two of them have taken 7 turns."""
-    (cap,) = row_of(watched(told(running(2, 12, 5), 0))).now
+    (cap,) = row_of(watched(scrape(running(2, 12, 5), 0))).now
     assert cap.share == pytest.approx(0.35)
 
 
@@ -39,32 +39,36 @@ def test_tokens_are_measured_as_turns_are() -> None:
         limit{{agent="a",limit="max_token_budget"}} 1000
         limit{{agent="a",limit="max_cost_usd"}} 1
     """
-    shares = [(cap.limit, cap.share) for cap in row_of(watched(told(lines, 0))).now]
+    shares = [(cap.limit, cap.share) for cap in row_of(watched(scrape(lines, 0))).now]
     assert shares == [("max_token_budget", pytest.approx(0.8)), ("max_turns", pytest.approx(0.1))]
 
 
 def test_a_cap_of_0_is_none() -> None:
-    """It was set, and is not any more."""
-    assert row_of(watched(told(running(1, 1, 0, cap=0), 0))).now == ()
+    """The limit was removed while the process ran."""
+    assert row_of(watched(scrape(running(1, 1, 0, cap=0), 0))).now == ()
 
 
 def test_nothing_that_runs_is_near_nothing() -> None:
     """No bar, rather than an empty one."""
-    assert row_of(watched(told(running(0, 5, 5), 0))).now == ()
+    assert row_of(watched(scrape(running(0, 5, 5), 0))).now == ()
 
 
-def test_what_a_killed_worker_left_over_is_forgotten() -> None:
-    """Its invocation never ends in the files that workers share: 3 turns are over for ever."""
+def test_turns_left_by_a_killed_worker_are_forgotten() -> None:
+    """Its invocation never ends in the files that workers share: 3 turns would stay forever."""
     fleet = watched(
-        told(running(0, 8, 5), 0), told(running(0, 8, 5), 1), told(running(1, 10, 5), 2)
+        scrape(running(0, 8, 5), 0),
+        scrape(running(0, 8, 5), 1),
+        scrape(running(1, 10, 5), 2),
     )
     assert row_of(fleet).now[0].share == pytest.approx(0.2)
 
 
 def test_a_scrape_between_a_turn_and_an_end_forgets_nothing() -> None:
-    """What is over must be so twice."""
+    """Leftovers are forgotten only after two scrapes agree."""
     fleet = watched(
-        told(running(0, 8, 5), 0), told(running(0, 8, 8), 1), told(running(1, 10, 8), 2)
+        scrape(running(0, 8, 5), 0),
+        scrape(running(0, 8, 8), 1),
+        scrape(running(1, 10, 8), 2),
     )
     assert row_of(fleet).now[0].share == pytest.approx(0.2)
 
@@ -88,15 +92,15 @@ def used(counts: dict[str, int], limit: str = "max_turns") -> str:
 )
 def test_95_of_100_invocations_used_at_most(counts: dict[str, int], share: float) -> None:
     """The upper bound of their bucket, and above the highest one just more than all of it."""
-    (cap,) = row_of(watched(told(f"{YOUNG}\n{used(counts)}", 0))).hour
+    (cap,) = row_of(watched(scrape(f"{YOUNG}\n{used(counts)}", 0))).hour
     assert cap.share == share
 
 
 def test_only_the_last_hour_is_looked_at() -> None:
-    """What an old process had counted before is not of it."""
+    """Counts from before the first scrape of an old process are excluded."""
     before = {"0.25": 0, "1.0": 100, "+Inf": 100}
     after = {"0.25": 4, "1.0": 104, "+Inf": 104}
-    fleet = watched(told(used(before), 0), told(used(after), 60))
+    fleet = watched(scrape(used(before), 0), scrape(used(after), 60))
     assert row_of(fleet).hour[0].share == 0.25
 
 
@@ -104,7 +108,7 @@ def test_only_the_last_hour_is_looked_at() -> None:
 
 
 def quota(used: float, *, instance: str = "1", resets: float = 600, key: str = "acme") -> str:
-    """Write how a key of a quota with 100 stands."""
+    """Write the metrics of a quota key with a limit of 100."""
     labels = f'{{quota="daily",key="{key}",instance="{instance}"}}'
     return f"""
         quota_used{labels} {used}
@@ -115,19 +119,19 @@ def quota(used: float, *, instance: str = "1", resets: float = 600, key: str = "
 
 
 def test_a_quota_near_its_end_is_shown() -> None:
-    """What is reserved counts; below 80 % it is not near."""
-    fleet = watched(told(quota(70) + quota(69, key="b"), 0))
+    """Reservations count; usage below 80% is not close to the limit."""
+    fleet = watched(scrape(quota(70) + quota(69, key="b"), 0))
     assert [(row.quota, row.key, row.share) for row in fleet.quotas] == [("daily", "acme", 0.8)]
 
 
-def test_who_saw_more_of_a_quota_saw_it_later() -> None:
-    """Every process says what it saw when it last asked."""
-    fleet = watched(told(quota(90, instance="1") + quota(75, instance="2"), 0))
+def test_quota_of_several_processes_shows_highest_usage() -> None:
+    """Each process reports the usage of its latest query."""
+    fleet = watched(scrape(quota(90, instance="1") + quota(75, instance="2"), 0))
     assert [row.used for row in fleet.quotas] == [90]
 
 
 def test_a_window_that_has_ended_is_not_shown() -> None:
     """A later one is newer, however little was used of it."""
-    assert watched(told(quota(95, resets=-1), 0)).quotas == ()
-    fleet = watched(told(quota(95, resets=5) + quota(20, instance="2", resets=600), 0))
+    assert watched(scrape(quota(95, resets=-1), 0)).quotas == ()
+    fleet = watched(scrape(quota(95, resets=5) + quota(20, instance="2", resets=600), 0))
     assert fleet.quotas == ()

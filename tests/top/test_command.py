@@ -48,7 +48,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def once(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Ask a fleet once, without the wait between the two scrapes that a rate needs."""
+    """Query a fleet once, without the wait between the two scrapes that a rate needs."""
     monkeypatch.setattr(top_command, "ONCE_SECONDS", 0.0)
 
     def ask(*more: str) -> dict[str, Any]:
@@ -90,15 +90,15 @@ def test_a_script_is_given_json(run: Run) -> None:
     assert answer["last_halts"] == []
 
 
-def test_what_is_not_known_is_null(once: Callable[..., dict[str, Any]]) -> None:
-    """Rates of no time at all."""
+def test_unknown_values_are_null(once: Callable[..., dict[str, Any]]) -> None:
+    """A rate needs time between two scrapes."""
     answer = once()
     assert answer["rates_over_seconds"] is None
     assert answer["agents"][0]["usd_per_hour"] is None
 
 
 def test_one_of_two_addresses_is_enough(once: Callable[..., dict[str, Any]]) -> None:
-    """What is wrong with the other is a sentence."""
+    """The error of the other one is a sentence."""
     answer = once(f"127.0.0.1:{free_port()}")
     assert [feed["error"] is None for feed in answer["feeds"]] == [True, False]
     assert "is unavailable" in answer["feeds"][1]["error"]
@@ -121,15 +121,15 @@ def test_a_person_is_given_a_table(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
-def test_nobody_answers(run: Run, more: tuple[str, ...]) -> None:
-    """Exit status 1, at once, and the sentence."""
+def test_addresses_without_an_answer_exit_with_1(run: Run, more: tuple[str, ...]) -> None:
+    """Scripts need exit status 1 immediately, and people the reason."""
     status, out, _ = run("--once", *more, "--scrape", f"127.0.0.1:{free_port()}")
     assert status == 1
     assert "is unavailable (Connection refused)" in out
 
 
-def test_a_prometheus_that_does_not_answer_is_told(run: Run) -> None:
-    """Its password is not."""
+def test_unreachable_prometheus_is_reported_without_password(run: Run) -> None:
+    """The message omits its password."""
     url = f"http://me:s3cret@127.0.0.1:{free_port()}"
     status, out, _ = run("--once", "--prometheus", url)
     assert status == 1
@@ -145,8 +145,8 @@ def test_a_prometheus_that_does_not_answer_is_told(run: Run) -> None:
         (("--scrape", "ftp://h"), "Invalid endpoint 'ftp://h'."),
     ],
 )
-def test_what_cannot_be_done_is_refused(run: Run, arguments: tuple[str, ...], said: str) -> None:
-    """With status 2 and what to do."""
+def test_invalid_arguments_are_rejected(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    """Exit status 2, and the fix."""
     status, out, err = run(*arguments)
     assert (status, out) == (2, "")
     assert said in err

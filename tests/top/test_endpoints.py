@@ -68,7 +68,7 @@ def refusal(address: str) -> str:
 
 @pytest.fixture
 def looking(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> list[Fleet]:
-    """How the fleet stood in the third turn of an agent, and a minute later, when it had ended."""
+    """The fleet's state in the third turn of an agent, and a minute after its end."""
     port = free_port()
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(port))
     otel_limits.enable(Limits(max_turns=4, max_token_budget=1000))
@@ -137,8 +137,8 @@ def test_an_address_may_be_short(address: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "address", ["", "file:///etc/passwd", "http://h:port", "ftp://h", "http://"]
 )
-def test_what_is_not_an_address_is_refused(address: str) -> None:
-    """With a sentence that shows one."""
+def test_invalid_address_is_rejected(address: str) -> None:
+    """The message shows a valid one."""
     with pytest.raises(ValueError, match="Invalid endpoint"):
         Endpoint(address)
 
@@ -154,8 +154,8 @@ def test_credentials_of_the_address_are_sent() -> None:
 # --- whatever answers -----------------------------------------------------------------------------
 
 
-def test_nobody_answers() -> None:
-    """The sentence says what to look at."""
+def test_unreachable_address_is_an_error_with_advice() -> None:
+    """The message suggests a check."""
     said = refusal(f"127.0.0.1:{free_port()}")
     assert "is unavailable (Connection refused)" in said
     assert "OTEL_LIMITS_PROMETHEUS_PORT" in said
@@ -171,21 +171,21 @@ def test_nobody_answers() -> None:
         ("otel_limits_turns_total nothing\n", 200, "returned invalid metrics"),
     ],
 )
-def test_what_answers_otherwise_is_told(body: str, status: int, said: str) -> None:
-    """In a sentence with the address."""
+def test_unexpected_answer_is_an_error_with_address(body: str, status: int, said: str) -> None:
+    """The message contains the address."""
     with answering(body, status) as (place, _):
         told = refusal(place)
     assert f"http://{place}/metrics {said}" in told
 
 
-def test_what_is_no_http_is_told() -> None:
+def test_non_http_server_is_an_error() -> None:
     """Another server listens there."""
     with answering(page("policy_valid 1")) as (place, _):
         assert "is unavailable" in refusal(f"https://{place}")
 
 
 def test_metrics_of_others_are_not_read() -> None:
-    """Whatever they are like: an application may have its own."""
+    """An application may have arbitrary metrics, even malformed ones."""
     strange = 'other_total{a="otel_limits_x"} 1\n# TYPE other nonsense\n}{ 1 2 3 4\n'
     samples = list(samples_of(strange + page("policy_valid 1"), is_openmetrics=False))
     assert [each.name for each in samples] == ["otel_limits_policy_valid"]
@@ -200,7 +200,7 @@ def test_a_number_that_is_none_is_left_out() -> None:
 
 @given(st.text(), st.booleans())
 def test_garbage_is_a_sentence(text: str, is_openmetrics: bool) -> None:  # noqa: FBT001
-    """Whatever stands behind our prefix."""
+    """Any text may follow our prefix."""
     lines = "\n".join(f"otel_limits_{line}" for line in text.split("\n"))
     with suppress(ValueError):
         list(samples_of(lines, is_openmetrics=is_openmetrics))

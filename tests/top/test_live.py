@@ -136,12 +136,12 @@ def looking(command: tuple[str, ...] = COMMAND, *, at: str = FLEET) -> Iterator[
 
 
 def has(text: str) -> Callable[[list[str]], bool]:
-    """Tell whether a text stands on the screen."""
+    """Return a check that the screen shows a text."""
     return lambda lines: any(text in line for line in lines)
 
 
 def is_wide(width: int) -> Callable[[list[str]], bool]:
-    """Tell whether every line has so many columns."""
+    """Return a check that every line has `width` columns."""
     return lambda lines: {*map(cell_len, lines)} == {width}
 
 
@@ -160,7 +160,7 @@ def test_a_person_looks_at_a_fleet() -> None:
         terminal.press("x/writ\r")
         terminal.until(lambda lines: not has("researcher")(lines), "the filter")
         terminal.press("\x1b")
-        terminal.until(has("researcher"), "everybody")
+        terminal.until(has("researcher"), "all rows")
         terminal.press("a\x1b[Bk")
         terminal.until(has("Kill the invocations of agent 'writer' (0 running)"), "the question")
         terminal.press("y")
@@ -191,7 +191,7 @@ def test_ctrl_c_restores_the_terminal() -> None:
 
 
 def test_sigterm_restores_the_terminal() -> None:
-    """Whoever sent it sees that it ended the program."""
+    """The sender of the signal sees that it ended the program."""
     assert ended_by(signal.SIGTERM) == -signal.SIGTERM
 
 
@@ -204,7 +204,7 @@ def test_an_exception_restores_the_terminal() -> None:
 
 
 def test_an_address_that_does_not_answer_is_a_sentence() -> None:
-    """And the view goes on; what is wrong stands on the screen."""
+    """The view continues and shows the error."""
     with looking(at="") as terminal:
         lines = terminal.until(has("has no otel-limits metrics."), "the sentence")
         assert any("0 of 1 addresses up" in line for line in lines)

@@ -97,8 +97,8 @@ def test_numbers_are_whole_at_every_width(width: int) -> None:
 
 
 @every_width
-def test_the_chosen_row_is_told_in_full(width: int) -> None:
-    """Below the table stands what has no room in it."""
+def test_selected_row_is_shown_in_full(width: int) -> None:
+    """Details without room in the table appear below it."""
     told = " ".join(shown(width))
     for part in (
         "max_token_budget 87%",
@@ -111,7 +111,7 @@ def test_the_chosen_row_is_told_in_full(width: int) -> None:
 
 
 @every_width
-def test_what_goes_wrong_is_a_sentence_on_the_screen(width: int) -> None:
+def test_problems_are_sentences_on_the_screen(width: int) -> None:
     """An address that does not answer, and limits that are not in force."""
     told = " ".join(shown(width))
     assert "! http://two/metrics is unavailable." in told
@@ -121,7 +121,7 @@ def test_what_goes_wrong_is_a_sentence_on_the_screen(width: int) -> None:
 
 @every_width
 def test_quotas_and_halts_stand_below(width: int) -> None:
-    """How much is used and when it begins again; who was halted and by what."""
+    """Usage and reset time of quotas; agent and reason of halts."""
     lines = shown(width)
     quota = lines[lines.index("Quotas close to their limit") + 1]
     assert "99% of 5M, resets " in quota
@@ -134,8 +134,8 @@ def test_the_trace_of_a_halt_is_shown_where_there_is_room() -> None:
     assert any("trace " + "ab" * 16 in line for line in shown(200))
 
 
-def test_what_is_not_known_is_a_dash() -> None:
-    """Neither 0 nor nothing."""
+def test_unknown_values_are_dashes() -> None:
+    """Neither 0 nor blank."""
     line = next(line for line in shown(200) if line.startswith("idle"))
     assert line.count(UNKNOWN) == 4
     line = next(line for line in shown(200) if line.startswith("摘要"))

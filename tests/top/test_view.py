@@ -75,7 +75,7 @@ def test_names_rise() -> None:
 
 
 def test_a_value_that_is_not_known_is_the_least() -> None:
-    """It stands below what is known."""
+    """It sorts below known values."""
     fleet = fleet_of(row("unknown", 0, rates=Rates(), in_progress=None), row("known", 1))
     for key in "ctur":
         assert names(after("a", key, fleet=fleet).rows(fleet)) == ["known", "unknown"]
@@ -86,14 +86,14 @@ def test_a_value_that_is_not_known_is_the_least() -> None:
     [("beta", ["Beta", "gamma-beta"]), ("*-beta", ["gamma-beta"]), ("x", []), ("", None)],
 )
 def test_a_filter_is_a_part_of_a_name_or_a_glob(typed: str, found: list[str] | None) -> None:
-    """While it is typed, and when it stands."""
+    """While it is typed, and after enter."""
     typing = after("/", *typed)
-    everybody = ["Beta", "gamma-beta", "alpha"]
-    assert names(typing.rows(FLEET)) == (everybody if found is None else found)
-    stands = after("enter", view=typing)
-    assert stands.mode == "rows"
-    assert names(stands.rows(FLEET)) == (everybody if found is None else found)
-    assert names(after("escape", view=stands).rows(FLEET)) == everybody
+    everyone = ["Beta", "gamma-beta", "alpha"]
+    assert names(typing.rows(FLEET)) == (everyone if found is None else found)
+    filtered = after("enter", view=typing)
+    assert filtered.mode == "rows"
+    assert names(filtered.rows(FLEET)) == (everyone if found is None else found)
+    assert names(after("escape", view=filtered).rows(FLEET)) == everyone
 
 
 def test_a_filter_can_be_given_up() -> None:
@@ -138,7 +138,7 @@ def test_any_key_leaves_the_help() -> None:
 
 
 def test_keys_are_read_from_what_terminals_send() -> None:
-    """Arrows in both modes, a key alone, text, and nothing of what nobody knows."""
+    """Arrows in both modes, a single key and text; unknown sequences are dropped."""
     assert list(keys_of("\x1b[A\x1bOB\x1b[5~q\x1b[99~/é\r\x7f")) == [
         *("up", "down", "page up", "q", "/", "é", "enter", "backspace")
     ]
@@ -187,7 +187,7 @@ def test_a_kill_that_fails_is_a_sentence(error: Exception, said: str) -> None:
 
 
 @pytest.mark.parametrize("agent", ["_other", "a\N{REPLACEMENT CHARACTER}", "x" * 128])
-def test_what_metrics_do_not_name_is_not_killed(agent: str) -> None:
+def test_agents_without_an_exact_name_are_not_killed(agent: str) -> None:
     """Several agents, or a name that is not whole: the command takes a glob."""
     fleet = fleet_of(row(agent, 1))
     view = after("k", fleet=fleet)

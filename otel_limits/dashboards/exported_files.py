@@ -17,13 +17,13 @@ BROUGHT: Final = (
     "README.md",
     "pictures",
 )
-"""What is written out: everything but the code that the JSON is generated with."""
+"""Exported files: everything but the code that generates the JSON."""
 
 RUNBOOK: Final = "dashboards/README.md"
-"""What the `runbook_url` of every alert begins with, until --runbook says where it really is."""
+"""Default start of every alert's `runbook_url`; --runbook sets the real address."""
 
 GRAFANA: Final = "http://localhost:3000"
-"""What the `dashboard_url` of every alert begins with, until --grafana says where it really is."""
+"""Default start of every alert's `dashboard_url`; --grafana sets the real address."""
 
 PAGE: Final = re.compile(r"\[([^]]*)\]\(\.\./otel_limits/docs/([a-z-]+)\.md(?:#[a-z-]*)?\)")
 PAGE_BY_NAME: Final = r"\1 (`otel-limits docs \2`)"
@@ -53,7 +53,7 @@ def export(target: Path, runbook: str | None = None, grafana: str | None = None)
     """Write everything to `target`, also as objects of Kubernetes; return what was written.
 
     Args:
-        target: A directory; it is made if there is none, and files of ours in it are replaced.
+        target: A directory, created if missing; earlier exported files in it are replaced.
         runbook: Address of the runbook, which every alert then links to.
         grafana: Address of the Grafana whose panels every alert then links to.
     """
