@@ -514,8 +514,8 @@ WRONG = {
     "defaults: \x07": "The file has a character that is not allowed in YAML.",
     "[" * 1000: "The file is nested too deeply to be read.",
     "tools: {t: !thing {}}": "The tag !thing is not allowed: plain YAML only.",
-    "quotas: {q: {model_calls: 1, window: day, max_wait: 5m}}": "has a max_wait, and its calls are",
-    "quotas: {q: {model_calls: 1, window: day, reserve: expected}}": "leave reserve out.",
+    "quotas: {q: {model_calls: 1, window: day, max_wait: 5m}}": "has a max_wait but refuses calls",
+    "quotas: {q: {model_calls: 1, window: day, reserve: expected}}": "remove reserve.",
 }
 
 

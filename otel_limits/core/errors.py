@@ -229,7 +229,7 @@ class QuotaUnavailableError(LimitReachedError):
 
     def _fallback_message(self) -> str:
         """Return the reason."""
-        return "The quotas could not be asked: their store does not answer."
+        return "The quota could not be checked: its store is unavailable."
 
 
 class KilledError(LimitReachedError):

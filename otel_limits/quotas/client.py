@@ -132,9 +132,9 @@ class StoreClient:
         return await self._ask(settlement_of(ticket), time.monotonic() + self._timeout)
 
     def remember(self, need: QuotaNeed, demand: Demand, standing: CountState) -> CountState:
-        """Note how a count stands, and return it with its limit."""
+        """Cache the state of a count, and return it with its limit."""
         latest = self.fallback.remember(need, demand, standing)
-        # Read immediately the first time: an outage may follow, and the number of workers is needed.
+        # The first read is immediate: an outage may follow, and needs the number of workers.
         if not self.fallback.workers and need.quota.grace:
             self.look_again()
         return latest

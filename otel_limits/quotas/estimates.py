@@ -28,7 +28,7 @@ HALF_LIFE_SECONDS: Final = 600.0
 """Time after which half of what an unusually long answer added to the estimate is forgotten."""
 
 LEAST_EXPECTED: Final = 1024
-"""Output tokens that are set aside at least where a quota reserves what is expected."""
+"""Minimum output tokens reserved with `reserve: expected`."""
 
 Reserved = Literal["worst_case", "expected"]
 RESERVED: Final[tuple[Reserved, ...]] = ("worst_case", "expected")
@@ -36,7 +36,7 @@ RESERVED: Final[tuple[Reserved, ...]] = ("worst_case", "expected")
 
 @dataclass(frozen=True, slots=True)
 class CallEstimate:
-    """What a call is taken to need."""
+    """The estimated usage of a call."""
 
     usage: Usage
     certain: bool
@@ -87,19 +87,18 @@ class DecayingMax:
 
 @dataclass(slots=True)
 class ModelHistory:
-    """What the last calls of one model taught."""
+    """Recent output sizes of one model."""
 
     outputs: deque[Sample] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CALLS))
-    # What the first call of an unknown model is given in any case keeps nobody out: only what
-    # goes beyond it has to be forgotten.
+    # The floor for unknown models is always reserved: only the excess decays.
     highest_output: DecayingMax = field(default_factory=lambda: DecayingMax(FIRST_OUTPUT))
-    # By the worst of the last calls and not their mean: a reservation that is too low lets a
-    # fleet pass its quota, one that is too high only waits a little.
+    # The worst of recent calls, not their mean: too low a reservation lets a fleet exceed its
+    # quota, too high a one only delays calls.
     highest_shortfall: DecayingMax = field(default_factory=DecayingMax)
     """Input tokens by which each projection was too low."""
 
     def record(self, output: int, shortfall: int, now: float) -> None:
-        """Note what a call took, and by how much its input exceeded its projection."""
+        """Record the output of a call and how far its input exceeded the projection."""
         self.outputs.append(Sample(output, now))
         self.highest_output.add(output, now)
         self.highest_shortfall.add(shortfall, now)
@@ -109,22 +108,22 @@ class ModelHistory:
         return self.highest_shortfall.at(now)
 
     def highest(self, now: float) -> int:
-        """Return the most output to be reckoned with."""
+        """Return the highest output to expect."""
         seen = self.highest_output.at(now)
-        # A few short answers say little about the next one.
+        # A few short answers do not predict the next one.
         return seen if len(self.outputs) >= ENOUGH_CALLS else max(seen, FIRST_OUTPUT)
 
     def expected(self, now: float) -> int:
-        """Return twice what answers needed lately."""
+        """Return twice the mean of recent outputs."""
         needed = [each.faded(now, FIRST_OUTPUT) for each in self.outputs]
         return max(LEAST_EXPECTED, round(2 * sum(needed) / len(needed)) if needed else 0)
 
 
 class Estimates:
-    """Learns per model, in this process. Whoever has it holds a lock while asking.
+    """Estimates per model from recent calls of this process. Callers must hold a lock.
 
     Args:
-        clock: Seconds, from whenever.
+        clock: Returns seconds from any origin.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -31,7 +31,7 @@ MAX_LOOK_SECONDS: Final = 20.0
 """Maximum read interval: well below `WORKER_SECONDS`."""
 
 Rule: TypeAlias = Literal["grace", "deny", "allow", "local"]
-"""What decides a need: the local share (`grace`), or `on_store_error`."""
+"""How a need is decided: by the local share (`grace`), or by `on_store_error`."""
 
 
 QuotaKey: TypeAlias = tuple[str, str, str]

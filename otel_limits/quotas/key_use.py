@@ -28,15 +28,15 @@ class KeyUse:
     reserved: Number
     remaining: Number
     limit: Number
-    """What is permitted, grants included."""
+    """Including grants."""
     resets: float | None
-    """When the next window begins, in seconds since the epoch; `None` where there is no window."""
+    """Start of the next window, in seconds since the epoch; `None` without a window."""
     blocked: str | None = None
-    """Why nothing of it may be used, when an operator has blocked it; empty without a reason."""
+    """The reason of an operator's block, possibly empty; `None` if not blocked."""
 
 
 class Uses(NamedTuple):
-    """The keys that were read, those nearest their end first within each quota."""
+    """Usage of keys; within each quota, those closest to their limit first."""
 
     rows: list[KeyUse]
     omitted: int
@@ -46,22 +46,22 @@ class Uses(NamedTuple):
 def read_use(
     store: QuotaStore, quotas: Iterable[Quota], *, glob: str = "*", top: int | None = None
 ) -> Uses:
-    """Read the keys that were used in the present window; a quota that was not used has one row.
+    """Return the usage of keys in the current window; an unused quota has one row.
 
     Args:
-        store: Where they are counted.
-        quotas: Which ones.
-        glob: The keys to be read, as people see them.
-        top: How many keys of each quota, at most.
+        store: The quota store.
+        quotas: Quotas to read.
+        glob: Glob for displayed keys.
+        top: Maximum keys per quota.
 
     Raises:
-        StoreError: The store does not answer.
+        StoreError: The store is unavailable.
     """
     now = store.now()
     rows: list[KeyUse] = []
     omitted = 0
     for quota in quotas:
-        # By and by: a quota may have more keys than anybody wants to keep in memory at once.
+        # Lazily, because a quota may have more keys than fit in memory.
         found = Counted(_uses(store, quota, now, glob))
         nearest = sorted(found, key=_order) if top is None else nsmallest(top, found, key=_order)
         rows += nearest
@@ -111,7 +111,7 @@ def find_key(store: QuotaStore, quota: Quota, text: str) -> Key:
     """Find the key that a person wrote, in the form of the template or as it is shown.
 
     Raises:
-        StoreError: The store does not answer.
+        StoreError: The store is unavailable.
         ValueError: The quota has no such keys.
     """
     for listed in store.keys(quota.name):

@@ -1,7 +1,7 @@
-"""Whose share of a quota a call counts for: keys from agent, model, baggage and attributes.
+"""Partition keys of quotas, from agent, model, baggage and attributes.
 
-What comes from outside (baggage, attributes) is untrusted: it is read only where a quota names it,
-values that are not short printable text share one key, and stores see hashes of them.
+Baggage and attributes are untrusted: they are read only if a quota names them, values that are not
+short printable text share one key, and stores see hashes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from dataclasses import dataclass
 from typing import Final
 
 MISSING: Final = "(missing)"
-"""Stands for a value that is not there: omitting it does not bypass a keyed quota."""
+"""Replaces an absent value: omitting it does not bypass a keyed quota."""
 INVALID: Final = "(invalid)"
-"""Stands for a value that cannot be used, for the same reason."""
+"""Replaces an unusable value, for the same reason."""
 EVERYTHING: Final = "(all)"
-"""Shown for a quota without a key: one count for all that it applies to."""
+"""Displayed for a quota without a key, which has one count."""
 
-# Baggage comes from outside: without a bound one request could fill a store with a
-# key of megabytes.
+# Baggage is untrusted: without a bound, one request could store a key of megabytes.
 MAX_VALUE_LENGTH: Final = 128
 HASH_LENGTH: Final = 32
 SHOWN_HASH_LENGTH: Final = 12
 
-# No space and no brace, so that a template can be read in one way only.
+# No spaces or braces, so that templates are unambiguous.
 SOURCE: Final = re.compile(r"agent|model|(?:baggage|attribute)\.[A-Za-z0-9][A-Za-z0-9_.\-/]{0,127}")
 PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 
@@ -36,27 +35,27 @@ Lookup = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Whose share of a quota is counted."""
+    """A partition key of a quota."""
 
     id: str
-    """Hash of quota and values: what a store sees."""
+    """Hash of quota and values, used in stores."""
     shown: str
-    """For people: values from outside appear as the beginning of their hash."""
+    """For display: untrusted values appear as the prefix of their hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How the key of a quota is made up.
+    """The key template of a quota.
 
     Raises:
-        ValueError: A source is not valid, or two of them are not kept apart.
+        ValueError: A source is invalid, or two are not separated.
     """
 
     text: str
     """Such as `agent`, `baggage.tenant.id` or `{agent}/{baggage.tenant.id}`; empty for no key."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be read, or can be read in two ways."""
+        """Reject invalid and ambiguous templates."""
         for source in self.sources:
             require_source("key", source)
         if "}{" in self.text:
@@ -68,20 +67,20 @@ class Template:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What it reads, in order."""
+        """The sources, in order."""
         if self.text and "{" not in self.text and "}" not in self.text:
             return (self.text,)
         return tuple(PLACEHOLDER.findall(self.text))
 
     def key(self, quota: str, lookup: Lookup) -> Key:
-        """Make the key of one model call."""
+        """Return the key of a model call."""
         return self._key(quota, [key_text(lookup(source)) for source in self.sources])
 
     def key_of_text(self, quota: str, text: str) -> Key:
-        """Make the key that a person writes, such as `acme` or `researcher/acme`.
+        """Return the key for text typed by an operator, such as `acme` or `researcher/acme`.
 
         Raises:
-            ValueError: It does not have the parts of the template.
+            ValueError: It does not match the template.
         """
         if not self.sources:
             if text not in ("", EVERYTHING):
@@ -104,15 +103,15 @@ class Template:
         if "{" not in self.text:
             return re.compile("(.+)")
         parts = PLACEHOLDER.split(self.text)
-        # `split` with a group gives text and placeholder in turns: the odd ones are placeholders.
+        # `split` with a group alternates text and placeholders: the odd ones are placeholders.
         return re.compile("".join("(.+?)" if n % 2 else re.escape(p) for n, p in enumerate(parts)))
 
 
 def require_source(setting: str, source: str) -> str:
-    """Return `source` if it can be read.
+    """Return `source` if it is valid.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: It is not.
     """
     if not SOURCE.fullmatch(source):
         raise ValueError(
@@ -123,19 +122,19 @@ def require_source(setting: str, source: str) -> str:
 
 
 def key_text(value: object) -> str:
-    """Return a value as text that can be a key, or what stands for one that cannot."""
+    """Return a value as key text, or a placeholder if it is absent or unusable."""
     if value is None or value == "":
         return MISSING
     text = str(value) if isinstance(value, (str, int)) else ""
-    # All of them share one count: whoever sends such values must not get a fresh amount with each.
+    # All invalid values share one count, so a caller cannot get a new amount with each.
     if not text or len(text) > MAX_VALUE_LENGTH or not text.isprintable():
         return INVALID
     return text
 
 
 def displayed(source: str, value: str) -> str:
-    """Return what people see of a value."""
-    # What comes from outside may be somebody's name, which metrics and logs must not contain.
+    """Return the displayed form of a value."""
+    # Untrusted values may be names of people, which metrics and logs must not contain.
     if source in ("agent", "model") or value in (MISSING, INVALID):
         return value
     return "#" + digest(value)[:SHOWN_HASH_LENGTH]
@@ -143,11 +142,11 @@ def displayed(source: str, value: str) -> str:
 
 def digest(*parts: str) -> str:
     """Hash a list of texts without control characters."""
-    # The separator is one, so that no two different lists are joined to the same text.
+    # The separator is a control character, so different lists never join to the same text.
     joined = "\0".join(parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(joined, digest_size=HASH_LENGTH // 2).hexdigest()
 
 
 def fits(conditions: tuple[tuple[str, str], ...], lookup: Lookup) -> bool:
-    """Tell whether every source has a value that fits its glob."""
+    """Return whether every source has a value that matches its glob."""
     return all(fnmatch.fnmatchcase(key_text(lookup(source)), glob) for source, glob in conditions)

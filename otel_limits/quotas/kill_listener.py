@@ -1,4 +1,4 @@
-"""Listens to what other processes of a fleet tell: whom to end, and what of a quota became free."""
+"""Receives kills and released quota from other processes."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger("otel_limits")
 
 RETRY_SECONDS: Final = 0.5
-"""How long a listener waits before it connects again."""
+"""Delay before reconnecting."""
 
 LOOK_SECONDS: Final = 1.0
-"""How often a process that may not listen looks for kills."""
+"""Polling interval of a process that cannot subscribe."""
 
 COMPARISONS: Final = 5
-"""How often both clocks are compared: the first question also connects, the fastest is best."""
+"""Clock comparisons; the fastest is used, because the first also connects."""
 
 MAX_SEEN: Final = 1000
 
 
 class KillListener(StoreThread):
-    """Waits for kills and for what becomes free, and ends within a second of being told to.
+    """A thread that applies kills and wakes waiters; it stops within a second.
 
     Args:
-        store: Where they are sent.
-        kill: Ends the agents whose name fits a pattern and that began before a time, in monotonic
-            seconds; returns how many.
-        free: Wakes who waits in a line; in every line where it is `None`.
+        store: Delivers the messages.
+        kill: Kills invocations of matching agents that began before a time, in monotonic seconds;
+            returns their number.
+        free: Wakes the waiters of a queue, or of all queues for `None`.
     """
 
     name = "otel-limits-kill"
@@ -50,24 +50,23 @@ class KillListener(StoreThread):
         kill: Callable[[str, float], int],
         free: Callable[[QueueKey | None], None],
     ) -> None:
-        """Begin to listen."""
+        """Start the thread."""
         self._kill = kill
         self._free = free
         super().__init__(store)
 
     def look_soon(self) -> None:
-        """Look within a second whether a kill was given that was not heard."""
-        # What is published reaches who is connected, and nobody says when it does not: a proxy in
-        # between can lose it.
+        """Check for missed kills within a second."""
+        # Pub/sub delivery is not guaranteed: a proxy in between can lose messages.
         self._has_missed = True
 
     def work(self, closing: threading.Event) -> None:
-        """Listen, and connect again where the connection is lost."""
-        # Here, as a child has heard nothing yet of what its parent has.
+        """Receive messages, reconnecting when the connection is lost."""
+        # Reset here, because a child has received no messages yet.
         self._began = time.monotonic()
         self._clock_offset = 0.0
         self._is_polling, self._has_missed = not self._store.has_channels, False
-        # More than are sent in the hour for which kills are noted.
+        # More than are sent in the hour for which kills are kept.
         self._seen: deque[str] = deque(maxlen=MAX_SEEN)
         while not closing.is_set():
             self._receive(closing)
@@ -75,14 +74,14 @@ class KillListener(StoreThread):
 
     @suppress_errors("kill")
     def _receive(self, closing: threading.Event) -> None:
-        """Obey kills, and wake who waits, until the connection is lost."""
+        """Apply kills and wake waiters until the connection is lost."""
         with contextlib.suppress(StoreError):
             self._clock_offset = min(self._compare_clocks() for _ in range(COMPARISONS))
             # Ignore kills sent before this thread started.
             since = self._began + self._clock_offset
             try:
                 for message in self._messages(since, closing):
-                    # What arrives after `close()` is meant for those who still listen.
+                    # Ignore messages after `close()`.
                     if closing.is_set():
                         return
                     if isinstance(message, Freed):
@@ -96,9 +95,9 @@ class KillListener(StoreThread):
                 self._fall_back_to_polling(error)
 
     def _compare_clocks(self) -> float:
-        """Return how far the store's clock is ahead of our monotonic one, at most."""
-        # Before the question and not after it: at worst an invocation that began while it was
-        # under way is taken for a later one.
+        """Return the store's time minus the monotonic time, at most."""
+        # Measured before the request: at worst, an invocation that began during it escapes a kill
+        # sent during it.
         asked = time.monotonic()
         return self._store.now() - asked
 
@@ -108,7 +107,7 @@ class KillListener(StoreThread):
 
     def _messages(self, since: float, closing: threading.Event) -> Iterable[Kill | Freed | None]:
         if self._is_polling:
-            # Nobody tells it what became free: the first in each line asks as often as it looks.
+            # Releases are not notified: wake the first waiter of each queue at every poll.
             return (*self._store.noted_kills(since), Freed())
         return self._store.messages(since, closing)
 
@@ -125,10 +124,10 @@ class KillListener(StoreThread):
 
     def _apply(self, kill: Kill) -> None:
         """Kill invocations that started before the kill was sent."""
-        # After reconnecting, those of the last hour are heard again.
+        # After reconnecting, kills of the last hour are received again.
         if kill.id in self._seen:
             return
-        # Before it is obeyed: one that fails half-way is not begun again at every reconnection.
+        # Before applying it: one that fails must not be retried at every reconnection.
         self._seen.append(kill.id)
         ended = self._kill(kill.pattern, kill.at - self._clock_offset)
         logger.warning(

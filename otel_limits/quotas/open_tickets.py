@@ -1,4 +1,4 @@
-"""Keeps the tickets of live invocations: one at a time for each, from asking until settlement."""
+"""Tickets of invocations in progress: at most one each, from admission to settlement."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class OpenTickets:
-    """What is known of live invocations, and what calls of models have taught.
+    """Open tickets by invocation, and estimates from earlier calls.
 
     Args:
-        quotas: What is to be held now.
-        price: Model id and usage → USD, for quotas in money.
-        client: Settles what nobody waits for.
+        quotas: Returns the current quotas.
+        price: Request and usage → USD, for quotas in USD.
+        client: Sends settlements.
     """
 
     def __init__(
         self, quotas: Callable[[], Sequence[Quota]], price: PriceOf, client: StoreClient
     ) -> None:
-        """Begin with nobody admitted."""
+        """Create it without open tickets."""
         self._quotas = quotas
         self._price = price
         self._client = client
@@ -42,16 +42,15 @@ class OpenTickets:
 
     @property
     def has_quotas(self) -> bool:
-        """True while there is a quota to hold."""
+        """Whether any quota is configured."""
         return bool(self._quotas())
 
     def reset(self) -> None:
-        """Forget everything, in a child: what is open goes on in its parent."""
-        # Threads of one invocation may ask models at once. Reentrant, because booking a call that
-        # did not ask opens a ticket for it.
+        """Reset in a forked child: open tickets belong to its parent."""
+        # Threads of one invocation may call models concurrently. Reentrant, because recording a
+        # call without admission opens a ticket.
         self._lock = threading.RLock()
-        # New in a child: ids of operations must never be given twice, as the second would
-        # not be done.
+        # New in a child: a reused operation ID would not be applied.
         self._owner = uuid.uuid4().hex
         self._numbers = itertools.count()
         self._invocations: dict[str, InvocationState] = {}
@@ -59,16 +58,15 @@ class OpenTickets:
 
     def open(self, request: Request) -> Ticket | None:
         """Open a ticket; `None` when no quota applies."""
-        # Before the lock: it reads baggage, and attributes of the application's own types.
+        # Before the lock, because it runs application code of attribute types.
         lookup = lookup_of(request)
         applying = [quota for quota in self._quotas() if fits(quota.where, lookup)]
         if not applying:
             return None
         with self._lock:
             state = self._invocations.setdefault(request.invocation.id, InvocationState())
-            self._settle(state)  # the end of the call before was not seen
-            # For calls that ask nobody, such as a summary: they know their invocation
-            # and nothing else.
+            self._settle(state)  # the end of the previous call was not observed
+            # For side calls, such as a summary: they only have their invocation.
             state.attributes = request.attributes
             estimates = {
                 what: self._estimates.estimate(
@@ -79,7 +77,7 @@ class OpenTickets:
             needs = [
                 need_of(quota, request, lookup, estimates[quota.reserve], self._price)
                 for quota in applying
-                # An invocation is counted by its first call and by no other.
+                # An invocation is counted by its first call only.
                 if quota.name not in state.counted
             ]
             if needs:
@@ -87,37 +85,37 @@ class OpenTickets:
             return state.ticket
 
     def record(self, call: ModelCall) -> Ticket | None:
-        """Note what a call took on its ticket; `None` when no quota applies."""
+        """Record the usage of a call on its ticket; `None` if no quota applies."""
         with self._lock:
             state = self._invocations.get(call.invocation.id)
-            # A second call on one permission gets a ticket of its own: others may have settled the
-            # first by then, and a ticket counts once.
+            # A second call after one admission gets its own ticket: the first may be settled by
+            # now, and a ticket counts once.
             if state is None or state.ticket is None or state.ticket.calls:
                 return self._count_unadmitted(call, state)
             self._note(state.ticket, call)
             return state.ticket
 
     def held(self) -> list[Ticket]:
-        """Return the tickets for which something is set aside."""
+        """Return the tickets with reservations."""
         with self._lock:
             tickets = (state.ticket for state in self._invocations.values())
             return [each for each in tickets if each is not None and each.leased_at is not None]
 
     def close(self, invocation_id: str) -> Ticket | None:
-        """Take the open ticket of an invocation, to settle it; `None` when there is none."""
+        """Remove and return the open ticket of an invocation, if any; the caller settles it."""
         with self._lock:
             state = self._invocations.get(invocation_id)
             return None if state is None else state.close()
 
     def drop(self, ticket: Ticket) -> None:
-        """Forget a call that does not go out."""
+        """Discard the ticket of a call that is not sent."""
         with self._lock:
             state = self._invocations.get(ticket.request.invocation.id)
             if state is not None:
                 state.ticket = None
 
     def end(self, invocation_id: str) -> None:
-        """An invocation is over: settle what it left open, and forget it."""
+        """Settle the open ticket of a finished invocation and forget it."""
         with self._lock:
             state = self._invocations.pop(invocation_id, None)
             if state is not None:
@@ -126,7 +124,7 @@ class OpenTickets:
     # --- under the lock ---------------------------------------------------------------------------
 
     def _count_unadmitted(self, call: ModelCall, state: InvocationState | None) -> Ticket | None:
-        """Count a call that went out without asking, such as a summary or a direct request."""
+        """Count a call without admission: a side call, such as a summary."""
         request = Request(
             invocation=call.invocation,
             model=call.model,
@@ -135,7 +133,7 @@ class OpenTickets:
         )
         ticket = self.open(request)
         if ticket is not None:
-            # It has gone out, so that there is nothing left to refuse.
+            # It was already sent and cannot be refused.
             ticket.leave_out([need for need in ticket.needs if need.amount == UNPRICED])
             self._client.fill(ticket, forced=True)
             self._note(ticket, call)
@@ -146,7 +144,7 @@ class OpenTickets:
         ticket.calls = 1
         ticket.tokens = call.usage.total
         ticket.cost = call.price or NO_COST
-        # What was estimated teaches nothing but the estimate.
+        # Only measured usage improves estimates.
         if call.kind == "measured":
             self._estimates.record(ticket.request.model, ticket.request.input, call.usage)
 

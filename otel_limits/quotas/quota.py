@@ -1,4 +1,4 @@
-"""A quota: how much of what may be used in which window, and by whom."""
+"""The `Quota` type, its units and their formatting."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Exceeded = Literal["refuse", "wait"]
 EXCEEDED: Final[tuple[Exceeded, ...]] = ("refuse", "wait")
 
 MAX_WAIT_SECONDS: Final = 30.0
-"""How long a call waits at most where a quota does not say it."""
+"""Default of `max_wait`."""
 
-# Finer than the price of a token: the cheapest models cost some 10**-8 dollars for one.
+# Finer than the price of a token: the cheapest models cost about 10**-8 USD per token.
 PARTS_PER_USD: Final = 10**9
-"""Money is counted in whole billionths of a dollar, so that stores add integers."""
+"""USD are counted in whole billionths, so that stores add integers."""
 
 MAX_PARTS: Final = 2**53 - 1
-"""Above this, numbers in the scripts of Redis, which are doubles, are not exact."""
+"""Largest exact integer in Redis scripts, whose numbers are doubles."""
 
 GRACE_SECONDS: Final = 30.0
-"""How long a share is used where a quota does not say it: longer than a server takes to restart."""
+"""Default of `grace`: longer than a server takes to restart."""
 
 UNIT_NAMES: Final[Mapping[Unit, str]] = {
     "usd": "USD",
@@ -52,7 +52,7 @@ NO_KEY: Final = Template("")
 
 
 class Figures(NamedTuple):
-    """How a count stands, in the unit in which people read it."""
+    """The state of a count in display units."""
 
     unit: str
     used: Number
@@ -63,43 +63,43 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """A budget over a time window, or of calls at once, shared by many processes."""
+    """A budget per time window, or of concurrent calls, shared by many processes."""
 
     name: str
     unit: Unit
     amount: int
-    """In whole parts: tokens, calls, invocations, billionths of a dollar, or calls at once."""
+    """In whole parts: tokens, calls, invocations, billionths of a USD, or concurrent calls."""
     windows: Windows | UnboundedWindow
     key: Template = NO_KEY
-    """Each value of the key has the whole amount for itself."""
+    """Each value of the key gets the full amount."""
     where: tuple[tuple[str, str], ...] = ()
-    """Sources and globs that a model call must fit for the quota to apply."""
+    """Sources and globs that a model call must match for the quota to apply."""
     action: Action | None = None
-    """What is done when it is exceeded; `None` for what the agent's policy says."""
+    """The action when reached; `None` for that of the agent's policy."""
     reserve: Reserved = "worst_case"
-    """What of a call is set aside before it goes out."""
+    """The amount reserved for a call."""
     grace: float = GRACE_SECONDS
-    """Seconds for which a worker that lost the store may use its share of what was left."""
+    """Seconds of an outage during which a worker may use its local share."""
     on_store_error: BackendError = "deny"
-    """What is done while the store does not answer, and there is no share to use."""
+    """Behavior during an outage without a local share."""
     on_exceeded: Exceeded = "refuse"
-    """Whether a call that finds too little left is refused at once, or waits."""
+    """Whether a call is refused immediately or waits if too little is left."""
     max_wait: float = MAX_WAIT_SECONDS
-    """Seconds for which it waits at most."""
+    """Maximum wait in seconds."""
     origin: str = field(default="", compare=False)
-    """Line of the policy file that sets it, such as `limits.yaml:12`."""
+    """Its line in the policy file, such as `limits.yaml:12`."""
 
     def count(self, key: Key, now: float) -> Count:
-        """Name what is counted of a key at a time, in seconds since the epoch."""
+        """Return the count of a key at a time, in seconds since the epoch."""
         return Count(self.name, key.id, self.windows.at(now), self.unit, key.shown)
 
     def figures(self, standing: CountState) -> Figures:
-        """Put how a count stands into the unit of the quota."""
+        """Return the state of a count in display units."""
         parts = (standing.used, standing.reserved, standing.limit, standing.remaining)
         return Figures(unit_name(self.unit), *(in_unit(self.unit, each) for each in parts))
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Describe the quota in one line."""
         per = "" if isinstance(self.windows, UnboundedWindow) else f" per {self.windows.rule}"
         key = f" for each {self.key.text}" if self.key.text else ""
         where = "".join(f" where {source} is {glob}" for source, glob in self.where)
@@ -107,12 +107,12 @@ class Quota:
         return in_words(self.unit, self.amount) + per + key + where + settings
 
     def _set(self) -> Iterator[str]:
-        """Say what is not as it is where a policy file says nothing about it."""
+        """Describe settings that differ from their defaults."""
         if self.action is not None:
             yield f"action {self.action}"
         if self.reserve != "worst_case":
             yield f"reserve {self.reserve}"
-        # What is only observed keeps nobody waiting.
+        # In observe mode no call waits.
         if self.on_exceeded == "wait" and self.action != "observe":
             yield f"calls wait up to {self.max_wait:.15g} s"
         if self.grace != GRACE_SECONDS:
@@ -122,7 +122,7 @@ class Quota:
 
 
 def too_small(quota: Quota) -> str | None:
-    """Say that a quota is below what is set aside for a single call, where it is."""
+    """Return a warning if a quota is smaller than the reservation of a single call."""
     least = FIRST_OUTPUT if quota.reserve == "worst_case" else LEAST_EXPECTED
     if quota.unit != "tokens" or quota.amount >= least:
         return None
@@ -134,17 +134,17 @@ def too_small(quota: Quota) -> str | None:
 
 
 def parts_of_usd(amount: Decimal) -> int:
-    """Return money as whole parts, rounded up, so that no call counts as cheaper than it was."""
+    """Return USD as whole parts, rounded up, so that no call counts as cheaper than it was."""
     return int(EXACT.multiply(amount, PARTS_PER_USD).to_integral_value(ROUND_CEILING, EXACT))
 
 
 def in_unit(unit: Unit, parts: int) -> Number:
-    """Return an amount as people write it."""
+    """Return an amount in display units."""
     return EXACT.divide(parts, PARTS_PER_USD) if unit == "usd" else parts
 
 
 def unit_name(unit: Unit) -> str:
-    """Return the unit as it is written after a number."""
+    """Return the display name of a unit."""
     return UNIT_NAMES.get(unit, unit)
 
 

@@ -19,21 +19,20 @@ from otel_limits.quotas.store_thread import StoreThread
 from otel_limits.quotas.windows import Window
 
 MOST: Final = 1_000
-"""Reservations that are looked up at a time."""
+"""Reservations per page."""
 
 INTERVAL_SECONDS: Final = 60.0
-"""How often a process looks."""
+"""How often a process checks for expired reservations."""
 
 FindSettlements: TypeAlias = Callable[[Sequence[str]], Iterable[tuple[str, str]]]
-"""Ids of reservations → those of them whose settlement a ledger has, with its text."""
+"""Reservation IDs → (ID, settlement text) of those recorded in a ledger."""
 
 
 def as_text(charges: Iterable[Charge]) -> str:
-    """Write charges for the ledger, which gets hashes of keys and not the keys."""
+    """Encode charges for the ledger, with hashed keys."""
     return json.dumps(
         [
-            # Without `shown`, which names the key for people: the store has it
-            # since the reservation.
+            # Without `shown`: the store has it since the reservation.
             (
                 count.quota,
                 count.key,
@@ -50,7 +49,7 @@ def as_text(charges: Iterable[Charge]) -> str:
 
 
 def from_text(identity: str, text: str) -> Settle:
-    """Read what `as_text` wrote."""
+    """Decode the output of `as_text`."""
     return Settle(
         identity,
         tuple(
@@ -61,19 +60,19 @@ def from_text(identity: str, text: str) -> Settle:
 
 
 def settle_expired(store: SharedStore, find: FindSettlements) -> int:
-    """Send the settlements that `find` has; returns how many.
+    """Send the settlements that `find` returns; return their number.
 
     Raises:
-        StoreError: The store does not answer.
+        StoreError: The store is unavailable.
     """
     settled = unknown = 0
-    # The store says which, and not the ledger: most calls of a ledger were settled long ago. Page
-    # by page, since those that no ledger knows stay where they are.
+    # Start from the store, because most calls of a ledger are settled. Skip those that are in no
+    # ledger: they stay in the store.
     while expired := store.expired(unknown, MOST):
         found = [from_text(*each) for each in find(expired)]
         if found:
-            # Done before they are noted as done: a worker that dies between the two sends them
-            # once more, which changes nothing.
+            # Mark them last: if this worker dies in between, they are sent again, which is
+            # idempotent.
             store.run(found)
             store.mark_settled([each.id for each in found])
         settled += len(found)
@@ -82,16 +81,16 @@ def settle_expired(store: SharedStore, find: FindSettlements) -> int:
 
 
 def forget_expired(store: SharedStore) -> None:
-    """Drop what nobody settled in time, and say how many there were.
+    """Drop reservations that are too old to be settled, and report their number.
 
     Raises:
-        StoreError: The store does not answer.
+        StoreError: The store is unavailable.
     """
     forgotten = store.forget_expired()
     if forgotten:
         sentence = (
             f"{forgotten} model calls of killed workers were not settled and are not counted: "
-            "they are in no ledger that this fleet reads"
+            "no ledger of this fleet contains them"
         )
         INTERNAL_ERRORS.report("quotas", StoreError(sentence), sentence)
 
@@ -100,8 +99,8 @@ class Recovery(StoreThread):
     """Checks once a minute whether there is something to settle.
 
     Args:
-        store: Where quotas are counted.
-        find: Looks into the ledger of this process.
+        store: The shared store.
+        find: Queries the ledger of this process.
     """
 
     name = "otel-limits-recovery"
@@ -112,7 +111,7 @@ class Recovery(StoreThread):
         super().__init__(store)
 
     def work(self, closing: threading.Event) -> None:
-        """Look once a minute, in a child as well: its parent may end before it."""
+        """Check once a minute, also in a child: its parent may end first."""
         while not closing.wait(INTERVAL_SECONDS):
             self._look()
 

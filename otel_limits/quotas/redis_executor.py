@@ -1,4 +1,4 @@
-"""Asks a Redis or Valkey server: one question, or many scripts in one round trip."""
+"""Connection to a Redis or Valkey server: commands, batched scripts, messages and rights."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from otel_limits.quotas.redis_scripts import ScriptCall
 
 FAILURES: Final = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
-"""All that means the server was not reached, or refused; a cluster's is not a `RedisError`."""
+"""Errors of an unavailable server; a cluster's is not a `RedisError`."""
 
 
 class Link(Protocol):
-    """How the server that has our keys is reached."""
+    """Access to the server that holds our keys."""
 
     def client(self) -> Any:
-        """Return its client."""
+        """Return a client of the server."""
 
     def learn(self) -> None:
-        """Look again where our keys are."""
+        """Locate the server again."""
 
     def close(self) -> None:
         """Close every connection."""
 
 
 class RedisExecutor:
-    """Asks a server, for one thread.
+    """Sends commands to a server. Not thread-safe.
 
-    A thread that closes a connection while another waits for an answer on it makes that one fail
-    in ways that no client documents.
+    If one thread closes a connection while another waits on it, the latter fails in undocumented
+    ways.
 
     Args:
-        connect: Makes a link to it, without connecting yet.
+        connect: Creates a link to the server without connecting.
     """
 
     def __init__(self, connect: Callable[[], Link]) -> None:
@@ -47,13 +47,13 @@ class RedisExecutor:
         self._connect = connect
         self.link = connect()
         self._connection: Any = None
-        """What scripts are sent on, once there was one."""
+        """The connection for scripts; `None` until used."""
 
     def evaluate(self, call: ScriptCall) -> Any:
         """Run one script.
 
         Raises:
-            StoreError: The server does not answer, or the script failed.
+            StoreError: The server is unavailable, or the script failed.
         """
         (reply,) = self.replies([call])
         if isinstance(reply, Exception):
@@ -61,7 +61,7 @@ class RedisExecutor:
         return reply
 
     def replies(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Run scripts in one round trip; one that fails by itself has its error for a reply."""
+        """Run scripts in one round trip; the reply of a failed script is its error."""
         commands = [call.command for call in calls]
 
         def evaluate(client: Any) -> list[Any]:
@@ -82,20 +82,20 @@ class RedisExecutor:
         return result
 
     def load(self, names: Collection[str]) -> None:
-        """Connect, and have the server know these scripts.
+        """Connect and load these scripts.
 
         Raises:
-            StoreError: The server does not answer, or does not take them.
+            StoreError: The server is unavailable, or rejects them.
         """
         self.ask(lambda client: self._load(client, names))
 
     def ask(self, question: Callable[[Any], Any]) -> Any:
-        """Ask once, and once more where the connection was cut: operations have ids."""
+        """Send a command, and retry once if the connection was cut: operations are idempotent."""
         try:
             try:
                 return question(self.link.client())
-            except exceptions.TimeoutError:  # nobody waits for a second timeout
-                # But whoever asks next is to find the node that has taken over from one that hangs.
+            except exceptions.TimeoutError:  # a retry would exceed the caller's timeout
+                # The next command must find the node that took over from a hanging one.
                 self._rediscover()
                 raise
             except (exceptions.ConnectionError, exceptions.MovedError, OSError):
@@ -105,10 +105,10 @@ class RedisExecutor:
             raise StoreError(redacted(error)) from error
 
     def after_fork(self) -> None:
-        """Connect anew in a child, and leave what the parent connected with alone for ever.
+        """Use new connections in a child, and never touch those of its parent.
 
-        A thread of the parent may have held a lock of a client, which nobody gives back here, and
-        a client takes its locks to notice the fork, and even to be freed.
+        A thread of the parent may have held a lock of a client. The lock is never released in the
+        child, and clients acquire it to detect the fork and even to be freed.
         """
         keep_alive((self.link, self._connection))
         self.link, self._connection = self._connect(), None
@@ -119,7 +119,7 @@ class RedisExecutor:
         self.link.close()
 
     def _rediscover(self) -> None:
-        """Look again where our keys are, and send nothing more to where they were."""
+        """Locate the server again and drop the old connection."""
         self._disconnect()
         self.link.learn()
 
@@ -130,9 +130,9 @@ class RedisExecutor:
                 raise reply
 
     def _exchange(self, client: Any, commands: Sequence[Sequence[str]]) -> list[Any]:
-        """Send commands and read their replies, errors among them."""
-        # Not through the client's pipeline and pool, which add 30 % to a round trip. This thread
-        # alone uses the connection, and operations on a stale one are sent again.
+        """Send commands and return their replies, including errors."""
+        # Bypass the client's pipeline and pool, which add 30% to a round trip. Only this thread
+        # uses the connection, and operations on a stale one are sent again.
         try:
             if self._connection is None:
                 self._connection = client.connection_pool.make_connection()
@@ -140,7 +140,7 @@ class RedisExecutor:
             self._connection.send_packed_command(self._connection.pack_commands(commands))
             return [_reply_on(self._connection) for _ in commands]
         except BaseException:
-            # What is still to come on it must not be taken for the reply to something else.
+            # Outstanding replies must not be read as replies to later commands.
             self._disconnect()
             raise
 
@@ -151,7 +151,7 @@ class RedisExecutor:
 
 
 def _reply_on(connection: Any) -> Any:
-    """Read one reply, or the error that a command was answered with."""
+    """Return one reply, or the error of its command."""
     try:
         return connection.read_response()
     except exceptions.ResponseError as error:
@@ -159,20 +159,19 @@ def _reply_on(connection: Any) -> Any:
 
 
 def redacted(error: Exception) -> str:
-    """Return what went wrong as it may be shown."""
-    # Of a connection the client quotes the URL, as far as it could make sense of it; a server
-    # quotes nothing of it, and has an @ of its own.
+    """Return the text of an error without secrets."""
+    # Connection errors can quote the URL. Errors of the server never do, but may contain an @.
     return str(error) if isinstance(error, exceptions.ResponseError) else redact_url(str(error))
 
 
 def is_about_one_key(error: Exception) -> bool:
-    """Tell whether a script failed because of what stands under its keys, so that others work."""
-    # What concerns the whole server has a class of its own in redis-py, or begins with another
-    # word: READONLY, OOM, NOPERM, LOADING, …
+    """Return whether a script failed because of the data under its keys: others still work."""
+    # Errors of the whole server have their own class in redis-py, or another prefix: READONLY,
+    # OOM, NOPERM, LOADING, …
     # (https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors).
     return type(error) is exceptions.ResponseError and str(error).startswith(("WRONGTYPE", "ERR"))
 
 
 def keep_alive(inherited: object) -> None:
-    """Keep something until the process is gone, also while the interpreter takes itself apart."""
+    """Keep an object until the process ends, even during interpreter shutdown."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))

@@ -1,4 +1,4 @@
-"""Listens to what processes of a fleet tell each other through a Redis or Valkey server."""
+"""Subscription to kills and releases on a Redis or Valkey server."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from otel_limits.quotas.redis_scripts import KeyNames
 
 ASK_SECONDS: Final = 5.0
-"""After so long without a word, the server is asked for one."""
+"""Silence after which the server is pinged."""
 LOST_SECONDS: Final = 7.0
-"""After so long it is lost: it has had as long for its answer as any question has by default."""
+"""Silence after which it is unavailable: `ASK_SECONDS` plus the default store timeout."""
 
 
 def messages(
@@ -29,13 +29,13 @@ def messages(
     """Wait for messages until `closing` is set; `None` after a second without any.
 
     Args:
-        link: Leads to the server; it is closed in the end.
-        names: How the channels are called.
-        closing: Ends the waiting within a second.
-        missed: Returns the kills that were sent while nobody listened; they come first.
+        link: Link to the server; closed at the end.
+        names: Names of the channels.
+        closing: Ends the wait within a second.
+        missed: Returns kills sent before the subscription; they come first.
 
     Raises:
-        SubscribeDeniedError: The user of this process may not subscribe.
+        SubscribeDeniedError: The user is not allowed to subscribe.
         StoreError: The connection was lost.
     """
     try:
@@ -44,7 +44,7 @@ def messages(
             subscription.subscribe(*channels)
             for _ in channels:
                 subscription.get_message(timeout=1.0)
-            # Only now, being subscribed: what is told between the two would be missed.
+            # Only after subscribing, so that no message is missed in between.
             yield from missed()
             yield Freed()
             for message in _received(subscription, closing):
@@ -63,22 +63,22 @@ def messages(
 
 
 def _received(subscription: Any, closing: threading.Event) -> Iterator[Any]:
-    """Yield what is told on the channels, and `None` after a second without any.
+    """Yield messages of the channels, and `None` after a second without any.
 
     Ends when `closing` is set.
 
     Raises:
-        StoreError: It hangs. Its connections stay open, so that nothing else tells.
+        StoreError: The server hangs; its open connections do not reveal it.
     """
-    heard, is_asked = time.monotonic(), False
+    received, is_pinged = time.monotonic(), False
     while not closing.is_set():
         message = subscription.get_message(timeout=1.0)
-        silent = time.monotonic() - heard
+        silent = time.monotonic() - received
         if message is not None:
-            heard, is_asked = time.monotonic(), False
+            received, is_pinged = time.monotonic(), False
         elif silent > LOST_SECONDS:
-            raise StoreError(f"the server has been silent for {silent:.0f} s")
-        elif silent > ASK_SECONDS and not is_asked:
+            raise StoreError(f"no reply from the server for {silent:.0f} s")
+        elif silent > ASK_SECONDS and not is_pinged:
             subscription.ping()
-            is_asked = True
+            is_pinged = True
         yield None if message is None or message["type"] == "pong" else message

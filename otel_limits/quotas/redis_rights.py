@@ -1,4 +1,4 @@
-"""Which rights of a Redis or Valkey user quotas need, and which of them a user lacks."""
+"""Required Redis or Valkey ACL rules, and a check for missing ones."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ COMMANDS: Final[Mapping[str, tuple[str | int, ...]]] = {
     "pexpireat": ("HASH", 1),
     "publish": ("CHANNEL", ""),
 }
-"""What quotas send, each with arguments that leave nothing behind."""
+"""Commands that quotas use, each with arguments that leave no data behind."""
 
 REFUSED_COMMAND: Final = re.compile(r"'([\w|]+)' command")
-"""What a server says that a user may not do."""
+"""Extracts the command from a permission error."""
 
 LISTENING: Final = ("subscribe", "unsubscribe")
-"""What a process needs to hear at once of kills, and of what became free."""
+"""Commands for receiving kills and releases without polling."""
 
 
 def needed(names: KeyNames) -> str:
-    """Return all that a user of quotas needs, as a rule of the server's ACL."""
+    """Return all ACL rules that quotas need."""
     commands = (f"+{each}" for each in (*COMMANDS, *LISTENING))
     return " ".join((f"~{names.tag}*", f"&{names.tag}*", *commands))
 
 
 def missing(server: RedisExecutor, names: KeyNames) -> list[str]:
-    """Return the rules that the user of a server lacks, such as `+hset`.
+    """Return the ACL rules that the user lacks, such as `+hset`.
 
     Raises:
-        StoreAuthenticationError: It accepts no user or password of ours.
-        StoreError: It does not answer.
+        StoreAuthenticationError: Authentication failed.
+        StoreError: The server is unavailable.
     """
     try:
         found: list[str] = server.ask(lambda client: _missing(client, names))
     except StoreError as error:
-        # Clusters and Sentinels are asked for the server before it can be asked anything.
+        # With a cluster or Sentinels, the server must be located first.
         rule = _missing_to_connect(error)
         if rule is None:
             raise
@@ -88,15 +88,15 @@ def _missing(client: Any, names: KeyNames) -> list[str]:
 
 
 def _missing_to_connect(error: Exception) -> str | None:
-    """Return the rule without which the server that has our keys cannot be found.
+    """Return the missing rule that prevented locating the server.
 
     Args:
-        error: Why it was not; `None` is returned where that is not about rights.
+        error: Why it was not located; the result is `None` if a rule was not the cause.
 
     Raises:
-        StoreAuthenticationError: It was about the user or the password.
+        StoreAuthenticationError: Authentication failed.
     """
-    # The client of a cluster says that there is none, when it may not ask for it.
+    # Without permission, a cluster client reports that there is no cluster: check the causes.
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
@@ -110,7 +110,7 @@ def _missing_to_connect(error: Exception) -> str | None:
 
 
 def _missing_channels(client: Any, names: KeyNames) -> set[str]:
-    """Return what a user lacks to listen."""
+    """Return the rules that a user lacks to subscribe."""
     with client.pubsub() as subscription:
         try:
             subscription.subscribe(names.kill_channel, names.freed_channel)
@@ -121,8 +121,8 @@ def _missing_channels(client: Any, names: KeyNames) -> set[str]:
 
 
 def _rule(command: str, error: str, names: KeyNames) -> str:
-    """Return what permits a command that was refused."""
-    # The words of Redis 6 and 7, and of Valkey, differ beyond these.
+    """Return the rule that allows a denied command."""
+    # Only these words are common to Redis 6 and 7 and Valkey.
     if "channel" in error:
         return f"&{names.tag}*"
     return f"~{names.tag}*" if "key" in error.rsplit("'", maxsplit=1)[-1] else f"+{command}"

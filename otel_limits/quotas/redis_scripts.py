@@ -1,6 +1,6 @@
-"""What is sent to Redis for an operation: the scripts, the names of keys, and how replies are read.
+"""Redis scripts, key names and reply parsing.
 
-All keys of a namespace share one hash tag: in a cluster they live on one node, as scripts need.
+All keys of a namespace share one hash tag: scripts need them on one node of a cluster.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from otel_limits.quotas.store import (
     Status,
 )
 
-LACKING: Final = re.compile(r"(\d+)([=@]?)([^,]*)")
-"""Demands that could not be met: the position of each, and what keeps it from being met."""
+UNMET: Final = re.compile(r"(\d+)([=@]?)([^,]*)")
+"""Unmet demands: the position of each, and the reason."""
 
 REMEMBERED_TOGETHER: Final = 100
-"""Operations of one process that are remembered in one hash: up to 128 a server keeps compact
+"""Operations of one process per hash: a server stores hashes of up to 128 fields compactly
 (https://redis.io/docs/latest/operate/oss_and_stack/management/optimization/memory-optimization/)."""
 
 EVERY_CALL: Final = ("reserve", "settle")
-"""The scripts that a model call needs."""
+"""Scripts that every model call uses."""
 
 
 class ScriptCall(NamedTuple):
@@ -52,7 +52,7 @@ class ScriptCall(NamedTuple):
 
     @property
     def command(self) -> list[str]:
-        """What is sent for it."""
+        """The Redis command."""
         name = sha_of(self.script)
         return ["EVALSHA", name, str(len(self.keys)), *self.keys, *self.arguments]
 
@@ -66,17 +66,16 @@ def source_of(script: str) -> str:
 
 @functools.cache
 def sha_of(script: str) -> str:
-    """Return the name under which a server knows a script."""
-    # SHA-1 is what EVALSHA asks for; `usedforsecurity` lets it work where FIPS
-    # forbids it otherwise.
+    """Return the SHA-1 that identifies a script on the server."""
+    # EVALSHA requires SHA-1; `usedforsecurity=False` allows it on FIPS systems.
     return hashlib.sha1(source_of(script).encode(), usedforsecurity=False).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class KeyNames:
-    """The names of keys and channels, and the calls of scripts that use them.
+    """Names of keys and channels, and the script calls that use them.
 
-    Those of one namespace touch nothing of another on the same server.
+    Namespaces on one server are isolated from each other.
     """
 
     namespace: str = ""
@@ -85,53 +84,52 @@ class KeyNames:
 
     @property
     def tag(self) -> str:
-        """Begin of every name."""
-        # In braces, which make it a hash tag: all keys are in one slot of a cluster, where a script
-        # can use them together
+        """Prefix of every name."""
+        # Braces make it a hash tag: all keys are in one slot of a cluster, as scripts require
         # (https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags).
         return f"{{otel_limits:{self.namespace}}}" if self.namespace else "{otel_limits}"
 
     @property
     def kills(self) -> str:
-        """Orders to end agents, of the last hour."""
+        """Kills of the last hour."""
         return self.tag + ":kills"
 
     @property
     def check(self) -> str:
-        """What is written to see whether writing works."""
+        """The key that checks write to."""
         return self.tag + ":check"
 
     @property
     def expired(self) -> str:
-        """Reservations that nobody settled in time."""
+        """Reservations that expired unsettled."""
         return self.tag + ":expired"
 
     @property
     def kill_channel(self) -> str:
-        """Where kills are told."""
+        """The channel for kills."""
         return f"{self.tag}:kill:{self.database}"
 
     @property
     def freed_channel(self) -> str:
-        """Where it is told that something became free for which somebody waits."""
+        """The channel for releases that waiters need."""
         return f"{self.tag}:freed:{self.database}"
 
     def bucket(self, count: Count) -> tuple[str, str]:
-        """One count and its leases."""
+        """Keys of a count and its leases."""
         # With the unit: after a change of unit, 15 USD must not be read as 15,000,000,000 tokens.
         name = f"{self.tag}:{count.quota}:{count.key}:{count.window.start}:{count.unit}"
         return name, f"{name}:leases"
 
     def grants(self, count: Count) -> str:
-        """What was granted to one key of a quota."""
+        """Key of the grants and blocks of one quota key."""
         return f"{self.tag}:{count.quota}:{count.key}:grants"
 
     def index(self, quota: str) -> str:
-        """The list of a quota's keys that were used lately."""
+        """Key of the recently used keys of a quota."""
         return f"{self.tag}:{quota}:index"
 
     def call_of(self, operation: Operation) -> ScriptCall:
-        """Return the call that does an operation."""
+        """Return the script call for an operation."""
         if isinstance(operation, Reserve):
             return self._reservation(operation)
         if isinstance(operation, Settle):
@@ -141,7 +139,7 @@ class KeyNames:
         return self._question(operation)
 
     def _reservation(self, operation: Reserve) -> ScriptCall:
-        # Every key is passed: a script that makes up names of keys is not allowed in a cluster.
+        # Clusters require every key to be passed as an argument.
         done, place = self._done(operation.id)
         keys = [done, self.expired, self.kills]
         arguments = [operation.id, str(place), str(REMEMBERED_SECONDS * 1000)]
@@ -183,7 +181,7 @@ class KeyNames:
         return ScriptCall("look", keys, arguments)
 
     def _done(self, identity: str) -> tuple[str, int]:
-        """Where it is remembered what was done of an operation: a hash, and the place in it."""
+        """Return the hash and field that remember the result of an operation."""
         owner, _, number = identity.rpartition("-")
         if not owner or not number.isdecimal():
             return f"{self.tag}:done:{identity}", 0
@@ -197,36 +195,36 @@ def expires(count: Count) -> int:
 
 
 def line_of(count: Count) -> str:
-    """Write what became free; whoever waits for it waits in every window."""
+    """Encode a released count, without its window: waiters wait across windows."""
     return f"{count.quota} {count.key}"
 
 
 def freed_of(line: str) -> Freed:
-    """Read what became free."""
+    """Decode a released count."""
     quota, _, key = line.partition(" ")
     return Freed((quota, key))
 
 
 def kill_of(order: str) -> Kill:
-    """Read the order to end agents."""
+    """Decode a kill."""
     identity, _, pattern = order.partition(" ")
     _, _, given = identity.partition("@")
-    # A message that is not a kill ends nothing.
+    # A malformed message matches no invocation.
     return Kill(identity, pattern, int(given) / 1e6 if given.isdecimal() else -math.inf)
 
 
 def block_member(identity: str, block: Block) -> str:
-    """Write a block as a member of the set of grants; the reason without what separates replies."""
+    """Encode a block as a member of the grants; quote separators in its reason."""
     return f"block:{identity}:{quote(block.reason, safe='')}"
 
 
 def reply_of(text: str) -> Reply:
-    """Read the reply to an operation."""
-    # The fourth is what each script means by it, and "0" where it means nothing.
+    """Decode the reply to an operation."""
+    # The meaning of the fourth depends on the script; "0" if unused.
     status, now, lacking, more, *numbers = text.split()
     is_look = status == "looked"
     standings, positions, ends = standings_of(numbers), list[int](), [math.inf]
-    for position, sign, why in LACKING.findall(lacking):
+    for position, sign, why in UNMET.findall(lacking):
         positions.append(int(position))
         if sign == "=":
             until, _, reason = why.partition(":")
@@ -246,6 +244,6 @@ def reply_of(text: str) -> Reply:
 
 
 def standings_of(numbers: list[str]) -> list[CountState]:
-    """Read how counts stand."""
+    """Decode the states of counts."""
     values = [int(each) for each in numbers]
     return [CountState(*triple) for triple in zip(*[iter(values)] * 3, strict=True)]

@@ -50,10 +50,10 @@ def open_store(place: StorePlace) -> RedisStore:
 
 
 class _Service:
-    """What a URL says.
+    """A parsed Sentinel URL.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: The URL is invalid.
     """
 
     def __init__(self, url: str) -> None:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from otel_limits.quotas.store import StorePlace
 
 CUT_PASSWORD: Final = re.compile(r"(rediss?|valkeys?)(\+cluster)?://[^?]*/[^?]*@")
-"""A password with a `/` in it: what stands before that would be taken for the host and its port."""
+"""Detects a password that contains `/`: its beginning would be parsed as host and port."""
 
 
 class ServerLink:
-    """How one server is reached."""
+    """Access to a single server."""
 
     def __init__(self, client: redis.Redis) -> None:
-        """Take the client of the server."""
+        """Wrap the client of the server."""
         self._client = client
 
     def client(self) -> Any:
@@ -68,28 +68,28 @@ def redis_url(url: str) -> str:
 def client_settings(place: StorePlace) -> dict[str, Any]:
     """Return what every client is made with."""
     return {
-        # Both, as connecting and answering can hang each by itself.
+        # Both, because connecting and replying can each hang.
         "socket_timeout": place.timeout,
         "socket_connect_timeout": place.timeout,
-        # We try again ourselves: the client's own attempts would take longer than an agent waits.
+        # We retry: the client's retries would take longer than an agent waits.
         "retry": Retry(NoBackoff(), 0),
-        # Everything of ours is ASCII or UTF-8 text.
+        # All our data is ASCII or UTF-8 text.
         "decode_responses": True,
     }
 
 
 @contextlib.contextmanager
 def redacted_errors(name: str, url: str) -> Iterator[None]:
-    """Say in our own words that a client cannot read a URL: its words quote pieces of passwords.
+    """Replace errors of the client about a URL, because they can quote parts of passwords.
 
     Raises:
-        ValueError: The client cannot read it.
+        ValueError: The client cannot parse the URL.
     """
     try:
         if CUT_PASSWORD.match(url):
             raise ValueError  # noqa: TRY301  for the sentence below
         yield
-    # Whatever redis-py raises for a URL: each option has its own way to fail.
+    # All errors of redis-py for a URL; they differ by option.
     except (ValueError, TypeError, AttributeError, RedisError):
         raise ValueError(
             f"{name} must be a URL that the client of Redis can read; it cannot read this one "

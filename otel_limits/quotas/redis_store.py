@@ -1,6 +1,6 @@
-"""Counts quotas in Redis or Valkey, for every process that uses the same server.
+"""The Redis and Valkey quota store, shared by all processes that use the server.
 
-Each operation is one script, so that it is atomic, and a batch of operations is one round trip.
+Each operation is one atomic script, and a batch of operations is one round trip.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from otel_limits.quotas.store import (
 )
 
 KILL_NOTED_SECONDS: Final = 3600
-"""How long a kill is noted for processes that did not hear it when it was sent."""
+"""How long kills are kept for processes that missed the message."""
 
 
 class RedisStore(SharedStore):
-    """Counts on a server, for one thread: each has a store of its own.
+    """A store on a server. Not thread-safe: each thread uses its own.
 
     Args:
-        url: Where the server is.
-        connect: Makes a link to it, without connecting yet.
-        names: How keys are called there.
+        url: The server's URL.
+        connect: Creates a link to the server without connecting.
+        names: Names of its keys and channels.
     """
 
     has_channels = True
@@ -58,10 +58,10 @@ class RedisStore(SharedStore):
         self._names = replace(names, database=urlsplit(url).path.strip("/") or "0")
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
-        """Do `operations` in order, in one round trip.
+        """Apply `operations` in order, in one round trip.
 
         Raises:
-            StoreError: Some may have been done and some not: do all of them again.
+            StoreError: Some may have been applied. Send all of them again.
         """
         replies = self._server.replies([self._names.call_of(each) for each in operations])
         return [
@@ -72,28 +72,28 @@ class RedisStore(SharedStore):
         ]
 
     def warm(self) -> None:
-        """Connect, and have the server know the scripts of every model call.
+        """Connect and load the scripts that every model call uses.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
         self._server.load(scripts.EVERY_CALL)
 
     def check(self) -> None:
-        """Make sure that the server can be written to.
+        """Verify that the server accepts writes.
 
         Raises:
-            StoreError: It cannot.
+            StoreError: It does not.
         """
-        # A write, as a replica, or a server whose disk is full, still answers to PING.
+        # Write, because a replica or a server with a full disk still answers PING.
         self._server.ask(lambda client: client.set(self._names.check, "1", px=1000))
 
     def missing_rights(self) -> list[str]:
-        """Return the rules of the server's ACL that this user lacks.
+        """Return the ACL rules that this user lacks.
 
         Raises:
-            StoreAuthenticationError: It accepts no user or password of ours.
-            StoreError: The server does not answer.
+            StoreAuthenticationError: Authentication failed.
+            StoreError: The server is unavailable.
         """
         return missing(self._server, self._names)
 
@@ -101,34 +101,34 @@ class RedisStore(SharedStore):
         """Return the server's time.
 
         Raises:
-            StoreError: It does not answer.
+            StoreError: The server is unavailable.
         """
         seconds, microseconds = self._server.ask(lambda client: client.time())
         return float(seconds) + float(microseconds) / 1e6
 
     def keys(self, quota: str) -> Iterator[Key]:
-        """Go through the keys of a quota that were used in a window that has not ended.
+        """Iterate over the keys of a quota that were used in a current window.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
         now, cursor, index = self.now() * 1000, 0, self._names.index(quota)
-        told: set[str] = set()  # a cursor may come by a member twice
+        seen: set[str] = set()  # a cursor may return a member twice
         while True:
             look = methodcaller("zscan", index, cursor, count=LOOKED_AT)
             cursor, page = self._server.ask(look)
             for member, ends in page:
-                if ends > now and member not in told:
-                    told.add(member)
+                if ends > now and member not in seen:
+                    seen.add(member)
                     yield Key(*member.split(" ", 1))
             if not cursor:
                 return
 
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
-        """Return how counts stand.
+        """Return the state of counts.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
         standings: list[CountState] = []
         for first in range(0, len(counts), LOOKED_AT):
@@ -140,58 +140,58 @@ class RedisStore(SharedStore):
         return standings
 
     def reset(self, count: Count) -> None:
-        """Begin to count from 0.
+        """Set usage to 0.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
         arguments = [str(scripts.expires(count))]
         self._server.evaluate(ScriptCall("reset", [*self._names.bucket(count)], arguments))
         self._publish_freed(count)
 
     def grant(self, count: Count, amount: int, until: float) -> None:
-        """Permit `amount` more until a time.
+        """Raise the limit by `amount` until a time.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
-        # A set holds a member once, and two grants of one amount are two.
+        # A unique member, because two grants of the same amount add up.
         member = f"{amount}:{uuid.uuid4().hex}:{count.unit}"
         self._add_grant(count, member, until)
 
     def revoke(self, count: Count) -> int:
-        """Take back what was granted to a key; returns how many grants were in force.
+        """Revoke the grants of a key; return how many were active.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
-        # Nobody is told: there is less than before.
+        # No notification: less is left than before.
         return self._remove(count, "^%d+:")
 
     def block(self, count: Count, block: Block) -> None:
-        """Permit nothing of a key until a time.
+        """Refuse every use of a key until a time.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
-        # Who waits is told, to be refused with the reason instead of waiting on.
+        # Waiters are notified, to be refused with the reason.
         self._add_grant(count, scripts.block_member(uuid.uuid4().hex, block), block.until)
 
     def unblock(self, count: Count) -> int:
-        """Take back the blocks of a key; returns how many were in force.
+        """Remove the blocks of a key; return how many were active.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
         found = self._remove(count, "^block:")
         self._publish_freed(count)
         return found
 
     def expired(self, first: int, most: int) -> list[str]:
-        """Return ids of reservations that nobody settled in time, the latest first.
+        """Return IDs of reservations that expired unsettled, latest first.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
         since = int((self.now() - RECOVERABLE_SECONDS) * 1000)
         found: list[str] = self._server.ask(
@@ -200,13 +200,13 @@ class RedisStore(SharedStore):
         return found
 
     def forget_expired(self) -> int:
-        """Drop reservations that are too old to be settled; returns how many there were.
+        """Drop reservations that are too old to be settled; return their number.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
         until = int((self.now() - RECOVERABLE_SECONDS) * 1000) - 1
-        # Each is counted by one process only, however many look.
+        # Atomic: each is counted by one process only.
         return int(
             self._server.ask(
                 lambda client: client.zremrangebyscore(self._names.expired, "-inf", until)
@@ -214,48 +214,48 @@ class RedisStore(SharedStore):
         )
 
     def mark_settled(self, ids: Sequence[str]) -> None:
-        """Note that these reservations have been settled after all.
+        """Mark these expired reservations as settled.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
         self._server.ask(lambda client: client.zrem(self._names.expired, *ids))
 
     def kill(self, pattern: str) -> int:
-        """Tell every listening process to end agents; returns how many heard it.
+        """Send a kill to all processes; return how many subscribers received it.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
         noted = str(KILL_NOTED_SECONDS * 1000)
         arguments = [uuid.uuid4().hex, pattern, self._names.kill_channel, noted]
         return int(self._server.evaluate(ScriptCall("kill", [self._names.kills], arguments)))
 
     def messages(self, since: float, closing: threading.Event) -> Iterator[Kill | Freed | None]:
-        """Wait for what others tell, until `closing` is set; `None` after a second without any.
+        """Wait for messages until `closing` is set; `None` after a second without any.
 
         Args:
-            since: Server time; a kill that was sent after it while nobody listened comes first.
-            closing: Ends the waiting within a second.
+            since: Server time; kills sent after it, before this subscription, come first.
+            closing: Ends the wait within a second.
 
         Raises:
-            SubscribeDeniedError: The user of this process may not subscribe.
+            SubscribeDeniedError: The user is not allowed to subscribe.
             StoreError: The connection was lost.
         """
         return messages(self._server.link, self._names, closing, lambda: self.noted_kills(since))
 
     def noted_kills(self, since: float) -> list[Kill]:
-        """Return the kills of the last hour that were given after a time.
+        """Return the kills of the last hour that were sent after a time.
 
         Raises:
-            StoreError: The server does not answer.
+            StoreError: The server is unavailable.
         """
         first = f"({int(since * 1000)}"
         read = methodcaller("zrangebyscore", self._names.kills, first, "+inf")
         return [scripts.kill_of(order) for order in self._server.ask(read)]
 
     def after_fork(self) -> None:
-        """Connect anew in a child, and leave what the parent connected with alone for ever."""
+        """Use new connections in a child, and never touch those of its parent."""
         self._server.after_fork()
 
     def close(self) -> None:
@@ -274,7 +274,7 @@ class RedisStore(SharedStore):
         return int(self._server.evaluate(call))
 
     def _publish_freed(self, count: Count) -> None:
-        """Wake who waits for a count; what an operator has changed stands, heard or not."""
+        """Wake the waiters of a count. Best effort: the change itself is already stored."""
         line = scripts.line_of(count)
         with suppress(StoreError):
             self._server.ask(lambda client: client.publish(self._names.freed_channel, line))

@@ -43,7 +43,7 @@ def remaining(
 
     Raises:
         ValueError: No such quota is held, or its key needs what was not given.
-        QuotaUnavailableError: The store does not answer.
+        QuotaUnavailableError: The store is unavailable.
     """
     question = _question(name, agent, model, baggage, attributes)
     try:
@@ -71,7 +71,7 @@ async def remaining_async(
 
 
 class _Question(NamedTuple):
-    """What is asked, and of whom."""
+    """A query for the remainder of a quota."""
 
     client: StoreClient
     quota: Quota

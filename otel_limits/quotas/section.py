@@ -1,4 +1,4 @@
-"""How a policy file writes quotas: one table of what can be said, and what reads it."""
+"""The `quotas` section of policy files: its keys, reader and JSON Schema."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from otel_limits.quotas.quota import (
 )
 from otel_limits.quotas.windows import CALENDAR, UTC, UnboundedWindow, Windows, length_of, zone_of
 
-# It is part of keys in Redis and a label in Prometheus: nothing that either would have to escape.
+# Used in Redis keys and Prometheus labels: no characters that need escaping.
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,63}")
 
 Refuse = Callable[[tuple[str, ...], str], None]
-"""Takes what is wrong: the keys that lead there from the section, and a sentence."""
+"""Called with the path of an invalid value within the section, and a message."""
 
 
 def _rule(_: str, text: str) -> str:
@@ -68,7 +68,7 @@ def _wait(text: object) -> float:
 
 
 def _grace(text: object) -> float:
-    # YAML has 0 as a number.
+    # YAML parses 0 as a number.
     return 0.0 if text in (0, "0") and text is not False else DURATION.check(text).total_seconds()
 
 
@@ -96,7 +96,7 @@ CONDITIONS: Final = CheckedKind[tuple[tuple[str, str], ...]](
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One thing that can be said about a quota."""
+    """A key of a quota."""
 
     kind: Kind[Any]
     help: str
@@ -106,60 +106,61 @@ FIELDS: Final[Mapping[str, Field]] = {
     "tokens": Field(COUNT, "Input and output tokens per window."),
     "usd": Field(MONEY, "USD per window, by the price of each model call."),
     "model_calls": Field(COUNT, "Requests to providers per window, retries included."),
-    "invocations": Field(COUNT, "Invocations per window that ask a model at all."),
-    "concurrency": Field(COUNT, "Model calls under way at once; without a window."),
+    "invocations": Field(COUNT, "Invocations per window that call a model at least once."),
+    "concurrency": Field(COUNT, "In-flight model calls; without a window."),
     "window": Field(
         TextKind(read=_rule),
         "hour, day, month, or an ISO duration such as PT15M or P7D, counted from 1970-01-01 UTC.",
     ),
     "time_zone": Field(
         TextKind(read=lambda _, text: zone_of(text).key),
-        "Where days and months begin at midnight; UTC unless set.",
+        "Time zone in which days and months begin at midnight; default UTC.",
     ),
     "key": Field(
         TextKind(read=lambda _, text: Template(text)),
-        "Whose share is counted: agent, model, baggage.NAME, attribute.NAME, or several as "
-        "{agent}/{baggage.tenant.id}. Each value has the whole amount. Unset: one for all.",
+        "Partition key: agent, model, baggage.NAME, attribute.NAME, or several as "
+        "{agent}/{baggage.tenant.id}. Each key gets the full amount. If unset, all calls share one "
+        "count.",
     ),
     "where": Field(
-        CONDITIONS, "What a model call must be for the quota to apply: sources and globs."
+        CONDITIONS, "Sources and globs that a model call must match for the quota to apply."
     ),
     "action": Field(
-        # Nobody who is asked in passing can extend what a whole fleet shares.
+        # No prompt can extend a quota that a whole fleet shares.
         choice(*(each for each in ACTIONS if each != "ask")),
-        "What is done when it is exceeded; unset, what the agent does.",
+        "Action when reached; defaults to that of the agent's policy.",
     ),
     "reserve": Field(
         choice(*RESERVED),
-        "What is set aside for a call: worst_case (the default; all that it may take) or expected "
-        "(twice what the model's answers needed lately).",
+        "Amount reserved for a call: worst_case (default) or expected (twice the average of the "
+        "model's recent answers).",
     ),
     "on_exceeded": Field(
         choice(*EXCEEDED),
-        "What is done with a call that finds too little left: refuse (the default) or wait.",
+        "Behavior when too little is left: refuse (default) or wait.",
     ),
-    "max_wait": Field(MAX_WAIT, "How long a call waits at most, such as 5m; 30s unless set."),
+    "max_wait": Field(MAX_WAIT, "Maximum wait, e.g. 5m; default 30s."),
     "grace": Field(
         GRACE,
-        "How long a process that lost the store may use its share of what was left, such as 30s "
-        "(the default); 0 for none.",
+        "How long a process may use its local share of the remainder during a store outage; "
+        "default 30s, 0 for none.",
     ),
     "on_store_error": Field(
         choice(*BACKEND_ERRORS),
-        "What is done while the store does not answer and there is no share to use: deny (the "
-        "default), allow, or local (each process uses what was left).",
+        "Behavior during a store outage without a local share: deny (default), allow, or local "
+        "(each process uses the last known remainder).",
     ),
 }
-"""Every key of a quota; the reader, the schema and the documentation are made of this."""
+"""All keys of a quota: the source of the reader, the schema and the documentation."""
 
 
 def parts_in(unit: Unit, amount: Any) -> int:
-    """Return an amount, as people write it, in the whole parts that are counted."""
+    """Return an amount in display units as whole parts."""
     return parts_of_usd(amount) if unit == "usd" else int(amount)
 
 
 def read_quotas(section: object, refuse: Refuse) -> dict[str, Quota]:
-    """Read every valid quota of the section `quotas`, and tell `refuse` what is wrong elsewhere."""
+    """Return every valid quota of the section; call `refuse` for each error."""
     if not isinstance(section, Mapping):
         refuse((), "quotas must map names to quotas, such as daily: {tokens: 5000}.")
         return {}
@@ -169,7 +170,7 @@ def read_quotas(section: object, refuse: Refuse) -> dict[str, Quota]:
 
 
 class _Reading:
-    """Reads one entry and tells what is wrong with it."""
+    """Reads one entry and reports its errors."""
 
     def __init__(self, name: object, entry: object, refuse: Refuse) -> None:
         self._name = str(name)
@@ -182,7 +183,7 @@ class _Reading:
             self._refuse("must be a mapping with an amount and a window.")
 
     def quota(self) -> Quota | None:
-        """Read what is there; `None` when anything is wrong with it."""
+        """Return the quota; `None` if it has errors."""
         if self._sentences:
             return None
         values = {key: self._read(key, value) for key, value in self._entry.items()}
@@ -194,7 +195,7 @@ class _Reading:
         if not windowless and "window" not in self._entry:
             self._refuse("must have a window, such as day.")
         for key in self._entry.keys() & set(WINDOW_KEYS) if windowless else ():
-            self._refuse(f"counts calls at once and has no {key}: leave it out.", key)
+            self._refuse(f"limits concurrent calls and has no {key}: remove it.", key)
         self._refuse_idle(given, values)
         windows = (
             None if self._sentences else UnboundedWindow() if windowless else self._windows(values)
@@ -210,17 +211,15 @@ class _Reading:
         )
 
     def _refuse_idle(self, given: list[Unit], values: Mapping[str, Any]) -> None:
-        """Refuse what would change nothing: whoever wrote it expects that it does."""
+        """Reject settings without effect, because their author expects one."""
         if "max_wait" in values and values.get("on_exceeded") != "wait":
             self._refuse(
-                "has a max_wait, and its calls are refused at once: add on_exceeded: wait, or "
-                "leave max_wait out.",
+                "has a max_wait but refuses calls immediately: add on_exceeded: wait, or remove "
+                "max_wait.",
                 "max_wait",
             )
         if "reserve" in values and len(given) == 1 and given[0] not in ESTIMATED:
-            self._refuse(
-                f"counts {given[0]}, of which a call needs one: leave reserve out.", "reserve"
-            )
+            self._refuse(f"counts {given[0]}, and each call uses one: remove reserve.", "reserve")
 
     def _read(self, key: str, value: object) -> Any:
         field = FIELDS.get(key)
@@ -229,7 +228,7 @@ class _Reading:
                 f"has no setting {redact_url(key)!r}. Valid keys: {', '.join(FIELDS)}.", key
             )
             return None
-        # Said as it was written: `repr` of a Decimal is not what stands in the file.
+        # As written in the file: `repr` of a Decimal differs.
         written = str(value) if isinstance(value, Decimal) else None
         try:
             return field.kind.of_value(key, value, written)
@@ -250,10 +249,10 @@ class _Reading:
 
 
 WINDOW_KEYS: Final = ("window", "time_zone")
-"""What says when a count begins again."""
+"""Keys that define the window."""
 
 ESTIMATED: Final[tuple[Unit, ...]] = ("tokens", "usd")
-"""What a call needs an amount of that nobody knows before its end."""
+"""Units in which the usage of a call is unknown until it ends."""
 
 OPTIONAL: Final = (
     "key",
@@ -268,7 +267,7 @@ OPTIONAL: Final = (
 
 
 def schema() -> dict[str, Any]:
-    """Make the JSON Schema of the section."""
+    """Return the JSON Schema of the section."""
     properties = {
         name: {"description": field.help, **field.kind.schema} for name, field in FIELDS.items()
     }

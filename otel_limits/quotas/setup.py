@@ -37,13 +37,13 @@ class Quotas:
         runs: RunRegistry,
         find: FindSettlements,
     ) -> None:
-        """Put them before every model call of `runs`."""
+        """Install the quota gate for all model calls of `runs`."""
         self.asked = (place.url, place.timeout, place.namespace)
         self._runs = runs
         self._threads: list[StoreThread] = []
         lines = WaitQueues(runs.deadlines)
         if is_shared(place.url):
-            # Each thread has a store of its own: it must not be closed while another one asks.
+            # One store per thread: none may be closed while another thread uses it.
             executor = StoreWorker(open_shared_store(place))
             listener = KillListener(
                 open_shared_store(place),
@@ -66,17 +66,17 @@ class Quotas:
         )
         # In the background: the first call finds the connection open and the scripts loaded.
         self._engine.client.start()
-        # Last, as from here on model calls ask.
+        # Last, because model calls use the gate from here on.
         runs.observers.gate = self._engine
 
     def after_fork(self) -> None:
-        """Listen and look again in a child; the runs take care of the gate."""
+        """Restart threads in a forked child; the run registry resets the gate."""
         for thread in self._threads:
             thread.after_fork()
 
     def close(self) -> None:
-        """Send what is left, and stop asking and listening."""
-        # First, so that no call asks a store that is being closed.
+        """Remove the gate, flush pending operations and stop all threads."""
+        # First, so that no call uses a store that is being closed.
         self._runs.observers.gate = None
         self._engine.close()
         for thread in self._threads:

@@ -89,7 +89,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a model call reserves in one count."""
+    """The reservation of a model call in one count."""
 
     count: Count
     amount: int
@@ -110,7 +110,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """What a model call used of one count."""
+    """The usage of a model call in one count."""
 
     count: Count
     amount: int
@@ -185,7 +185,7 @@ class CountState:
 
     @property
     def remaining(self) -> int:
-        """What can still be reserved."""
+        """Amount that can still be reserved."""
         return max(0, self.limit - self.used - self.reserved) if self.block is None else 0
 
 

@@ -1,4 +1,4 @@
-"""A thread that works with a shared store of its own until it is told to end."""
+"""Background threads with their own shared store."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class StoreThread(ABC):
-    """Works in a thread of its own, in each process anew.
+    """A background thread, restarted in forked children.
 
     Args:
-        store: Where it works; nobody else uses this one.
+        store: A store that only this thread uses.
     """
 
     name: ClassVar[str]
-    """What the thread is called."""
+    """Name of the thread."""
 
     def __init__(self, store: SharedStore) -> None:
         """Start the thread."""
@@ -28,12 +28,12 @@ class StoreThread(ABC):
         self._start()
 
     def after_fork(self) -> None:
-        """Work in a child, too: threads are not inherited."""
+        """Restart in a child: threads are not inherited."""
         self._store.after_fork()
         self._start()
 
     def close(self) -> None:
-        """Tell the thread to end, and do not wait for it."""
+        """Stop the thread without waiting for it."""
         self._closing.set()
 
     @abstractmethod
@@ -41,7 +41,7 @@ class StoreThread(ABC):
         """Work until `closing` is set."""
 
     def _start(self) -> None:
-        # One per thread: the parent's may have been set, and its thread does not exist in a child.
+        # A new event: the inherited one may be set.
         self._closing = threading.Event()
         threading.Thread(
             target=self._run, args=(self._closing,), name=self.name, daemon=True
@@ -50,5 +50,5 @@ class StoreThread(ABC):
     @suppress_errors("quotas")
     def _run(self, closing: threading.Event) -> None:
         self.work(closing)
-        # In the thread that used it: a connection is never closed while another thread waits on it.
+        # In the thread that used it: no other thread may close its connection.
         self._store.close()

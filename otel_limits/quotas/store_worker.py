@@ -110,12 +110,11 @@ class StoreWorker:
         self._store = store
         self._tick: Tick = lambda: None
         self._reset()
-        # A daemon thread is cut off when the interpreter ends, with whatever it still had to send.
+        # A daemon thread is killed at interpreter exit, with any unsent operations.
         atexit.register(self.close)
 
     def _reset(self) -> None:
-        # All of it anew also after a fork: a lock that another thread held stays locked
-        # in the child.
+        # Also after a fork: a lock that another thread held stays locked in the child.
         self._wake = threading.Condition()
         self._waiting: deque[tuple[Operation, Future[Reply]]] = deque()
         self._kept: OrderedDict[str, Reserve | Settle] = OrderedDict()
@@ -226,8 +225,7 @@ class StoreWorker:
             return [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
 
     def _send(self, batch: Sequence[tuple[Operation, Future[Reply]]]) -> None:
-        # A reservation whose agent has given up is not sent any more; from here on none
-        # can be cancelled.
+        # Reservations of agents that gave up are dropped; from here on none can be cancelled.
         live = [each for each in batch if each[1].set_running_or_notify_cancel()]
         try:
             replies = self._store.run([operation for operation, _ in live])
@@ -259,13 +257,13 @@ class StoreWorker:
             "otel-limits: quota store unavailable (%s); using local shares, then on_store_error.",
             error,
         )
-        # Outside the lock, as waking those who wait runs their code.
+        # Outside the lock, because waking waiters runs their code.
         for _, future in (*batch, *late):
             future.set_exception(StoreError(str(error)))
 
     def _buffer(self, operation: Operation) -> None:
-        # A question is worth nothing later, nor is a renewal, or a reservation that can be refused;
-        # what has gone out all the same has to be counted however late.
+        # Reads, renewals and enforced reservations are useless later. Calls that were sent anyway
+        # must be counted, however late.
         if isinstance(operation, ReadCounts | Renew):
             return
         if isinstance(operation, Reserve) and any(each.enforced for each in operation.demands):
@@ -310,7 +308,7 @@ class StoreWorker:
                 if reply.status == "failed":
                     quarantine(operation, reply)
             with self._wake:
-                # Others may have added some meanwhile, and the oldest may have been dropped.
+                # New ones may have been added and the oldest dropped in the meantime.
                 for each in batch:
                     if self._kept.get(each.id) is each:
                         del self._kept[each.id]

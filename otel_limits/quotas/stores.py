@@ -19,27 +19,27 @@ class StoreKind:
     """One kind of store."""
 
     form: str
-    """Its URLs, as messages show them."""
+    """Its URL form, for messages."""
     pattern: str
     """Its URLs, as a regular expression."""
     example: str
     """A store on this machine; tests use it unless `OTEL_LIMITS_TEST_<MODULE>` names another."""
     module: str
-    """The file beside this one that knows it, a `StoreModule`."""
+    """Its module in this package, a `StoreModule`."""
     extra: str = ""
     """The extra that installs its client."""
     is_shared: bool = True
-    """Whether several processes count in it together."""
+    """Whether processes share it."""
 
 
 class StoreModule(Protocol):
-    """What the file of a store defines."""
+    """The interface of a store module."""
 
     def require_readable(self, name: str, url: str) -> None:
-        """Make sure, without connecting, that a URL which fits the pattern can be used.
+        """Verify, without connecting, that a URL that matches the pattern is usable.
 
         Raises:
-            ValueError: It cannot; a sentence that begins with `name` and shows no secret.
+            ValueError: It is not; the message begins with `name` and contains no secret.
         """
 
     def open_store(self, place: StorePlace) -> QuotaStore:
@@ -91,42 +91,42 @@ def require_store_url(name: str, url: str) -> str:
 
 
 def is_shared(url: str) -> bool:
-    """Tell whether several processes count there together."""
+    """Return whether processes share the store."""
     return _kind_of("url", url).is_shared
 
 
 def open_store(place: StorePlace) -> QuotaStore:
-    """Make the store of a place, without connecting, for one thread."""
+    """Create a store for one thread, without connecting."""
     return _module_of(_kind_of("url", place.url)).open_store(place)
 
 
 def open_shared_store(place: StorePlace) -> SharedStore:
-    """Make the store that a fleet shares, without connecting, for one thread.
+    """Create a shared store for one thread, without connecting.
 
     Args:
-        place: Where it is; `is_shared` is true of its URL.
+        place: Its settings; `is_shared` is true for the URL.
     """
     return cast("SharedStore", open_store(place))
 
 
 def scheme_of(url: str) -> str:
-    """All of a URL that is shown: what follows the scheme may have a password in it."""
+    """Return the scheme of a URL, for messages: the rest may contain a password."""
     scheme, separator, _ = url.partition("://")
     return scheme if separator and scheme.replace("+", "").isalnum() else ""
 
 
 def _kind_of(name: str, url: str) -> StoreKind:
-    # The patterns exclude each other, so that the order of the table does not matter.
+    # The patterns are mutually exclusive, so the order of the table does not matter.
     for kind in STORES:
         if re.fullmatch(kind.pattern, url):
             return kind
     *forms, last = (kind.form for kind in STORES)
-    # Nothing but the scheme is shown: what follows it may contain a password.
+    # Only the scheme is shown: the rest may contain a password.
     raise ValueError(
         f"{name} must be {', '.join(forms)} or {last}, got one with the scheme {scheme_of(url)!r}."
     )
 
 
 def _module_of(kind: StoreKind) -> StoreModule:
-    # A name out of our own table, never out of a URL.
+    # The module name is from our table, never from a URL.
     return cast("StoreModule", importlib.import_module(f"otel_limits.quotas.{kind.module}"))

@@ -55,7 +55,7 @@ Denied: TypeAlias = "tuple[QuotaNeed, Breach]"
 
 @dataclass(frozen=True, slots=True)
 class QuotaNeed:
-    """What a call needs of one applicable quota."""
+    """The amount of one applicable quota that a call needs."""
 
     quota: Quota
     key: Key
@@ -236,9 +236,9 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: CountState
     wait = max(0, math.ceil(window.end - reply.now))
     note = (
         f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{whose} and with this "
-        f"call {in_words(quota.unit, total)} could be used: {figures.used} are used, "
-        f"{figures.reserved} reserved by calls under way; "
-        f"it begins again in {wait} s, at {shown_time(window.end)}"
+        f"call {in_words(quota.unit, total)} could be used: {figures.used} used, "
+        f"{figures.reserved} reserved by in-flight calls; "
+        f"resets in {wait} s, at {shown_time(window.end)}"
     )
     refusal = _refusal(need, standing, resets_at=window.end, retry_after=wait)
     return _breach(need, standing.limit, total, note, refusal)
@@ -254,8 +254,8 @@ def _no_slot(need: QuotaNeed, standing: CountState, total: int, now: float) -> B
     quota, retry = need.quota, SLOT_RETRY_SECONDS
     note = (
         f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{_whose(need)}, and "
-        f"with this call it would be {total}; {standing.reserved} are under way, and there is a "
-        f"place as soon as one of them ends; ask again in {retry:g} s"
+        f"with this call it would be {total}; {standing.reserved} are in flight, and a slot is "
+        f"free as soon as one of them ends; retry in {retry:g} s"
     )
     refusal = _refusal(need, standing, resets_at=now + retry, retry_after=retry)
     return _breach(need, standing.limit, total, note, refusal)
@@ -295,12 +295,12 @@ def unanswered(need: QuotaNeed, demand: Demand, known: CountState | None, retry:
     """
     quota = need.quota
     resets_at = demand.count.window.end
-    heard = "nothing was heard of it yet"
+    last = "no earlier state is known"
     if known is not None:
-        heard = f"when it was last heard: {_state(need, known, resets_at)}"
+        last = f"last known state: {_state(need, known, resets_at)}"
     note = (
-        f"quota {quota.name} could not be checked{_whose(need)}, because its store does not "
-        f"answer; {heard}; it is asked again in {retry:g} s"
+        f"quota {quota.name} could not be checked{_whose(need)}, because its store is "
+        f"unavailable; {last}; retry in {retry:g} s"
     )
     refusal = _refusal(
         need,
@@ -316,7 +316,7 @@ def _state(need: QuotaNeed, standing: CountState, resets_at: float) -> str:
     """Describe the state of a count."""
     quota, figures = need.quota, need.quota.figures(standing)
     permitted = in_words(quota.unit, standing.limit)
-    again = "" if quota.unit == "concurrency" else f", begins again at {shown_time(resets_at)}"
+    again = "" if quota.unit == "concurrency" else f", resets at {shown_time(resets_at)}"
     return f"used {figures.used} of {permitted}, reserved {figures.reserved}{again}"
 
 

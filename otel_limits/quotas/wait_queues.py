@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from otel_limits.runs.deadlines import Deadlines
 
 LOOK_SECONDS: Final = 0.25
-"""How often to look whether a call that waits was cancelled."""
+"""How often waiting calls are checked for cancellation."""
 
 QueueKey: TypeAlias = tuple[str, str]
 """Quota and key ID. Without the window: a queue continues into the next one."""
@@ -30,7 +30,7 @@ class Waiter:
 
     Args:
         number: Earlier calls have lower numbers.
-        lines: Where it may have to wait.
+        lines: Queues in which it may wait.
         is_cancelled: Returns whether the call was cancelled.
     """
 
@@ -42,27 +42,27 @@ class Waiter:
         self.is_cancelled = is_cancelled
         self.lines = frozenset(lines)
         self.lacks: frozenset[QueueKey] = frozenset()
-        """Where it waits; nowhere while it asks for the first time."""
+        """Queues in which it waits; empty during its first attempt."""
         self._loop = asyncio.get_running_loop()
         self._is_woken = False
         self._sleep: asyncio.Future[None] | None = None
 
     @property
     def is_alive(self) -> bool:
-        """False where its loop was left: whoever waits there will not ask again for now."""
+        """Whether its event loop is running; otherwise it cannot try again for now."""
         return self._loop.is_running()
 
     def wake(self) -> None:
-        """Have it ask, from any thread; what asks just now does so once more if it is refused."""
+        """Let it try, from any thread. If it is trying now, it tries again when refused."""
         self._is_woken = True
         sleep = self._sleep
         if sleep is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(_end, sleep)
 
     async def sleep(self, seconds: float) -> bool:
-        """Wait until it is woken, or so long; True when it was woken."""
-        # Made before the look at who has woken it: `wake` does the two in the opposite order.
+        """Wait until woken, at most `seconds`; return whether it was woken."""
+        # Created before `_is_woken` is read: `wake` does the two in the opposite order.
         self._sleep = self._loop.create_future()
         if not self._is_woken:
             await asyncio.wait([self._sleep], timeout=seconds)
@@ -182,8 +182,8 @@ class WaitQueues:
                 if all(self._first(each) is waiter for each in waiter.lacks):
                     waiter.wake()
                     return
-                # It still has to wait elsewhere, and must not hold anybody up here meanwhile. Once
-                # it is first there, it asks for all of its counts, and has its place here again.
+                # It still waits in another queue and must not block this one. Once it is first
+                # there, it requests all of its counts and can rejoin this queue at its position.
                 waiter.lacks -= {line}
 
 

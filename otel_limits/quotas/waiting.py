@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.wait_queues import QueueKey, Waiter, WaitQueues
 
 SHORTEST_SECONDS: Final = 0.01
-"""How long is waited for a moment at least: the store's clock may not be there yet."""
+"""Minimum sleep until an expected change: the store's clock may lag behind."""
 
 
 class WaitCancelledError(Exception):
@@ -26,43 +26,42 @@ class WaitCancelledError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What a call was answered, after all that it waited for."""
+    """The outcome of an admission, after any waiting."""
 
     reply: Reply
     waited: frozenset[str] = frozenset()
-    """The quotas that it waited for."""
+    """Quotas that the call waited for."""
     gave_up: Mapping[str, float] = field(default_factory=dict)
-    """The quotas for which it waits no longer, and the seconds that it did."""
+    """Quotas that it gave up waiting for → seconds waited."""
 
 
 @dataclass(slots=True)
 class AdmissionAttempt:
-    """One call that asks, and waits where it has to."""
+    """The admission attempts of one call."""
 
     ticket: Ticket
     needs: dict[QueueKey, QuotaNeed]
-    """Those that it may wait for."""
+    """Needs that it may wait for."""
     waiter: Waiter
     since: dict[QueueKey, float] = field(default_factory=dict)
-    """When it began to wait in each line."""
+    """When it joined each queue."""
     changes_at: float = 0.0
-    """When the store may answer otherwise without anybody's doing, by its clock."""
+    """When a window or lease ends, by the store's clock; 0 if unknown."""
 
     @property
     def ends(self) -> float:
-        """When it gives up, in monotonic seconds: no quota may keep it longer than it says."""
+        """When it gives up, in monotonic seconds: the shortest `max_wait` applies."""
         longest = min(self.needs[line].quota.max_wait for line in self.waiter.lacks)
         return min(self.since.values()) + longest
 
     def unmet(self, reply: Reply) -> set[QueueKey]:
-        """Return the lines to wait in after a reply; none where waiting would not help."""
+        """Return the queues to wait in after a reply; empty if waiting would not help."""
         if reply.status != "refused":
             return set()
         lacking = [(*self.ticket.asked[n], reply.standings[n]) for n in reply.unmet]
         enforced = [each for each in lacking if each[0].is_enforced]
         for need, demand, standing in enforced:
-            # Nothing that ends makes room for a call that is more than the whole quota, and what
-            # an operator has blocked is not there to be waited for.
+            # No release makes room for a call above the whole quota, and blocked keys do not wait.
             could_fit = need.amount <= standing.limit or demand.alone
             if not need.waits or standing.block is not None or not could_fit:
                 return set()
@@ -75,10 +74,10 @@ class AdmissionQueue:
     """Serializes admission attempts per quota.
 
     Args:
-        lines: Those of the process.
-        client: Knows the store's clock, and how counts stood last.
+        lines: Queues of the process.
+        client: Provides the store's time and the last known counts.
         ask: Reserves for a ticket; raises `StoreError`.
-        publish: Takes events.
+        publish: Publishes events.
     """
 
     def __init__(
@@ -95,10 +94,10 @@ class AdmissionQueue:
         self._publish = publish
 
     async def reserve(self, ticket: Ticket) -> Admission:
-        """Reserve for a ticket, at once or when it is its turn.
+        """Reserve for a ticket, immediately or after queueing.
 
         Raises:
-            LetGoError: Quotas were switched off meanwhile, or the agent was cancelled.
+            WaitCancelledError: Quotas were disabled, or the agent was cancelled.
             StoreError: The store did not answer.
         """
         needs = {need.queue: need for need in ticket.needs if need.waits}
@@ -109,13 +108,13 @@ class AdmissionQueue:
         try:
             return await self._retry(attempt)
         finally:
-            # Whatever ends it: a call that was cancelled holds nobody up.
+            # In any case: a cancelled call must not block its queues.
             self._lines.leave(attempt.waiter)
             for line, since in attempt.since.items():
                 self._publish_wait(ticket, needs[line], time.monotonic() - since)
 
     async def _retry(self, attempt: AdmissionAttempt) -> Admission:
-        """Ask whenever it is woken, until it is admitted, refused for good, or gives up."""
+        """Try whenever woken, until admitted, refused for good, or timed out."""
         is_due = not attempt.waiter.lacks
         while not self._lines.is_closed and not attempt.waiter.is_cancelled():
             if is_due:
@@ -136,23 +135,23 @@ class AdmissionQueue:
         raise WaitCancelledError
 
     def _note_waits(self, attempt: AdmissionAttempt) -> None:
-        """Tell what it waits for from now on."""
+        """Record and publish the start of each new wait."""
         for line in attempt.waiter.lacks - attempt.since.keys():
             attempt.since[line] = time.monotonic()
             self._publish_wait(attempt.ticket, attempt.needs[line], None)
 
     def _until_change(self, attempt: AdmissionAttempt) -> float:
-        """Return the seconds until something ends by itself, for one that has asked."""
+        """Return the seconds until a window or lease ends, if known."""
         if not attempt.changes_at:
             return float("inf")
         left = attempt.changes_at - self._client.now()
-        # Only once: whoever is first then is woken, and asks.
+        # Only once: then the first waiter is woken and tries.
         if left <= 0:
             attempt.changes_at = 0.0
         return max(SHORTEST_SECONDS, left)
 
     def _give_up(self, attempt: AdmissionAttempt) -> Admission:
-        """Answer by what is known here: it may not have asked at all, if others were first."""
+        """Refuse by cached counts: the call may never have reached the front."""
         ticket, now = attempt.ticket, time.monotonic()
         self._client.fill(ticket, forced=False)
         standings = [

@@ -1,4 +1,4 @@
-"""Cuts time into the windows over which quotas are counted: hours, days, months, durations."""
+"""Time windows of quotas: hours, days, months and durations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_limits.core.wording import closest_match
 UTC: Final = "UTC"
 HOUR_SECONDS: Final = 3600
 DAY_SECONDS: Final = 86_400
-# A year, be it a leap year: a store keeps a count for as long as its window, and not for ever.
+# A leap year. Bounded, because a store keeps a count for as long as its window.
 LONGEST_DAYS: Final = 366
 
 DURATION: Final = re.compile(
@@ -27,7 +27,7 @@ CALENDAR: Final = ("day", "month")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One stretch of time. Its start is its name: two workers that agree on it share a count."""
+    """A time interval, identified by its start: workers with the same start share a count."""
 
     start: int
     """First second in it, since the epoch."""
@@ -35,16 +35,16 @@ class Window:
     """First second after it."""
 
     def __contains__(self, seconds: float) -> bool:
-        """Tell whether a time, in seconds since the epoch, is in it."""
+        """Return whether it contains a time, in seconds since the epoch."""
         return self.start <= seconds < self.end
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """A rule that cuts all of time into windows, without gap or overlap.
+    """A rule that divides time into windows without gaps or overlap.
 
-    Days and months begin at midnight in a time zone, so that one in which the clocks change is
-    shorter or longer than others. Hours and durations are counted from the epoch in UTC.
+    Days and months begin at midnight in a time zone, so one with a clock change is shorter or
+    longer. Hours and durations are counted from the epoch in UTC.
 
     Raises:
         ValueError: The rule or the time zone is not valid, or the two don't go together.
@@ -55,7 +55,7 @@ class Windows:
     time_zone: str = UTC
 
     def __post_init__(self) -> None:
-        """Refuse a rule that does not cut time into windows."""
+        """Reject invalid rules."""
         zone_of(self.time_zone)
         if self.rule in CALENDAR:
             return
@@ -69,7 +69,7 @@ class Windows:
     def at(self, seconds: float) -> Window:
         """Return the window around a time, in seconds since the epoch."""
         if self.rule not in CALENDAR:
-            # From the epoch and not from the first use, so that workers agree without a word.
+            # From the epoch, so that workers agree without communicating.
             length = length_of(self.rule)
             start = int(seconds // length) * length
             return Window(start, start + length)
@@ -96,18 +96,18 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class UnboundedWindow:
-    """What is counted without a window: one that never ends."""
+    """A window that never ends, for concurrency."""
 
     def at(self, seconds: float) -> Window:
-        """Return a window that began with time itself and goes on for a day at least.
+        """Return a window that starts at the epoch and lasts at least another day.
 
-        It has an end so that stores can forget what is not used any more; its start is its name.
+        It has an end so that stores can drop unused counts; its start identifies it.
         """
         return Window(0, (int(seconds) // DAY_SECONDS + 2) * DAY_SECONDS)
 
 
 def zone_of(name: str, setting: str = "time_zone") -> ZoneInfo:
-    """Return the time zone of a name, which `setting` gives.
+    """Return the time zone named by `setting`.
 
     Raises:
         ValueError: The time zone database has no such name.
@@ -134,7 +134,7 @@ def length_of(rule: str) -> int:
         return HOUR_SECONDS
     match = DURATION.fullmatch(rule)
     parts = {name: int(text) for name, text in match.groupdict("0").items()} if match else {}
-    # Numbers that are far too big for a window could be too big for a timedelta as well.
+    # Checked first, because huge numbers overflow a timedelta.
     is_sane = max(parts.values(), default=0) <= LONGEST_DAYS * 86_400
     length = int(timedelta(**parts).total_seconds()) if is_sane else 0
     if not 0 < length <= LONGEST_DAYS * 86_400:
@@ -146,12 +146,12 @@ def length_of(rule: str) -> int:
 
 
 def shown_time(seconds: float) -> str:
-    """Write a time, in seconds since the epoch, in UTC."""
+    """Format a time, in seconds since the epoch, in UTC."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _midnight(day: date, zone: ZoneInfo) -> int:
-    """Return the first second of `day`, or of what is left of it where midnight was skipped."""
+    """Return the first second of `day`, also if midnight was skipped."""
     local = datetime(day.year, day.month, day.day, tzinfo=zone)
-    # By way of UTC: `zoneinfo` (PEP 495) takes a time that was skipped as one before the change.
+    # Via UTC: `zoneinfo` (PEP 495) interprets a skipped time with the offset before the change.
     return int(local.astimezone(timezone.utc).timestamp())

@@ -105,8 +105,8 @@ def test_quota_of_n_model_calls_admits_exactly_n(
     (content,) = result.message["content"]
     assert content["text"].startswith(
         f"Agent 'tester' was halted by quota_exceeded: quota calls permits {amount} model calls "
-        f"and with this call {amount + 1} model calls could be used: {amount} are used, 0 reserved "
-        "by calls under way; it begins again in "
+        f"and with this call {amount + 1} model calls could be used: {amount} used, 0 reserved "
+        "by in-flight calls; resets in "
     )
     assert "T00:00:00Z. The limit is set in limits.yaml:" in content["text"]
     assert "Wait for the quota to reset" in content["text"]

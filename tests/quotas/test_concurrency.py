@@ -69,8 +69,8 @@ def test_concurrency_quota_caps_in_flight_calls(
         assert (stop.quota.reserved, stop.quota.retry_after_seconds) == (2, 1.0)
         assert stop.breach is not None
         assert stop.breach.note == (
-            "quota q permits 2 model calls at once, and with this call it would be 3; 2 are under "
-            "way, and there is a place as soon as one of them ends; ask again in 1 s"
+            "quota q permits 2 model calls at once, and with this call it would be 3; 2 are in "
+            "flight, and a slot is free as soon as one of them ends; retry in 1 s"
         )
         model.may_answer.set()
         await asyncio.gather(*tasks)
@@ -237,7 +237,7 @@ def test_slots_are_renewed_three_times_per_lease_while_held(
 @pytest.mark.parametrize("key", ["window", "time_zone"])
 def test_concurrency_quota_with_a_window_is_rejected(hold: Hold, key: str) -> None:
     """The key would have no effect."""
-    sentence = rf'quotas\["q"\] counts calls at once and has no {key}: leave it out\.'
+    sentence = rf'quotas\["q"\] limits concurrent calls and has no {key}: remove it\.'
     value = {"window": "day", "time_zone": "Europe/Berlin"}[key]
     with pytest.raises(ValueError, match=sentence):
         hold({"q": TWO | {key: value}})

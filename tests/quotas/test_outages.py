@@ -169,8 +169,8 @@ def test_deny_refuses_calls_in_an_outage(start_outage: StartOutage, events: list
     result = agent("go")
     assert (result.stop_reason, model.calls) == ("quota_unavailable", 1)
     said = str(result)
-    assert "could not be checked, because its store does not answer; when it was last" in said
-    assert re.search(r"used \d of 5 model calls, reserved \d, begins again at \S+;", said)
+    assert "could not be checked, because its store is unavailable; last known state" in said
+    assert re.search(r"used \d of 5 model calls, reserved \d, resets at \S+;", said)
     assert decisions(events) == ["degraded_denied"]
 
 

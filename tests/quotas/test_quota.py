@@ -147,19 +147,19 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
         ({"tokens": 1, "window": "day", "on_store_error": "x"}, "one of deny, allow, local"),
         (
             {"tokens": 1, "window": "day", "max_wait": "5m"},
-            "has a max_wait, and its calls are refused at once: add on_exceeded: wait, or leave",
+            "has a max_wait but refuses calls immediately: add on_exceeded: wait, or remove",
         ),
         (
             {"tokens": 1, "window": "day", "max_wait": "5m", "on_exceeded": "refuse"},
-            "has a max_wait, and its calls are refused at once: add on_exceeded: wait, or leave",
+            "has a max_wait but refuses calls immediately: add on_exceeded: wait, or remove",
         ),
         (
             {"model_calls": 1, "window": "day", "reserve": "expected"},
-            "counts model_calls, of which a call needs one: leave reserve out.",
+            "counts model_calls, and each call uses one: remove reserve.",
         ),
         (
             {"concurrency": 1, "reserve": "worst_case"},
-            "counts concurrency, of which a call needs one: leave reserve out.",
+            "counts concurrency, and each call uses one: remove reserve.",
         ),
         ({"tokens": 1, "window": "day", "amount": 1}, "has no setting 'amount'. Valid keys: tok"),
         ("5 tokens", "must be a mapping with an amount and a window."),

@@ -1,15 +1,15 @@
--- What every script begins with. Times are milliseconds of the server's clock.
--- bucket: hash of one count: used, reserved, doubtful, at (when it was reserved of last), waited (until
---       when somebody waits who is to be told what becomes free), and `lease:ID` = "AMOUNT CERTAIN".
--- leases: sorted set of operation ids by the time at which their lease expires.
--- grants: sorted set of "AMOUNT:ID:UNIT" and "block:ID:REASON" by the time until which they hold.
--- done: hash of what was done of a hundred operations, by their last digits: "settled -", or
---       "admitted LACKING" until then. Kept small, as there is one for every model call of an hour.
--- workers: sorted set of the processes that may use a share in an outage, by when they looked last.
--- expired: sorted set of operation ids by the time at which their lease was found expired. Whoever
---       has the settlement of one in its ledger sends it; none can be sent after an hour.
+-- Prefix of every script. Times are in milliseconds of the server's clock.
+-- bucket: hash of one count: used, reserved, doubtful, at (time of the last reservation), waited (until
+--       when releases are published to waiters), and `lease:ID` = "AMOUNT CERTAIN".
+-- leases: sorted set of operation IDs by lease expiry.
+-- grants: sorted set of "AMOUNT:ID:UNIT" and "block:ID:REASON" by expiry.
+-- done: hash of the results of a hundred operations, by their last digits: "admitted UNMET", then
+--       "settled -". Compact, because it has a field for every model call of an hour.
+-- workers: sorted set of the processes that may use a local share in an outage, by last read.
+-- expired: sorted set of IDs of expired reservations by the time of detection. A process whose ledger
+--       has the settlement sends it, within an hour.
 
--- Of 64 bits here, and twice as fast as %.0f.
+-- Formats 64-bit integers; twice as fast as %.0f.
 local function whole(number)
   return string.format('%d', number)
 end
@@ -32,7 +32,7 @@ local function open(bucket, leases, operation)
   }
 end
 
--- Write what has changed of a count, and more fields with it.
+-- Write the changed fields of a count, and the given ones.
 local function save(count, expires, ...)
   local fields = { 'used', whole(count.used), 'reserved', whole(count.reserved), ... }
   if count.doubtful ~= count.saved_doubtful then
@@ -45,24 +45,24 @@ local function save(count, expires, ...)
   end
 end
 
--- Take one lease off a count.
+-- Deduct one lease from a count.
 local function release(count, lease)
   local amount, certain = string.match(lease, '^(%d+) ([01])$')
   count.reserved = count.reserved - amount
   count.doubtful = count.doubtful - (certain == '0' and 1 or 0)
 end
 
--- Remember what was done of an operation.
+-- Remember the result of an operation.
 local function remember(done, place, what, remember_ms)
   redis.call('HSET', done, place, what)
   redis.call('PEXPIRE', done, remember_ms)
 end
 
 local EXPIRED_MS = 3600000
--- More are left for the next script: while one runs, everybody waits.
+-- The next script expires the rest: a running script blocks the server.
 local VOIDED = 200
 
--- Give back what was set aside for calls whose worker is taken for dead.
+-- Release expired reservations, whose workers are presumed dead.
 local function void(count, expired, now, unit)
   if not count.exists then
     return
@@ -77,8 +77,8 @@ local function void(count, expired, now, unit)
       release(count, lease)
       redis.call('HDEL', count.bucket, 'lease:' .. operation)
     end
-    -- Of a place among the calls at once nothing is left to be counted. All counts share this key:
-    -- what is not ours under its name must not hold them up.
+    -- Concurrency slots need no settlement. pcall, because all counts share this key: data of another
+    -- program under its name must not block them.
     if unit ~= 'concurrency' then
       redis.pcall('ZADD', expired, whole(now), operation)
     end
@@ -89,7 +89,7 @@ local function void(count, expired, now, unit)
   redis.call('PEXPIRE', expired, EXPIRED_MS)
 end
 
--- A lease from before a backward step of the clock lasts no longer than a new one.
+-- After a backward step of the clock, shorten leases to the length of a new one.
 local function shorten(count, now, lease_ms)
   if not count.exists or (count.at and now >= count.at) then
     return
@@ -100,14 +100,14 @@ local function shorten(count, now, lease_ms)
   end
 end
 
--- Where the count was lost, go on from what the asker saw last.
+-- If the count was lost, continue from the last usage seen by the client.
 local function restore(count, known)
   if not count.exists then
     count.used = tonumber(known)
   end
 end
 
--- How much more is permitted; and, where the key is blocked, "UNTIL:REASON".
+-- Return the sum of grants and, if the key is blocked, "UNTIL:REASON".
 local function granted(grants, unit, now)
   local sum, block = 0, nil
   local held = redis.call('ZRANGEBYSCORE', grants, '(' .. whole(now), '+inf', 'WITHSCORES')
@@ -123,7 +123,7 @@ local function granted(grants, unit, now)
   return sum, block
 end
 
--- Let a key live until then, unless it is to live longer.
+-- Extend the expiry of a key; never shorten it.
 local function keep(key, at, now)
   local left = redis.call('PTTL', key)
   if left < 0 or now + left < tonumber(at) then

@@ -1,9 +1,9 @@
--- Permit more of one key until a time, or nothing at all.
--- KEYS: grants, index. ARGV: member "AMOUNT:ID:UNIT" or "block:ID:REASON", until, how long to keep what is
--- over, index member.
+-- Raise the limit of one key until a time, or block it.
+-- KEYS: grants, index. ARGV: member "AMOUNT:ID:UNIT" or "block:ID:REASON", until, retention after that,
+-- index member.
 
 local now, last = now_ms(), ARGV[2] + ARGV[3]
--- A block takes the place of an earlier one, with no moment in between in which there is none.
+-- A block atomically replaces an earlier one.
 if string.match(ARGV[1], '^block:') then
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. whole(now), '+inf')) do
     if string.match(member, '^block:') then
@@ -13,7 +13,7 @@ if string.match(ARGV[1], '^block:') then
 end
 redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
 keep(KEYS[1], whole(last), now)
--- So that it is listed, although nothing of it has been used.
+-- List the key even if it was never used.
 redis.call('ZADD', KEYS[2], 'GT', ARGV[2], ARGV[4])
 keep(KEYS[2], whole(last), now)
 return 1

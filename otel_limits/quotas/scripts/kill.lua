@@ -1,9 +1,9 @@
--- Tell every listening process which agents to end, and note it for those that do not hear it.
--- KEYS: kills. ARGV: ID, pattern, channel, how long to note it.
+-- Publish a kill to all processes, and store it for those that miss the message.
+-- KEYS: kills. ARGV: ID, pattern, channel, retention.
 
 local now, time = now_ms(), redis.call('TIME')
--- With the server's time, in microseconds: what begins later is not meant, however late the order is
--- heard.
+-- Includes the server's time in microseconds: later invocations are unaffected, even if the kill
+-- arrives late.
 local order = ARGV[1] .. '@' .. time[1] .. string.format('%06d', time[2]) .. ' ' .. ARGV[2]
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', whole(now - ARGV[4]))
 redis.call('ZADD', KEYS[1], whole(now), order)

@@ -1,7 +1,7 @@
--- Tell how counts stand.
+-- Read the state of counts.
 -- KEYS: expired, workers, then for each count: its bucket, leases and grants.
--- ARGV: which worker asks, empty for none; how long it is taken for a worker; then for each count: the
---       amount of its quota, its unit.
+-- ARGV: worker ID, or empty; how long it counts as a worker; then for each count: the amount of its
+--       quota, its unit.
 
 local now = now_ms()
 local workers = 0

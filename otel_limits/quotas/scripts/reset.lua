@@ -1,4 +1,4 @@
--- Count from 0 again.
+-- Set usage to 0.
 -- KEYS: the bucket of the count, its leases. ARGV: expiry of the bucket.
 
 local count = open(KEYS[1], KEYS[2])

@@ -1,6 +1,6 @@
--- Take back what was granted to a key, or unblock it.
--- KEYS: grants. ARGV: what members begin with that are taken back, as a pattern.
--- Returns how many of those were in force.
+-- Revoke the grants of a key, or unblock it.
+-- KEYS: grants. ARGV: pattern of the members to remove.
+-- Returns how many active ones were removed.
 
 local now, found = now_ms(), 0
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. whole(now), '+inf')) do

@@ -1,11 +1,11 @@
--- Count what a call really took, and give back what was set aside for it.
+-- Count the actual usage of a call and release its reservation.
 -- KEYS: done, expired; then for each charge: its bucket and leases.
--- ARGV: operation id, its place in done, how long to remember, channel for what becomes free; then for
---       each charge: amount, expiry and known in one text; "QUOTA KEY".
+-- ARGV: operation ID, its field in done, retention, channel for releases; then for each charge: amount,
+--       expiry and known in one text; "QUOTA KEY".
 
 local operation = ARGV[1]
 local counts = {}
--- All are read before any is changed: one that is not ours ends the script.
+-- All are read before any is changed: data of another program aborts the script.
 for n = 1, #KEYS / 2 - 1 do
   counts[n] = open(KEYS[2 * n + 1], KEYS[2 * n + 2], operation)
 end
@@ -29,7 +29,7 @@ for n, count in ipairs(counts) do
     local is_easier = count.used + count.reserved < taken or count.doubtful < doubtful
       or count.reserved == 0
     if count.waited > now and is_easier then
-      -- Who may use no channels must be able to settle all the same.
+      -- pcall, because users without channel permissions must be able to settle.
       redis.pcall('PUBLISH', ARGV[4], ARGV[2 * n + 4])
     end
   end
