@@ -62,7 +62,7 @@ class LedgerMovedError(LedgerError):
 
 
 class NewerLedgerError(LedgerError):
-    """A newer otel-limits wrote the ledger, with a schema that this one does not know."""
+    """A newer otel-limits wrote the ledger, with a schema that this version does not support."""
 
     def __init__(self, found: int, known: int) -> None:
         """Create the error from the ledger's schema version and the latest known one."""
@@ -73,8 +73,8 @@ class NewerLedgerError(LedgerError):
     def __str__(self) -> str:
         """Return both versions, and the fix."""
         return (
-            f"The ledger has schema version {self.found}, and this otel-limits knows versions up "
-            f"to {self.known}. Install the otel-limits that wrote it, or a later one."
+            f"The ledger has schema version {self.found}, and this otel-limits supports versions "
+            f"up to {self.known}. Install the otel-limits that wrote it, or a later one."
         )
 
 

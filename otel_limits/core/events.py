@@ -190,7 +190,7 @@ class ToolCall:
     seconds: float | None
     """Duration of that attempt; `None` if no tool ran, or if it continues in the background."""
     fingerprint: str | None
-    """Hash of name, arguments and result: equal for equal calls, and not reversible."""
+    """Hash of name, arguments and result: equal for equal calls, irreversible."""
     turn: int = 0
     """Number of the turn that requested it."""
     at: float = field(default_factory=time.time)

@@ -460,9 +460,9 @@ def require_tree(limits: object) -> Limits:
         ValueError: One of them does not apply to trees.
     """
     limits = require_limits("tree", limits)
-    foreign = [name for name, _ in limits.items() if name not in TREE_LIMITS]
-    if foreign:
+    invalid = [name for name, _ in limits.items() if name not in TREE_LIMITS]
+    if invalid:
         raise ValueError(
-            f"{foreign[0]} is not a limit of a budget tree. It can have: {', '.join(TREE_LIMITS)}."
+            f"{invalid[0]} is not a limit of a budget tree. It can have: {', '.join(TREE_LIMITS)}."
         )
     return limits

@@ -26,14 +26,14 @@ QUOTA_NUMBERS: Final = ("used", "reserved", "limit")
 def halt_text(verdict: Verdict, agent: str) -> str:
     """Return the text of the message that ends a halted conversation."""
     # Always "halted": `is_ours` recognizes the message by this text, before the action was taken.
-    said = halt_sentence(agent, verdict.reason, "halted", verdict.breach)
-    return f"{said} otel-limits wrote this message, and no model."
+    sentence = halt_sentence(agent, verdict.reason, "halted", verdict.breach)
+    return f"{sentence} otel-limits wrote this message, and no model."
 
 
 def partial_note(verdict: Verdict, agent: str) -> str:
     """Return the note below a final answer that marks it as incomplete."""
-    said = halt_sentence(agent, verdict.reason, "wrapped_up", verdict.breach)
-    return f"\nThis answer is partial. {said}"
+    sentence = halt_sentence(agent, verdict.reason, "wrapped_up", verdict.breach)
+    return f"\nThis answer is partial. {sentence}"
 
 
 def reason_text(verdict: Verdict) -> str:
@@ -105,7 +105,7 @@ def _exact(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def stop_from_json(marker: Mapping[str, Any]) -> Stop:
     """Parse the result of `stop_to_json`."""
-    # A newer otel-limits may have written the message, with fields that this one does not know.
+    # A newer otel-limits may have written the message, with fields unknown to this version.
     known = {spec.name for spec in dataclasses.fields(Stop)}
     values = {name: value for name, value in marker.items() if name in known}
     breaches = tuple(_breach(each) for each in marker.get("breaches", ()))

@@ -97,13 +97,13 @@ class BillableCall:
     def basis(self) -> str | None:
         """The pricing inputs without a ledger column, as JSON; `None` if there are none."""
         parts = {name: getattr(self.usage, name) or None for name in BASIS}
-        said = {
+        basis_parts = {
             **parts,
             "vendor": self.vendor,
             "region": self.region,
             "open": self.unknowns or None,
         }
-        known = {name: value for name, value in said.items() if value is not None}
+        known = {name: value for name, value in basis_parts.items() if value is not None}
         return json.dumps(known) if known else None
 
 
@@ -151,21 +151,21 @@ def billable_call_in_ledger(
 ) -> BillableCall:
     """Restore a call from the ledger, whose rows may have been edited by hand."""
     try:
-        said: Any = json.loads(basis) if basis else {}
+        basis_parts: Any = json.loads(basis) if basis else {}
     # Deeply nested JSON, which anyone could write to a row, raises RecursionError.
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        said = {"open": ["its pricing inputs cannot be read"]}
-    parts: dict[str, Any] = {name: said.get(name) for name in BASIS}
+        basis_parts = None
+    if not isinstance(basis_parts, dict):
+        basis_parts = {"open": ["its pricing inputs cannot be read"]}
+    parts: dict[str, Any] = {name: basis_parts.get(name) for name in BASIS}
     return BillableCall(
         model=model,
         provider=provider,
         usage=replace(usage, **parts),
         tier=named_tier(tier or STANDARD),
-        vendor=said.get("vendor"),
-        region=said.get("region"),
-        unknowns=tuple(said.get("open", ())),
+        vendor=basis_parts.get("vendor"),
+        region=basis_parts.get("region"),
+        unknowns=tuple(basis_parts.get("open", ())),
     )
 
 

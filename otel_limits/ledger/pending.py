@@ -33,7 +33,7 @@ class PendingRows:
         self.waiting: Rows = []
         self.is_wanted = False
         self.is_stuck = False
-        self.lost = 0
+        self.dropped_rows = 0
         self.spills = 0
         self._taken_back = 0
         # Kept until durable: a caller that spills while the database hangs writes these, too.
@@ -77,7 +77,7 @@ class PendingRows:
             excess = len(self.waiting) - MAX_KEPT
             if excess > 0:
                 del self.waiting[:excess]
-                self.lost += excess
+                self.dropped_rows += excess
 
     def mark_durable(self, mark: int) -> None:
         """Mark the rows up to `mark` as durable."""
@@ -122,6 +122,6 @@ class PendingRows:
     def give_up(self) -> int:
         """Drop the waiting rows, and return how many rows were lost in total."""
         with self.changed:
-            self.lost += len(self.waiting)
+            self.dropped_rows += len(self.waiting)
             self.waiting = []
-            return self.lost
+            return self.dropped_rows

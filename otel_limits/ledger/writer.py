@@ -102,9 +102,9 @@ class Writer:
         self._begin()
 
     @property
-    def lost(self) -> int:
+    def dropped_rows(self) -> int:
         """Rows that neither the database nor a spill file accepted."""
-        return self._pending.lost
+        return self._pending.dropped_rows
 
     # --- called by agents ------------------------------------------------------------------------
 

@@ -42,8 +42,8 @@ class Request:
 class QuotaGate(Protocol):
     """Admits model calls. Its errors never reach the agent, only its refusals do.
 
-    It receives every event, so that it knows the usage of an admitted call and the end of an
-    aborted invocation.
+    It receives every event, including the usage of an admitted call and the end of an aborted
+    invocation.
     """
 
     @property

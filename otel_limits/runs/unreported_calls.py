@@ -20,8 +20,8 @@ MOST: Final = 1_000
 class UnreportedCalls:
     """The calls of one invocation that wait for other spans.
 
-    Of two instrumentations that show one call, one may know its tokens and the other not, and the
-    span with the tokens may end later. So the calls wait until the invocation is checked or ends,
+    If two instrumentations trace one call, only one may report its tokens, and its span may end
+    later. So the calls wait until the invocation is checked or ends,
     and as long as a span around or within theirs is open.
     """
 

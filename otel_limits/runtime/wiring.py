@@ -277,7 +277,11 @@ class Wiring:
         for entry in OBSERVERS:
             self._open_or_close(entry)
         self._runs.observers.set_observers(
-            (*self._told(is_last=False), *application, *self._told(is_last=True))
+            (
+                *self._open_observers(is_last=False),
+                *application,
+                *self._open_observers(is_last=True),
+            )
         )
         self._runs.audit_keys = settings.audit_keys
         self._runs.keeps_fingerprints = settings.ledger is not None
@@ -341,7 +345,7 @@ class Wiring:
         _, observer = self._open.pop(name)
         observer.close()
 
-    def _told(self, *, is_last: bool) -> Iterable[Observer]:
+    def _open_observers(self, *, is_last: bool) -> Iterable[Observer]:
         """Return the open observers that are called first or last, without their lazy wrappers."""
         for entry in OBSERVERS:
             observer = self.opened(entry.name)

@@ -692,7 +692,7 @@ def test_memory_is_bounded(
     rows = [("otel_limits_attributes", {"invocation_id": str(n)}) for n in range(25)]
     observer.writer.put(rows)
     observer.writer.wait_until_durable()
-    assert observer.writer.lost == 15
+    assert observer.writer.dropped_rows == 15
     assert [row["invocation_id"] for _, row in observer.writer._pending.waiting] == [
         str(n) for n in range(15, 25)
     ]

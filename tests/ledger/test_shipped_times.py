@@ -76,6 +76,6 @@ def test_a_hundred_thousand_rows_wait_and_no_more(
         [("otel_limits_attributes", {"invocation_id": str(n)}) for n in range(MAX_KEPT + 15)]
     )
     waiting = observer.writer._pending.waiting
-    assert (observer.writer.lost, len(waiting)) == (15, 100_000)
+    assert (observer.writer.dropped_rows, len(waiting)) == (15, 100_000)
     assert waiting[0][1] == {"invocation_id": "15"}
     observer.close()

@@ -195,7 +195,7 @@ def test_newer_ledger_is_refused_and_left_unchanged(
     before = schema(ledger), contents(ledger)
     assert main(["audit", *SPEND]) == 2
     assert capsys.readouterr().err == (
-        f"otel-limits: The ledger has schema version {CURRENT + 1}, and this otel-limits knows "
+        f"otel-limits: The ledger has schema version {CURRENT + 1}, and this otel-limits supports "
         f"versions up to {CURRENT}. Install the otel-limits that wrote it, or a later one.\n"
     )
     assert (schema(ledger), contents(ledger)) == before

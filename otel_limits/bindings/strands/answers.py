@@ -34,7 +34,7 @@ def finish_with_answer(answer: ModelStopReason, verdict: Verdict, agent: str) ->
     # A tool use here is incomplete and would never get a result.
     content = [block for block in answer.message["content"] if "toolUse" not in block]
     message: Any = halt_message(verdict, agent)
-    if any(map(_says_something, content)):
+    if any(map(_has_content, content)):
         content = [*content, {"text": partial_note(verdict, agent)}]
         message = {**answer.message, "content": content}
     return ModelStopReason(cast("Any", verdict.reason), message, answer.usage, answer.metrics)
@@ -125,6 +125,6 @@ def is_ours(message: Message, verdict: Verdict, agent: str) -> bool:
     return message["content"] == [{"text": halt_text(verdict, agent)}]
 
 
-def _says_something(block: ContentBlock) -> bool:
+def _has_content(block: ContentBlock) -> bool:
     """Return whether a block has content: text that is not blank, or e.g. a picture."""
     return "reasoningContent" not in block and bool(block.get("text", "more than text").strip())

@@ -117,19 +117,19 @@ class _Reader:
         for glob, key, model in self._named(node, "models"):
             before = len(self.mistakes)
             parts = dict(self._known(model, key, MODEL_KEYS))
-            said: dict[str, Entry] = {}
+            parsed: dict[str, Entry] = {}
             for name, kind in (("provider", TEXT), ("local", BOOLEAN)):
                 if name in parts:
-                    said |= self._entry(name, kind, f"{key}.{name}", parts[name])
+                    parsed |= self._entry(name, kind, f"{key}.{name}", parts[name])
             price = self._price(f"{key}.price", parts["price"]) if "price" in parts else None
-            is_local = "local" in said and said["local"].value
+            is_local = "local" in parsed and parsed["local"].value
             if is_local == ("price" in parts):
                 self._refuse(model, f"{key} needs either price or local: true.")
-            if "provider" in said and not said["provider"].value:
+            if "provider" in parsed and not parsed["provider"].value:
                 self._refuse(parts["provider"], f"{key}.provider must not be empty.")
             # A partial entry would have an unintended price.
             if len(self.mistakes) == before:
-                provider = said["provider"].value if "provider" in said else None
+                provider = parsed["provider"].value if "provider" in parsed else None
                 line = parts["local" if is_local else "price"].line
                 entries[glob] = Entry(PriceOverride(price=price, provider=provider), line)
         return entries
