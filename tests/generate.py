@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from otel_limits.settings.policy import schema
+from otel_limits.settings.policy import policy_schema
 from tests import pages, picture, readme
 from tests.top import picture as top_picture
 
@@ -45,7 +45,7 @@ def generate_screenshots() -> None:
 
 STEPS: Final[Mapping[str, Callable[[], None]]] = {
     "dashboards": generate_dashboards,
-    "schema": schema.write,
+    "schema": policy_schema.write,
     "tables": readme.write,
     "images": generate_images,
     "outputs": pages.write,

@@ -53,18 +53,7 @@ OUTSIDE = {
 }
 """Third-party packages, and the rooms that may import them."""
 
-SHARED_FILE_NAMES: set[str] = {
-    "answers.py",
-    "charts.py",
-    "export.py",
-    "files.py",
-    "ledger.py",
-    "loops.py",
-    "otlp.py",
-    "outcomes.py",
-    "schema.py",
-    "text.py",
-}
+SHARED_FILE_NAMES: set[str] = {"files.py"}
 """File names that still occur more than once. May only shrink."""
 
 PYTHON_FILE_NAMES = {"__init__.py", "__main__.py"}

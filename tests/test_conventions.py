@@ -18,7 +18,7 @@ from strands import tool
 from otel_limits import Limits, MaxTurnsReachedException, enable
 from otel_limits.core.usage import Usage
 from otel_limits.observers.conventions import CONVENTIONAL
-from otel_limits.observers.otlp import OtlpObserver
+from otel_limits.observers.otlp_observer import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.test_counting import CALL, INVOCATION, STARTED, STOP, TOOL_CALL, read, translated

@@ -43,7 +43,7 @@ from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import Breach, Level, Limits
 from otel_limits.core.usage import Usage
 from otel_limits.observers.instruments import METRICS, QUOTA_DECISIONS, MetricSpec
-from otel_limits.observers.otlp import OtlpObserver
+from otel_limits.observers.otlp_observer import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
 from otel_limits.observers.service import Service, service_of
 

@@ -18,7 +18,7 @@ from otel_limits.cli import main
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach, Caps, Limit
 from otel_limits.core.policy import Verdict
-from otel_limits.settings.policy.schema import PATH
+from otel_limits.settings.policy.policy_schema import PATH
 from otel_limits.settings.table import PRESETS, SETTINGS
 from tests.test_every_limit import CASES
 

@@ -14,7 +14,7 @@ from otel_limits import Cycle, Event, Invocation, Limits, Turn, enable
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.observers.log import LogObserver
 from otel_limits.observers.log_events import EventObserver
-from otel_limits.observers.otlp import OtlpObserver
+from otel_limits.observers.otlp_observer import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
 from otel_limits.observers.protocol import BaseObserver, LazyObserver
 from otel_limits.observers.queued import QueuedObserver

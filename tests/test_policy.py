@@ -43,8 +43,8 @@ from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as settings
 from otel_limits.settings.policy import NO_DOCUMENT, Document, PolicyFile
 from otel_limits.settings.policy.document import SECTION_KEYS
+from otel_limits.settings.policy.policy_schema import schema
 from otel_limits.settings.policy.reader import parse
-from otel_limits.settings.policy.schema import schema
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from opentelemetry.sdk.metrics import MeterProvider
 
-from otel_limits.observers.otlp import FLUSH_INTERVAL_SECONDS, OtlpObserver
+from otel_limits.observers.otlp_observer import FLUSH_INTERVAL_SECONDS, OtlpObserver
 from tests.clock import Clock
 from tests.test_counting import INVOCATION, STARTED
 

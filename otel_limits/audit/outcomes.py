@@ -70,14 +70,14 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
     Invocations are not grouped by what they lack, e.g. a model. Returns `None` if the selection is
     by such a property.
     """
-    from otel_limits.ledger import outcomes
+    from otel_limits.ledger import queries
 
     names = [name for name in by if name not in OF_CALLS]
     if any(name in OF_CALLS for name, _ in inquiry.selection.where):
         return None
     zone, total = inquiry.selection.zone, Outcomes()
     groups: dict[tuple[Any, ...], Outcomes] = {}
-    found = outcomes.outcomes(inquiry.connection, names, inquiry.selection, SUCCESSES)
+    found = queries.outcomes(inquiry.connection, names, inquiry.selection, SUCCESSES)
     for keys, sums in found:
         key = tuple(property_of(keys, name, zone) for name in names)
         groups.setdefault(key, Outcomes()).add(sums)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from otel_limits.core.labels import Names
     from otel_limits.observers.ledger import LedgerObserver
     from otel_limits.observers.log_events import EventObserver
-    from otel_limits.observers.otlp import OtlpObserver
+    from otel_limits.observers.otlp_observer import OtlpObserver
     from otel_limits.observers.prometheus import PrometheusObserver
     from otel_limits.observers.protocol import BaseObserver
     from otel_limits.observers.service import Service
@@ -148,7 +148,7 @@ def _make_prometheus(
 
 def _make_otlp(settings: Settings, providers: OtlpProviders, named: Named) -> OtlpObserver:
     """Create the observer for OTLP metrics."""
-    from otel_limits.observers.otlp import OtlpObserver
+    from otel_limits.observers.otlp_observer import OtlpObserver
     from otel_limits.otel.export import flush_metrics
 
     own = providers.meter
