@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -165,7 +165,8 @@ def backtest(inquiry: AuditQuery, **caps: Any) -> Answer:
     inquiry.require_known()
     connection, selection, totals = inquiry.connection, inquiry.selection, least_totals(tried)
     count = queries.count_using(connection, selection, totals)
-    calls = by_invocation(queries.calls_in_order(connection, selection, totals))
+    ordered = queries.calls_in_order(connection, selection, totals)
+    calls = itertools.groupby(ordered, key=operator.itemgetter(0))  # their invocation's ID
     # One invocation at a time: a ledger of years does not fit into memory.
     cuts = {
         identity: replay(group, tried) for identity, group in inquiry.work.through(calls, count)
@@ -249,11 +250,6 @@ def first_reached(tried: Sequence[CandidateCap], used: Sequence[int]) -> str | N
         if used[each.place] >= each.cap:
             return each.limit
     return None
-
-
-def by_invocation(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[str, Iterator[Sequence[Any]]]]:
-    """Group calls, which are ordered and start with the ID of their invocation."""
-    return itertools.groupby(rows, key=operator.itemgetter(0))
 
 
 def add_cut(outcome: Outcome, row: Any, cut: Cut) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
@@ -133,10 +134,6 @@ def _uncut(value: str) -> str:
     return value if len(value) < MAX_LENGTH else f"{value}*"
 
 
-def _variables(text: str) -> list[tuple[str, str]]:
-    return parse_qsl(text, keep_blank_values=True, strict_parsing=True)
-
-
 def _properties(names: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
         raise InvalidValueError
@@ -192,7 +189,7 @@ CONDITIONS: Final = CheckedKind[Conditions](
 SELECTED: Final = CheckedKind[Conditions](
     phrase="dashboard variables, e.g. var-agent=research&var-reason=max_turns",
     check=_selected,
-    parse=_variables,
+    parse=functools.partial(parse_qsl, keep_blank_values=True, strict_parsing=True),
 )
 PROPERTIES: Final = CheckedKind[tuple[str, ...]](
     phrase="one or more properties to group by, e.g. agent,model",

@@ -156,7 +156,11 @@ def compared(
     yield "reconcile", "Calls and tokens", COMPARED, _in_order(rows)
     grown = counters.growth(COST.metric, "agent", "model")
     costs = comparison(COST, calls, late_calls, grown, tolerance)
-    yield "cost", "Cost", COSTS, _in_order((*pair, *_money(figures)) for pair, *figures in costs)
+    in_usd = (  # the first four figures are picodollars
+        (*pair, *(dollars(round(figure)) for figure in figures[:4]), *figures[4:])
+        for pair, *figures in costs
+    )
+    yield "cost", "Cost", COSTS, _in_order(in_usd)
     grown = counters.growth(STOPS.metric, "agent", "reason")
     ends = comparison(STOPS, stops, late_stops, grown, tolerance)
     yield "stops", "Stops", ENDS, _in_order((*pair, *figures) for pair, *figures in ends)
@@ -183,11 +187,6 @@ def _in_order(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
     """Sort by share of the ledger, the largest first, then by names."""
     # The share is third from the end in every table.
     return sorted(rows, key=lambda row: (-row[-3], *map(str, row[:3])))
-
-
-def _money(figures: Sequence[Any]) -> tuple[Any, ...]:
-    """Convert the first four figures from picodollars."""
-    return (*(dollars(round(figure)) for figure in figures[:4]), *figures[4:])
 
 
 def comparison(

@@ -87,7 +87,7 @@ def progress(running: DemoRun, width: int) -> Table:
         table.add_column("", overflow="fold")
     most = running.setup.pending_polls + 2  # the last poll and the answer
     for scenario, future in zip(running.setup.scenarios, running.futures, strict=True):
-        outcome = outcome_of(future)
+        outcome = future.result() if future.done() and future.exception() is None else None
         seen = running.servers.counts(scenario.name)
         # Calls to a real model server are not counted here, but polls are.
         calls = outcome.model_calls if outcome else max(seen.requests, seen.polls)
@@ -110,11 +110,6 @@ def short_form(variables: Mapping[str, str]) -> str:
     """Return variables without their common prefix."""
     settings = (f"{name.removeprefix(PREFIX)}={value}" for name, value in variables.items())
     return " ".join(settings) or "no limits"
-
-
-def outcome_of(future: Future[ScenarioOutcome]) -> ScenarioOutcome | None:
-    """Return the outcome if the scenario has ended without an error."""
-    return future.result() if future.done() and future.exception() is None else None
 
 
 def describe_end(

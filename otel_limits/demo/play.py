@@ -185,7 +185,13 @@ class DemoRun:
                 result = self._send(program, log, AGENT, JOB_PROMPT, self._model(scenario.name))
                 cached = None
                 if scenario.calls_cache:  # in the same process, with the same metrics
-                    cached = self._send(program, log, CACHE, CACHE_PROMPT, self._cache())
+                    # Never with the API key, which belongs to the real model server.
+                    model = {
+                        "base_url": self.servers.url(CACHE),
+                        "model": "cached",
+                        "api_key": None,
+                    }
+                    cached = self._send(program, log, CACHE, CACHE_PROMPT, model)
                 metrics = scrape(url, log)
             finally:
                 program.communicate()  # closes its input, which ends it
@@ -247,10 +253,6 @@ class DemoRun:
     def _model(self, scenario: str) -> dict[str, str | None]:
         base_url = self.setup.base_url or self.servers.url(scenario)
         return {"base_url": base_url, "model": self.setup.model, "api_key": self.setup.api_key}
-
-    def _cache(self) -> dict[str, str | None]:
-        # Never with the API key, which belongs to the real model server.
-        return {"base_url": self.servers.url(CACHE), "model": "cached", "api_key": None}
 
 
 def command_line(variables: Mapping[str, str]) -> str:

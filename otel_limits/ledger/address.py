@@ -155,9 +155,6 @@ def database_of(name: str) -> str:
 def _places(full: str, data_directory: Path | None) -> tuple[Path, ...]:
     """List where rows can wait apart from the ledger, under a name of their ledger."""
     directories = (data_directory, temporary_directory())
-    return tuple(each / f"ledger-{_digest(full)}" for each in directories if each is not None)
-
-
-def _digest(text: str) -> str:
     # As the file system has it: a path may contain bytes that are not text.
-    return hashlib.blake2s(os.fsencode(text), digest_size=6).hexdigest()
+    digest = hashlib.blake2s(os.fsencode(full), digest_size=6).hexdigest()
+    return tuple(each / f"ledger-{digest}" for each in directories if each is not None)

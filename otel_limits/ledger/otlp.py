@@ -93,11 +93,6 @@ class Span:
         return (self.trace_id, self.parent_id) if self.parent_id is not None else None
 
     @property
-    def is_of_framework(self) -> bool:
-        """Whether the framework created it: other instrumentations may show a tool call again."""
-        return self.scope in SCOPES
-
-    @property
     def is_agent(self) -> bool:
         """Whether it is an invocation."""
         is_named = self.name.startswith(AGENT_SPANS)
@@ -116,7 +111,8 @@ class Span:
     @property
     def is_tool(self) -> bool:
         """Whether it is a tool call of an agent."""
-        return self.is_of_framework and self.attributes.get(OPERATION) == EXECUTE_TOOL
+        # Only by the framework: other instrumentations may show a tool call again.
+        return self.scope in SCOPES and self.attributes.get(OPERATION) == EXECUTE_TOOL
 
     def first(self, names: Sequence[str]) -> str | None:
         """Return the first of some attributes that is text."""

@@ -41,7 +41,9 @@ def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterato
     while True:
         with database.changing() as connection:
             ids = _oldest(connection, before_us, portion)
-            _delete(connection, ids)
+            for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE, ATTRIBUTE_TABLE):
+                connection.execute(table.delete().where(table.c.invocation_id.in_(ids)))
+            connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
         if not ids:
             break
         yield len(ids)
@@ -105,12 +107,6 @@ def _oldest(connection: sa.Connection, before_us: int, portion: int) -> list[str
     has_younger = sa.exists().where(younger.c.root_id == RUNS.root_id, last_seen >= before_us)
     statement = sa.select(RUNS.id).where(RUNS.started_us < before_us, ~has_younger).limit(portion)
     return list(connection.scalars(statement))
-
-
-def _delete(connection: sa.Connection, ids: list[str]) -> None:
-    for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE, ATTRIBUTE_TABLE):
-        connection.execute(table.delete().where(table.c.invocation_id.in_(ids)))
-    connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
 
 
 def _delete_orphans(database: Database, before_us: int, portion: int) -> int:

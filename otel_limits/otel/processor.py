@@ -57,7 +57,8 @@ class LimitsSpanProcessor(SpanProcessor):
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
         """Register agent spans, and assign the spans below them to their run."""
         try:
-            names = self._names_of(span)
+            scope = span.instrumentation_scope
+            names = None if scope is None else self._names.get(scope.name)
             if names is None:
                 self._begin_third_party(span)
             elif span.name.startswith(names.agent):
@@ -81,11 +82,6 @@ class LimitsSpanProcessor(SpanProcessor):
                     place.run.calls.unreported.settle()
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             report_suppressed("processor", error)
-
-    def _names_of(self, span: ReadableSpan) -> SpanNames | None:
-        """Return the span names of the framework that created a span; else `None`."""
-        scope = span.instrumentation_scope
-        return None if scope is None else self._names.get(scope.name)
 
     def _begin(self, span: Span, names: SpanNames) -> None:
         """Register a framework's span."""
@@ -141,7 +137,7 @@ class LimitsSpanProcessor(SpanProcessor):
         kind = kind_of(attributes, span.name)
         if kind != "model call" or place.in_call or place.run.released:
             return kind
-        scope = scope_of(span)
+        scope = "" if span.instrumentation_scope is None else span.instrumentation_scope.name
         record, response = record_of_span(attributes, scope), first_text(attributes, RESPONSE_IDS)
         tokens, span_id = record.usage.total, span.context.span_id
         if tokens and not self._runs.spans.claim_call(span_id, response, scope, tokens):
@@ -188,8 +184,3 @@ def attributes_of(span: ReadableSpan) -> dict[str, Any]:
 def is_error(span: ReadableSpan) -> bool:
     """Return whether a span has the status ERROR."""
     return span.status.status_code is StatusCode.ERROR
-
-
-def scope_of(span: ReadableSpan) -> str:
-    """Return the name of the instrumentation that created a span."""
-    return "" if span.instrumentation_scope is None else span.instrumentation_scope.name

@@ -152,14 +152,11 @@ def _with_thoughts(
     found: Fields, output: int | None, thoughts: int | None, total: int | None
 ) -> int | None:
     """Add reasoning tokens that are not part of the output."""
-    if output is None or not thoughts or not _is_beside(found, thoughts, output, total):
+    if output is None or not thoughts:
         return output
-    return output + thoughts
-
-
-def _is_beside(found: Fields, thoughts: int, output: int, total: int | None) -> bool:
-    """Return whether reasoning is reported separately: Gemini's, and more than the whole."""
-    return found.is_of_gemini or (total is None and thoughts > output)
+    # Gemini reports them separately, as does a provider that reports more than the whole output.
+    is_separate = found.is_of_gemini or (total is None and thoughts > output)
+    return output + thoughts if is_separate else output
 
 
 def _is_outside(

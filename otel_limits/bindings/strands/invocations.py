@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from strands.types.content import Message
     from strands.types.events import ModelStopReason
 
-    from otel_limits.bindings.framework import Host
     from otel_limits.bindings.strands.batch import Batch
     from otel_limits.core.policy import Policy
     from otel_limits.runs.run import Run
@@ -257,13 +256,10 @@ def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -
     run.time_limit.start()
 
 
-def _host() -> Host:
-    assert HOST.host is not None  # set before the patches are applied
-    return HOST.host
-
-
 def _start(agent: Agent, span: trace.Span, policy: Policy, *, direct: bool = False) -> Run:
-    context, runs = span.get_span_context(), _host().runs
+    context = span.get_span_context()
+    assert HOST.host is not None  # set before the patches are applied
+    runs = HOST.host.runs
     return runs.start(
         agent.name,
         policy,

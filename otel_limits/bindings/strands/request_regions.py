@@ -72,16 +72,12 @@ def _places(
                 yield found[1]
     provider = provider_of(model.__class__)
     if provider == "bedrock":
-        yield from _bedrock(model)
+        meta = getattr(getattr(model, "client", None), "meta", None)
+        yield from _texts(getattr(meta, "region_name", None))
     elif provider == "gemini":
         yield from _texts(_google(model))
     elif provider == "litellm" and not addresses:
         yield from _texts(*_litellm(model_id(model)))
-
-
-def _bedrock(model: Any) -> Iterator[str]:
-    meta = getattr(getattr(model, "client", None), "meta", None)
-    return _texts(getattr(meta, "region_name", None))
 
 
 def _google(model: Any) -> str | None:

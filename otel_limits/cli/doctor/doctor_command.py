@@ -89,7 +89,9 @@ def as_text(findings: Sequence[Finding]) -> str:
         # JSON includes the advice of passed checks.
         if finding.advice and finding.status != "ok":
             lines.append(f"{INDENT}{'':<{width}}  -> {finding.advice}")
-    return _ascii("".join(f"{line}\n" for line in lines))
+    text = "".join(f"{line}\n" for line in lines)
+    # A build log may not support other characters.
+    return text.encode("ascii", "backslashreplace").decode()
 
 
 def as_json(findings: Sequence[Finding]) -> str:
@@ -104,8 +106,3 @@ def as_json(findings: Sequence[Finding]) -> str:
         )
         + "\n"
     )
-
-
-def _ascii(text: str) -> str:
-    """Escape characters that a build log may not support."""
-    return text.encode("ascii", "backslashreplace").decode()

@@ -61,7 +61,8 @@ class ColumnWidth:
 def fit(table: Table, width: int | None) -> Layout:
     """Lay out a table for a width, or as wide as it needs."""
     rows = [*table.rows, *([] if table.total is None else [table.total])]
-    texts = [[_text(*cell) for cell in zip(row, _kinds(table), strict=True)] for row in rows]
+    kinds = [column.kind for column in table.columns]
+    texts = [[_text(*cell) for cell in zip(row, kinds, strict=True)] for row in rows]
     lanes = [
         ColumnWidth(
             column, [row[index] for row in texts], all(row[index] in NOTHING for row in rows)
@@ -85,10 +86,6 @@ def fit(table: Table, width: int | None) -> Layout:
         total=[rule, *lines[-1]] if has_total else [],
         left_out=left_out,
     )
-
-
-def _kinds(table: Table) -> list[CellKind]:
-    return [column.kind for column in table.columns]
 
 
 def _text(value: Any, kind: CellKind) -> str:
