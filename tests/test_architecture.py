@@ -53,9 +53,6 @@ OUTSIDE = {
 }
 """Third-party packages, and the rooms that may import them."""
 
-SHARED_FILE_NAMES: set[str] = {"files.py"}
-"""File names that still occur more than once. May only shrink."""
-
 PYTHON_FILE_NAMES = {"__init__.py", "__main__.py"}
 
 NO_FOR_NOT = re.compile(
@@ -173,7 +170,7 @@ def test_every_file_name_occurs_once() -> None:
     """A reader who sees `spans.py` in a traceback or a review knows which one it is."""
     counts = Counter(path.name for path in EVERY_MODULE.values())
     repeated = {name for name, number in counts.items() if number > 1}
-    assert repeated - PYTHON_FILE_NAMES <= SHARED_FILE_NAMES
+    assert repeated - PYTHON_FILE_NAMES == set()
 
 
 def test_every_exception_is_named_error() -> None:
