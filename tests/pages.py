@@ -15,6 +15,7 @@ import io
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -364,11 +365,22 @@ def with_outputs(path: Path, directory: Path, places: Mapping[str, str] | None =
     return text
 
 
+@contextlib.contextmanager
+def home() -> Iterator[Path]:
+    """Make a directory whose path is as long as `HOME`: paths set the widths of tables."""
+    directory = Path("/tmp", secrets.token_hex(3))  # noqa: S108  private by its mode
+    directory.mkdir(mode=0o700)
+    try:
+        yield directory.resolve()  # on macOS, /tmp is a symbolic link
+    finally:
+        shutil.rmtree(directory)
+
+
 def write() -> None:
     """Update the outputs on all pages."""
     for page in EVERY:
-        with tempfile.TemporaryDirectory() as directory:
-            page.write_text(with_outputs(page, Path(os.path.realpath(directory))), encoding="utf-8")
+        with home() as directory:
+            page.write_text(with_outputs(page, directory), encoding="utf-8")
 
 
 def run_readme(environment: Path, wheel: Path) -> None:

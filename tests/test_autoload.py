@@ -146,8 +146,8 @@ def test_own_commands_are_not_limited(environment: Environment) -> None:
 def test_doctor_shows_autoload(environment: Environment, bare: Environment) -> None:
     """It proves it, too: the cap holds under a plain python that has the line."""
     for here, status, text in (
-        (environment, "ok", f"It is installed: {environment.line}"),
-        (bare, "-", f"It is not installed for {bare.python}."),
+        (environment, "ok", f"Installed: {environment.line}"),
+        (bare, "-", f"Not installed for {bare.python}."),
     ):
         ended = execute(*(here.python, "-m", "otel_limits.cli", "doctor", "--json"))
         found = {each["name"]: each for each in json.loads(ended.output)["findings"]}

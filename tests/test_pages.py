@@ -18,6 +18,7 @@ from tests.pages import (
     Command,
     Session,
     commands,
+    home,
     make,
     matches,
     sessions,
@@ -42,11 +43,10 @@ PAGES_WITH_COMMANDS = [path for path in EVERY if list(sessions(path)) and path n
 @pytest.mark.parametrize(
     "path", PAGES_WITH_COMMANDS, ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
-def test_commands_print_the_outputs_of_their_page(path: Path, tmp_path: Path) -> None:
+def test_commands_print_the_outputs_of_their_page(path: Path) -> None:
     """Run `python -m tests.generate outputs` when this fails, and review the changes."""
-    # On macOS, /tmp is a symbolic link.
-    printed = with_outputs(path, Path(os.path.realpath(tmp_path)))
-    assert printed == read(path)
+    with home() as directory:
+        assert with_outputs(path, directory) == read(path)
 
 
 def test_quota_commands_print_the_outputs_of_their_page(tmp_path: Path) -> None:
