@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +18,10 @@ from otel_limits.bindings.strands.projection import (
     tokens_of_content,
 )
 from otel_limits.testing import ScriptedModel
-from otel_limits.usage.media import recipient
+from otel_limits.usage.media import Recipient, recipient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from otel_limits.usage.media import Recipient
 
 TO = recipient("openai", "gpt-4o")
 MODEL = ScriptedModel([])
@@ -127,6 +127,37 @@ def test_new_recipient_recounts_all(counted: list[int]) -> None:
     counted.clear()
     cache.count(messages, recipient("anthropic", "claude"))
     assert sum(counted) == 10
+
+
+def test_count_for_another_model_in_between_keeps_both_counts() -> None:
+    """Threads that use one agent may call different models, with other rules for pictures."""
+    picture = {"image": {"format": "png", "source": {"bytes": b""}}}
+    messages, cache = [{"role": "user", "content": [picture]}], ConversationTokens()
+    other = recipient("anthropic", "claude")
+    assert tokens_of_content(messages, TO) != tokens_of_content(messages, other)
+
+    class Interrupted(Recipient):
+        """Another thread counts while this one looks for earlier counts."""
+
+        def __eq__(self, to: object) -> bool:
+            cache.count(messages, other)
+            return to == TO
+
+        __hash__ = None  # type: ignore[assignment]
+
+    cache.count(messages, TO)
+    assert cache.count(messages, Interrupted(*TO)) == tokens_of_content(messages, TO)
+
+
+def test_count_near_the_recursion_limit_is_kept() -> None:
+    """A runaway agent may have just enough frames left to count, but none to remember."""
+    cache, messages = ConversationTokens(), [result(1_000)]
+
+    def count_at(depth: int) -> int:
+        return count_at(depth - 1) if depth else projected_input(MODEL, messages, cache=cache)
+
+    frames = len(inspect.stack()) + 22
+    assert count_at(sys.getrecursionlimit() - frames) > 900
 
 
 def test_bytes_that_may_change_are_counted_each_time() -> None:

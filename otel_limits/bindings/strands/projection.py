@@ -42,14 +42,15 @@ class ConversationTokens:
 
     def __init__(self) -> None:
         """Create an empty cache."""
-        self._chunks: list[Chunk] = []
-        self._to: Recipient | None = None
+        self._cached: tuple[Recipient | None, list[Chunk]] = None, []
 
     def count(self, messages: list[Any], to: Recipient) -> int:
         """Return the tokens of `messages` for a model, and remember them."""
         found: list[Chunk] = []
         position, searches, total = 0, MAX_SEARCHES, 0
-        for chunk in self._chunks if to == self._to else ():
+        # Read and assigned as a whole, as several threads may use an agent.
+        counted_for, chunks = self._cached
+        for chunk in chunks if to == counted_for else ():
             copies, tokens = chunk
             start = position
             if not _is_equal(messages, copies, start):
@@ -63,8 +64,7 @@ class ConversationTokens:
             found.append(chunk)
             position = start + len(copies)
         total += self._add(found, messages[position:], to)
-        # Assigned at the end and as a whole, as an agent may be used by several threads.
-        self._chunks, self._to = found, to
+        self._cached = to, found
         return total
 
     def _add(self, chunks: list[Chunk], messages: list[Any], to: Recipient) -> int:
@@ -75,7 +75,8 @@ class ConversationTokens:
             total += (tokens := tokens_of_content(new, to))
             try:
                 copies = _copy(new, MAX_DEPTH)
-            except TypeError:  # cannot be compared later: counted for each call
+            # Cannot be compared later, or too few frames are left: counted for each call.
+            except (TypeError, RecursionError):
                 continue
             if chunks and len(chunks[-1][0]) + len(copies) <= CHUNK_MESSAGES:
                 before, tokens_before = chunks[-1]
