@@ -50,6 +50,15 @@ def test_check_all_prints_every_setting(check: Check) -> None:
     assert list(lines) == [setting.variable for setting in SETTINGS]
 
 
+def test_unknown_variable_names_the_command_that_lists_all(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that resembles none can only be looked up among all settings."""
+    monkeypatch.setenv("OTEL_LIMITS_XYZZY", "1")
+    (mistake,) = check()[2]
+    assert mistake.endswith("is not a setting of otel-limits. See: otel-limits check --all")
+
+
 def test_check_prints_what_is_set_and_what_follows(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,7 +121,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 def _advice(name: str) -> str:
     near = closest_match(name, VARIABLES)
-    return f"Did you mean {near}?" if near else "See: otel-limits check"
+    return f"Did you mean {near}?" if near else "See: otel-limits check --all"
 
 
 def near_misses(environ: Mapping[str, str]) -> list[str]:
