@@ -32,6 +32,8 @@ PAGES = "".join(
         *(Path(otel_limits.__file__).parent / "docs").glob("*.md"),
     )
 )
+# As text, because importing it needs Python 3.11.
+COLOURS = (Path(__file__).parents[1] / "dashboards/panels.py").read_text(encoding="utf-8")
 SCHEMA = json.loads(PATH.read_text(encoding="utf-8"))["definitions"]
 
 NOT_REPLAYED = {
@@ -68,11 +70,21 @@ def forgotten(limit: Limit, backtest_help: str) -> Iterator[str]:
             yield (
                 f"{PATH.name}: {section} has no {limit.name} (run python -m tests.generate schema)"
             )
-    if limit.name not in CASES:
-        yield f"tests/test_every_limit.py: there is no case for {limit.name}"
+    yield from forgotten_outside_package(limit)
     flag = "--" + limit.name.replace("_", "-")
     if flag + " " not in backtest_help and limit.name not in NOT_REPLAYED:
         yield f"audit/backtest.py: {flag} cannot be tried; say why in NOT_REPLAYED if so"
+
+
+def forgotten_outside_package(limit: Limit) -> Iterator[str]:
+    """Name each place next to the package where a limit is missing."""
+    if limit.name not in CASES:
+        yield f"tests/test_every_limit.py: there is no case for {limit.name}"
+    if f'"{limit.reason}": "#' not in COLOURS:
+        yield (
+            f"dashboards/panels.py: {limit.reason!r} has no colour (then run "
+            "python -m tests.generate dashboards)"
+        )
 
 
 def exported_reasons() -> set[str]:
@@ -109,6 +121,7 @@ def test_omissions_of_a_new_limit_are_named(backtest_help: str) -> None:
         "policy.schema.json",
         "policy.schema.json",
         "tests/test_every_limit.py",
+        "dashboards/panels.py",
         "audit/backtest.py",
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from otel_limits import ConfigurationError, enable
 from otel_limits.cli import main
 from otel_limits.core.values import CheckedKind
 from otel_limits.settings import environment as config
-from otel_limits.settings.table import SETTINGS
+from otel_limits.settings.table import POLICY_FIELDS, PREFIX, PROCESS_FIELDS, SETTINGS
 from otel_limits.testing import ScriptedModel, says, uses
 
 if TYPE_CHECKING:
@@ -184,6 +185,16 @@ def test_new_setting_is_declared_once(extended_package: Path) -> None:
     help_text = output("-m", "otel_limits.cli", "run", "--help")
     assert "--process-number" in help_text
     assert "--agent-number" in help_text
+
+
+@pytest.mark.parametrize("name", [*PROCESS_FIELDS, *POLICY_FIELDS])
+def test_every_setting_is_used(name: str) -> None:
+    """A setting that no code reads would be accepted and do nothing."""
+    used = re.compile(rf"\.{name}\b|{PREFIX}{name.upper()}\b")
+    files = Path(otel_limits.__file__).parent.rglob("*.py")
+    assert any(used.search(file.read_text(encoding="utf-8")) for file in files), (
+        f"no code reads the setting {name}"
+    )
 
 
 # --- names ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from otel_limits.core.secrets import redact_url
 from otel_limits.observers.first_calls import FirstCalls
 from otel_limits.observers.log import LogObserver
 from otel_limits.observers.protocol import LazyObserver
-from otel_limits.quotas.stores import MEMORY_URL
+from otel_limits.quotas.stores import is_shared
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 from otel_limits.settings.table import Settings
 from otel_limits.settings.variables import otlp_protocol, otlp_timeout_seconds
@@ -421,7 +421,7 @@ class Wiring:
             return
         self.release_quotas()
         # Without quotas, a shared store is still used to receive kills.
-        if settings.quota_store != MEMORY_URL or self._document.quotas:
+        if is_shared(settings.quota_store) or self._document.quotas:
             # Imported here, because most processes don't use quotas.
             from otel_limits.quotas.setup import Quotas
             from otel_limits.quotas.store import StorePlace

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
+import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,8 @@ import jsonschema
 import pytest
 
 import otel_limits
+from otel_limits import audit
+from otel_limits.audit.question import Question
 from otel_limits.audit.questions import QUESTIONS
 from otel_limits.cli import main
 from otel_limits.cli.audit import FORMATS
@@ -19,7 +23,6 @@ from otel_limits.core.limits import Breach
 from tests.ledger.book import Call, Entry, write
 
 if TYPE_CHECKING:
-    from otel_limits.audit.question import Question
     from tests.ledger.conftest import LedgerFile
 
 PACKAGE = Path(otel_limits.__file__).parent
@@ -44,6 +47,21 @@ HALTED = Entry(
 )
 
 every_question = pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name)
+
+
+def test_every_question_is_in_the_table() -> None:
+    """A question without a line in `QUESTIONS` would be no command."""
+    modules = [
+        importlib.import_module(f"{audit.__name__}.{each.name}")
+        for each in pkgutil.iter_modules(audit.__path__)
+    ]
+    missing = [
+        f"{module.__name__}: its question {each.name!r} is not in QUESTIONS of audit/questions.py"
+        for module in modules
+        for each in vars(module).values()
+        if isinstance(each, Question) and each not in QUESTIONS
+    ]
+    assert missing == []
 
 
 @every_question

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,11 @@ from otel_limits.quotas.redis_store import RedisStore
 from otel_limits.quotas.store import SharedStore, StorePlace
 from otel_limits.quotas.stores import STORES, StoreKind, is_shared, require_store_url
 from otel_limits.runs.registry import LIVE
+from otel_limits.settings.table import PROCESS_FIELDS
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import eventually
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.conftest import MakeAgent
     from tests.quotas.conftest import Hold, Server
 
@@ -34,6 +34,24 @@ def test_store_opens_its_example_url_without_connecting(kind: StoreKind) -> None
     store = stores.open_store(StorePlace(kind.example, 1.0))
     assert isinstance(store, SharedStore) == kind.is_shared
     store.close()
+
+
+def test_every_store_is_in_the_table() -> None:
+    """A file without a line in `STORES` would have no URL."""
+    files = Path(stores.__file__).parent.glob("*.py")
+    found = {each.stem for each in files if "\ndef require_readable(" in each.read_text("utf-8")}
+    assert found == {kind.module for kind in STORES}, (
+        "give each store a line in STORES of quotas/stores.py"
+    )
+
+
+@pytest.mark.parametrize("kind", STORES, ids=lambda kind: kind.module)
+def test_every_store_is_in_the_help(kind: StoreKind) -> None:
+    """The setting lists every scheme, so that a user learns of each store."""
+    scheme = kind.example.partition("://")[0] + "://"
+    assert scheme in PROCESS_FIELDS["quota_store"].help, (
+        f"add {scheme} to the help of quota_store in settings/table.py"
+    )
 
 
 def test_a_new_store_is_one_file_and_one_line(
