@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import importlib
 import pkgutil
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -159,6 +161,29 @@ def new_observer(monkeypatch: pytest.MonkeyPatch) -> SlowObserver:
     entry = ObserverEntry("slow", lambda *_: True, lambda *_: observer)
     monkeypatch.setattr(wiring, "OBSERVERS", (*wiring.OBSERVERS, entry))
     return observer
+
+
+def test_event_within_the_handling_of_another_does_not_block() -> None:
+    """The garbage collector may end a forgotten invocation anywhere, even while one is queued."""
+    gate = threading.Event()
+    gate.set()
+    observer = SlowObserver(gate, max_queued=1_000)
+
+    def publish() -> None:
+        sys.setprofile(lambda *_: observer.subscribes_to[Turn](TURN))
+        observer.subscribes_to[Turn](TURN)
+        sys.setprofile(None)
+
+    thread = threading.Thread(target=publish, daemon=True)
+    thread.start()
+    thread.join(10)
+    is_blocked = thread.is_alive()
+    atexit.unregister(observer.flush)  # would wait for the blocked thread
+    assert not is_blocked
+    observer.flush()
+    assert len(observer.sent) > 1
+    observer.close()
+    assert not [each for each in threading.enumerate() if each.name == "otel-limits-slow"]
 
 
 def test_new_observer_is_flushed_on_request(

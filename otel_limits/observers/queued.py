@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from otel_limits.runs.registry import LIVE
 if TYPE_CHECKING:
     from otel_limits.core.events import Event
 
-    Queue: TypeAlias = "queue.Queue[Event | threading.Event | None]"
+    Queue: TypeAlias = "queue.SimpleQueue[Event | threading.Event | None]"
 
 MAX_QUEUED: Final = 10_000
 FLUSH_SECONDS: Final = 5.0
@@ -43,8 +42,10 @@ class QueuedObserver(BaseObserver):
 
     def after_fork(self) -> None:
         """Start with an empty queue: the parent handles what it has queued."""
-        self._queue: Queue = queue.Queue(self._max_queued)
-        self._lock = threading.Lock()
+        # Reentrant, as is the lock: the garbage collector can close a forgotten coroutine at any
+        # moment, which ends an invocation and publishes that.
+        self._queue: Queue = queue.SimpleQueue()
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
 
     def flush(self) -> None:
@@ -52,29 +53,25 @@ class QueuedObserver(BaseObserver):
         if self._thread is None:
             return
         reached = threading.Event()
-        try:
-            self._queue.put(reached, timeout=FLUSH_SECONDS)
-        except queue.Full:
-            return
+        self._queue.put(reached)
         reached.wait(FLUSH_SECONDS)
 
     def close(self) -> None:
         """Handle what is queued and end the thread, in 5 seconds at most."""
         atexit.unregister(self.flush)
-        thread, self._thread = self._thread, None
+        with self._lock:  # not before it has started
+            thread, self._thread = self._thread, None
         if thread is not None:
-            with contextlib.suppress(queue.Full):
-                self._queue.put(None, timeout=FLUSH_SECONDS)
-                thread.join(FLUSH_SECONDS)
+            self._queue.put(None)
+            thread.join(FLUSH_SECONDS)
 
     def _enqueue(self, event: Event) -> None:
         if self._thread is None:
             self._start()
-        try:
-            self._queue.put_nowait(event)
-        except queue.Full:
+        if self._queue.qsize() >= self._max_queued:
             # Reported by the dispatcher, as any failure of an observer.
-            raise RuntimeError(f"queue of {self._max_queued} events is full") from None
+            raise RuntimeError(f"queue of {self._max_queued} events is full")
+        self._queue.put(event)
 
     def _start(self) -> None:
         with self._lock:
@@ -85,8 +82,12 @@ class QueuedObserver(BaseObserver):
                     name=f"otel-limits-{self.component}",
                     daemon=True,
                 )
-                thread.start()
-                self._thread = thread
+                self._thread = thread  # before it starts, or an event in between starts another
+                try:
+                    thread.start()
+                except BaseException:
+                    self._thread = None
+                    raise
                 atexit.register(self.flush)
 
     def _work(self, waiting: Queue) -> None:
