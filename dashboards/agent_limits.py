@@ -63,10 +63,10 @@ LAST_HOUR: Final = (
     panels.ranking(
         "Quotas closest to their limit",
         "Used plus reserved in the current window. OtelLimitsQuotaNearlyUsed fires at 90%; calls "
-        "are refused at 100%.",
+        "that do not fit wait or are refused.",
         SHARE,
         Target(
-            queries.top(5, queries.quota_share(f"{queries.QUOTA_USED} + {queries.QUOTA_RESERVED}")),
+            queries.top(5, queries.QUOTA_SHARE),
             "{{quota}}: {{key}}",
         ),
         steps=((None, "green"), (0.75, "orange"), (0.9, "red")),
@@ -121,7 +121,7 @@ STOP_REASONS: Final = (
     ),
     panels.bars(
         "Finished invocations by stop reason",
-        "Limits first. Would-be halts have their own panel.",
+        "Excludes would-be halts, which have their own panel.",
         SHORT,
         Target(queries.per_bar(queries.HALTS, "reason"), "{{reason}}"),
         Target(queries.per_bar(queries.NATURAL_ENDS, "reason"), "{{reason}}"),

@@ -10,7 +10,7 @@ from dashboards.queries import RANGE
 
 RED_FROM_ONE: Final = ((None, "green"), (1, "red"))
 
-SELECTED_RANGE: Final = (
+OVERVIEW: Final = (
     panels.number(
         "Reporting processes",
         "Processes with metrics in this Prometheus.",
@@ -27,24 +27,23 @@ SELECTED_RANGE: Final = (
         width=5,
     ),
     panels.number(
-        "Rejected policy files",
-        "Processes still using the previous version.",
+        "Processes with a rejected policy file",
+        "They still use the previous version.",
         SHORT,
         queries.or_zero(f"count({queries.POLICY_VALID} == 0)"),
         steps=RED_FROM_ONE,
-        width=5,
+        width=6,
     ),
     panels.number(
         "Internal errors",
-        "Suppressed; agents are unaffected.",
+        "In the selected range. Suppressed; agents are unaffected.",
         SHORT,
         queries.or_zero(queries.sum_total(queries.INTERNAL_ERRORS, RANGE)),
         steps=RED_FROM_ONE,
-        width=5,
     ),
     panels.number(
         "Dropped events",
-        "Lost because an observer failed or fell behind.",
+        "In the selected range. Lost because an observer failed or fell behind.",
         SHORT,
         queries.or_zero(queries.sum_total(queries.DROPPED, RANGE)),
         steps=RED_FROM_ONE,
@@ -94,6 +93,7 @@ CONFIGURATION: Final = (
         "In the unit of each limit (turns, tokens, USD, seconds). 0: no longer set.",
         SHORT,
         Target(f"max by (agent, limit) ({queries.LIMITS})"),
+        value="configured value",
         width=16,
     ),
     panels.listing(
@@ -101,12 +101,13 @@ CONFIGURATION: Final = (
         "Version of otel-limits.",
         SHORT,
         Target(f"count by (version) ({queries.BUILDS})"),
+        value="processes",
         width=8,
     ),
 )
 
 ROWS: Final = (
-    ("Selected range", SELECTED_RANGE),
+    ("Overview", OVERVIEW),
     ("Telemetry gaps", TELEMETRY_GAPS),
     ("Errors", ERRORS),
     ("Configuration", CONFIGURATION),

@@ -45,6 +45,7 @@ COLOURS: Final = {
     "end_turn": "#56a64b",
     "error": "#6e7687",
     "aborted": "#b0b0b8",
+    "evicted": "#8e929c",
 }
 """A stop reason has the same colour on every panel: natural ends are green or grey."""
 
@@ -177,13 +178,18 @@ def ranking(
     return _finish(_coloured(panel, target), heading, [target], "instant", **layout)
 
 
-def listing(title: str, description: str, unit: str, target: Target, **layout: Any) -> Any:
-    """Make a table of labels and values."""
+def listing(
+    title: str, description: str, unit: str, target: Target, *, value: str, **layout: Any
+) -> Any:
+    """Make a table of labels and values; `value` is the header of the latter."""
     hidden = {"Time": True, "job": True, "instance": True}
     panel = (
         table.Panel()
         .with_transformation(
-            models.DataTransformerConfig(id_val="organize", options={"excludeByName": hidden})
+            models.DataTransformerConfig(
+                id_val="organize",
+                options={"excludeByName": hidden, "renameByName": {"Value": value}},
+            )
         )
         .no_value("None")
     )

@@ -75,12 +75,6 @@ def quantile(share: float, histogram: str, *by: str) -> str:
     return f"histogram_quantile({share}, {sum_rate(buckets, 'le', *by)})"
 
 
-def mean(histogram: str, *by: str) -> str:
-    """Return the mean of the observations of a histogram."""
-    total, count = (histogram.replace("{", f"_{part}{{", 1) for part in ("sum", "count"))
-    return ratio(sum_rate(total, *by), sum_rate(count, *by))
-
-
 def ratio(part: str, whole: str) -> str:
     """Divide where the divisor is not 0."""
     return f"{part} / ({whole} > 0)"
@@ -140,13 +134,14 @@ def halt_rate(window: str) -> str:
     return or_zero(ratio(sum_total(HALTS, window), sum_total(STOPS, window)))
 
 
-def quota_share(part: str) -> str:
-    """Divide usage by the limit of each quota, as reported by the process that saw most of it.
+QUOTA_SHARE: Final = (
+    f"max by (quota, key) (({QUOTA_USED} + {QUOTA_RESERVED}) / ({QUOTA_LIMIT} > 0)"
+    f" and {QUOTA_RESETS} > time())"
+)
+"""Used or reserved share of each quota, as reported by the process that saw most of it.
 
-    A process that has not used the quota since its window ended reports nothing of the present one.
-    """
-    return f"max by (quota, key) (({part}) / ({QUOTA_LIMIT} > 0) and {QUOTA_RESETS} > time())"
-
+A process that has not used the quota since its window ended reports nothing of the present one.
+"""
 
 TIME_UNTIL_RESET: Final = f"max by (quota, key) ({QUOTA_RESETS} > time()) - time()"
 

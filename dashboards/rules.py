@@ -1,7 +1,7 @@
 """Writes rules and alerts from their template.
 
 Grafana-managed alerts are made from the same rules. They run without the recording rules, so each
-recorded series is replaced by its expression.
+recorded series is replaced with its expression.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GRAFANA: Final = "http://localhost:3000"
 """The address in `compose.yaml`; `export --grafana` replaces it."""
 
 TOTAL: Final = re.compile(r"^( *)<<(\S+) (\w+)>>$", re.MULTILINE)
-"""A line of the template that is replaced by a total: selector and window."""
+"""A line of the template that is replaced with a total: selector and window."""
 
 ALERT: Final = "      - alert: "
 PANEL: Final = re.compile(r"^( *)panel: (.+)$", re.MULTILINE)
@@ -124,7 +124,7 @@ def _managed(
 
 
 def inlined(expr: str, records: Mapping[str, str]) -> str:
-    """Replace recorded series by their expressions."""
+    """Replace recorded series with their expressions."""
 
     def expression(found: re.Match[str]) -> str:
         name, matchers, offset = found.groups()

@@ -57,14 +57,14 @@ SELECTED_RANGE: Final = (
 
 COST: Final = (
     panels.lines(
-        "Spend rate by agent",
-        "USD per hour, for model calls with a known price.",
+        "Spend per hour by agent",
+        "USD per hour of model calls with a known price.",
         USD,
         Target(queries.per_hour(queries.COST, "agent"), "{{agent}}"),
     ),
     panels.lines(
-        "Spend rate by model",
-        "USD per hour, for model calls with a known price.",
+        "Spend per hour by model",
+        "USD per hour of model calls with a known price.",
         USD,
         Target(queries.per_hour(queries.COST, "model"), "{{model}}"),
     ),
@@ -84,22 +84,22 @@ COST: Final = (
 
 TOKEN_USAGE: Final = (
     panels.lines(
-        "Token rate by agent",
+        "Tokens per minute by agent",
         "Input and output tokens per minute.",
         SHORT,
         Target(queries.per_minute(queries.TOKENS, "agent"), "{{agent}}"),
     ),
     panels.lines(
-        "Token rate by model",
+        "Tokens per minute by model",
         "Input and output tokens per minute.",
         SHORT,
         Target(queries.per_minute(queries.TOKENS, "model"), "{{model}}"),
     ),
     panels.lines(
-        "Tokens per invocation, mean",
+        "Tokens per invocation, p95",
         "By agent, input and output tokens.",
         SHORT,
-        Target(queries.mean(queries.INVOCATION_TOKENS, "agent"), "{{agent}}"),
+        Target(queries.quantile(0.95, queries.INVOCATION_TOKENS, "agent"), "{{agent}}"),
         step=LONG_STEP,
         width=24,
     ),
@@ -108,15 +108,16 @@ TOKEN_USAGE: Final = (
 QUOTAS: Final = (
     panels.lines(
         "Quota utilization",
-        "At 100%, further calls are refused.",
+        "Used plus reserved. Calls that do not fit wait or are refused.",
         SHARE,
-        Target(queries.quota_share(queries.QUOTA_USED), "{{quota}}: {{key}}"),
+        Target(queries.QUOTA_SHARE, "{{quota}}: {{key}}"),
     ),
     panels.listing(
         "Time until quota reset",
-        "Usage counts until then.",
+        "Usage counts until then. Quotas on concurrent model calls have no window; ignore theirs.",
         SECONDS,
         Target(queries.TIME_UNTIL_RESET),
+        value="time until reset",
     ),
     panels.lines(
         "Calls waiting for quota",

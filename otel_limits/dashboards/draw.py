@@ -32,7 +32,7 @@ MAX_UNITS: Final = 26
 EDGE, HEAD, GAP = 0.2, 0.6, 0.07
 """Inches around everything, for the title at the top, and between two panels."""
 
-LEGEND_INCHES: Final = 2.6
+LEGEND_INCHES: Final = 3.2
 """Legends are at the right of a panel, as in Grafana."""
 
 

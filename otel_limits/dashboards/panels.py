@@ -47,6 +47,8 @@ class Panel:
     """Text shown without data."""
     content: str
     """Of a text panel."""
+    value_name: str
+    """Header of the values in a table."""
     left: int
     top: int
     width: int
@@ -170,6 +172,7 @@ def _panel(content: Mapping[str, Any]) -> Panel:
         colours=tuple(_colours(content)),
         nothing=defaults.get("noValue", ""),
         content=options.get("content", ""),
+        value_name=_value_name(content),
         left=place["x"],
         top=place["y"],
         width=place["w"],
@@ -184,6 +187,14 @@ def _steps(defaults: Mapping[str, Any]) -> tuple[tuple[float, str], ...]:
         (-math.inf if each["value"] is None else float(each["value"]), each["color"])
         for each in steps
     )
+
+
+def _value_name(content: Mapping[str, Any]) -> str:
+    """Return what a transformation renames the values of a table to."""
+    for each in content.get("transformations", ()):
+        if name := each["options"].get("renameByName", {}).get("Value"):
+            return str(name)
+    return "value"
 
 
 def _colours(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -25,7 +25,7 @@ Named: TypeAlias = Sequence[tuple[str, Line]]
 """Series with the names that the legend gives them."""
 
 MAX_LEGEND: Final = 10
-LEGEND_LETTERS: Final = 29
+LEGEND_LETTERS: Final = 34
 """Space for a name and its value to the right of a graph."""
 
 ROW_INCHES: Final = 0.36
@@ -33,8 +33,11 @@ ROW_INCHES: Final = 0.36
 
 TABLE_ROW_INCHES: Final = 0.19
 
-MINUTE, DAY, MAX_TICKS = 60.0, 86400.0, 7
-TICK_SECONDS: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 21600, 86400, 432000)
+MINUTE, DAY, MAX_TICKS, MAX_VALUE_TICKS = 60.0, 86400.0, 7, 6
+TICK_SECONDS: Final = (
+    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
+    *(3600, 7200, 10800, 21600, 43200, 86400, 432000),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,15 @@ def _value_axis(plot: Plot) -> None:
     axes.set_ylim(0, 1.08 * (1 if is_flat else axes.get_ylim()[1]))
     axes.grid(axis="y")
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: written(value, unit)))
-    is_whole = plot.panel.stacked or is_flat  # what is stacked was counted
-    axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=is_whole))
+    axes.yaxis.set_major_locator(_value_ticks(unit, axes.get_ylim()[1], is_flat=is_flat))
+
+
+def _value_ticks(unit: str, highest: float, *, is_flat: bool) -> ticker.Locator:
+    """Place ticks at whole counts and at round durations."""
+    if unit == "s" and highest >= TICK_SECONDS[0]:
+        step = next((each for each in TICK_SECONDS if highest / each <= MAX_VALUE_TICKS), DAY)
+        return ticker.MultipleLocator(step)
+    return ticker.MaxNLocator(5, integer=is_flat or unit == "short")
 
 
 def _stack(plot: Plot, colours: Mapping[str, str]) -> None:
@@ -185,7 +195,7 @@ def table(plot: Plot) -> None:
     height = (len(shown) + 1) * row_height
     drawn = axes.table(
         [*shown],
-        colLabels=[*names, "value"],
+        colLabels=[*names, plot.panel.value_name],
         cellLoc="left",
         # As wide as the panel has room for.
         bbox=Bbox.from_bounds(0, 1 - height, 1, height),
@@ -225,7 +235,8 @@ DRAWINGS: Final[Mapping[str, Drawing]] = {
 
 def time_axis(plot: Plot) -> None:
     """Label the time that is shown."""
-    start, end = _span(plot.window)
+    # Bars may end after the window: the last one is complete.
+    start, end = _span(plot.window.for_panel(plot.panel))
     axes = plot.axes
     axes.set_xlim(start, end)
     step = next((each for each in TICK_SECONDS if (end - start) / each <= MAX_TICKS), end - start)

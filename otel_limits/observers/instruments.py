@@ -136,7 +136,7 @@ INVOCATION_TURNS: Final = MetricSpec(
     help="Turns of finished invocations.",
     unit="{turn}",
     kind="histogram",
-    buckets=(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0),
+    buckets=tuple(map(float, (1, 2, 3, 5, 8, 10, 15, 20, 25, 30, 40, 50, 75, 100, 200))),
 )
 INVOCATION_TOKENS: Final = MetricSpec(
     name="otel_limits_invocation_tokens",
@@ -144,7 +144,7 @@ INVOCATION_TOKENS: Final = MetricSpec(
     help="Input and output tokens of finished invocations.",
     unit="{token}",
     kind="histogram",
-    buckets=(256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0),
+    buckets=(256.0, 1024.0, 4096.0, *(16384.0 * 2**power for power in range(9))),
 )
 INVOCATION_DURATION: Final = MetricSpec(
     name="otel_limits_invocation_duration_seconds",

@@ -329,7 +329,7 @@ ENFORCED = ("halted", "wrapped_up", "raised")
     ("record", "labels", "expected"),
     [
         (
-            "job_agent_reason:otel_limits_stops:increase15m",
+            "job_agent_reason:otel_limits_halts:increase15m",
             ("agent", "reason"),
             lambda truth: truth.by("stops", "agent", "reason", action=ENFORCED),
         ),

@@ -18,6 +18,7 @@ from strands import Agent, tool
 from strands.telemetry.tracer import Tracer
 
 import otel_limits
+from otel_limits.quotas.estimates import FIRST_OUTPUT
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ PRICED, UNPRICED = "priced-model", "unpriced-model"
 
 SPENDABLE, RESEARCHABLE, WAITABLE = 60, 30_000, 20_000
 """Limits of the quotas, in USD and tokens: more than some minutes of rounds use."""
+
+RESERVED = 164 + FIRST_OUTPUT
+"""Tokens reserved by the call of `patient` in flight: its estimated input, and unlimited output."""
 
 POLICY = f"""
 models:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_limits.observers.instruments import INVOCATION_TURNS
 from tests.dashboards.servers import until
 from tests.otlp.receiver import Received, grpc_receiver, http_receiver
 from tests.processes import bounded, free_port
@@ -145,7 +146,7 @@ def test_a_histogram_arrives_with_the_bounds_of_the_table(received: Received) ->
     (point,) = received.metrics["otel_limits.invocation_turns"].histogram.data_points
     (span,) = [each for each in received.spans if each.name.startswith("invoke_agent")]
 
-    assert list(point.explicit_bounds) == [1, 2, 5, 10, 20, 50, 100]
+    assert tuple(point.explicit_bounds) == INVOCATION_TURNS.buckets
     assert (point.count, point.sum) == (1, CAP)
     assert [each.trace_id for each in point.exemplars] == [span.trace_id]
 
