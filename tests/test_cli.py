@@ -112,7 +112,7 @@ def test_check_finds_a_bad_value(
     assert (status, len(mistakes)) == (1, 1)
     assert mistakes[0].startswith(f"otel-limits: {variable} must be ")
     assert f"got {value!r}." in mistakes[0]
-    assert lines[variable].endswith("default, the environment's is invalid")
+    assert lines[variable].endswith("default (environment value is invalid)")
 
 
 def test_check_finds_a_variable_that_is_no_setting(

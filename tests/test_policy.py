@@ -453,13 +453,13 @@ def test_rows_without_a_name_are_those_of_everybody() -> None:
 WHOLE = "must be a whole number of 1 or more"
 
 WRONG = {
-    "defalts: {}": "defalts is not known. Did you mean defaults?",
-    "nonsense: {}": "nonsense is not known. Valid keys: defaults, agents, models, tools, quotas.",
-    "defaults: {limit: {}}": "defaults.limit is not known. Did you mean limits?",
+    "defalts: {}": "Unknown key defalts. Did you mean defaults?",
+    "nonsense: {}": "Unknown key nonsense. Valid keys: defaults, agents, models, tools, quotas.",
+    "defaults: {limit: {}}": "Unknown key defaults.limit. Did you mean limits?",
     "defaults: {limits: {max_turn: 1}}": (
-        "defaults.limits.max_turn is not known. Did you mean max_turns?"
+        "Unknown key defaults.limits.max_turn. Did you mean max_turns?"
     ),
-    "defaults: {tree: {max_iterations: 1}}": "defaults.tree.max_iterations is not known.",
+    "defaults: {tree: {max_iterations: 1}}": "Unknown key defaults.tree.max_iterations.",
     "agents: {a: {limits: {max_turns: 0}}}": f'agents["a"].limits.max_turns {WHOLE}, got 0.',
     "defaults: {limits: {max_turns: -1}}": f"defaults.limits.max_turns {WHOLE}, got -1.",
     "defaults: {limits: {max_turns: 2.5}}": f"defaults.limits.max_turns {WHOLE}, got 2.5.",
@@ -497,7 +497,7 @@ WRONG = {
     "agents: {a: 5}": 'agents["a"] must be a mapping, got 5.',
     "models: {m: {price: {input: 1}}}": 'models["m"].price needs output: USD per million output',
     "models: {m: {price: {input: 1, output: -1}}}": 'models["m"].price.output must be USD per',
-    "models: {m: {prices: {}}}": 'models["m"].prices is not known. Did you mean price?',
+    "models: {m: {prices: {}}}": 'Unknown key models["m"].prices. Did you mean price?',
     "tools: {t: {exempt: 1}}": 'tools["t"].exempt must be true or false, got 1.',
     "- 1": "The file must be a mapping, got [1].",
     "null": "The file must be a mapping, got nothing.",
@@ -507,9 +507,9 @@ WRONG = {
         "Duplicate key 'max_turns', first on line 1."
     ),
     "? [a]\n: 1": "A key must be a single word or text.",
-    "defaults: {": "This is not valid YAML: while parsing a flow node",
-    "defaults: *gone": "This is not valid YAML: found undefined alias 'gone'.",
-    "a: 1\n---\nb: 2": "This is not valid YAML: expected a single document in the stream",
+    "defaults: {": "Invalid YAML: while parsing a flow node",
+    "defaults: *gone": "Invalid YAML: found undefined alias 'gone'.",
+    "a: 1\n---\nb: 2": "Invalid YAML: expected a single document in the stream",
     "defaults: &x {limits: *x}": "An alias refers to its own parent.",
     "defaults: \x07": "The file has a character that is not allowed in YAML.",
     "[" * 1000: "The file is nested too deeply to be read.",
@@ -946,7 +946,7 @@ def test_the_example_of_the_readme_is_valid() -> None:
 
 
 YAML_ITSELF = re.compile(
-    "not valid YAML|Duplicate key|alias|tag|character|nested|single word|010|0x10|1__0|1:30|'yes'"
+    "Invalid YAML|Duplicate key|alias|tag|character|nested|single word|010|0x10|1__0|1:30|'yes'"
     "|inf"
 )
 """Problems beyond a schema: mistakes in the text, and YAML 1.1's numbers."""

@@ -355,7 +355,7 @@ def test_a_bad_value_is_one_error_that_names_variable_and_value(mistaken: Ended)
     errors = [line for line in mistaken.ours if "halted by" not in line]
     sentence = (
         "otel-limits: OTEL_LIMITS_MAX_TURNS must be a whole number of 1 or more, got 'abc'. "
-        "Leave it unset for no such limit. All other settings apply."
+        "Unset means no limit. All other settings apply."
     )
     assert errors == [sentence]
 
@@ -388,7 +388,7 @@ def test_strict_ends_the_process(way: str) -> None:
     )
     assert (ended.status, ended.output) == (2, "")
     assert [line.split(", got")[1] for line in ended.log.splitlines()] == [
-        " 'abc'. Leave it unset for no such limit."
+        " 'abc'. Unset means no limit."
     ]
 
 

@@ -108,7 +108,7 @@ def test_enable_refuses_a_bad_variable(monkeypatch: pytest.MonkeyPatch, text: st
         enable()
     assert str(raised.value) == (
         f"OTEL_LIMITS_MAX_TURNS must be a whole number of 1 or more, got {text!r}. "
-        "Leave it unset for no such limit."
+        "Unset means no limit."
     )
     assert not RUNTIME.is_on
 
@@ -209,7 +209,7 @@ def test_other_booleans_are_false_and_a_mistake(monkeypatch: pytest.MonkeyPatch,
     reading = config.read()
     assert not reading.settings.disabled
     assert reading.mistakes == (
-        f"OTEL_LIMITS_DISABLED must be true or false, got {text!r}. It counts as false.",
+        f"OTEL_LIMITS_DISABLED must be true or false, got {text!r}. Using false.",
     )
 
 

@@ -166,6 +166,6 @@ class AuditQuery:
             near = closest_match(unknown[0], known)
             hint = f"Did you mean {near}? " if near else ""
             raise LedgerError(
-                f"The ledger has no {unknown[0]}. {hint}Available: {', '.join(known)}; record more "
-                f"with OTEL_LIMITS_AUDIT_KEYS."
+                f"The ledger has no property {unknown[0]}. {hint}Available: "
+                f"{', '.join(known)}; record more with OTEL_LIMITS_AUDIT_KEYS."
             )

@@ -214,7 +214,7 @@ SPEND: Final = Question(
             parsing.properties,
             "properties to group by, separated by commas: agent, model, provider, tool, state, "
             "side, session, reason, hour, day, week, month, or an audit key; key:NAME is an "
-            "audit key with the name of a property (default: agent,model)",
+            "audit key with the same name as a property (default: agent,model)",
             default=("agent", "model"),
         ),
         Option(

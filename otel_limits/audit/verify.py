@@ -301,7 +301,9 @@ VERIFY: Final = Question(
             "age after which pending rows and open invocations count as errors (default: 1h)",
             default=timedelta(hours=1),
         ),
-        Option("--prometheus", "URL", str, "also compare with its counters of the last day"),
+        Option(
+            "--prometheus", "URL", str, "also compare with this server's counters for the last day"
+        ),
         AUTHORIZATION_FILE,
     ),
     selection=(),

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 HELP: Final = """\
 Query the spend ledger.
 
-The ledger is set by --ledger or OTEL_LIMITS_LEDGER, otherwise it is the one that otel-limits run
-keeps in your data directory. Times are UTC; days, weeks and months follow --time-zone or
+Set the ledger with --ledger or OTEL_LIMITS_LEDGER. The default is the ledger of otel-limits run in
+your data directory. Times are UTC; days, weeks and months follow --time-zone or
 OTEL_LIMITS_TIME_ZONE.
 """
 
@@ -70,7 +70,7 @@ def add(commands: Any) -> None:
             if option.group not in groups:
                 groups[option.group] = parser.add_argument_group(option.group)
             add_option(groups[option.group], option)
-    parser = add_command(group, "schema", "Print the JSON Schema of an answer.", print_schema)
+    parser = add_command(group, "schema", "Print the JSON Schema of a query result.", print_schema)
     names = [question.name for question in QUESTIONS]
     parser.add_argument("question", metavar="QUESTION", choices=names, help=", ".join(names))
 

@@ -26,7 +26,7 @@ container images:
 
   RUN pip install otel-limits && otel-limits autoload install
 
-Without OTEL_LIMITS_* variables it does nothing. It has no effect with python -S and in a hermetic
+Without OTEL_LIMITS_* variables it does nothing. It has no effect with python -S or in a hermetic
 PEX.
 """
 

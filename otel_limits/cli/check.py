@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from otel_limits.quotas.store import SharedStore
 
 HELP: Final = """\
-Show the settings that are set, with value and source, and validate them.
+Show configured settings with value and source, and validate them.
 
---all also shows the settings that have their default. --agent shows what applies to one agent, with
-the line of the policy file. Limits set in code, such as those of a LimitsPlugin, are not included.
+--all also shows settings with defaults. --agent shows what applies to one agent, with the line of
+the policy file. Limits set in code, such as those of a LimitsPlugin, are not included.
 
-If quotas are kept on a server, the permissions of its user are tested.
+If the quota store is a server, the permissions of its user are tested.
 
 The exit status is 1 if a setting is invalid, or if limits cannot be enforced on the installed agent
 framework. Each problem is one line on standard error.

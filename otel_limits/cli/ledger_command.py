@@ -45,7 +45,9 @@ def add(commands: Any) -> None:
         help="copy the remaining rows to return disk space from PostgreSQL; locks the ledger "
         "(SQLite returns space automatically)",
     )
-    parser = add_ledger_command(group, "export", "Write the ledger to a file.", export)
+    parser = add_ledger_command(
+        group, "export", "Export ledger rows to a file or standard output.", export
+    )
     for option in SELECTION:
         add_option(parser, option)
     parser.add_argument("--format", choices=("parquet", "csv", "jsonl"), required=True)
@@ -53,7 +55,7 @@ def add(commands: Any) -> None:
         "--what",
         choices=("calls", "invocations", "tools"),
         default="calls",
-        help="which rows (default: calls)",
+        help="rows to export (default: calls)",
     )
     parser.add_argument("--output", type=file_name, metavar="FILE", help="default: standard output")
     text = "Import spans from OTLP JSON lines, e.g. of the collector's file exporter."

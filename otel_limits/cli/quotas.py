@@ -44,8 +44,8 @@ WATCH_SECONDS: Final = 1.0
 SET_A_STORE: Final = "Set OTEL_LIMITS_QUOTA_STORE, e.g. redis://localhost:6379/0."
 IN_MEMORY: Final = f"Quotas are kept in process memory and cannot be read from here. {SET_A_STORE}"
 NO_WAY_TO_AGENTS: Final = (
-    f"Kills are sent through the quota store, and none is set. {SET_A_STORE} "
-    "The agents need the same value."
+    f"Kills are sent through the quota store, but none is set. {SET_A_STORE} "
+    "Use the same value as the agents."
 )
 NO_SUBSCRIBERS: Final = (
     "No process is subscribed to this store. Check that OTEL_LIMITS_QUOTA_STORE and "
@@ -56,15 +56,15 @@ QUOTAS_HELP: Final = """\
 Show quota usage, reservations and reset times.
 
 Reads the quotas of the policy file (OTEL_LIMITS_POLICY) from OTEL_LIMITS_QUOTA_STORE. Keys from
-outside, e.g. a tenant in the baggage, appear as the first characters of a hash. Calls that the
-ledger recorded but killed workers did not settle are settled first.
+external input, e.g. a tenant in the baggage, are shown as the first characters of a hash. Calls
+that the ledger recorded but killed workers did not settle are settled first.
 """
 
 RESET_HELP: Final = """\
 Reset one quota key for the current window.
 
-KEY is written as in the quota (acme, or researcher/acme) or as in the table. Omit it for a quota
-without keys. Reservations of in-flight calls stay.
+Write KEY as in the quota (acme, or researcher/acme) or as shown by `otel-limits quotas`. Omit it
+for a quota without keys. Reservations of in-flight calls are kept.
 """
 
 GRANT_HELP: Final = """\
@@ -80,7 +80,7 @@ see otel-limits audit grants.
 REVOKE_HELP: Final = """\
 Revoke grants for one quota key.
 
-Usage stays counted.
+Recorded usage is not reset.
 """
 
 BLOCK_HELP: Final = """\
@@ -139,7 +139,9 @@ def add_changes(below: Any) -> None:
     unblock = add_command(below, "unblock", UNBLOCK_HELP, exit_status(unblock_key))
     for command in (reset, grant, revoke, block, unblock):
         command.add_argument("name", metavar="NAME", help="the quota")
-        command.add_argument("key", metavar="KEY", nargs="?", default="", help="whose share of it")
+        command.add_argument(
+            "key", metavar="KEY", nargs="?", default="", help="key of the quota, e.g. acme"
+        )
     grant.add_argument("amount", metavar="AMOUNT", help="increase, in the quota's unit")
     when = "end, in ISO 8601 (default time zone: UTC)"
     grant.add_argument("--until", metavar="WHEN", required=True, help=when)

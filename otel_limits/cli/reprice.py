@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from otel_limits.core.pricing import Prices
     from otel_limits.ledger.repricing import Repriced
 
-TEXT = "Price unpriced calls by the policy file and the current price list."
+TEXT = "Price unpriced calls with the policy file and the current price list."
 
 
 def add(group: Any) -> None:

@@ -249,7 +249,7 @@ def _exact(value: object) -> Decimal:
 
 
 WHOLE_NUMBER: Final = _bounded("a whole number of 1 or more", _whole, _digits, minimum=1)
-CAP: Final = dataclasses.replace(WHOLE_NUMBER, advice="Leave it unset for no such limit.")
+CAP: Final = dataclasses.replace(WHOLE_NUMBER, advice="Unset means no limit.")
 SWITCHABLE_CAP: Final = _bounded(
     "a whole number of 1 or more, or 0 to switch it off", _whole, _digits, minimum=0
 )
@@ -307,7 +307,7 @@ FRACTIONS: Final = CheckedKind[tuple[float, ...]](
 
 def _true_or_false(text: str) -> bool:
     if text.lower() not in ("true", "false"):  # as in OpenTelemetry
-        raise InvalidValueError("It counts as false.")
+        raise InvalidValueError("Using false.")
     return text.lower() == "true"
 
 
@@ -368,7 +368,7 @@ def choices(*words: str) -> CheckedKind[tuple[str, ...]]:
         return tuple(dict.fromkeys(value))
 
     return CheckedKind(
-        phrase=f"one or more of {', '.join(words)} with commas between them, or none",
+        phrase=f"one or more of {', '.join(words)}, separated by commas, or none",
         check=check,
         parse=lambda text: [word.strip() for word in text.lower().split(",")],
     )
@@ -380,7 +380,7 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 NAMES: Final = CheckedKind[frozenset[str]](
-    phrase="names or globs with commas between them",
+    phrase="names or globs, separated by commas",
     check=frozenset,
     parse=split_names,
 )

@@ -146,7 +146,7 @@ class Prometheus:
         # Anything may listen at an address; its answer is looked at before it is used.
         found = data.get("result") if isinstance(data, dict) else None
         if not isinstance(found, list) or not all(map(_is_series, found)):
-            raise PrometheusError(f"{self._shown} does not answer like a Prometheus.")
+            raise PrometheusError(f"{self._shown} did not return a Prometheus response.")
         return found
 
     def get(self, path: str, **parameters: str) -> Any:
@@ -164,7 +164,7 @@ class Prometheus:
                 return json.load(response)["data"]
         # An answer of Prometheus that says what is wrong with the query.
         except urllib.error.HTTPError as error:
-            raise PrometheusError(f"{self._shown} refused a query: {_reason(error)}") from error
+            raise PrometheusError(f"{self._shown} rejected a query: {_reason(error)}") from error
         except http.client.InvalidURL:  # its message quotes the invalid port
             raise self._misfit() from None
         # RecursionError: `json` raises it for a hundred thousand brackets.
@@ -173,7 +173,7 @@ class Prometheus:
         ) as error:  # fmt: skip
             reason = getattr(error, "reason", None) or error
             raise PrometheusError(
-                f"{self._shown} does not answer like a Prometheus ({reason})."
+                f"{self._shown} did not return a Prometheus response ({reason})."
             ) from error
 
     def _misfit(self) -> PrometheusError:

@@ -130,7 +130,7 @@ def seconds(text: str) -> float:
     # `isdecimal` alone takes the digits of every script.
     if number.isascii() and number.isdecimal() and int(number) > 0 and unit in lengths:
         return float(int(number) * lengths[unit])
-    raise ValueError(f"{text!r} is not a length of time such as 30s, 15m, 6h or 7d")
+    raise ValueError(f"{text!r} is not a duration such as 30s, 15m, 6h or 7d")
 
 
 def read(path: Path) -> Dashboard:

@@ -126,7 +126,7 @@ def _file(name: str, text: str, data_directory: Path | None) -> Address:
         file = Path(path).expanduser().absolute()
     except (RuntimeError, OSError) as error:  # no such user, or a deleted directory
         reason = str(error).rstrip(".")
-        raise ValueError(f"{name} is {shown!r}: {reason}. Give the whole path.") from None
+        raise ValueError(f"{name} is {shown!r}: {reason}. Use an absolute path.") from None
     # Checked for directories that may not exist yet, too.
     if not file.name:
         raise ValueError(

@@ -407,7 +407,7 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
     deadline = time.monotonic() + BUSY_SECONDS
     while not _has_write_ahead_log(connection):
         if time.monotonic() > deadline:
-            raise sqlite3.OperationalError("the write-ahead log cannot be switched on")
+            raise sqlite3.OperationalError("write-ahead logging cannot be enabled")
         time.sleep(BUSY_SECONDS / 100)
 
 

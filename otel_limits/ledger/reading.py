@@ -117,13 +117,13 @@ def require_ledger_file(address: Address) -> None:
         return
     if not file.exists():
         raise LedgerError(
-            f"There is no ledger at {address}. Name one with --ledger or OTEL_LIMITS_LEDGER."
+            f"No ledger found at {address}. Set one with --ledger or OTEL_LIMITS_LEDGER."
         )
     if file.is_dir():
-        raise LedgerError(f"{address} is a directory. Name a file in it: {file / 'ledger.db'}")
+        raise LedgerError(f"{address} is a directory. Use a file in it, e.g. {file / 'ledger.db'}")
     # Reading a pipe would wait for its writer.
     if not file.is_file():
-        raise LedgerError(f"{address} is not a file that can hold a ledger.")
+        raise LedgerError(f"{address} is not a regular file.")
     with file.open("rb") as opened:
         # Before SQLite opens it, which would turn an empty file into a database.
         if opened.read(len(MAGIC)) != MAGIC:

@@ -281,7 +281,7 @@ class Writer:
             if spilled
             else f"up to {MAX_KEPT} rows kept in memory"
         )
-        ledger = f"the ledger {self._database.address} unavailable ({reason_of(error)})"
+        ledger = f"ledger {self._database.address} unavailable ({reason_of(error)})"
         INTERNAL_ERRORS.report("ledger", error, f"{ledger}; {place}")
 
     def _restore(self, *, only_own: bool = False) -> None:

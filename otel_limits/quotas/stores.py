@@ -63,7 +63,7 @@ STORES: Final = (
         "redis",
     ),
     StoreKind(
-        "redis+sentinel://host:port,host:port/service/db (valkey means the same as redis)",
+        "redis+sentinel://host:port,host:port/service/db (valkey is an alias for redis)",
         r"(redis|valkey)\+sentinel://([^@/]*@)?[^/,:@]+:\d+(,[^/,:]+:\d+)*/[^/?]+(/\d+)?(\?.*)?",
         "redis+sentinel://localhost:26379/mymaster/0",
         "redis_sentinel",
@@ -122,9 +122,7 @@ def _kind_of(name: str, url: str) -> StoreKind:
             return kind
     *forms, last = (kind.form for kind in STORES)
     # Only the scheme is shown: the rest may contain a password.
-    raise ValueError(
-        f"{name} must be {', '.join(forms)} or {last}, got one with the scheme {scheme_of(url)!r}."
-    )
+    raise ValueError(f"{name} must be {', '.join(forms)} or {last}, got scheme {scheme_of(url)!r}.")
 
 
 def _module_of(kind: StoreKind) -> StoreModule:

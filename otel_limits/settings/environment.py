@@ -80,7 +80,7 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
             sources[setting.name] = "environment"
         except Exception as error:  # noqa: BLE001  all other settings must apply
             mistakes.append(_sentence(setting.variable, error))
-            sources[setting.name] = "default, the environment's is invalid"
+            sources[setting.name] = "default (environment value is invalid)"
     # Its default depends on other settings.
     if values["metrics"] is None:
         values["metrics"] = exporters = default_metrics(environ, values["prometheus_port"])

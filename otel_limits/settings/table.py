@@ -60,7 +60,7 @@ def _audit_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     for key in keys:
         # An export has one column per key, and column names must be unique.
         if key in OWN_NAMES:
-            raise InvalidValueError(f"The ledger has a column {key!r} already.")
+            raise InvalidValueError(f"The ledger already has a column {key!r}.")
         if not AUDIT_KEY.fullmatch(key):
             raise InvalidValueError(f"{redact_url(key)!r} cannot be a column.")
     return keys

@@ -342,7 +342,9 @@ def test_preview_of_unreachable_prometheus_fails(
     assert main(["dashboards", "preview", *options]) == 1
 
     error = capsys.readouterr().err
-    assert error.startswith("otel-limits: http://127.0.0.1:1 does not answer like a Prometheus (")
+    assert error.startswith(
+        "otel-limits: http://127.0.0.1:1 did not return a Prometheus response ("
+    )
 
 
 @pytest.mark.parametrize(
@@ -370,9 +372,7 @@ def test_invalid_duration_is_rejected(length: str, capsys: pytest.CaptureFixture
         main(["dashboards", "preview", *options])
 
     assert refused.value.code == 2
-    assert (
-        f"{length!r} is not a length of time such as 30s, 15m, 6h or 7d" in capsys.readouterr().err
-    )
+    assert f"{length!r} is not a duration such as 30s, 15m, 6h or 7d" in capsys.readouterr().err
 
 
 def test_command_without_action_shows_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -468,8 +468,11 @@ def test_suggested_limits_are_a_policy_file(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["spend", "--by", "bananas"], "The ledger has no bananas. Available: agent, model,"),
-        (["spend", "--where", "bananas=2"], "The ledger has no bananas."),
+        (
+            ["spend", "--by", "bananas"],
+            "The ledger has no property bananas. Available: agent, model,",
+        ),
+        (["spend", "--where", "bananas=2"], "The ledger has no property bananas."),
         (["show", "99999999"], "has no trace or invocation 99999999"),
         (
             ["spend", "--since", "2025-11-20", "--until", "2025-11-20"],
@@ -492,7 +495,7 @@ def test_no_ledger_is_made_by_asking(
 ) -> None:
     """A question to a ledger that does not exist says so."""
     assert main(["audit", "spend"]) == 2
-    assert f"There is no ledger at {ledger.path}." in capsys.readouterr().err
+    assert f"No ledger found at {ledger.path}." in capsys.readouterr().err
     assert not ledger.path.exists()
 
 

@@ -298,7 +298,7 @@ def test_a_prometheus_that_asks_who_is_there(
     write(ledger.address, *steady(1))
     status, said = ask(capsys, url)
     assert status == 2
-    assert "refused a query: status 401. Put its credentials into OTEL_LIMITS_PROMETHEUS" in said
+    assert "rejected a query: status 401. Put its credentials into OTEL_LIMITS_PROMETHEUS" in said
 
 
 def test_credentials_from_a_file(

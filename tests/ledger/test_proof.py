@@ -174,7 +174,7 @@ def test_a_pipe_is_not_waited_for(
     os.mkfifo(tmp_path / "pipe.db")
     status, said = ask(capsys, "spend", "--ledger", str(tmp_path / "pipe.db"))
     assert status == 2
-    assert "is not a file that can hold a ledger." in said
+    assert "is not a regular file." in said
 
 
 def test_a_ledger_can_have_a_name_that_is_not_text(
@@ -196,7 +196,7 @@ def test_a_ledger_can_have_a_name_that_is_not_text(
         ("sqlite:///", "must name a file, got 'sqlite:///'. A ledger in memory would be lost."),
         (":memory:", "must name a file, got ':memory:'. A ledger in memory would be lost."),
         ("file:x?mode=memory&cache=shared", "A ledger in memory would be lost."),
-        ("~nobody-9/x.db", "Give the whole path."),
+        ("~nobody-9/x.db", "Use an absolute path."),
         ("/", "'/' is a directory. Use a file in it: /ledger.db"),
     ],
 )

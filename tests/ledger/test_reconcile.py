@@ -159,7 +159,7 @@ def test_a_prometheus_that_does_not_answer(
     write(ledger.address, Entry())
     url = f"http://127.0.0.1:{free_port()}"
     assert main(["audit", "reconcile", "--prometheus", url]) == 2
-    assert f"{url} does not answer like a Prometheus (" in capsys.readouterr().err
+    assert f"{url} did not return a Prometheus response (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_non_prometheus_answer_is_rejected(
     body = f'{{"data": {{"result": {result}}}}}'.encode()
     monkeypatch.setattr(WebAddress, "open", lambda *_, **__: io.BytesIO(body))
     assert main(["audit", "reconcile", "--prometheus", "http://some.where"]) == 2
-    assert "http://some.where does not answer like a Prometheus" in capsys.readouterr().err
+    assert "http://some.where did not return a Prometheus response" in capsys.readouterr().err
 
 
 def test_only_http_is_asked() -> None:

@@ -177,7 +177,7 @@ def test_unrecorded_key_is_rejected(ledger: LedgerFile, capsys: Output) -> None:
     """With its prefix as without."""
     write(ledger.address, Entry(attributes={"tokens": "acme"}))
     for name in ("cost", "key:agent", "key:", "key:key:tokens"):
-        assert f"The ledger has no {name}" in refused(capsys, "--by", name)
+        assert f"The ledger has no property {name}" in refused(capsys, "--by", name)
 
 
 @pytest.mark.parametrize("value", ["=1+1", "+1", "-2", "@SUM(A1)", "\t=1", "\uff1d1"])

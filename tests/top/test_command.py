@@ -133,7 +133,7 @@ def test_unreachable_prometheus_is_reported_without_password(run: Run) -> None:
     url = f"http://me:s3cret@127.0.0.1:{free_port()}"
     status, out, _ = run("--once", "--prometheus", url)
     assert status == 1
-    assert "does not answer like a Prometheus (" in out
+    assert "did not return a Prometheus response (" in out
     assert "s3cret" not in out
 
 

@@ -233,7 +233,7 @@ class _Reader:
                 yield name, child
             else:
                 where = f"{key}.{redact_url(name)}" if key else redact_url(name)
-                self._refuse(child, f"{where} is not known. {_hint(name, names)}")
+                self._refuse(child, f"Unknown key {where}. {_hint(name, names)}")
 
     def _named(self, node: Node, key: str) -> Iterator[tuple[str, str, Node]]:
         """Iterate over a mapping by name or glob."""

@@ -103,7 +103,7 @@ def _nodes_of(part: yaml.Node | tuple[yaml.Node, yaml.Node]) -> tuple[yaml.Node,
 def _syntax_mistake(error: yaml.MarkedYAMLError) -> Mistake:
     mark = error.problem_mark or error.context_mark
     reasons = [part for part in (error.context, error.problem) if part]
-    return Mistake(mark.line + 1 if mark else 1, f"This is not valid YAML: {', '.join(reasons)}.")
+    return Mistake(mark.line + 1 if mark else 1, f"Invalid YAML: {', '.join(reasons)}.")
 
 
 class _Converter:
