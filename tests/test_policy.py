@@ -946,8 +946,7 @@ def test_the_example_of_the_readme_is_valid() -> None:
 
 
 YAML_ITSELF = re.compile(
-    "Invalid YAML|Duplicate key|alias|tag|character|nested|single word|010|0x10|1__0|1:30|'yes'"
-    "|inf"
+    "Invalid YAML|Duplicate key|alias|tag|character|nested|single word|010|0x10|1__0|1:30|'yes'|inf"
 )
 """Problems beyond a schema: mistakes in the text, and YAML 1.1's numbers."""
 

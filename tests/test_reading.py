@@ -238,7 +238,7 @@ def test_a_prefix_that_is_almost_ours_is_asked_about(
     """One warning where it is switched on; `check` says the same and ends with status 1."""
     monkeypatch.setenv(name, "3")
     sentence = (
-        f"{name} is not a setting of otel-limits, which start with OTEL_LIMITS_. "
+        f"{name} is not a setting of otel-limits: its variables start with OTEL_LIMITS_. "
         f"Did you mean {NEAR[name]}?"
     )
     enable()

@@ -28,7 +28,7 @@ Show configured settings with value and source, and validate them.
 --all also shows settings with defaults. --agent shows what applies to one agent, with the line of
 the policy file. Limits set in code, such as those of a LimitsPlugin, are not included.
 
-If the quota store is a server, the permissions of its user are tested.
+If quotas are kept in a shared store, the permissions of the store's user are tested.
 
 The exit status is 1 if a setting is invalid, or if limits cannot be enforced on the installed agent
 framework. Each problem is one line on standard error.

@@ -60,16 +60,16 @@ def add(commands: Any) -> None:
     parser.add_argument("--output", type=file_name, metavar="FILE", help="default: standard output")
     text = "Import spans from OTLP JSON lines, e.g. of the collector's file exporter."
     parser = add_ledger_command(group, "import", text, import_spans)
-    parser.add_argument("files", nargs="+", type=file_name, metavar="FILE")
+    parser.add_argument("files", nargs="+", type=file_name, metavar="FILE", help="OTLP JSON lines")
     reprice.add(group)
-    text = "Upgrade a ledger of an earlier version, in place."
+    text = "Upgrade a ledger from an earlier version in place."
     add_ledger_command(group, "upgrade", text, upgrade)
     text = "Import a spill file whose ledger was moved or deleted."
     parser = add_ledger_command(group, "adopt", text, adopt, option="--into")
-    parser.add_argument("file", type=file_name, metavar="FILE")
+    parser.add_argument("file", type=file_name, metavar="FILE", help="the spill file")
     text = "Recover a damaged SQLite ledger into a new file."
     parser = add_command(group, "salvage", text, report_ledger_errors(salvage))
-    parser.add_argument("damaged", type=file_name, metavar="CORRUPT")
+    parser.add_argument("damaged", type=file_name, metavar="CORRUPT", help="the damaged ledger")
     parser.add_argument(
         "--output", required=True, type=file_name, metavar="NEW.db", help="the new ledger"
     )
@@ -145,7 +145,7 @@ def adopt(arguments: Namespace) -> int:
 
     path = Path(arguments.file)
     if not path.exists():
-        raise LedgerError(f"There is no file {path}. otel-limits audit verify lists spill files.")
+        raise LedgerError(f"File {path} not found. otel-limits audit verify lists spill files.")
     if not is_spill_file(path):
         raise LedgerError(
             f"{path} is not a spill file. otel-limits audit verify lists spill files."
@@ -172,7 +172,7 @@ def salvage(arguments: Namespace) -> int:
     damaged, output = Path(arguments.damaged), Path(arguments.output)
     # Checked before a new file is created: a mistyped name must not leave an empty ledger.
     if not damaged.is_file():
-        raise LedgerError(f"There is no file {damaged}.")
+        raise LedgerError(f"File {damaged} not found.")
     # Never into an existing ledger: recovered rows must not mix with intact ones.
     if output.exists():
         raise LedgerError(f"{output} exists. Set a new file with --output.")

@@ -119,8 +119,8 @@ def _file(name: str, text: str, data_directory: Path | None) -> Address:
     # It would be read as parameters, which could have any effect.
     if text.startswith(SQLITE) and "?" in path:
         raise ValueError(
-            f"{name} must be sqlite:///PATH without parameters, got {shown!r}. Leave out the ? and "
-            "what follows it, or, if it is part of the file name, give the path alone."
+            f"{name} must be sqlite:///PATH without parameters, got {shown!r}. Remove the "
+            "parameters, or, if the ? is part of the file name, use PATH without sqlite:///."
         )
     try:
         file = Path(path).expanduser().absolute()

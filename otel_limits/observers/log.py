@@ -12,7 +12,7 @@ MOST_UNPRICED = 100
 """Models logged at each level; the others are only in the metric."""
 
 MORE_UNPRICED = (
-    "More than %d models have no price. Others are only counted in the metric "
+    "More than %d models have no price. Further models are only counted in the metric "
     "otel_limits_unpriced_tokens_total."
 )
 UNPRICED_EFFECT = {

@@ -225,7 +225,7 @@ class _Reading:
         field = FIELDS.get(key)
         if field is None:
             self._refuse(
-                f"has no setting {redact_url(key)!r}. Valid keys: {', '.join(FIELDS)}.", key
+                f"has an unknown key {redact_url(key)!r}. Valid keys: {', '.join(FIELDS)}.", key
             )
             return None
         # As written in the file: `repr` of a Decimal differs.

@@ -133,7 +133,7 @@ def near_misses(environ: Mapping[str, str]) -> list[str]:
             if variable is not None:
                 # Only a question, because another product may have a similar name.
                 warnings.append(
-                    f"{name} is not a setting of otel-limits, which start with {PREFIX}. "
+                    f"{name} is not a setting of otel-limits: its variables start with {PREFIX}. "
                     f"Did you mean {variable}?"
                 )
     return warnings

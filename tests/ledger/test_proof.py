@@ -190,7 +190,7 @@ def test_a_ledger_can_have_a_name_that_is_not_text(
 @pytest.mark.parametrize(
     ("address", "sentence"),
     [
-        ("sqlite:///x.db?mode=ro", "Leave out the ? and what follows it"),
+        ("sqlite:///x.db?mode=ro", "Remove the parameters"),
         ("sqlite://x.db", "with three slashes and the path, got 'sqlite://x.db'"),
         ("sqlite:x.db", "with three slashes and the path, got 'sqlite:x.db'"),
         ("sqlite:///", "must name a file, got 'sqlite:///'. A ledger in memory would be lost."),
@@ -469,7 +469,7 @@ def test_non_spill_file_is_not_adopted(
     assert "is not a spill file" in capsys.readouterr().err
     assert path.read_text(encoding="utf-8") == "mine"
     assert main(["ledger", "adopt", str(path) + "x", "--into", str(ledger.path)]) == 2
-    assert f"There is no file {path}x." in capsys.readouterr().err
+    assert f"File {path}x not found." in capsys.readouterr().err
 
 
 # --- asking never writes --------------------------------------------------------------------------

@@ -161,7 +161,10 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
             {"concurrency": 1, "reserve": "worst_case"},
             "counts concurrency, and each call uses one: remove reserve.",
         ),
-        ({"tokens": 1, "window": "day", "amount": 1}, "has no setting 'amount'. Valid keys: tok"),
+        (
+            {"tokens": 1, "window": "day", "amount": 1},
+            "has an unknown key 'amount'. Valid keys: tok",
+        ),
         ("5 tokens", "must be a mapping with an amount and a window."),
     ],
 )

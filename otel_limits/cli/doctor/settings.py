@@ -103,7 +103,7 @@ def _prices(settings: Settings, policy_file: PolicyFile, model: str | None) -> F
     return fail(
         "prices",
         f"{redact_url(model)} has no price ({prices.source}), {effect}.",
-        "Add one under models: in the policy file, or run: pip install 'otel-limits[prices]'",
+        "Add a price under models in the policy file, or run: pip install 'otel-limits[prices]'",
     )
 
 
