@@ -185,8 +185,11 @@ def test_a_fault_in_each_internal_call_in_turn(
         booked = [fact.usage.total for fact in events if isinstance(fact, ModelCall)]
         spent = [fact.usage.total for fact in events if isinstance(fact, Stop)]
         seen = (reason, agent.model.calls, len([f for f in events if isinstance(f, InternalError)]))
+        permitted = {("max_turns", 1, 1), ("max_turns", 2, 1)}
+        if (name, error) == ("projection._copy", RecursionError):
+            permitted = {("max_turns", 1, 0)}  # no fault: the messages are counted for each call
         fine = (
-            seen in {("max_turns", 1, 1), ("max_turns", 2, 1)}
+            seen in permitted
             and 0 not in booked
             and all(tokens >= 15 for tokens in spent)
             and len(LIVE) == 0
