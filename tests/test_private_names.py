@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from strands import Agent
+from strands.bidi import BidiAgent
 from strands.event_loop import event_loop
 from strands.hooks import registry as hooks
 from strands.interrupt import InterruptException, PendingToolExecution
@@ -27,6 +28,7 @@ from otel_limits.bindings.strands.private import PRIVATE_NAMES, PrivateName
 from otel_limits.bindings.strands.probe import gaps_of
 from otel_limits.testing import ScriptedModel
 from otel_limits.usage.normaliser import record_of_usage
+from tests.realtime import RealtimeModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +40,8 @@ NAMES = [pytest.param(each, id=each.name) for each in PRIVATE_NAMES]
 MADE: dict[str, Callable[[], object]] = {
     "Agent": lambda: Agent(model=ScriptedModel([]), callback_handler=None),
     "OpenAIModel": lambda: OpenAIModel(model_id="m"),
+    "BidiAgent": lambda: BidiAgent(model=RealtimeModel()),
+    "_AgentLoop": lambda: BidiAgent(model=RealtimeModel())._loop,
 }
 """Makes an object of each class with a private attribute that we use."""
 

@@ -28,8 +28,15 @@ class SpanNames:
     """Its instrumentation scope."""
     agent: str
     """Prefix of the name of an invocation's span."""
+    session: str | None = None
+    """Prefix of the name of a realtime session's span, if there are sessions."""
     cycle: str
     """Name of the span of one loop cycle: a model call and the tools it requested."""
+
+    @property
+    def invocations(self) -> tuple[str, ...]:
+        """Prefixes of the names of all spans that are a whole invocation."""
+        return (self.agent,) if self.session is None else (self.agent, self.session)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

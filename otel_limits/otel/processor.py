@@ -61,7 +61,7 @@ class LimitsSpanProcessor(SpanProcessor):
             names = None if scope is None else self._names.get(scope.name)
             if names is None:
                 self._begin_third_party(span)
-            elif span.name.startswith(names.agent):
+            elif span.name.startswith(names.invocations):
                 self._runs.spans.register_span(span.context.span_id)
             else:
                 self._begin(span, names)

@@ -9,7 +9,7 @@ from otel_limits.core.events import CallKind, ModelCall
 from otel_limits.core.usage import EXACT, NO_COST, Usage, UsageRecord
 from otel_limits.runs.budget import ASSUMED_OUTPUT, Reservation
 from otel_limits.runs.unreported_calls import UnreportedCalls
-from otel_limits.usage.normaliser import completed
+from otel_limits.usage.normaliser import combined, completed
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -124,6 +124,17 @@ class CallTracker:
         with self._scope.services.lock:
             self._release_kept()
 
+    def add_part(self, call: InFlightCall, part: UsageRecord) -> None:
+        """Count usage that is reported before the call ends, as realtime models do."""
+        call.record = combined(call.record, part)
+        usage = call.record.usage
+        price = self._scope.services.quote(call.billable(usage)).price
+        with self._scope.services.lock:
+            if call.is_open:
+                for budget in self._scope.budgets:
+                    add_usage(budget.tally, call, usage, price)
+                call.counted, call.counted_cost = usage, price or NO_COST
+
     def settle(
         self,
         call: InFlightCall,
@@ -229,7 +240,7 @@ class CallTracker:
             if not call.is_open:  # another thread has finished the invocation
                 return None
             for budget in scope.budgets:
-                add_call(budget.tally, call.model, usage, price, estimated=estimated)
+                add_call(budget.tally, call, usage, price, estimated=estimated)
             if usage.output > scope.budgets.outputs.get(call.model, 0):
                 scope.budgets.outputs[call.model] = usage.output
             self._release(call, failed=retried)
@@ -294,19 +305,23 @@ def estimate_reservation(call: InFlightCall, scope: Scope) -> Reservation:
 
 
 def add_call(
-    tally: Tally, model: str, usage: Usage, price: Decimal | None, *, estimated: bool
+    tally: Tally, call: InFlightCall, usage: Usage, price: Decimal | None, *, estimated: bool
 ) -> None:
     """Add one model call to a tally."""
-    tally.input += usage.input
-    tally.output += usage.output
-    tally.cache_read += usage.cache_read
-    tally.cache_write += usage.cache_write
+    add_usage(tally, call, usage, price)
     tally.model_calls += 1
     if estimated:
         tally.unmeasured_calls += 1
-        tally.unmeasured_model = model
-    if price is not None:
-        tally.cost = EXACT.add(tally.cost, price)
-    elif usage.total:
+        tally.unmeasured_model = call.model
+    if price is None and usage.total:
         tally.unpriced_calls += 1
-        tally.unpriced_model = model
+        tally.unpriced_model = call.model
+
+
+def add_usage(tally: Tally, call: InFlightCall, usage: Usage, price: Decimal | None) -> None:
+    """Add the current usage of a call to a tally, without the part that was counted before."""
+    tally.input += usage.input - call.counted.input
+    tally.output += usage.output - call.counted.output
+    tally.cache_read += usage.cache_read - call.counted.cache_read
+    tally.cache_write += usage.cache_write - call.counted.cache_write
+    tally.cost = EXACT.add(tally.cost, EXACT.subtract(price or NO_COST, call.counted_cost))

@@ -6,7 +6,7 @@ import contextvars
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.terms import DEFAULT_TERMS, billable_call
-from otel_limits.core.usage import NOTHING_REPORTED, Usage, UsageRecord
+from otel_limits.core.usage import NO_COST, NO_USAGE, NOTHING_REPORTED, Usage, UsageRecord
 from otel_limits.usage.text import tokens_of_text
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ class InFlightCall:
     """True once a part of an answer, or usage, has arrived."""
     record: UsageRecord = NOTHING_REPORTED
     """The usage that the provider reported."""
+    counted: Usage = NO_USAGE
+    """The part of it that was counted before the end."""
+    counted_cost = NO_COST
+    """Its price, as far as it is known."""
     terms = DEFAULT_TERMS
     """The pricing terms of the request."""
 

@@ -6,15 +6,19 @@ Used for streams, spans and imported files.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields as fields_of
 from typing import Any, Final
 
-from otel_limits.core.usage import NOTHING_REPORTED, Sure, Usage, UsageRecord
+from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Sure, Usage, UsageRecord
 from otel_limits.usage import fields
 from otel_limits.usage.fields import Fields
 from otel_limits.usage.rules import Rule, rule_of_provider, rule_of_span
 
 HOLDERS: Final = ("usage", "usage_metadata", "usageMetadata", "metrics")
 """Where a response contains its usage; Ollama's is at the top level."""
+
+
+COUNTS: Final = fields_of(Usage)
 
 
 def record_of_usage(raw: object, provider: str = "unknown") -> UsageRecord:
@@ -47,6 +51,33 @@ def record_of_span(attributes: Mapping[str, Any], scope: str = "") -> UsageRecor
     """
     told = fields.as_said(attributes)
     return _record(Fields(told), rule_of_span(scope, told)) if told else NOTHING_REPORTED
+
+
+def combined(record: UsageRecord, part: UsageRecord) -> UsageRecord:
+    """Return the usage of a call that is reported in parts, with one more part."""
+    if record is NOTHING_REPORTED or part is NOTHING_REPORTED:
+        return part if record is NOTHING_REPORTED else record
+    both = (record, part)
+    is_measured = all(each.sure == "measured" for each in both)
+    return UsageRecord(
+        usage=_sum(record.usage, part.usage),
+        sure="measured" if is_measured else "partial",
+        has_input=all(each.has_input for each in both),
+        has_output=all(each.has_output for each in both),
+        total=sum(each.total or each.usage.total for each in both),
+        reported=_sum(record.reported or NO_USAGE, part.reported or NO_USAGE),
+        tier=part.tier or record.tier,
+    )
+
+
+def _sum(usage: Usage, more: Usage) -> Usage:
+    """Return the sum of two usages; a part that neither reports stays unknown."""
+    both = {each.name: (getattr(usage, each.name), getattr(more, each.name)) for each in COUNTS}
+    sums: dict[str, Any] = {
+        name: None if known == (None, None) else sum(each or 0 for each in known)
+        for name, known in both.items()
+    }
+    return Usage(**sums)
 
 
 def completed(record: UsageRecord, input_estimate: int, output_estimate: int) -> Usage:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from strands.hooks import AfterToolCallEvent
 
     from otel_limits.core.limits import Breach
+    from otel_limits.core.policy import Verdict
+    from otel_limits.runs.tree import TaskScope
 
 
 class Batch:
@@ -61,3 +63,17 @@ class Batch:
     def _alike(self, use: Mapping[str, Any]) -> list[int]:
         identity = use.get("toolUseId")
         return [n for n, each in enumerate(self.requests) if each["toolUseId"] == identity]
+
+
+class SessionBatch(Batch):
+    """The tool calls of a response in a realtime session."""
+
+    def __init__(self, requests: list[Mapping[str, Any]], against: Verdict | None) -> None:
+        """Create a batch without results."""
+        super().__init__(requests, denied=False)
+        self.against = against
+        """Why none of them runs, if the session was about to end when they were requested."""
+        self.admitted: set[int] = set()
+        """Calls that count toward the limits, by position."""
+        self.scopes: dict[int, TaskScope] = {}
+        """The scope of each call, by position."""

@@ -119,6 +119,8 @@ class AgentState:
         """Returns its policy by its name, if it has a plugin."""
         self.live: list[LiveInvocation] = []
         """Several if an agent is used re-entrantly."""
+        self.session: Any = None
+        """Its realtime session in progress: a `sessions.Session`, which imports this module."""
         self.direct: list[Run] = []
         """Direct requests for structured output, e.g. by a tool of the agent."""
         self.requested: dict[tuple[int, str], tuple[TaskScope, Context]] = {}
@@ -156,6 +158,9 @@ class AgentState:
         while (run := self.leave()) is not None:
             run.released = True
             run.finish(run.reason or "aborted")
+        if (session := self.session) is not None:
+            self.session, session.run.released = None, True
+            session.run.finish("aborted")
         while self.direct:
             run = self.direct.pop()
             run.released = True
@@ -269,7 +274,7 @@ def _start(agent: Agent, span: trace.Span, policy: Policy, *, direct: bool = Fal
         model=model_id(agent.model),
         direct=direct,
         session_id=agent.session_id,
-        attributes=audit_attributes(agent, runs.audit_keys),
+        attributes=audit_attributes(agent.trace_attributes, runs.audit_keys),
     )
 
 

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from otel_limits.core.events import Stop
 
 SPANS: Final = SpanNames(
-    scope="strands.telemetry.tracer", agent="invoke_agent", cycle="execute_event_loop_cycle"
+    scope="strands.telemetry.tracer",
+    agent="invoke_agent",
+    cycle="execute_event_loop_cycle",
+    session="bidi_session",
 )
 
 

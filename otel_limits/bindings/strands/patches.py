@@ -95,6 +95,15 @@ class ClassPatcher:
 
         self._patches.wrap(module.StrandsA2AExecutor, "execute", track_execute)
 
+    def sessions(self, module: Any) -> None:
+        """Patch realtime agents."""
+        from otel_limits.bindings.strands import bidi
+
+        self._patches.wrap(module.BidiAgent, "start", bidi.track_start)
+        self._patches.wrap(module.BidiAgent, "send", bidi.track_send)
+        self._patches.wrap(module.BidiAgent, "receive", bidi.track_receive)
+        self._patches.wrap(module.BidiAgent, "stop", bidi.track_stop)
+
     # --- invocations ------------------------------------------------------------------------------
 
     def _agent_start(self, original: Any) -> Any:
@@ -287,6 +296,7 @@ def _own_of(agent: Agent) -> Callable[[str], Policy] | None:
 
 PATCHES: Final[dict[str, Callable[[ClassPatcher, Any], None]]] = {
     "strands.agent.agent": ClassPatcher.agents,
+    "strands.bidi.agent.agent": ClassPatcher.sessions,
     "strands.models.model": ClassPatcher.models,
     "strands.multiagent.a2a.executor": ClassPatcher.servers,
     "strands.multiagent.graph": ClassPatcher.graphs,

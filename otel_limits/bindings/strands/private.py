@@ -12,7 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
     from strands.agent.agent import Agent
+    from strands.bidi import BidiAgent
     from strands.types.content import Message
 
 
@@ -50,6 +52,8 @@ SPAN_METHODS: Final = ("Agent._start_agent_trace_span", "Agent._end_agent_trace_
 
 EVENTS: Final = "strands.types._events"
 AGENT: Final = "strands.agent.agent"
+REALTIME_AGENT: Final = "strands.bidi.agent.agent"
+REALTIME_LOOP: Final = "strands.bidi.agent.loop"
 
 PRIVATE_NAMES: Final = (
     PrivateName(
@@ -130,6 +134,18 @@ PRIVATE_NAMES: Final = (
         "A client created by the application has the address, which identifies the vendor.",
         "Such calls are priced as calls to OpenAI.",
     ),
+    PrivateName(
+        REALTIME_AGENT,
+        "BidiAgent()._loop",
+        "Holds the span of a realtime session, whose IDs hooks do not have.",
+        "Realtime sessions are tracked without their spans.",
+    ),
+    PrivateName(
+        REALTIME_LOOP,
+        "_AgentLoop()._session_span",
+        "The span of a realtime session, whose IDs hooks do not have.",
+        "Realtime sessions are tracked without their spans.",
+    ),
 )
 
 
@@ -160,6 +176,11 @@ StructuredOutputEvent: Any = found(EVENTS, "StructuredOutputEvent") or MissingTy
 def custom_client(model: Any) -> Any:
     """Return the client that an application passed to a model, if any."""
     return getattr(model, "_custom_client", None)
+
+
+def session_span(agent: BidiAgent) -> Span | None:
+    """Return the span of a realtime agent's session."""
+    return getattr(getattr(agent, "_loop", None), "_session_span", None)
 
 
 async def append_message(agent: Agent, message: Message) -> None:

@@ -9,7 +9,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.bindings.framework import Gap
-from otel_limits.bindings.strands.private import AGENT, PRIVATE_NAMES, SPAN_METHODS, found
+from otel_limits.bindings.strands.private import (
+    AGENT,
+    PRIVATE_NAMES,
+    REALTIME_AGENT,
+    REALTIME_LOOP,
+    SPAN_METHODS,
+    found,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -31,6 +38,11 @@ GROUPS: Final = {
 }
 """Methods of groups, whose agents share limits."""
 
+SESSIONS: Final = tuple(
+    f"BidiAgent.{name}" for name in ("start", "send", "receive", "stop", "cancel", "add_hook")
+)
+"""Methods of realtime agents."""
+
 CLIENTS: Final = ("strands.models.openai",)
 """Models of vendors, whose client need not be installed."""
 
@@ -45,7 +57,8 @@ def gaps() -> tuple[Gap, ...]:
     """
     import strands.agent.agent  # noqa: F401  complete, before its parts are checked
 
-    core = {each.module for each in PRIVATE_NAMES}.difference(CLIENTS)
+    optional = {*CLIENTS, REALTIME_AGENT, REALTIME_LOOP}
+    core = {each.module for each in PRIVATE_NAMES} - optional
     return (*_private_gaps(core), *_public_gaps(), *_gaps_of_models())
 
 
@@ -87,12 +100,26 @@ def _gaps_of_models() -> Iterator[Gap]:
 
 
 def gaps_of(part: str) -> tuple[Gap, ...]:
-    """Return the missing names of a kind of groups, or of a vendor's models once imported.
+    """Return the missing names of groups, of realtime agents, or of a vendor's imported models.
 
     Raises:
         ImportError: There is no such module.
     """
+    if part == REALTIME_AGENT:
+        return (*_private_gaps([REALTIME_AGENT, REALTIME_LOOP]), *_gaps_of_sessions())
     return _gaps_of_group(part) if part in GROUPS else tuple(_private_gaps([part]))
+
+
+def _gaps_of_sessions() -> Iterator[Gap]:
+    without = "Without it sessions of realtime agents cannot be limited. Other agents are."
+    missing = [f"{REALTIME_AGENT}.{name}" for name in SESSIONS if not found(REALTIME_AGENT, name)]
+    try:
+        import otel_limits.bindings.strands.bidi  # noqa: F401  imports every other name
+    except ImportError as error:
+        missing.append(_name_in(error))
+    for name in missing:
+        gap = _gap(name, without, is_vital=True)
+        yield dataclasses.replace(gap, spares_agents=True)
 
 
 def _gaps_of_group(module: str) -> tuple[Gap, ...]:

@@ -36,6 +36,14 @@ MODELS: Final = "strands.models"
 ABSTRACT: Final = ("model",)
 """Modules that belong to no provider."""
 
+REALTIME: Final = {
+    "strands.bidi.models.bedrock": "bedrock",
+    "strands.bidi.models.google": "gemini",
+    "strands.bidi.models.openai.live": "openai",
+    "strands.bidi.models.openai.realtime": "openai",
+}
+"""The providers of realtime models, by module."""
+
 BEFORE_REQUEST: Final[Mapping[str, tuple[str, ...]]] = {
     "gemini": ("messageStart",),
     "ollama": ("messageStart", "contentBlockStart"),
@@ -54,6 +62,8 @@ def model_id(model: object) -> str:
         if known is None:
             endpoint = getattr(model, "endpoint_config", None)
             known = endpoint.get("endpoint_name") if isinstance(endpoint, DICTIONARIES) else None
+        if known is None:  # a realtime model
+            known = getattr(model, "model_id", None)
     except Exception as error:  # noqa: BLE001  a model may be anything
         report_suppressed("binding", error)
         return "unknown"
@@ -68,6 +78,8 @@ def provider_of(model: type) -> str:
     """
     # The provider of an application's class is unknown; its name is the best label.
     for each in model.__mro__:
+        if each.__module__ in REALTIME:
+            return REALTIME[each.__module__]
         package, _, module = each.__module__.rpartition(".")
         if package == MODELS and module not in ABSTRACT:
             return module
@@ -151,12 +163,12 @@ def span_of_call(run: Run) -> str | None:
     return span_id if is_own else None
 
 
-def audit_attributes(agent: Agent, keys: tuple[str, ...]) -> dict[str, str]:
-    """Return the values of `keys` on the agent, or in the caller's baggage."""
+def audit_attributes(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:
+    """Return the values of `keys` in an agent's attributes, or in the caller's baggage."""
     if not keys:
         return {}
     # The agent's own win: baggage may come over the network, from callers of this service.
-    found = {**baggage.get_all(), **agent.trace_attributes}
+    found = {**baggage.get_all(), **attributes}
     return {key: str(found[key]) for key in keys if key in found}
 
 

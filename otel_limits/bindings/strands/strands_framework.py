@@ -22,6 +22,7 @@ class StrandsFramework:
     parts: Collection[str] = (
         "strands.multiagent.graph",
         "strands.multiagent.swarm",
+        "strands.bidi.agent.agent",
         "strands.models.openai",
     )
     spans = SPANS

@@ -1,0 +1,436 @@
+"""Sessions of realtime agents: each is one invocation, and its responses are the model calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import trace
+from strands.bidi.models import AudioCapable
+from strands.bidi.types import (
+    BidiAudioDeltaEvent,
+    BidiBargeInEvent,
+    BidiConnectionRestartEvent,
+    BidiConnectionStartEvent,
+    BidiConnectionStopEvent,
+    BidiReasoningDeltaEvent,
+    BidiResponseStartEvent,
+    BidiResponseStopEvent,
+    BidiTextDeltaEvent,
+    BidiToolUseBlocksEvent,
+    BidiTranscriptDeltaEvent,
+    BidiUsageEvent,
+)
+
+from otel_limits.bindings.strands.halting import IMMEDIATE
+from otel_limits.bindings.strands.invocations import STATES
+from otel_limits.bindings.strands.marks import HOST, mark
+from otel_limits.bindings.strands.pending_waits import PendingWaits
+from otel_limits.bindings.strands.private import session_span
+from otel_limits.bindings.strands.projection import projected_input
+from otel_limits.bindings.strands.readers import audit_attributes, model_id, provider_of
+from otel_limits.bindings.strands.span_writer import write_end, write_halt, write_warnings
+from otel_limits.core.errors import limit_reached
+from otel_limits.core.internal_errors import (
+    INTERNAL_ERRORS,
+    suppress_errors,
+    suppress_errors_async,
+)
+from otel_limits.core.limits import KILLED_STOP_REASON, TREE_PREFIX
+from otel_limits.core.policy import KILLED
+from otel_limits.core.terms import PricingTerms
+from otel_limits.runs.calls import InFlightCall
+from otel_limits.runs.gate import Request
+from otel_limits.usage.normaliser import record_of_usage
+from otel_limits.usage.text import as_json
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from strands.bidi import BidiAgent
+
+    from otel_limits.bindings.strands.batch import SessionBatch
+    from otel_limits.core.errors import LimitReachedError
+    from otel_limits.core.policy import Policy, Verdict
+    from otel_limits.runs.run import Run
+
+logger = logging.getLogger(__name__)
+
+RESPONSE_CAPS: Final = ("max_iterations", "max_turns", "max_model_calls")
+"""Limits that count responses."""
+USAGE_CAPS: Final = ("max_token_budget", "max_input_tokens", "max_output_tokens", "max_cost_usd")
+"""Limits that need the usage of responses."""
+
+PARTLY_REPORTED: Final = "strands.bidi.models.openai.live"
+"""Strands' class for OpenAI Live: "Response boundaries do not mark completed spoken turns", and
+"token usage covers only the Responses model", not the voice, which is billed by the second."""
+
+AUDIO: Final = PricingTerms(audio_in=True, audio_out=True)
+
+DELTAS: Final = (BidiTextDeltaEvent, BidiReasoningDeltaEvent, BidiTranscriptDeltaEvent)
+OUTPUT: Final = (BidiAudioDeltaEvent, BidiTextDeltaEvent)
+"""Events with a part of an answer."""
+
+
+class Session:
+    """A session in progress."""
+
+    def __init__(self, agent: BidiAgent, run: Run, span: trace.Span) -> None:
+        """Create the session of an agent whose model has just been connected."""
+        self.agent = weakref.ref(agent)
+        self.run = run
+        self.span = span
+        self.waits = PendingWaits()
+        self.verdict: Verdict | None = None
+        """Why the session ends, once that is decided."""
+        self.batches: list[SessionBatch] = []
+        """Tools that have not all ended yet, by request."""
+        self.text = ""
+        """Text of the last response."""
+        self.readers = 0
+        """Streams of events that are being read."""
+        self.closing: asyncio.Task[None] | None = None
+        """Our call of `agent.stop()`."""
+        self.has_failed = False
+        self._connection_id = "unknown"
+        self._call: InFlightCall | None = None
+        """The call of the current response, or of the next one if usage comes before it."""
+        self._is_responding = False
+        self._has_responded = False
+        self.is_cut = False
+        """True if the session ends immediately, without waiting for a response or a tool."""
+        self._warned: set[str] = set()
+        # The context of the application, for the hooks of its agent.
+        self._loop, self._context = asyncio.get_running_loop(), contextvars.copy_context()
+
+    # --- decisions --------------------------------------------------------------------------------
+
+    @property
+    def is_due(self) -> bool:
+        """True if the session must end now: a response and its tools run to their end first."""
+        return self.verdict is not None and (
+            self.is_cut or not (self._is_responding or self.batches)
+        )
+
+    @suppress_errors("binding")
+    def check(self) -> None:
+        """Check the limits before the session continues."""
+        if self.verdict is None and not self.run.finished:
+            verdict = self.run.check_limits()
+            if verdict is not None:
+                self._reach(verdict)
+
+    def _reach(self, verdict: Verdict) -> None:
+        """Decide on the end of the session, unless the limit is only observed."""
+        action = verdict.action or self.run.policy.action
+        if action == "observe" and verdict.reason != KILLED_STOP_REASON:
+            self.run.halt(verdict, "observed")
+            return
+        self.verdict = self.verdict or verdict
+        self.is_cut = self.is_cut or verdict.reason in IMMEDIATE
+        agent = self.agent()
+        if agent is not None:
+            agent.cancel()  # else the results of its tools request another response
+
+    @suppress_errors("binding")
+    def cancel(self, verdict: Verdict) -> None:
+        """End the session immediately, from any thread: a time limit or a kill."""
+        self.verdict, self.is_cut = self.verdict or verdict, True
+        self.waits.cut()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.begin_to_close, context=self._context)
+
+    @property
+    def error(self) -> LimitReachedError | None:
+        """The error that ends the stream of events, if that is the action."""
+        if self.run.action != "raised" or self.run.verdict is None:
+            return None
+        return limit_reached(self.run.verdict, self.run.stop(self.run.verdict.reason))
+
+    def last_event(self) -> Any:
+        """Return the event that ends the stream, as after `agent.cancel()`."""
+        event = BidiConnectionStopEvent(self._connection_id, "user_request")
+        if self.run.verdict is not None:
+            mark(event, self.run.stop(self.run.verdict.reason))
+        return event
+
+    # --- events of the model ----------------------------------------------------------------------
+
+    async def note(self, event: Any) -> None:
+        """Count an event that the agent passes on; quotas may wait before a response."""
+        if self.run.finished:
+            return
+        self._note(event)
+        if isinstance(event, BidiResponseStartEvent):
+            await self._ask_quotas()
+        elif isinstance(event, BidiResponseStopEvent):
+            await self._settle_quotas()
+
+    @suppress_errors("binding")
+    def _note(self, event: Any) -> None:
+        if isinstance(event, BidiResponseStartEvent):
+            self._begin_response()
+        elif isinstance(event, BidiUsageEvent):
+            self._add_usage(event)
+        elif isinstance(event, BidiResponseStopEvent):
+            self._end_response()
+        elif isinstance(event, BidiToolUseBlocksEvent):
+            self._add_text(as_json([each["input"] for each in event.tool_uses]))
+        elif isinstance(event, DELTAS):
+            if not isinstance(event, BidiTranscriptDeltaEvent) or event.role == "assistant":
+                self._add_text(event.delta)
+                self.text += event.delta
+        else:
+            self._note_connection(event)
+        if isinstance(event, OUTPUT) and not self._has_responded:
+            caps = RESPONSE_CAPS if self.run.tally.tokens else (*RESPONSE_CAPS, *USAGE_CAPS)
+            self._warn("sends no responses, only their parts", caps, "never take effect")
+
+    def _note_connection(self, event: Any) -> None:
+        if isinstance(event, BidiBargeInEvent):
+            self.is_cut = self.is_cut or self.verdict is not None
+        elif isinstance(event, BidiConnectionStartEvent):
+            self._connection_id = event.connection_id
+        elif isinstance(event, BidiConnectionRestartEvent):
+            self._break_off_response()
+
+    def _begin_response(self) -> None:
+        if self._is_responding:  # as in the framework, a response ends the one before
+            self._break_off_response()
+        self._is_responding = self._has_responded = True
+        self.text = ""
+        self.run.cycle()
+        if self._call is None:
+            self._open_call()
+        else:
+            self.check()
+        # It has begun before it could be refused, so only its end is left to decide.
+        self.is_cut = self.is_cut or self.verdict is not None
+
+    def _open_call(self) -> None:
+        agent, run = self.agent(), self.run
+        if agent is None:
+            return
+        extra = (agent.tool_registry.get_all_tool_specs(), agent.system_prompt)
+        tokens = projected_input(agent.model, agent.messages, extra)
+        self._call = call = InFlightCall(
+            model_id(agent.model), tokens, provider_of(agent.model.__class__)
+        )
+        if isinstance(agent.model, AudioCapable):
+            call.terms = AUDIO
+        verdict = run.calls.admit(call, turn=True)
+        call.is_of_loop = call.answered = True
+        run.calls.open(call)
+        if verdict is not None:
+            self._reach(verdict)
+
+    def _add_text(self, text: str) -> None:
+        if self._call is not None:
+            self._call.parts.append(text)
+
+    def _add_usage(self, event: BidiUsageEvent) -> None:
+        """Count usage, which adds to what was reported before, in this response or since."""
+        if self._call is None:
+            self._open_call()
+        if self._call is not None:
+            usage = {
+                **event,
+                "input_token_details": _by_modality(event.input_token_details),
+                "output_token_details": _by_modality(event.output_token_details),
+            }
+            self.run.calls.add_part(self._call, record_of_usage(usage, self._call.provider))
+
+    def _end_response(self) -> None:
+        call, self._call = self._call, None
+        if call is None or not self._is_responding:
+            self._call = call
+            return
+        self._is_responding = False
+        self.run.calls.settle(call)
+        self.run.turn()
+        self.check()  # before the results of its tools are sent
+        if call.record.sure == "missing":
+            self._warn("reports no usage", USAGE_CAPS, "count estimates of texts, without audio")
+        if self.run.policy.warn_at:
+            write_warnings(self.span, self.run.warn())
+
+    def _break_off_response(self) -> None:
+        """Settle a response that will not be completed; the provider bills what it has sent."""
+        call, self._call = self._call, None
+        if call is not None:
+            self.run.calls.settle(call, failed=self._is_responding, aborted=self._is_responding)
+        self._is_responding = False
+
+    # --- quotas -----------------------------------------------------------------------------------
+
+    async def probe_quotas(self) -> None:
+        """Decide on the end of the session if its quotas leave nothing for a response."""
+        await self._ask_quotas()
+        await self._settle_quotas()
+
+    @suppress_errors_async("quotas")
+    async def _ask_quotas(self) -> None:
+        """Reserve quota for the response that has begun, or decide on the end of the session."""
+        gate, agent = self.run.services.observers.gate, self.agent()
+        if gate is None or agent is None or self.verdict is not None:
+            return
+        call = self._call
+        verdict = await gate.admit(
+            Request(
+                invocation=self.run.invocation,
+                model=model_id(agent.model),
+                input=1 if call is None else call.input_estimate,
+                provider=provider_of(agent.model.__class__),
+                terms=PricingTerms() if call is None else call.terms,
+                is_cancelled=lambda: self.verdict is not None,
+                action=self.run.policy.action,
+                unpriced=self.run.policy.unpriced,
+            )
+        )
+        if verdict is not None:
+            self._reach(verdict)
+            self.is_cut = self.is_cut or self.verdict is not None
+
+    @suppress_errors_async("quotas")
+    async def _settle_quotas(self) -> None:
+        gate = self.run.services.observers.gate
+        if gate is not None:
+            await gate.settle(self.run.invocation.id)
+
+    # --- caps that cannot hold --------------------------------------------------------------------
+
+    @suppress_errors("binding")
+    def warn_at_start(self) -> None:
+        """Name the caps that cannot hold with what is known of the model's class."""
+        agent = self.agent()
+        kinds = () if agent is None else type(agent.model).__mro__
+        if any(each.__module__ == PARTLY_REPORTED for each in kinds):
+            self._warn("reports no usage of its voice", USAGE_CAPS, "do not include it")
+            self._warn(
+                "has responses that are not turns", RESPONSE_CAPS, "count its responses instead"
+            )
+
+    def _warn(self, why: str, caps: Collection[str], effect: str) -> None:
+        """Log once why some of the session's caps cannot hold."""
+        held = [name for name in _caps_of(self.run) if name.removeprefix(TREE_PREFIX) in caps]
+        if not held or why in self._warned:
+            return
+        self._warned.add(why)
+        agent = self.agent()
+        logger.warning(
+            "otel-limits: the realtime model %s of agent %r %s. In this session %s %s. "
+            "Set max_duration_seconds as well.",
+            "unknown" if agent is None else model_id(agent.model),
+            self.run.invocation.agent,
+            why,
+            ", ".join(held),
+            effect,
+        )
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def begin_to_close(self) -> asyncio.Task[None] | None:
+        """Start to stop the agent, once."""
+        agent = self.agent()
+        if self.closing is None and agent is not None and not self.run.finished:
+            self.closing = self._loop.create_task(agent.stop())
+            self.closing.add_done_callback(_note_error)
+        return self.closing
+
+    async def close(self) -> None:
+        """Stop the agent; an error of that reaches the application's own `stop()`."""
+        if (closing := self.begin_to_close()) is not None:
+            await asyncio.wait([closing])
+
+    @suppress_errors("binding")
+    def settle(self) -> None:
+        """Settle what is in flight and write the outcome to the span, before the agent stops."""
+        run = self.run
+        if run.finished:
+            return
+        killed, agent = run.freeze_outcome(), self.agent()
+        verdict = KILLED if killed else self.verdict if self.closing is not None else None
+        self._break_off_response()
+        run.calls.release_unused()
+        if verdict is not None:
+            run.halt(verdict, "raised" if run.policy.action == "raise" else "halted")
+            run.reason = verdict.reason
+            write_halt(self.span, verdict, run, synthetic=False)
+        elif self.has_failed:
+            run.reason = "error"
+        else:
+            is_cancelled = agent is not None and agent.cancel_signal.is_set()
+            run.reason = "cancelled" if is_cancelled and self.verdict is None else "end_turn"
+        write_end(self.span, run)
+
+    @suppress_errors("binding")
+    def finish(self) -> None:
+        """End the invocation, after the agent has stopped."""
+        self.run.finish(self.run.reason or "aborted")
+
+
+def session_of(agent: object) -> Session | None:
+    """Return the session of a realtime agent, if it is tracked."""
+    state = STATES.get(agent)
+    session: Session | None = None if state is None else state.session
+    return session
+
+
+@suppress_errors("binding")
+def begin_session(agent: BidiAgent) -> bool:
+    """Begin the session of an agent that has just been started; False if it is not tracked.
+
+    After an internal error it is begun again without a span, so that its limits apply.
+    """
+    host = HOST.host
+    if host is None or not host.is_on:
+        return False
+    try:
+        _begin(agent, host.policy(agent.name), session_span(agent) or trace.INVALID_SPAN)
+    except Exception as error:  # noqa: BLE001  the agent must not feel it
+        INTERNAL_ERRORS.report("binding", error)
+        if session_of(agent) is None:
+            _begin(agent, host.policy(agent.name), trace.INVALID_SPAN)
+    return True
+
+
+def _begin(agent: BidiAgent, policy: Policy, span: trace.Span) -> None:
+    assert HOST.host is not None
+    runs, context = HOST.host.runs, span.get_span_context()
+    run = runs.start(
+        agent.name,
+        policy,
+        context.trace_id,
+        context.span_id,
+        sampled=context.trace_flags.sampled,
+        model=model_id(agent.model),
+        session_id=agent.session_id,
+        attributes=audit_attributes({}, runs.audit_keys),
+    )
+    STATES.of(agent).session = run.state = session = Session(agent, run, span)
+    # Before the deadline starts, which needs a way to end the invocation.
+    run.cancel = session.cancel
+    run.time_limit.start()
+    session.warn_at_start()
+
+
+def _by_modality(details: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return token details, in which a vendor may omit a modality without tokens."""
+    return {"audio": 0, **details} if "text" in details else details
+
+
+def _caps_of(run: Run) -> Iterator[str]:
+    """Yield the names of the limits of an invocation and of its trees."""
+    for budget in run.budgets:
+        for kind, _ in budget.policy.limits.active:
+            yield budget.prefix + kind.name
+
+
+def _note_error(closing: asyncio.Task[None]) -> None:
+    """Retrieve the error of a stop, which asyncio would log otherwise."""
+    if not closing.cancelled():
+        closing.exception()
