@@ -37,8 +37,8 @@ class Remaining:
     key: str
     """The partition of the quota; values from outside appear as a hash."""
     unit: str
-    """Unit of the numbers: `tokens`, `USD` (as `Decimal`), `model calls`, `invocations` or `model
-    calls at once`."""
+    """Unit of the numbers: `tokens`, `USD` (as `Decimal`), `model calls`, `invocations` or
+    `concurrent model calls`."""
     limit: Number
     """The limit, including grants."""
     used: Number

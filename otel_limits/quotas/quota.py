@@ -45,7 +45,7 @@ GRACE_SECONDS: Final = 30.0
 UNIT_NAMES: Final[Mapping[Unit, str]] = {
     "usd": "USD",
     "model_calls": "model calls",
-    "concurrency": "model calls at once",
+    "concurrency": "concurrent model calls",
 }
 
 NO_KEY: Final = Template("")

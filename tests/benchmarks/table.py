@@ -46,7 +46,7 @@ CHOICES: Final = (
 )
 
 LOOP_HEADER: Final = (
-    "what runs",
+    "program",
     "turns",
     "CPU per turn",
     "CPU, times the bare loop",

@@ -60,7 +60,7 @@ def test_concurrency_quota_caps_in_flight_calls(
         await until(lambda: len(model.asked) == 2)
         left = await otel_limits.remaining_async("q")
         assert (left.used, left.reserved, left.left, left.limit) == (0, 2, 0, 2)
-        assert left.unit == "model calls at once"
+        assert left.unit == "concurrent model calls"
         result = await start(make_agent(model))
         assert result.stop_reason == "quota_exceeded"
         stop = otel_limits.stop_of(result)
@@ -69,7 +69,7 @@ def test_concurrency_quota_caps_in_flight_calls(
         assert (stop.quota.reserved, stop.quota.retry_after_seconds) == (2, 1.0)
         assert stop.breach is not None
         assert stop.breach.note == (
-            "quota q permits 2 model calls at once, and with this call it would be 3; 2 are in "
+            "quota q permits 2 concurrent model calls, and with this call it would be 3; 2 are in "
             "flight, and a slot is free as soon as one of them ends; retry in 1 s"
         )
         model.may_answer.set()
@@ -247,4 +247,4 @@ def test_concurrency_quota_is_described_in_one_line() -> None:
     """`otel-limits check` prints it."""
     section = {"q": {"concurrency": 4, "key": "model", "on_exceeded": "wait"}}
     (quota,) = read_quotas(section, lambda *_: None).values()
-    assert str(quota) == "4 model calls at once for each model; calls wait up to 30 s"
+    assert str(quota) == "4 concurrent model calls for each model; calls wait up to 30 s"
