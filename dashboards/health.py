@@ -80,7 +80,7 @@ ERRORS: Final = (
     ),
     panels.bars(
         "Aborted and evicted invocations",
-        "Aborted: the caller went away. Evicted: removed as too old or too many.",
+        "Aborted: the caller went away. Evicted: no longer tracked because of age or number.",
         SHORT,
         Target(queries.per_bar(queries.UNFINISHED, "agent", "reason"), "{{agent}}: {{reason}}"),
         width=24,

@@ -134,8 +134,8 @@ def _unknown(agent: str, needs: UsageSamples, share: float) -> Iterator[str]:
     of_all = pluralize(all_, "invocation was halted", "invocations were halted")
     turns = pluralize(max(needs.halted_turns), "turn")
     tokens = pluralize(max(needs.halted_tokens), "token")
-    yield f"  # {json.dumps(agent)}: {halted:,} of {of_all}, so the need of"
-    yield f"  # {100 * share:g}% is unknown: more than {turns} or {tokens}."
+    yield f"  # {json.dumps(agent)}: {halted:,} of {of_all}, so the limit"
+    yield f"  # that covers {100 * share:g}% is unknown: more than {turns} or {tokens}."
     yield "  # Record for a while with a higher cap, or with the action observe."
 
 

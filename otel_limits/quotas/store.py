@@ -97,7 +97,7 @@ class Demand:
     enforced: bool = True
     """If false, reserved even if the remainder is too small."""
     certain: bool = True
-    """If false, twice the amount is reserved unless no other such call is in flight."""
+    """If false, the amount is doubled while other such calls are in flight."""
     alone: bool = False
     """If true, admitted as the only call in flight even if it exceeds the whole limit."""
     known: int = 0

@@ -121,7 +121,7 @@ class Settings:
         default="none",
         metadata={
             "kind": choice(*PRESETS),
-            "help": "Limits to start from; recommended sets max_iterations=25, "
+            "help": "Limits to start from, e.g. recommended; it sets max_iterations=25, "
             "max_identical_tool_calls=5 and max_model_calls=100.",
         },
     )
