@@ -115,6 +115,18 @@ def test_check_finds_a_bad_value(
     assert lines[variable].endswith("default (environment value is invalid)")
 
 
+def test_check_names_agents_that_a_missing_price_halts(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning, because the limit holds."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_COST_USD", "1")
+    status, _, said = check()
+    assert (status, len(said)) == (0, 1)
+    assert "Only limits in USD apply to agents, so a model call without a price halts" in said[0]
+    monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "warn")
+    assert check()[2] == []
+
+
 def test_check_finds_a_variable_that_is_no_setting(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,12 @@ def test_plain_python_is_found_to_be_uncapped() -> None:
     assert found["spans"][0] == "-"
 
 
+def test_halted_runaway_does_not_hide_that_the_application_only_observes() -> None:
+    """The runaway has the doctor's own action, and the application that of the environment."""
+    status, found, _ = examined(*RUN, "--", PYTHON, OTEL_LIMITS_ACTION="observe")
+    assert (status, found["runaway"][0], found["action"][0]) == (1, "ok", "FAIL")
+
+
 def test_instrument_without_its_exporter_is_found_to_be_uncapped() -> None:
     """OpenTelemetry loads no instrumentor then, and the advice names the missing package."""
     status, found, _ = examined(*INSTRUMENT, PYTHON, **WITHOUT_EXPORTER)

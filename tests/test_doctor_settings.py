@@ -120,6 +120,84 @@ def test_an_unknown_price_is_a_failure(policy: Path) -> None:
     assert (finding.status, "so its cost is unknown" in finding.text) == ("FAIL", True)
     capped = only("prices", "no-such-model", POLICY=str(policy), MAX_COST_USD="1")
     assert "so max_cost_usd does not cover it" in capped.text
+    policy.write_text("models: {known: {price: {input: 1, output: 2}}}\n")
+    alone = only("prices", "no-such-model", POLICY=str(policy), MAX_COST_USD="1")
+    assert "so its first call halts the agent" in alone.text
+
+
+# --- action ---------------------------------------------------------------------------------------
+
+
+def test_observe_alone_is_a_failure() -> None:
+    """The doctor's own settings halt the runaway, and nothing would halt the application."""
+    finding = only("action", ACTION="observe", MAX_TURNS="3")
+    assert (finding.status, finding.text) == (
+        "FAIL",
+        "The action is observe, so no agent would be halted.",
+    )
+
+
+@pytest.mark.parametrize("action", ["halt", "wrap_up", "raise", "ask"])
+def test_any_other_action_is_named(action: str) -> None:
+    """It is what an agent of the application gets, and the runaway does not."""
+    assert only("action", ACTION=action) == Finding("ok", "action", f"{action}.")
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "status", "said"),
+    [
+        ("agents: {trial: {action: observe}}", "halt", "ok", "only observed for agents 'trial'."),
+        (
+            "agents: {a: {action: observe}, 'b*': {action: observe}, c: {action: raise}}",
+            "halt",
+            "ok",
+            "only observed for agents 'a', 'b*'.",
+        ),
+        ("agents: {a: {action: halt}}", "observe", "ok", "only observed for all other agents."),
+        ("agents: {a: {action: observe}}", "observe", "FAIL", "no agent would be halted."),
+        ("defaults: {action: observe}", "halt", "FAIL", "no agent would be halted."),
+        ("defaults: {action: halt}", "observe", "ok", "halt."),
+        (
+            "quotas: {day: {tokens: 9, window: day, action: halt}}",
+            "observe",
+            "ok",
+            "observe.",
+        ),
+    ],
+)
+def test_action_of_policy_entries_is_considered(
+    policy: Path, text: str, action: str, status: str, said: str
+) -> None:
+    """The file overrides the environment, and a quota can have its own action."""
+    policy.write_text(f"{text}\n")
+    finding = only("action", POLICY=str(policy), ACTION=action)
+    assert (finding.status, finding.text.endswith(said)) == (status, True), finding
+
+
+# --- limits in USD alone --------------------------------------------------------------------------
+
+
+def test_agents_that_a_missing_price_halts_are_named(policy: Path) -> None:
+    """Their models must have prices."""
+    policy.write_text(
+        "models: {known: {price: {input: 1, output: 2}}}\n"
+        "agents: {spender: {limits: {max_cost_usd: 1}}, other: {limits: {max_turns: 1}}}\n"
+    )
+    finding = only("unpriced", POLICY=str(policy))
+    assert finding.status == "ok"
+    assert finding.text.startswith(
+        "Only limits in USD apply to agents 'spender', so a model call without a price halts them."
+    )
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"MAX_TURNS": "3"}, {"MAX_COST_USD": "1", "MAX_TURNS": "3"}, {"UNPRICED": "halt"}, {}],
+    ids=str,
+)
+def test_other_limits_do_not_depend_on_prices(variables: dict[str, str]) -> None:
+    """There is no such line."""
+    assert found("unpriced", **variables) == []
 
 
 # --- port -----------------------------------------------------------------------------------------

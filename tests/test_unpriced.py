@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,9 +16,8 @@ from otel_limits.observers import log
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from otel_limits.core.events import Event
+    from otel_limits.core.policy import Action
     from tests.conftest import MakeAgent
 
 CAP = Limits(max_cost_usd=Decimal("0.0001"), max_turns=13)
@@ -192,3 +193,177 @@ def test_no_control_character_of_a_name_is_shown(
         "no price for a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}c"
         in (result.message["content"][0]["text"])
     )
+
+
+# --- limits in USD alone --------------------------------------------------------------------------
+
+
+ONLY_USD = Limits(max_cost_usd=Decimal("0.0001"))
+
+
+def write_policy(text: str) -> None:
+    """Add to the policy file of the test."""
+    path = Path(os.environ["OTEL_LIMITS_POLICY"])
+    path.write_text(f"{path.read_text(encoding='utf-8')}{text}\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize("action", ["halt", "wrap_up", "raise", "ask"])
+def test_cost_cap_alone_halts_at_the_first_call_without_a_price(
+    make_agent: MakeAgent, source: str, action: Action
+) -> None:
+    """Nothing else could ever end the agent, because its calls would count as 0 USD."""
+    enable(ONLY_USD, action=action)
+    model = runaway("unheard-of")
+    agent = make_agent(model)
+    if action == "raise":
+        with pytest.raises(MaxCostReachedError, match="no price for unheard-of"):
+            agent("go")
+    else:
+        agent("go")
+    assert model.calls == (2 if action == "wrap_up" else 1)
+
+
+def test_halt_at_the_only_cap_names_it_as_the_only_one(
+    make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sentence explains why this halts and the same model elsewhere only warns."""
+    enable(ONLY_USD)
+    result = make_agent(runaway("unheard-of"))("go")
+    note = "no price for unheard-of, so max_cost_usd=0.0001 cannot be kept, and no other limit"
+    assert note in str(result.message["content"])
+    assert note in caplog.text
+    assert not warnings_of(caplog, "count as 0 USD")
+
+
+def test_first_call_logs_that_unpriced_calls_halt(
+    make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reader of the log learns the default before it halts an agent."""
+    enable(ONLY_USD)
+    with caplog.at_level(logging.INFO, "otel_limits"):
+        make_agent(runaway("other"))("go")
+    assert "enforcing max_cost_usd=0.0001 on agent 'tester' (action=halt, unpriced=halt, " in (
+        caplog.text
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"max_turns": 5},
+        {"max_duration_seconds": 60},
+        {"max_identical_tool_calls": 5},
+        {"max_calls_per_tool": {"search": 5}},
+    ],
+    ids=str,
+)
+def test_any_other_cap_keeps_the_warning(
+    make_agent: MakeAgent, caplog: pytest.LogCaptureFixture, other: dict[str, Any]
+) -> None:
+    """The agent can be halted by it, so a missing price is only reported."""
+    enable(ONLY_USD, **other)
+    model = ScriptedModel([uses("search"), says("done")], model_id="unheard-of")
+    assert make_agent(model)("go").stop_reason == "end_turn"
+    assert len(warnings_of(caplog, "count as 0 USD")) == 1
+
+
+def test_tree_cap_in_usd_alone_halts(make_agent: MakeAgent) -> None:
+    """Cost of the tree is as little of a limit as that of the agent."""
+    enable(tree=ONLY_USD)
+    model = runaway("unheard-of")
+    assert make_agent(model)("go").stop_reason == "max_cost_usd"
+    assert model.calls == 1
+
+
+def test_tree_cap_in_another_unit_keeps_the_warning(
+    make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tree halts the agent."""
+    enable(ONLY_USD, tree=Limits(max_turns=3))
+    model = runaway("unheard-of")
+    assert make_agent(model)("go").stop_reason == "max_turns"
+    assert (model.calls, len(warnings_of(caplog, "count as 0 USD"))) == (3, 1)
+
+
+def test_disabled_loop_limit_is_no_other_cap(make_agent: MakeAgent) -> None:
+    """A loop limit of 0 halts no agent."""
+    enable(ONLY_USD, max_identical_tool_calls=0)
+    model = runaway("unheard-of")
+    make_agent(model)("go")
+    assert model.calls == 1
+
+
+def test_unpriced_warn_is_obeyed_where_only_cost_is_limited(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An explicit setting is the choice of its author."""
+    monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "warn")
+    enable(ONLY_USD)
+    model = ScriptedModel([uses("search"), says("done")], model_id="unheard-of")
+    assert make_agent(model)("go").stop_reason == "end_turn"
+    assert len(warnings_of(caplog, "count as 0 USD")) == 1
+
+
+def test_limit_that_only_observes_is_no_other_cap(make_agent: MakeAgent) -> None:
+    """The tree's owner enforces cost, and the agent within it only observes its turns."""
+    write_policy(
+        "agents:\n"
+        "  outer: {tree: {max_cost_usd: 0.0001}}\n"
+        "  inner: {limits: {max_turns: 4}, action: observe}"
+    )
+    enable()
+    inner = runaway("unheard-of")
+    outer = make_agent(
+        ScriptedModel([uses("inner", arguments={"input": "go"}), says("done")], model_id="other"),
+        tools=[make_agent(inner, name="inner").as_tool()],
+        name="outer",
+    )
+    outer("go")
+    assert inner.calls == 1
+
+
+def test_agent_within_a_tree_in_usd_is_halted_although_its_root_has_turns(
+    make_agent: MakeAgent,
+) -> None:
+    """The turns of the root end the root, and never the runaway below it."""
+    write_policy("agents: {outer: {limits: {max_turns: 9}, tree: {max_cost_usd: 1}}}")
+    enable()
+    inner = runaway("unheard-of")
+    outer = make_agent(
+        ScriptedModel([uses("inner", arguments={"input": "go"}), says("done")], model_id="other"),
+        tools=[make_agent(inner, name="inner").as_tool()],
+        name="outer",
+    )
+    outer("go")
+    assert inner.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "calls"),
+    [
+        ("{model_calls: 4, window: day}", 4),
+        ("{model_calls: 4, window: day, where: {agent: test*}}", 4),
+        ("{model_calls: 4, window: day, action: observe}", 1),
+        ("{model_calls: 4, window: day, where: {agent: else}}", 1),
+        ("{model_calls: 4, window: day, where: {baggage.plan: free}}", 1),
+        ("{concurrency: 4}", 1),
+    ],
+)
+def test_quota_is_another_cap_if_it_ends_this_agent(
+    make_agent: MakeAgent, quota: str, calls: int
+) -> None:
+    """One that observes, that is of other calls, or that only limits concurrent ones, is none."""
+    write_policy(f"quotas: {{daily: {quota}}}")
+    enable(ONLY_USD)
+    model = runaway("unheard-of")
+    make_agent(model)("go")
+    assert model.calls == calls
+
+
+def test_quota_in_usd_alone_refuses_a_model_without_a_price(make_agent: MakeAgent) -> None:
+    """It would never be used up, like a cap on cost."""
+    write_policy("quotas: {daily: {usd: 1, window: day}}")
+    enable()
+    model = runaway("unheard-of")
+    assert make_agent(model)("go").stop_reason == "quota_exceeded"
+    assert model.calls == 0

@@ -10,8 +10,10 @@ import pytest
 
 import otel_limits
 from otel_limits import Limits, ModelCall, Stop, enable
+from otel_limits.cli import main
 from otel_limits.core import pricing
 from otel_limits.observers import toollog
+from otel_limits.runtime.enable import enable_leniently
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
@@ -62,6 +64,25 @@ def test_a_cost_limit_without_prices_is_a_mistake(no_package: None) -> None:
     """Asking for a cost limit where no price can be known is refused, with what to do."""
     with pytest.raises(otel_limits.ConfigurationError, match=r"otel-limits\[prices\]"):
         enable(Limits(max_cost_usd=Decimal(1)))
+
+
+def test_run_with_a_cost_limit_without_prices_is_refused(
+    no_package: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program does not start, and the message names the extra to install."""
+    assert main(["run", "--max-cost-usd", "1", "--", "python", "app.py"]) == 2
+    assert "pip install 'otel-limits[prices]'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("faulty")
+def test_cost_limit_without_prices_halts_where_nothing_could_be_refused(
+    make_agent: MakeAgent, no_package: None, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instrumentor must not raise, but its only limit must hold."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_COST_USD", "1")
+    enable_leniently("instrumentor")
+    model = ScriptedModel(endless(uses("search")))
+    assert (make_agent(model)("go").stop_reason, model.calls) == ("max_cost_usd", 1)
 
 
 def test_a_plugin_with_a_cost_limit_without_prices_is_a_mistake(

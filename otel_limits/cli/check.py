@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.command import add_command, refuse
+from otel_limits.cli.effects import unpriced_halts
 from otel_limits.cli.terminal import console, in_columns
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import pluralize
@@ -20,6 +21,7 @@ from otel_limits.settings.policy import Document, PolicyFile
 from otel_limits.settings.table import SETTINGS, Settings
 
 if TYPE_CHECKING:
+    from otel_limits.core.policy import Policy
     from otel_limits.quotas.store import SharedStore
 
 HELP: Final = """\
@@ -84,6 +86,8 @@ def check(options: Namespace) -> int:
         *(f"Limits cannot be enforced: {sentence}" for sentence in guarded.obstacles),
     ]
     refuse([f"{sentence} Limits are still enforced." for sentence in guarded.fallbacks])
+    halted = unpriced_halts(effective_policies(reading, policy_file.document, options.agent))
+    refuse([] if halted is None else [halted])
     if quotas and not reading.mistakes:
         warnings, wrong = store_rights(reading.settings)
         refuse(warnings)
@@ -139,13 +143,16 @@ def cannot_write(store: SharedStore) -> list[str]:
 
 def has_limit(reading: config.Reading, document: Document, agent: str | None) -> bool:
     """Return whether an agent has a limit; without a name, whether any agent has one."""
-    # The empty name matches no entry of the file, so only its defaults apply.
-    globs = [agent] if agent is not None else ["", *document.agents]
-    policies = [document.effective(glob, reading.settings.policy) for glob in globs]
-    capped = any(
-        any(cap for _, cap in (*each.limits.items(), *each.tree.items())) for each in policies
-    )
-    return capped or bool(document.quotas)
+    policies = effective_policies(reading, document, agent)
+    return any(each.is_capped for each in policies.values()) or bool(document.quotas)
+
+
+def effective_policies(
+    reading: config.Reading, document: Document, agent: str | None
+) -> dict[str, Policy]:
+    """Return the policy of an agent; without a name, of each entry and of all other agents."""
+    base = reading.settings.policy
+    return document.policies(base) if agent is None else {agent: document.effective(agent, base)}
 
 
 def shown(value: object) -> str:

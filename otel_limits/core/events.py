@@ -90,6 +90,8 @@ class Started:
     """True if quotas may apply to its model calls."""
     configured_action: str = "halt"
     """The configured action at a limit, such as `ask`."""
+    unpriced: str | None = None
+    """Behavior for calls without a price, `warn` or `halt`; `None` without a limit in USD."""
 
     def __post_init__(self) -> None:
         """Copy both dictionaries, so that later changes don't affect the event."""

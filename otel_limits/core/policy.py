@@ -59,6 +59,12 @@ class Verdict:
 FINAL: Final = ("halt", "raise")
 """Actions that allow no further model call."""
 
+COST: Final = "max_cost_usd"
+
+ENDING_QUOTAS: Final = ("tokens", "model_calls")
+"""Units of quotas besides USD that end a runaway agent; the others only limit new or concurrent
+work."""
+
 KILLED: Final = Verdict(KILLED_STOP_REASON)
 
 
@@ -109,13 +115,15 @@ class Policy:
         },
     )
     """Names or globs."""
-    unpriced: Unpriced = field(
-        default="warn",
+    unpriced: Unpriced | None = field(
+        default=None,
         metadata={
             "kind": UNPRICED_CALLS,
-            "help": "Behavior for calls without a price: warn or halt.",
+            "help": "Behavior for calls without a price: warn or halt. Unset: halt if only limits "
+            "in USD apply to the agent, else warn.",
         },
     )
+    """`None` for `unpriced_by_default`."""
     unmeasured: Unmeasured = field(
         default="estimate",
         metadata={
@@ -123,6 +131,8 @@ class Policy:
             "help": "Behavior for calls without usage: estimate, ignore or halt.",
         },
     )
+    quotas: frozenset[tuple[str, Action | None]] = frozenset()
+    """Unit of each quota that covers all calls of the agent, with its own action, if any."""
     watched_tools: frozenset[str] = frozenset()
     """Names or globs of tools that loop limits apply to, although a broader glob exempts them."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -155,26 +165,51 @@ class Policy:
         glob = best_match((*self.exempt_tools, *self.watched_tools), tool)
         return glob in self.exempt_tools
 
+    @property
+    def is_capped(self) -> bool:
+        """True if it has a cap, of the agent or of its budget tree."""
+        return any(cap for _, cap in (*self.limits.items(), *self.tree.items()))
+
+    @property
+    def halts_unpriced(self) -> bool:
+        """True if a call without a price halts the agent, outside of other agents' trees."""
+        tree = self.tree_policy()
+        capped = self.limits.max_cost_usd or tree.limits.max_cost_usd
+        has_usd_limit = capped or any(unit == "usd" for unit, _ in self.quotas)
+        rule = self.unpriced or unpriced_by_default(self, [tree])
+        return bool(has_usd_limit) and rule == "halt"
+
     def tree_policy(self) -> Policy:
         """Return the policy of the budget tree, whose limits are the tree caps."""
         return replace(self, limits=self.tree, tree=NO_LIMITS)
 
     def breaches(
-        self, tally: Tally, reserved: Tally | None = None, prefix: str = ""
+        self,
+        tally: Tally,
+        reserved: Tally | None = None,
+        prefix: str = "",
+        unpriced_default: Unpriced = "warn",
     ) -> tuple[Breach, ...]:
         """Return every limit that `tally`, plus reservations, has reached.
 
         With `unmeasured="halt"` a call of unknown size breaches every token limit, with
         `unpriced="halt"` a call of unknown price breaches the cost limit.
+
+        Args:
+            tally: The usage so far.
+            reserved: Reservations of in-flight calls.
+            prefix: Prefix of the names of limits.
+            unpriced_default: The behavior for calls without a price if this policy sets none.
         """
         breaches = self.limits.breaches(tally, prefix, reserved)
         # After the caps themselves, so that a cap that was reached is reported with its count.
         if tally.unmeasured_calls and self.unmeasured == "halt":
             why = f"no usage was reported by {clean(tally.unmeasured_model)}"
             breaches += self._unknown(tally, breaches, "token", prefix, why)
-        if tally.unpriced_calls and self.unpriced == "halt":
+        if tally.unpriced_calls and (self.unpriced or unpriced_default) == "halt":
             why = f"no price for {clean(tally.unpriced_model)}"
-            breaches += self._unknown(tally, breaches, "USD", prefix, why)
+            and_so = "" if self.unpriced else ", and no other limit applies"
+            breaches += self._unknown(tally, breaches, "USD", prefix, why, and_so)
         if not breaches:
             return breaches
         # Only if something was reached: this runs before every model call, and rarely finds
@@ -182,7 +217,13 @@ class Policy:
         return tuple(replace(each, origin=self.origin_of(each.limit)) for each in breaches)
 
     def _unknown(
-        self, tally: Tally, known: tuple[Breach, ...], unit: str, prefix: str, why: str
+        self,
+        tally: Tally,
+        known: tuple[Breach, ...],
+        unit: str,
+        prefix: str,
+        why: str,
+        and_so: str = "",
     ) -> tuple[Breach, ...]:
         """Return the other limits in this unit, whose count is incomplete."""
         named = {breach.limit for breach in known}
@@ -193,11 +234,31 @@ class Policy:
                 kind.observed(tally),
                 kind.reason,
                 kind.unit,
-                note=f"{why}, so {name}={cap} cannot be kept",
+                note=f"{why}, so {name}={cap} cannot be kept{and_so}",
             )
             for kind, cap in self.limits.active
             if unit in kind.unit and (name := prefix + kind.name) not in named
         )
+
+
+def unpriced_by_default(own: Policy, trees: Iterable[Policy]) -> Unpriced:
+    """Return the behavior for calls without a price if the policy of an agent does not set it.
+
+    It halts the agent if nothing but limits in USD could: such calls would never reach those.
+
+    Args:
+        own: The policy of the agent.
+        trees: The policies of the budget trees that it is in.
+    """
+    others = any(
+        cap and name != COST
+        for policy in (own, *trees)
+        if policy.action != "observe"
+        for name, cap in policy.limits.items()
+    ) or any(
+        unit in ENDING_QUOTAS and (action or own.action) != "observe" for unit, action in own.quotas
+    )
+    return "warn" if others else "halt"
 
 
 def verdict_of(reached: Iterable[Reached]) -> Verdict | None:

@@ -58,9 +58,11 @@ class FirstCalls(BaseObserver):
 
     def _log_first_call(self, event: Started, caps: str) -> None:
         source = "hooks" if event.unsampled else "spans"
+        # Otherwise a model without a price would be an unexpected reason for a halt.
+        unpriced = "unpriced=halt, " if event.unpriced == "halt" else ""
         sentence = (
             f"enforcing {caps} on agent {event.invocation.agent!r} "
-            f"(action={event.configured_action}, source={source})"
+            f"(action={event.configured_action}, {unpriced}source={source})"
         )
         if self._source == "run":
             # Visible in a shell whatever the program does with its log.

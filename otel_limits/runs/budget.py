@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.limits import TREE_PREFIX
+from otel_limits.core.policy import unpriced_by_default
 from otel_limits.core.usage import EXACT, NO_COST, Tally
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
     from otel_limits.core.limits import Level
-    from otel_limits.core.policy import Policy, Reached
+    from otel_limits.core.policy import Policy, Reached, Unpriced
 
 ASSUMED_OUTPUT: Final = 1024
 """Assumed output tokens of a model that has not answered yet."""
@@ -78,12 +79,18 @@ class Budget:
         held.cost = EXACT.subtract(held.cost, reservation.cost)
 
     def reached(
-        self, *, with_reserved: bool, forces_output: bool = False, side: bool = False
+        self,
+        *,
+        with_reserved: bool,
+        unpriced_default: Unpriced,
+        forces_output: bool = False,
+        side: bool = False,
     ) -> Iterator[Reached]:
         """Yield every cap that is reached, with the action of its policy.
 
         Args:
             with_reserved: Count what in-flight calls have reserved as used.
+            unpriced_default: The behavior for calls without a price if the policy sets none.
             forces_output: Skip limits that yield to a call that only forces the output.
             side: Skip limits that a side call cannot exceed.
         """
@@ -91,7 +98,7 @@ class Budget:
         if side and not self.members:
             return
         reserved = self.reserved if with_reserved else None
-        for breach in self.policy.breaches(self.tally, reserved, self.prefix):
+        for breach in self.policy.breaches(self.tally, reserved, self.prefix, unpriced_default):
             if forces_output and breach.yields_to_output:
                 continue
             if side and not breach.binds_side_calls:
@@ -110,7 +117,7 @@ class Budget:
 class Budgets:
     """All budgets of one invocation: its own, then the enclosing trees, innermost first."""
 
-    __slots__ = ("all", "has_cost_limit", "ignores_unpriced", "own")
+    __slots__ = ("all", "has_cost_limit", "ignores_unpriced", "own", "unpriced_default")
 
     def __init__(self, own: Budget, trees: tuple[Budget, ...]) -> None:
         """Combine an invocation's own budget with the trees that it shares with others."""
@@ -118,7 +125,11 @@ class Budgets:
         self.all = (own, *trees)
         capped = [each.policy for each in self.all if each.policy.limits.max_cost_usd]
         self.has_cost_limit = bool(capped)
-        self.ignores_unpriced = any(policy.unpriced == "warn" for policy in capped)
+        self.unpriced_default = unpriced_by_default(own.policy, [each.policy for each in trees])
+        """Behavior for calls without a price if the policy of a budget does not set it."""
+        self.ignores_unpriced = any(
+            (policy.unpriced or self.unpriced_default) == "warn" for policy in capped
+        )
         """True if a cost limit does not cover calls without a known price."""
 
     def __iter__(self) -> Iterator[Budget]:
@@ -169,7 +180,8 @@ class Budgets:
             return False
         spent = []
         for budget in self.all:
-            breaches = [breach for breach, _ in budget.reached(with_reserved=True)]
+            reached = budget.reached(with_reserved=True, unpriced_default=self.unpriced_default)
+            breaches = [breach for breach, _ in reached]
             # Budgets that are not exhausted, or only observe, do not matter here.
             if budget.policy.action == "observe" or not (breaches or budget in refusing):
                 continue

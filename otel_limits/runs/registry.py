@@ -253,6 +253,7 @@ class RunRegistry(Services):
                 tree=caps,
                 has_quotas=self.observers.gate is not None and self.observers.gate.holds_quotas,
                 configured_action=run.policy.action,
+                unpriced=run.unpriced if run.has_usd_limit else None,
             )
         )
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_limits.core.events import ActionTaken, Invocation
+    from otel_limits.core.policy import Unpriced
     from otel_limits.core.pricing import Prices
     from otel_limits.core.terms import BillableCall
 
@@ -122,6 +123,16 @@ class Scope:
         """The policy that applies now; a person may have extended its limits."""
         return self.budget.policy
 
+    @property
+    def has_usd_limit(self) -> bool:
+        """True if a limit or a quota in USD applies to it."""
+        return self.budgets.has_cost_limit or any(unit == "usd" for unit, _ in self.policy.quotas)
+
+    @property
+    def unpriced(self) -> Unpriced:
+        """Behavior for calls without a price."""
+        return self.policy.unpriced or self.budgets.unpriced_default
+
     def measure_time(self) -> None:
         """Update the elapsed time of every budget, before a decision."""
         self.budgets.measure_time(self.services.now())
@@ -145,7 +156,10 @@ class Scope:
             reached += [(breach, each.policy.action) for breach, each in self.refusals.values()]
         for budget in self.budgets:
             reached += budget.reached(
-                with_reserved=with_reserved, forces_output=forces_output, side=side
+                with_reserved=with_reserved,
+                unpriced_default=self.budgets.unpriced_default,
+                forces_output=forces_output,
+                side=side,
             )
         return verdict_of(reached)
 

@@ -90,7 +90,7 @@ def request_of(run: Run, event: BeforeModelCallEvent, cache: ConversationTokens)
         terms=terms_of(agent.model, (agent.messages, agent.system_prompt)),
         is_cancelled=agent.cancel_signal.is_set,
         action=run.policy.action,
-        unpriced=run.policy.unpriced,
+        unpriced=run.unpriced,
         attributes=agent.trace_attributes,
     )
 

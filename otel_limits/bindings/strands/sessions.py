@@ -288,7 +288,7 @@ class Session:
                 terms=PricingTerms() if call is None else call.terms,
                 is_cancelled=lambda: self.verdict is not None,
                 action=self.run.policy.action,
-                unpriced=self.run.policy.unpriced,
+                unpriced=self.run.unpriced,
             )
         )
         if verdict is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
+from otel_limits.cli.effects import agents, observed_only, unpriced_halts
 from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.pricing import Prices
 from otel_limits.core.secrets import redact_url
@@ -25,6 +26,7 @@ from otel_limits.top.endpoints import Endpoint
 from otel_limits.top.scrapes import ScrapeError
 
 if TYPE_CHECKING:
+    from otel_limits.core.policy import Policy
     from otel_limits.ledger.address import Address
     from otel_limits.quotas.store import SharedStore
     from otel_limits.settings.environment import Reading
@@ -45,8 +47,13 @@ def examine_settings(environ: Mapping[str, str], model: str | None) -> Iterator[
     """
     reading = config.read(environ)
     policy_file = PolicyFile(reading.settings.policy_path)
+    policies = policy_file.document.policies(reading.settings.policy)
     yield from _values(reading)
     yield from _policy(reading, policy_file)
+    yield _action(policies)
+    halted = unpriced_halts(policies)
+    if halted is not None:
+        yield ok("unpriced", halted)
     yield _prices(reading.settings, policy_file, model)
     yield _port(reading.settings)
     yield from _ledger(reading.settings.ledger)
@@ -86,6 +93,20 @@ def _policy(reading: Reading, policy_file: PolicyFile) -> Iterator[Finding]:
         )
 
 
+def _action(policies: Mapping[str, Policy]) -> Finding:
+    """Report agents that no limit halts because it is only observed."""
+    observed = observed_only(policies)
+    if len(observed) == len(policies):
+        return fail(
+            "action",
+            "The action is observe, so no agent would be halted.",
+            "Unset OTEL_LIMITS_ACTION, and action in the policy file, or set them to halt.",
+        )
+    if observed:
+        return ok("action", f"Limits are only observed for {agents(observed, policies)}.")
+    return ok("action", f"{', '.join(sorted({each.action for each in policies.values()}))}.")
+
+
 def _prices(settings: Settings, policy_file: PolicyFile, model: str | None) -> Finding:
     prices = Prices(policy_file.document.price_list())
     if model is None:
@@ -98,8 +119,12 @@ def _prices(settings: Settings, policy_file: PolicyFile, model: str | None) -> F
             f"{redact_url(model)}: {price:.2f} USD for 1M input and 1M output tokens "
             f"({prices.source}).",
         )
-    capped = [settings.policy.limits.max_cost_usd, settings.policy.tree.max_cost_usd]
-    effect = "so max_cost_usd does not cover it" if any(capped) else "so its cost is unknown"
+    policy = policy_file.document.effective("", settings.policy)
+    effect = "so its cost is unknown"
+    if policy.halts_unpriced:
+        effect = "so its first call halts the agent"
+    elif policy.limits.max_cost_usd or policy.tree.max_cost_usd:
+        effect = "so max_cost_usd does not cover it"
     return fail(
         "prices",
         f"{redact_url(model)} has no price ({prices.source}), {effect}.",

@@ -8,6 +8,7 @@ specific one applies; of two equally specific globs, the later one.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -19,8 +20,9 @@ from otel_limits.core.origins import file_name
 from otel_limits.settings.table import POLICY_FIELDS, Setting
 
 if TYPE_CHECKING:
-    from otel_limits.core.policy import Policy
+    from otel_limits.core.policy import Action, Policy
     from otel_limits.core.pricing import PriceOverride
+    from otel_limits.quotas.quota import Quota
 
 AGENT_SETTINGS: Final[Mapping[str, Setting]] = {
     # Tools are exempted by name, under `tools`.
@@ -145,8 +147,26 @@ class Document:
             # The file overrides the environment in both directions.
             exempt_tools=(base.exempt_tools - watched) | exempt,
             watched_tools=(base.watched_tools - exempt) | watched,
+            quotas=self._quotas_of(agent),
             origins={**base.origins, **lines},
             **{name: value for name, value in values.items() if name in AGENT_SETTINGS},
+        )
+
+    def policies(self, base: Policy) -> dict[str, Policy]:
+        """Return the policy of each agent or glob in the file, and of all others under ``""``."""
+        # The empty name matches no entry of the file, so only its defaults apply.
+        return {glob: self.effective(glob, base) for glob in ("", *self.agents)}
+
+    def _quotas_of(self, agent: str) -> frozenset[tuple[str, Action | None]]:
+        """Return unit and action of each quota that covers all calls of `agent`."""
+        quotas: list[Quota] = [entry.value for entry in self.quotas.values()]
+        return frozenset(
+            (quota.unit, quota.action)
+            for quota in quotas
+            if all(
+                source == "agent" and fnmatch.fnmatchcase(agent, glob)
+                for source, glob in quota.where
+            )
         )
 
     def price_list(self) -> dict[str, PriceOverride]:
