@@ -62,6 +62,7 @@ ENTRANCES = {
     "forget",
     "agent_stage",
     "model_stage",
+    "stream_async",
     "_follow_leg",
     "_follow_call",
     "_follow",

@@ -87,11 +87,11 @@ async def _follow(
     The scope is set only while the tool itself runs: some executors run it in the task that reads
     the agent's stream, and that task's other work does not belong to the tool.
     """
-    scope: Run | Group | None = activity.owner
+    scope = activity.owner
     activity.has_ended = False
     # The spans as well, if the tool runs in another context.
     spans = otel_context.get_current() if CURRENT.get() is scope else at_request
-    spans = for_threads(activity.owner, activity, spans) or spans
+    spans = for_threads(scope, activity, spans) or spans
     try:
         while True:
             tokens = CURRENT.set(scope), TASK_SCOPE.set(activity)
@@ -101,7 +101,6 @@ async def _follow(
             except StopAsyncIteration:
                 break
             finally:
-                scope = CURRENT.get()  # an agent that is the tool
                 spans = otel_context.get_current()
                 otel_context.detach(attached)
                 TASK_SCOPE.reset(tokens[1])
@@ -117,23 +116,6 @@ async def _follow(
 
 
 # --- groups and their nodes -----------------------------------------------------------------------
-
-
-async def within(scope: Run | Group | None, events: AsyncGenerator[Any, None]) -> Any:
-    """Run a stream within `scope`, independently of its reader's own scope."""
-    try:
-        while True:
-            # For each event, as one task may alternate between several streams.
-            if CURRENT.get() is not scope:
-                CURRENT.set(scope)
-            try:
-                event = await anext(events)
-            except StopAsyncIteration:
-                return
-            scope = CURRENT.get()  # set by an agent of a swarm, which runs in this task
-            yield event
-    finally:
-        await events.aclose()
 
 
 @suppress_errors("binding")

@@ -149,7 +149,6 @@ class AgentState:
         # A thread that outlives it keeps the invocation, but must not keep the agent alive by its
         # hooks.
         live.hooks = None
-        CURRENT.set(live.run.parent)
         return live.run
 
     def abort(self) -> None:

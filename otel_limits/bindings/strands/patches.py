@@ -11,6 +11,7 @@ from opentelemetry import trace
 
 from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.model_patches import ModelPatcher, Patches
+from otel_limits.bindings.strands.stream_context import keep_apart
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.tree import CURRENT
 
@@ -73,6 +74,7 @@ class ClassPatcher:
         if hasattr(module.Agent, begin) and hasattr(module.Agent, end):
             self._patches.wrap(module.Agent, begin, self._agent_start)
             self._patches.wrap(module.Agent, end, self._agent_end)
+            self._patches.wrap(module.Agent, "stream_async", keep_apart)
         else:
             self._patches.wrap(module.Agent, "stream_async", self._agent_stream)
         self._patches.wrap(module.Agent, "structured_output_async", self._structured_output)
@@ -186,6 +188,7 @@ class ClassPatcher:
     def _agent_stream(self, original: Any) -> Any:
         """Wrap `stream_async`, for releases without methods that start and end the span."""
 
+        @keep_apart
         @functools.wraps(original)
         async def stream_async(agent: Agent, *args: Any, **kwargs: Any) -> Any:
             _prepare(agent)
@@ -236,14 +239,15 @@ class ClassPatcher:
 
     def _group_stream(self, original: Any) -> Any:
         """Wrap a graph or swarm, so that its nodes share one budget tree."""
-        from otel_limits.bindings.strands.activities import within
 
+        @keep_apart
         @functools.wraps(original)
         async def stream_async(group: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-            before = CURRENT.get()
             # Again after an error: without a scope, each node would be limited alone.
             scope = self._group_begun(group) or self._group_begun(group)
-            events = within(scope or before, original(group, *args, **kwargs))
+            if scope is not None:
+                CURRENT.set(scope)
+            events = original(group, *args, **kwargs)
             try:
                 async for event in events:
                     yield event
@@ -251,7 +255,6 @@ class ClassPatcher:
                 try:
                     await events.aclose()  # cancels its remaining nodes
                 finally:
-                    CURRENT.set(before)
                     if scope is not None:
                         self._group_ended(scope)
 

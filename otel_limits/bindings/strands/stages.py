@@ -32,15 +32,12 @@ from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.messages import budget_note, halt_message, halt_text, wrap_up_note
 from otel_limits.runs.calls import InFlightCall
-from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from strands.agent.agent import Agent
     from strands.middleware import InvokeModelContext, MiddlewareNext
-
-    from otel_limits.runs.run import Group, Run
 
     Next = MiddlewareNext[Any, Any]
     Events = AsyncGenerator[Any, None]
@@ -66,18 +63,14 @@ async def _follow_leg(
 ) -> Events:
     """Replace the framework's stop reason by ours, and raise if that is the action."""
     followed.staged, halted = True, False
-    inside: Run | Group | None = followed.run
     events, wait = next_fn(context), Wait()
     wait.join(followed.waits, is_leg=True)
     try:
         while True:
-            if CURRENT.get() is not inside:  # one task may alternate between streams
-                CURRENT.set(inside)
             try:
                 event = await wait.next_of(events)
             except StopAsyncIteration:
                 break
-            inside = CURRENT.get()
             # Inline, not behind a decorator: this runs for each token of a stream, and each of our
             # frames brings a runaway agent closer to the recursion limit.
             if type(event) in MILESTONES:
@@ -98,7 +91,6 @@ async def _follow_leg(
         halted = True
         yield await _answer_for_model(agent, live, context)
     finally:
-        CURRENT.set(inside)  # in the task that closes it
         followed.staged = followed.waits.is_asking = (
             False  # a hook may resume before anything else runs
         )
@@ -265,9 +257,6 @@ async def _follow_call(live: LiveInvocation, next_fn: Next, context: InvokeModel
         events = ending_as_last(events, live)
     try:
         while True:
-            # For each event, as one task may alternate between streams of several agents.
-            if CURRENT.get() is not live.run:
-                CURRENT.set(live.run)
             # Set only while the inner part runs: between events, the reader's code runs.
             token = PASS.set(model_pass)
             try:

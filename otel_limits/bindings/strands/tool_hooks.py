@@ -23,7 +23,6 @@ from otel_limits.bindings.strands.span_writer import write_warnings
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean
 from otel_limits.core.messages import halt_text, reason_text, refusal_note
-from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,8 +47,6 @@ def before_tools(event: BeforeToolsEvent) -> None:
     live = live_of(event.agent)
     if live is None:
         return
-    if CURRENT.get() is not live.run:
-        CURRENT.set(live.run)
     against = live.wrapping or live.verdict
     if against is not None:  # requested by the last answer, or before a kill
         event.cancel = f"Not run: {reason_text(against)}."
