@@ -29,6 +29,7 @@ MODULES = {
 }
 
 FLOORS = (
+    ("vendors",),
     ("core",),
     ("usage",),
     ("runs",),

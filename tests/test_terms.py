@@ -19,7 +19,6 @@ from otel_limits.bindings.strands.readers import model_id
 from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import PriceOverride, Prices
-from otel_limits.core.regions import HIDDEN_REGION
 from otel_limits.core.terms import (
     PAID_TOOLS,
     BillableCall,
@@ -29,6 +28,7 @@ from otel_limits.core.terms import (
 )
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel, says
+from otel_limits.vendors.vendor import HIDDEN_REGION
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,10 +14,11 @@ from decimal import Decimal
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from otel_limits.core.listings import ModelListing, listing_of
 from otel_limits.core.price import Price
 from otel_limits.core.terms import STANDARD, BillableCall
 from otel_limits.core.usage import EXACT, NO_COST
-from otel_limits.core.vendors import ModelListing, listing_of
+from otel_limits.vendors.records import BY_NAME
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
@@ -53,11 +54,6 @@ UNREPORTED_RATES: Final = (
 
 VARIANTS: Final = ("service_tier", "processing", "speed")
 """The list's names for a tier, depending on how it is requested."""
-
-ONE_PRICE_FOR_ALL: Final = frozenset({"google"})
-"""Vendors whose audio costs the same as text unless listed separately:
-https://ai.google.dev/gemini-api/docs/pricing. Others omit it, for example for
-gpt-4o-audio-preview."""
 
 IMPORTS: Final = threading.RLock()
 """Held while the package is imported: a process forked during the import would wait forever for it
@@ -182,7 +178,9 @@ def price_of(listed: CatalogEntry, call: BillableCall, when: datetime) -> Price 
         return None  # a missing price is not 0
     if any(parts.get(part) is not None for part in UNREPORTED_RATES):
         return None
-    if listed.vendor in ONE_PRICE_FOR_ALL:
+    vendor = BY_NAME.get(listed.vendor)
+    # Others omit the price of audio, for example for gpt-4o-audio-preview.
+    if vendor is not None and vendor.audio_as_text:
         rates["input_audio"] = fresh if rates["input_audio"] is None else rates["input_audio"]
     requests, searches = (
         _tier(parts.get(name), prompt) for name in ("requests_kcount", "web_searches_kcount")

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.core.catalogue import MODELS, PACKAGE, Catalogue, installed_version, price_of
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.labels import best_match
+from otel_limits.core.listings import canonical, is_local, vendor_by_id, vendor_of
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.price import NO_QUOTE, Price, Quote
 from otel_limits.core.regions import premium
 from otel_limits.core.terms import AUTOMATIC, STANDARD, BillableCall
 from otel_limits.core.usage import NO_COST, Usage
-from otel_limits.core.vendors import LOCAL, canonical, is_local, vendor_by_id, vendor_of
+from otel_limits.vendors.vendor import LOCAL
 
 if TYPE_CHECKING:
     from decimal import Decimal

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from otel_limits.usage.numbers import token_count
+from otel_limits.vendors.records import APART
 
 MAX_DEPTH: Final = 4
 """Maximum nesting of a count; the deepest known one is two levels down."""
@@ -153,8 +154,7 @@ MEANINGS: Final = {
 }
 """The count that each name means, and its precedence."""
 
-GEMINI: Final = _spelled_alike("candidates_token_count")
-"""Gemini's own names of its output."""
+REASONING_APART: Final = frozenset(map(_spelled_alike, APART))
 
 
 class Fields:
@@ -170,8 +170,8 @@ class Fields:
         """Readable values, with the precedence of their names."""
         self._named: set[str] = set()
         """Names with a value, readable or not."""
-        self.is_of_gemini = False
-        """True if the output has one of Gemini's own names."""
+        self.is_reasoning_apart = False
+        """True if the name of the output is that of a vendor whose output excludes reasoning."""
         # No recursion: a runaway agent may already be deep in its own.
         left: list[tuple[str, Any, int]] = [("", raw, 0)]
         while left:
@@ -189,7 +189,7 @@ class Fields:
     def _note(self, name: str, value: object) -> None:
         kind, place = MEANINGS[name]
         self._named.add(kind)
-        self.is_of_gemini |= name == GEMINI
+        self.is_reasoning_apart |= name in REASONING_APART
         known = self._found.get(kind)
         # Precedence is independent of the position in the response.
         if known is not None and known[0] <= place:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields as fields_of
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Sure, Usage, UsageRecord
 from otel_limits.usage import fields
 from otel_limits.usage.fields import Fields
-from otel_limits.usage.rules import Rule, rule_of_provider, rule_of_span
+from otel_limits.usage.rules import rule_of_provider, rule_of_span
+
+if TYPE_CHECKING:
+    from otel_limits.vendors.vendor import UsageRule
 
 HOLDERS: Final = ("usage", "usage_metadata", "usageMetadata", "metrics")
 """Where a response contains its usage; Ollama's is at the top level."""
@@ -121,7 +124,7 @@ NEEDED: Final = (fields.INPUT, fields.OUTPUT, fields.TOTAL)
 """Without any of these, no usage was reported."""
 
 
-def _record(found: Fields, rule: Rule) -> UsageRecord:
+def _record(found: Fields, rule: UsageRule) -> UsageRecord:
     if not any(map(found.is_named, NEEDED)):
         return NOTHING_REPORTED
     sent, output = found.count(fields.INPUT), found.count(fields.OUTPUT)
@@ -138,7 +141,7 @@ def _record(found: Fields, rule: Rule) -> UsageRecord:
     least = max(output or 0, thoughts or 0)
     output = _with_thoughts(found, output, thoughts, total)
     sent, output, sure = _settled(rule, sent, output, total, outside)
-    if output is not None and found.is_of_gemini:  # its total may be of less than its parts
+    if output is not None and found.is_reasoning_apart:  # the total may be of less than the parts
         output = max(output, least)
     if sent is None or sent < cached:  # only a total can be less than its cached part
         sent, sure = None, "partial"
@@ -186,12 +189,12 @@ def _with_thoughts(
     if output is None or not thoughts:
         return output
     # Gemini reports them separately, as does a provider that reports more than the whole output.
-    is_separate = found.is_of_gemini or (total is None and thoughts > output)
+    is_separate = found.is_reasoning_apart or (total is None and thoughts > output)
     return output + thoughts if is_separate else output
 
 
 def _is_outside(
-    rule: Rule,
+    rule: UsageRule,
     sent: int | None,
     output: int | None,
     total: int | None,
@@ -213,7 +216,7 @@ def _is_outside(
 
 
 def _settled(
-    rule: Rule, sent: int | None, output: int | None, total: int | None, outside: int
+    rule: UsageRule, sent: int | None, output: int | None, total: int | None, outside: int
 ) -> tuple[int | None, int | None, Sure]:
     """Use the total to find a missing part, or unassigned reasoning."""
     if total is None:

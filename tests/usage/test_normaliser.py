@@ -18,7 +18,7 @@ from otel_limits.usage.normaliser import (
     record_of_span,
     record_of_usage,
 )
-from otel_limits.usage.rules import RULES
+from otel_limits.vendors.records import USAGE_RULES
 
 OPENAI = {
     "prompt_tokens": 100,
@@ -358,7 +358,7 @@ NESTED = st.recursive(
     max_leaves=12,
 )
 REPORTED = st.dictionaries(NAMES, COUNTS | NESTED, max_size=8) | NESTED
-PROVIDERS = st.sampled_from([*RULES, "unknown"])
+PROVIDERS = st.sampled_from([*USAGE_RULES, "unknown"])
 
 
 def check(record: UsageRecord) -> None:

@@ -246,7 +246,10 @@ BY_STREAM: Final = ("Anthropic", "Bedrock", "llama.cpp")
 """Vendors whose class streams for `structured_output`, and so passes on the usage."""
 
 
-TEXT_ONLY: Final = ("llama.cpp", "OpenAI Chat", "xAI via OpenAI's class", GEMINI_BY_OPENAI)
+TEXT_ONLY: Final = (
+    "llama.cpp", "OpenAI Chat", "xAI via OpenAI's class", "DeepSeek via OpenAI's class",
+    GEMINI_BY_OPENAI,
+)  # fmt: skip
 """Providers whose class reads output from the text alone, so a tool call in it matters."""
 
 

@@ -161,6 +161,11 @@ PROVIDERS = (
         **{**BY_OPENAI, "usage": OUTSIDE, "error": GEMINI["error"]},
     ),
     Provider(
+        name="DeepSeek via OpenAI's class",
+        bills="https://api-docs.deepseek.com/guides/kv_cache",
+        **{**BY_OPENAI, "usage": usages.deepseek},
+    ),
+    Provider(
         name="OpenAI Responses",
         bills="https://platform.openai.com/docs/guides/prompt-caching",
         make=models.openai_responses,

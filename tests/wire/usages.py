@@ -59,6 +59,15 @@ def openai(bill: Bill, *, outside: bool = False, singular: bool = False) -> dict
     }
 
 
+def deepseek(bill: Bill) -> dict[str, Any]:
+    """Usage of DeepSeek: OpenAI's format, and how much of the input its cache had."""
+    return {
+        **openai(bill),
+        "prompt_cache_hit_tokens": bill.read,
+        "prompt_cache_miss_tokens": bill.input - bill.read,
+    }
+
+
 def responses(bill: Bill) -> dict[str, Any]:
     """Usage of OpenAI's Responses."""
     return {

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.readers import model_id, provider_of
-from otel_limits.core.regions import GLOBAL, HIDDEN_REGION
-from otel_limits.core.vendors import canonical
+from otel_limits.core.listings import canonical
+from otel_limits.core.regions import area_of, place_of
+from otel_limits.vendors.vendor import HIDDEN_REGION
 
 REGIONS: Final = (
     "inference_geo",  # Anthropic
@@ -20,20 +20,6 @@ REGIONS: Final = (
     "aws_region_name",
     "location",  # google-genai
 )
-REGIONAL_HOSTS: Final = (
-    re.compile(r"://([a-z]{2})\.api\.openai\.com"),
-    re.compile(r"://([a-z0-9-]+)-aiplatform\.googleapis\.com"),
-    re.compile(r"://aiplatform\.([a-z]+)\.rep\.googleapis\.com"),
-    re.compile(r"://bedrock[a-z-]*\.([a-z0-9-]+)\.(?:amazonaws\.com|api\.aws)"),
-)
-"""Addresses that contain a region."""
-
-IN_MODEL_ID: Final = (
-    re.compile(r"/([a-z]{2,3}-[a-z-]+-\d)/"),
-    re.compile(r"arn:aws[^:]*:bedrock:([^:]+):"),
-)
-"""Model IDs of LiteLLM may contain Bedrock's region; ARNs always do."""
-
 LITELLM_VERTEX: Final = "us-central1"
 """LiteLLM's default for Google: litellm, llms/vertex_ai/vertex_llm_base.py,
 `get_vertex_region`. https://docs.litellm.ai/docs/providers/vertex."""
@@ -47,7 +33,7 @@ class ModelSetting(NamedTuple):
     value: Any
 
 
-def region_of(model: Any, settings: Iterable[ModelSetting], addresses: Iterable[str]) -> str | None:
+def region_of(model: Any, settings: Iterable[ModelSetting], addresses: Sequence[str]) -> str | None:
     """Return the region of a request, or `None` if it is global.
 
     Args:
@@ -55,29 +41,24 @@ def region_of(model: Any, settings: Iterable[ModelSetting], addresses: Iterable[
         settings: Its settings.
         addresses: The addresses that its client is configured with.
     """
-    said = next(_places(model, settings, tuple(addresses)), GLOBAL)
-    return None if said == GLOBAL else said
+    return place_of(
+        model_id(model),
+        addresses,
+        set_as=_texts(*(value for name, value in settings if name in REGIONS)),
+        of_client=_texts(*_defaults(model, addresses)),
+    )
 
 
-def _places(
-    model: Any, settings: Iterable[ModelSetting], addresses: tuple[str, ...]
-) -> Iterator[str]:
-    """Yield configured regions in order of precedence."""
-    for name, value in settings:
-        if name in REGIONS and isinstance(value, str) and value:
-            yield value
-    for at in addresses:
-        for host in REGIONAL_HOSTS:
-            if found := host.search(at):
-                yield found[1]
+def _defaults(model: Any, addresses: Sequence[str]) -> Iterator[object]:
+    """Yield the regions that a client uses unless a request says otherwise."""
     provider = provider_of(model.__class__)
     if provider == "bedrock":
         meta = getattr(getattr(model, "client", None), "meta", None)
-        yield from _texts(getattr(meta, "region_name", None))
+        yield getattr(meta, "region_name", None)
     elif provider == "gemini":
-        yield from _texts(_google(model))
+        yield _google(model)
     elif provider == "litellm" and not addresses:
-        yield from _texts(*_litellm(model_id(model)))
+        yield from _litellm(model_id(model))
 
 
 def _google(model: Any) -> str | None:
@@ -109,9 +90,9 @@ def _litellm(name: str) -> Iterator[str | None]:
         yield variable("VERTEXAI_LOCATION")
         yield LITELLM_VERTEX
     elif seller == "aws":
-        yield from (found[1] for each in IN_MODEL_ID if (found := each.search(name)))
         yield variable("AWS_REGION_NAME", "AWS_REGION", "AWS_DEFAULT_REGION")
-        yield HIDDEN_REGION  # from a profile in a file, which we do not read
+        # Otherwise it is from a profile in a file, which we do not read.
+        yield area_of(name) or HIDDEN_REGION
 
 
 def variable(*names: str) -> str | None:

@@ -10,6 +10,7 @@ from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.readers import DICTIONARIES, model_id, provider_of
 from otel_limits.bindings.strands.request_regions import REGIONS, ModelSetting, region_of, variable
 from otel_limits.core.internal_errors import report_suppressed
+from otel_limits.core.listings import canonical, vendor_at, vendor_of
 from otel_limits.core.terms import (
     DEFAULT_TERMS,
     FIVE_MINUTES,
@@ -18,7 +19,6 @@ from otel_limits.core.terms import (
     PricingTerms,
     named_tier,
 )
-from otel_limits.core.vendors import canonical, vendor_at, vendor_of
 
 MAX_DEPTH: Final = 5
 """Maximum nesting of settings; a tool's settings are three levels deep."""

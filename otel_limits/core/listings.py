@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
+
+from otel_limits.vendors.records import CANONICAL, GATEWAYS, HOSTS, UNLISTED
+from otel_limits.vendors.vendor import LOCAL
 
 BEDROCK: Final = re.compile(
     r"([a-z-]+\.)?(ai21|amazon|anthropic|cohere|deepseek|google|luma|meta|minimax|mistral"
@@ -24,97 +26,8 @@ RESOURCE: Final = re.compile(r"(?:projects|publishers|models|tunedModels)/(?:.*/
 """Google's resource names: `models/gemini-…`, `publishers/google/models/…`, `projects/…`:
 https://ai.google.dev/api/models, https://google.aip.dev/122."""
 
-LOCAL: Final = "local"
-"""The vendor of models that run on the user's own machines."""
-
 OFFLOADED: Final = "cloud"
 """End of the tags of Ollama's cloud models, such as `:120b-cloud`: https://docs.ollama.com/cloud."""
-
-VENDORS: Final[Mapping[str, str]] = {
-    # in the conventions, and before version 1.37
-    "aws.bedrock": "aws",
-    "aws_bedrock": "aws",
-    "az.ai.inference": "azure",
-    "az.ai.openai": "azure",
-    "azure.ai.inference": "azure",
-    "azure.ai.openai": "azure",
-    "gcp.gemini": "google",
-    "gcp.gen_ai": "google",
-    "gcp.vertex_ai": "google",
-    "gcp.vertex.agent": "google",
-    "ibm.watsonx.ai": "watsonx",
-    "mistral_ai": "mistral",
-    "moonshot_ai": "moonshotai",
-    "x_ai": "x-ai",
-    # LiteLLM's prefixes, before a slash
-    "azure_ai": "azure",
-    "azure_openai": "azure",
-    "azure_text": "azure",
-    "bedrock": "aws",
-    "bedrock_converse": "aws",
-    "cohere_chat": "cohere",
-    "fireworks_ai": "fireworks",
-    "gemini": "google",
-    "moonshot": "moonshotai",
-    "text-completion-openai": "openai",
-    "together_ai": "together",
-    "vertex_ai": "google",
-    "xai": "x-ai",
-    # model classes whose module is not named after the vendor
-    "openai_responses": "openai",
-    # servers that run locally
-    "llamacpp": LOCAL,
-    "llamafile": LOCAL,
-    "llm_studio": LOCAL,
-    "lm_studio": LOCAL,
-    "mlx": LOCAL,
-    "MLXModel": LOCAL,
-    "ollama": LOCAL,
-    "ollama_chat": LOCAL,
-}
-"""Vendors by other names than those on the price list."""
-
-HOSTS: Final[Mapping[str, str]] = {
-    "api.ai21.com": "ai21",
-    "api.anthropic.com": "anthropic",
-    "api.aws": "aws",
-    "amazonaws.com": "aws",
-    "azure-api.net": "azure",
-    "cognitiveservices.azure.com": "azure",
-    "openai.azure.com": "azure",
-    "services.ai.azure.com": "azure",
-    "api.cerebras.ai": "cerebras",
-    "api.cohere.ai": "cohere",
-    "api.cohere.com": "cohere",
-    "api.deepseek.com": "deepseek",
-    "api.fireworks.ai": "fireworks",
-    "googleapis.com": "google",
-    "api.groq.com": "groq",
-    "api.mistral.ai": "mistral",
-    "api.moonshot.ai": "moonshotai",
-    "api.moonshot.cn": "moonshotai",
-    "api.novita.ai": "novita",
-    "ollama.com": "ollama-cloud",
-    "api.openai.com": "openai",
-    "openrouter.ai": "openrouter",
-    "api.perplexity.ai": "perplexity",
-    "api.together.ai": "together",
-    "api.together.xyz": "together",
-    "api.writer.com": "writer",
-    "api.x.ai": "x-ai",
-    "api.z.ai": "zai",
-}
-"""Vendors by host, including subdomains. At any other host, such as a gateway, the vendor is the
-one that the framework's model class is made for."""
-
-WITHOUT_LIST: Final = frozenset(
-    {"sagemaker", "writer", "llamaapi", "ollama-cloud", "watsonx", "litellm_proxy"}
-)
-"""Vendors and gateways whose models are on no price list under these names."""
-
-GATEWAYS: Final = frozenset({"litellm", "openai"})
-"""Gateways to other vendors, whose name precedes a slash."""
-
 
 ADDRESSES: Final = 64
 """Cached addresses."""
@@ -143,7 +56,7 @@ def vendor_at(address: str) -> str | None:
 def canonical(provider: str) -> str:
     """Return a vendor's name on the price list, from any of its names."""
     # In its own case first: model classes, such as MLXModel, contain capitals.
-    return VENDORS.get(provider, VENDORS.get(provider.lower(), provider))
+    return CANONICAL.get(provider, CANONICAL.get(provider.lower(), provider))
 
 
 def vendor_of(model: str, provider: str) -> str:
@@ -201,7 +114,7 @@ def listing_of(model: str, provider: str, *, known: bool) -> ModelListing | None
     else:
         listing = _by_name(model, provider if known and provider != "litellm" else None)
     # An operator's alias or private endpoint is on no list.
-    is_listed = provider not in WITHOUT_LIST and listing.vendor not in WITHOUT_LIST
+    is_listed = provider not in UNLISTED and listing.vendor not in UNLISTED
     return listing if is_listed and not listing.reference.startswith(ARN) else None
 
 

@@ -1,0 +1,1 @@
+"""What is known of each vendor, one record each, with its sources."""

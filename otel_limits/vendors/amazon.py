@@ -1,0 +1,90 @@
+"""Amazon Bedrock, and SageMaker."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.vendors.images import ByArea, Flat
+from otel_limits.vendors.vendor import (
+    CONVENTIONS,
+    NO_PREMIUM,
+    PRICE_LIST,
+    MediaRule,
+    PlaceRule,
+    Source,
+    UsageRule,
+    Vendor,
+)
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+NOVA_PIXELS: Final = 630
+"""Pixels per token: about 800, 1,300 and 2,600 tokens for 900x450, 900x900 and 1300x1300."""
+NOVA_2_TOKENS: Final = 230
+"""Billed for every image:
+https://docs.aws.amazon.com/nova/latest/nova2-userguide/using-multimodal-models.html."""
+
+BOTH_LISTED: Final = ("global.", "regional.")
+"""Prefixes of model IDs on the list if it has both prices: the model costs more in every region."""
+AMERICAN: Final = re.compile(r"us|us-(?:east|west)-\d")
+"""The regions whose prices are on the list for all other models. Elsewhere most cost 5 to 70% more,
+with no common factor."""
+
+
+def _premium(model: str, place: str) -> Decimal | None:
+    is_listed = model.startswith(BOTH_LISTED) and "-gov" not in place
+    return NO_PREMIUM if is_listed or AMERICAN.fullmatch(place) else None
+
+
+AMAZON: Final = Vendor(
+    name="aws",
+    aliases=("aws.bedrock", "aws_bedrock", "bedrock", "bedrock_converse"),
+    hosts=("amazonaws.com", "api.aws"),
+    # inputTokens exclude cached ones.
+    classes={"bedrock": UsageRule("outside", total_omits_cache=True)},
+    media=(
+        MediaRule(models=re.compile("nova-2"), image=Flat(NOVA_2_TOKENS)),
+        MediaRule(models=re.compile("nova"), image=ByArea(NOVA_PIXELS)),
+    ),
+    # Converse reads the text of a page, and with citations also its image:
+    # https://platform.claude.com/docs/en/build-with-claude/pdf-support, "Amazon Bedrock PDF
+    # support".
+    page_as_text=600,
+    place=PlaceRule(
+        premium=_premium,
+        hosts=(re.compile(r"//bedrock[a-z-]*\.([a-z0-9-]+)\.(?:amazonaws\.com|api\.aws)"),),
+        model_ids=(
+            re.compile(r"arn:aws[^:]*:bedrock:([^:]+):"),
+            # LiteLLM's infix, as in `bedrock/eu-west-3/mistral.…`.
+            re.compile(r"/([a-z]{2,3}-[a-z-]+-\d)/"),
+        ),
+    ),
+    sources={
+        "aliases": CONVENTIONS,
+        "hosts": PRICE_LIST,
+        "classes": Source(
+            "https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_TokenUsage.html",
+            "2026-11-22",
+        ),
+        "media": Source(
+            "https://docs.aws.amazon.com/nova/latest/userguide/modalities-image.html", "2026-11-22"
+        ),
+        "page_as_text": Source(
+            "https://platform.claude.com/docs/en/build-with-claude/pdf-support", "2026-11-22"
+        ),
+        "place": Source("https://aws.amazon.com/bedrock/pricing", "2026-11-22"),
+    },
+)
+
+SAGEMAKER: Final = Vendor(
+    name="sagemaker",
+    classes={"sagemaker": UsageRule("inside", zeros_are_made_up=True)},
+    is_listed=False,
+    sources={
+        "classes": Source(
+            "https://docs.aws.amazon.com/sagemaker/latest/dg/realtime-endpoints.html", "2026-11-22"
+        )
+    },
+)

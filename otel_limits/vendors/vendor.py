@@ -1,0 +1,128 @@
+"""The record of a vendor: its names, and how it counts and bills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    import re
+
+    from otel_limits.vendors.images import ImageRule
+
+Cached: TypeAlias = Literal["inside", "outside", "by total"]
+"""Whether the input contains cached tokens; `by total` if only the total reveals it."""
+
+LOCAL: Final = "local"
+"""The vendor of models that run on the user's own machines."""
+
+GLOBAL: Final = "global"
+"""Vendors' name for requests without a region, whose prices are in the lists."""
+HIDDEN_REGION: Final = "the region of its client, which is not exposed"
+"""A region that determines the price but cannot be read."""
+
+PREMIUM: Final = Decimal("1.1")
+"""10% on every token, at all vendors with a premium."""
+NO_PREMIUM: Final = Decimal(1)
+
+PAGE: Final = 1_400
+"""Tokens of a PDF page, assumed for vendors that do not document it."""
+AUDIO: Final = 32.0
+"""Tokens per second of audio, Google's: https://ai.google.dev/gemini-api/docs/audio. Assumed for
+others."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRule:
+    """How one vendor, or one instrumentation, counts."""
+
+    cached: Cached
+    zeros_are_made_up: bool = False
+    """True if the client reports 0 for usage that the vendor did not send."""
+    total_is_final: bool = False
+    """True if the total is right even if the parts are more, because some overlap."""
+    total_omits_cache: bool = False
+    """True if it is unknown whether the total contains cached tokens that the input omits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaRule:
+    """How many tokens images, documents and audio are for some models."""
+
+    models: re.Pattern[str]
+    """The models, by a part of their lower-case ID at any vendor."""
+    image: ImageRule
+    page: int = PAGE
+    """Tokens of a PDF page: its text and an image of it."""
+    audio: float = AUDIO
+    """Tokens per second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceRule:
+    """Where a call is processed, and how that affects its price."""
+
+    premium: Callable[[str, str], Decimal | None]
+    """Given a model on the list and a place, the factor on list prices; `None` if unknown."""
+    hosts: tuple[re.Pattern[str], ...] = ()
+    """Addresses that contain a place."""
+    model_ids: tuple[re.Pattern[str], ...] = ()
+    """Model IDs that contain a place."""
+
+
+class Source(NamedTuple):
+    """Where a fact is documented, and the date on which it was looked up."""
+
+    address: str
+    looked_up: str
+
+
+CONVENTIONS: Final = Source(
+    "https://opentelemetry.io/docs/specs/semconv/registry/attributes/gen-ai/", "2026-11-22"
+)
+"""The values of `gen_ai.provider.name`, and of `gen_ai.system` before version 1.37."""
+PRICE_LIST: Final = Source(
+    "https://github.com/pydantic/genai-prices/tree/main/prices/providers", "2026-11-25"
+)
+"""Names and addresses on the price list: genai-prices 0.2.3, `provider_match`, `api_pattern`."""
+PREFIXES: Final = Source("https://docs.litellm.ai/docs/providers", "2026-11-25")
+"""LiteLLM's prefixes: litellm 1.106.12, types/utils.py, `LlmProviders`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vendor:
+    """A vendor, a gateway to several, or a kind of server.
+
+    The fields below `name` are facts, each with a source under its own name.
+    """
+
+    name: str
+    """On the price list, if it is there."""
+    aliases: tuple[str, ...] = ()
+    """Other names: in conventions, of frameworks' modules, and LiteLLM's prefixes."""
+    hosts: tuple[str, ...] = ()
+    """Hosts of its API, including subdomains."""
+    classes: Mapping[str, UsageRule] = field(default_factory=dict)
+    """How its usage counts, by each framework's module for it."""
+    apart: tuple[str, ...] = ()
+    """Its own names of an output that excludes reasoning."""
+    media: tuple[MediaRule, ...] = ()
+    """For its models, wherever they are sold."""
+    media_of_classes: MediaRule | None = None
+    """For models of its classes with other names."""
+    page_as_text: int | None = None
+    """Tokens of a PDF page that is read as text only."""
+    token_tools: frozenset[str] = frozenset()
+    """Tools that run at the vendor and cost only tokens, by type without date."""
+    place: PlaceRule | None = None
+    stand_ins: tuple[str, ...] = ()
+    """Vendors whose price may apply to the same model here, if two price lists agree on it."""
+    audio_as_text: bool = False
+    """True if audio costs the same as text unless the list says otherwise."""
+    is_gateway: bool = False
+    """True if the model ID names the vendor, before a slash."""
+    is_listed: bool = True
+    """False if its models are on no price list under this name."""
+    sources: Mapping[str, Source] = field(default_factory=dict)
