@@ -20,7 +20,6 @@ from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import PriceOverride, Prices
 from otel_limits.core.terms import (
-    PAID_TOOLS,
     BillableCall,
     PricingTerms,
     billable_call,
@@ -452,13 +451,66 @@ def test_model_with_built_in_search_or_drawing_has_no_price(model: str, provider
     assert isinstance(cost(model, provider, Usage(input=9, output=9), PricingTerms()), str)
 
 
-@pytest.mark.parametrize("tool", PAID_TOOLS)
-def test_separately_billed_tool_leaves_price_unknown(tool: str) -> None:
-    """OpenAI or xAI bills it in addition to tokens, and the usage we get omits it."""
-    terms = terms_of(asked("openai_responses", params={"tools": [{"type": tool}]}))
-    assert terms == PricingTerms(paid_tools=frozenset({tool}))
-    told = cost("gpt-5", "openai_responses", Usage(input=100), terms)
-    assert told == PAID_TOOLS[tool]
+SERVER_TOOLS = [
+    ("anthropic", "claude-haiku-4-5", "advisor_20260301", "advisor"),
+    ("openai", "m", "openrouter:advisor", "openrouter:advisor"),
+    ("openai", "m", "openrouter:image_generation", "openrouter:image_generation"),
+    ("openai", "m", "openrouter:fusion", "openrouter:fusion"),
+    ("openai_responses", "gpt-5", "code_interpreter", "code_interpreter"),
+    ("openai_responses", "gpt-5", "image_generation", "image_generation"),
+    ("openai_responses", "gpt-5", "file_search", "file_search"),
+    ("openai_responses", "gpt-5", "shell", "shell"),
+    ("openai_responses", "gpt-5", "made_up_2027_01_01", "made_up"),
+    ("litellm", "xai/grok-4", "code_execution", "code_execution"),
+    ("litellm", "xai/grok-4", "collections_search", "collections_search"),
+    ("bedrock", "amazon.nova-2-lite-v1:0", "nova_code_interpreter", "nova_code_interpreter"),
+]
+
+
+@pytest.mark.parametrize(("provider", "model", "tool", "named"), SERVER_TOOLS)
+def test_server_tool_leaves_price_unknown(provider: str, model: str, tool: str, named: str) -> None:
+    """A new tool may call another model or bill by item, which the usage we get omits."""
+    told: Any = {"type": tool, "name": "x"}
+    if provider == "bedrock":
+        told = {"systemTool": {"name": tool}}
+    settings = {"params": {"tools": [told]}}
+    terms = terms_of(asked(provider, model_id=model, **settings))
+    assert terms == PricingTerms(server_tools=frozenset({named}))
+    found = cost(model, provider, Usage(input=100), terms)
+    assert found == f"it may have used the vendor's tool {named}, at an unreported cost"
+
+
+SCHEMA = {"type": "object", "properties": {"tools": {"type": "array", "items": {"type": "x"}}}}
+FREE_TOOLS = [
+    ("openai", "gpt-4o", {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}),
+    ("openai_responses", "gpt-5", {"type": "custom", "name": "x"}),
+    ("openai_responses", "gpt-5", {"type": "mcp", "server_label": "x"}),
+    ("openai_responses", "gpt-5", {"type": "shell", "environment": {"type": "local"}}),
+    ("anthropic", "claude-haiku-4-5", {"name": "x", "description": "x", "input_schema": SCHEMA}),
+    ("anthropic", "claude-haiku-4-5", {"type": "web_fetch_20250910", "name": "web_fetch"}),
+    ("anthropic", "claude-haiku-4-5", {"type": "text_editor_20250728", "name": "x"}),
+    ("litellm", "anthropic/claude-haiku-4-5", {"type": "code_execution_20250825", "name": "x"}),
+    ("litellm", "gemini/gemini-2.5-flash", {"urlContext": {}}),
+    ("bedrock", "anthropic.claude-x", {"toolSpec": {"name": "x"}}),
+    ("gemini", "gemini-2.5-flash", {"code_execution": {}}),
+]
+
+
+@pytest.mark.parametrize(("provider", "model", "tool"), FREE_TOOLS)
+def test_tool_that_costs_only_tokens_keeps_the_price(
+    provider: str, model: str, tool: dict[str, Any]
+) -> None:
+    """Tools that the application runs, and those whose tokens are all that a vendor bills."""
+    assert terms_of(asked(provider, model_id=model, params={"tools": [tool]})) == PricingTerms()
+
+
+def test_openrouter_plugin_leaves_price_unknown() -> None:
+    """Some call further models; only what is known to be free keeps the price."""
+    plugins = [{"id": "response-healing"}, {"id": "fusion"}]
+    model = asked(
+        "openai", {"base_url": "https://openrouter.ai/api/v1"}, params={"plugins": plugins}
+    )
+    assert terms_of(model).server_tools == {"fusion"}
 
 
 def test_google_file_search_is_free() -> None:

@@ -48,25 +48,11 @@ class PricingTerms:
     audio_out: bool = False
     searches: bool = False
     """True if the vendor may search the web for the model."""
-    paid_tools: frozenset[str] = frozenset()
-    """Those of `PAID_TOOLS` that the vendor may use for the model."""
+    server_tools: frozenset[str] = frozenset()
+    """Tools that the vendor may run for the model at an unreported cost, by type."""
 
 
 DEFAULT_TERMS: Final = PricingTerms()
-
-PAID_TOOLS: Final = {
-    "file_search": "it may have searched files, an unreported number of times",
-    "code_interpreter": "it may have run code in an unreported number of containers",
-    "shell": "it may have run commands in an unreported number of containers",
-    "code_execution": "it may have run code, an unreported number of times",
-    "collections_search": "it may have searched files, an unreported number of times",
-    "image_generation": "it may have generated images, at an unreported cost",
-}
-"""Server-side tools that are billed separately from tokens, by their type in a request, with the
-reason why a price is unknown. Those of OpenAI's Responses API are billed per search, per
-container and per image token, https://developers.openai.com/api/docs/pricing; those of xAI per
-call, https://docs.x.ai/developers/pricing. The reported usage contains none of these."""
-
 
 SEARCH_MODEL: Final = re.compile(
     r"(?:^|/)(?:gpt-[\w.-]+-search-|sonar-pro-search)|:online$|^openrouter/perplexity/"
@@ -134,7 +120,11 @@ def billable_call(
     named = f"openrouter/{model}" if terms.vendor == "openrouter" else model
     if usage.web_searches is None and (terms.searches or SEARCH_MODEL.search(named)):
         opens.append("it may have searched the web, an unreported number of times")
-    opens += [why for tool, why in PAID_TOOLS.items() if tool in terms.paid_tools]
+    # Vendors bill them by item, or by the tokens of another model; usage contains neither.
+    opens += [
+        f"it may have used the vendor's tool {tool}, at an unreported cost"
+        for tool in sorted(terms.server_tools)
+    ]
     return BillableCall(
         model=model,
         provider=provider,

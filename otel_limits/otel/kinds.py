@@ -33,6 +33,7 @@ MARKS: Final[Sequence[tuple[str, Mapping[str, OperationKind]]]] = (
             "text_completion": "model call",
             "invoke_agent": "agent",
             "execute_tool": "tool",
+            "embeddings": "other",
             # LiteLLM names its own function: litellm, types/utils.py, CallTypes.
             "acompletion": "model call",
             "atext_completion": "model call",
@@ -41,6 +42,8 @@ MARKS: Final[Sequence[tuple[str, Mapping[str, OperationKind]]]] = (
             "anthropic_messages": "model call",
             "aanthropic_messages": "model call",
             "agenerate_content": "model call",
+            "embedding": "other",
+            "aembedding": "other",
         },
     ),
     # OpenLLMetry: its model calls have none of these kinds, but a type of request.

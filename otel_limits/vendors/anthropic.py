@@ -55,12 +55,11 @@ ANTHROPIC: Final = Vendor(
     classes={"anthropic": UsageRule("outside")},
     media=MEDIA,
     media_of_classes=MEDIA[-1],
-    # `bash`, `computer`, `memory` and the editor run in the application; web fetch, MCP servers and
-    # the search of tools cost their tokens. Code execution is free with web search or web fetch,
-    # and otherwise beyond 1,550 hours a month.
+    # Web fetch, MCP servers and the search of tools cost their tokens. Code execution is free with
+    # web search or web fetch, and otherwise within 1,550 hours a month.
     token_tools=frozenset(
-        {"bash", "code_execution", "computer", "mcp_toolset", "memory", "text_editor"}
-        | {"tool_search_tool_bm25", "tool_search_tool_regex", "web_fetch"}
+        {"code_execution", "mcp_toolset", "tool_search_tool_bm25", "tool_search_tool_regex"}
+        | {"web_fetch"}
     ),
     place=PlaceRule(premium=_premium),
     sources={

@@ -65,8 +65,7 @@ GOOGLE: Final = Vendor(
     # Fields of a tool, which have no type. The search of files is free:
     # https://ai.google.dev/gemini-api/docs/file-search.
     token_tools=frozenset(
-        {"code_execution", "computer_use", "file_search", "function_declarations", "mcp_servers"}
-        | {"url_context"}
+        {"code_execution", "file_search", "mcp_servers", "url_context"}
     ),
     place=PlaceRule(
         premium=_premium,

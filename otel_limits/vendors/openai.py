@@ -84,12 +84,8 @@ OPENAI: Final = Vendor(
     classes={"openai": COUNTED_INSIDE, "openai_responses": COUNTED_INSIDE},
     media=MEDIA,
     media_of_classes=MEDIA[-1],
-    # Computer use, MCP servers and the search of tools cost their tokens. `local_shell` and
-    # `apply_patch` run in the application.
-    token_tools=frozenset(
-        {"apply_patch", "computer", "computer_use", "computer_use_preview", "local_shell", "mcp"}
-        | {"namespace", "tool_search"}
-    ),
+    # MCP servers and the search of tools cost their tokens.
+    token_tools=frozenset({"mcp", "tool_search"}),
     place=PlaceRule(premium=_premium, hosts=(re.compile(r"//([a-z]{2})\.api\.openai\.com"),)),
     # As frameworks use its client for any other vendor, whose name is then in the model ID.
     is_gateway=True,

@@ -78,8 +78,8 @@ WATSONX: Final = Vendor(
 OPENROUTER: Final = Vendor(
     name="openrouter",
     hosts=("openrouter.ai",),
-    # Its tool returns the time, and costs the tokens of that.
-    token_tools=frozenset({"openrouter:datetime"}),
+    # The time, and repaired JSON.
+    token_tools=frozenset({"openrouter:datetime", "response-healing"}),
     sources={
         "hosts": PRICE_LIST,
         "token_tools": Source(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.readers import DICTIONARIES, model_id, provider_of
@@ -14,11 +14,14 @@ from otel_limits.core.listings import canonical, vendor_at, vendor_of
 from otel_limits.core.terms import (
     DEFAULT_TERMS,
     FIVE_MINUTES,
-    PAID_TOOLS,
     STANDARD,
     PricingTerms,
     named_tier,
 )
+from otel_limits.vendors.records import BY_NAME
+
+if TYPE_CHECKING:
+    from otel_limits.vendors.vendor import Vendor
 
 MAX_DEPTH: Final = 5
 """Maximum nesting of settings; a tool's settings are three levels deep."""
@@ -77,10 +80,20 @@ WITHOUT_POINTS: Final = ("openai", "openai_responses", "azure", "gemini", "mistr
 Strands."""
 TYPE: Final = "type"
 """Key of a tool's type, among others."""
+TOOL_LISTS: Final = ("tools", "gemini_tools")
+"""Settings with tools."""
+DATE: Final = re.compile(r"[_-](\d{8}|\d{4}[_-]\d\d[_-]\d\d)$")
+"""End of a tool's type, as in `web_fetch_20250910`."""
+CLIENT_TOOLS: Final = frozenset(
+    {"function", "custom", "bash", "memory", "text_editor", "computer", "computer_use"}
+    | {"computer_use_preview", "local_shell", "apply_patch", "input_schema", "tool_spec"}
+    | {"cache_point", "function_declarations"}
+)
+"""Tools that the application runs, by type without date, or by key if they have no type."""
 
 READ: Final = frozenset(
     {*TIERS, *REGIONS, *SEARCHES, PLUGINS, SYSTEM_TOOL, *MODALITIES}
-    | {*CACHED, *CACHE_TTLS, CACHE_CONTROL, TYPE}
+    | {*CACHED, *CACHE_TTLS, CACHE_CONTROL, TYPE, *TOOL_LISTS}
 )
 """Settings that affect the price. Few models have any, but each call checks them all."""
 
@@ -119,19 +132,18 @@ def terms_of(model: Any, content: object = ()) -> PricingTerms:
         kinds = set[str]().union(*blocks)
         points = blocks if "cachePoint" in kinds else ()
         addresses = _addresses(model)
+        at_address = next(filter(None, map(vendor_at, addresses)), None)
+        provider = canonical(provider_of(model.__class__))
+        vendor = BY_NAME.get(at_address or vendor_of(model_id(model), provider))
         return PricingTerms(
-            vendor=next(filter(None, map(vendor_at, addresses)), None),
+            vendor=at_address,
             tier=_tier(settings),
             region=region_of(model, settings, addresses),
             cache_ttls=frozenset(_ttls(model, settings, points)) or DEFAULT_TERMS.cache_ttls,
             audio_in="audio" in kinds,
             audio_out=any(_has_audio(setting) for setting in settings),
             searches=any(_is_search(setting) for setting in settings),
-            # Gemini's search of files is not a type, and is free:
-            # https://ai.google.dev/gemini-api/docs/file-search.
-            paid_tools=frozenset(
-                tool for tool in PAID_TOOLS if ModelSetting(TYPE, tool) in settings
-            ),
+            server_tools=frozenset(_server_tools(settings, vendor)),
         )
     except Exception as error:  # noqa: BLE001  a model may be anything
         report_suppressed("binding", error)
@@ -223,6 +235,42 @@ def _is_search(setting: ModelSetting) -> bool:
     if name == SYSTEM_TOOL:
         return _has(value, NOVA_SEARCH)
     return name in SEARCHES and value is not None and value is not False
+
+
+def _server_tools(settings: Iterable[ModelSetting], vendor: Vendor | None) -> Iterator[str]:
+    """Yield the tools that a vendor runs at an unreported cost; searches have their own count."""
+    free = CLIENT_TOOLS if vendor is None else CLIENT_TOOLS | vendor.token_tools
+    for name, value in settings:
+        listed = value if isinstance(value, (list, tuple)) else ()
+        if name in TOOL_LISTS:
+            kinds = [_kinds_of(each) for each in listed]
+            # A tool without a type is known by its keys: one that is free is enough, as in
+            # Anthropic's tools with a name, a description and an `input_schema`.
+            yield from (tool for tools in kinds if free.isdisjoint(tools) for tool in tools)
+        elif name == PLUGINS:
+            ids = (each.get("id") for each in listed if isinstance(each, Mapping))
+            yield from (str(each) for each in ids if each not in (None, "web", *free))
+
+
+def _kinds_of(tool: object) -> list[str]:
+    """Return the type of a tool, or its keys if it has no type; nothing for a search."""
+    held = vars(tool) if any(hasattr(type(tool), mark) for mark in RECORDS) else tool
+    if not isinstance(held, Mapping):
+        return []  # a Python function
+    said, system, environment = (held.get(name) for name in (TYPE, SYSTEM_TOOL, "environment"))
+    if said == "shell" and isinstance(environment, Mapping) and environment.get(TYPE) == "local":
+        return []
+    if isinstance(system, Mapping):
+        said = system.get("name")
+    keys = [str(key) for key, each in held.items() if each is not None]
+    kinds = [said] if isinstance(said, str) else keys
+    named = (DATE.sub("", re.sub("(?<=[a-z])([A-Z])", r"_\1", each).lower()) for each in kinds)
+    return [each for each in named if not _is_search_tool(each)]
+
+
+def _is_search_tool(kind: str) -> bool:
+    is_named = kind in (*GOOGLE_SEARCHES, NOVA_SEARCH["name"])
+    return is_named or any(each in kind for each in SEARCH_TYPES)
 
 
 def _has(value: object, wanted: Mapping[str, str]) -> bool:
