@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from dataclasses import replace
@@ -26,6 +27,7 @@ from otel_limits.core.terms import (
     billable_call_in_ledger,
 )
 from otel_limits.core.usage import Usage
+from otel_limits.otel import kinds
 from otel_limits.testing import ScriptedModel, says
 from otel_limits.vendors.vendor import HIDDEN_REGION
 
@@ -202,6 +204,7 @@ def test_tiers_differ_between_vendors_of_a_model() -> None:
 # --- regions --------------------------------------------------------------------------------------
 
 EAST5 = "us-east5"
+EU = "eu-central-1"
 EAST = {"vertex_location": EAST5}
 
 
@@ -219,6 +222,11 @@ EAST = {"vertex_location": EAST5}
         (asked("anthropic", {"base_url": "https://us-east5-aiplatform.googleapis.com"}), EAST5),
         (asked("anthropic", {"base_url": "https://aiplatform.eu.rep.googleapis.com/v1/"}), "eu"),
         (asked("anthropic", {"base_url": "https://aiplatform.googleapis.com/v1/"}), None),
+        (asked("openai", {"base_url": f"https://bedrock-runtime.{EU}.amazonaws.com/openai/v1"}), EU),
+        (asked("openai", {"base_url": f"https://bedrock-mantle.{EU}.api.aws/v1"}), EU),
+        (asked("litellm", {"api_base": f"https://bedrock-runtime.{EU}.amazonaws.com"}), EU),
+        (asked("litellm", model_id="bedrock/eu.amazon.nova-pro-v1:0"), "eu"),
+        (asked("litellm", model_id="bedrock/global.anthropic.claude-opus-4-6-v1"), None),
         (asked("openai"), None),
     ],
 )  # fmt: skip
@@ -274,6 +282,48 @@ def test_endpoint_variable_sets_the_vendor_where_the_client_reads_it(
     asking = [asked("openai"), asked("openai_responses"), asked("litellm", model_id="openai/m")]
     assert [terms_of(model).vendor for model in asking] == ["x-ai"] * 3
     assert terms_of(asked("litellm", model_id="groq/m")).vendor is None
+
+
+@pytest.mark.parametrize("module", ["openai", "openai_responses"])
+@pytest.mark.parametrize("endpoint", ["bedrock-mantle", "bedrock-runtime"])
+def test_openai_endpoint_of_bedrock_has_a_vendor_and_a_region(
+    module: str, endpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strands resolves its address for each request, from its own setting or AWS' variables."""
+    models = importlib.import_module(f"strands.models.{module}")
+    make = models.OpenAIModel if module == "openai" else models.OpenAIResponsesModel
+    config = {"endpoint": endpoint, "region": EU}
+    terms = terms_of(make(model_id="openai.gpt-oss-120b-1:0", bedrock_mantle_config=config))
+    assert (terms.vendor, terms.region) == ("aws", EU)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    terms = terms_of(make(model_id="m", bedrock_mantle_config={"endpoint": endpoint}))
+    assert (terms.vendor, terms.region) == ("aws", "us-west-2")
+
+
+@listed
+@pytest.mark.parametrize(
+    ("model", "attributes", "expected"),
+    [
+        ("eu.amazon.nova-pro-v1:0", {}, None),
+        ("us.amazon.nova-pro-v1:0", {}, "0.08"),
+        ("amazon.nova-pro-v1:0", {}, "0.08"),
+        ("amazon.nova-pro-v1:0", {"aws.region": EU}, None),
+        ("amazon.nova-pro-v1:0", {"aws.region": "us-east-1"}, "0.08"),
+        ("amazon.nova-pro-v1:0", {"cloud.region": EU}, "0.08"),
+        ("amazon.nova-pro-v1:0", {"server.address": f"bedrock-runtime.{EU}.amazonaws.com"}, None),
+        (f"arn:aws:bedrock:{EU}::foundation-model/amazon.nova-pro-v1:0", {}, None),
+        ("gpt-5.4-mini", {"gen_ai.system": "openai", "server.address": "eu.api.openai.com"},
+         "0.0825"),
+        ("grok-4", {"gen_ai.system": "openai", "server.address": "api.x.ai"}, "0.3"),
+    ],
+)  # fmt: skip
+def test_place_of_an_imported_call_decides_its_price(
+    model: str, attributes: dict[str, Any], expected: str | None
+) -> None:
+    """For 100,000 tokens: an address, AWS' region or the ID shows it, not the caller's region."""
+    terms = kinds.terms_of({"gen_ai.request.model": model, **attributes}, None)
+    found = cost(model, attributes.get("gen_ai.system", "aws.bedrock"), Usage(input=100_000), terms)
+    assert (isinstance(found, str), expected) == (True, None) or found == Decimal(str(expected))
 
 
 def test_bedrock_region_is_read_from_its_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.price import NO_QUOTE
-from otel_limits.core.terms import DEFAULT_TERMS, billable_call
+from otel_limits.core.terms import billable_call
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.otlp import (
     AGENT_SPANS,
@@ -49,7 +49,7 @@ from otel_limits.ledger.rows import (
 )
 from otel_limits.ledger.schema import CALLS, INVOCATION_TABLE, RUNS
 from otel_limits.otel import semconv
-from otel_limits.otel.kinds import AGENT_NAMES, RESPONSE_IDS, model_of, provider_of, tier_of
+from otel_limits.otel.kinds import AGENT_NAMES, RESPONSE_IDS, model_of, provider_of, terms_of
 from otel_limits.runs.responses import SeenResponses
 
 if TYPE_CHECKING:
@@ -166,13 +166,15 @@ class Traces:
                     within.setdefault(each.key, []).append(span)
                 # The outermost with tokens: a framework's instrumentation sees the whole call, a
                 # client's only a part of it.
-                if not any(map(_tokens, around)) and (_tokens(span) or not around):
+                calls = [each for each in around if not each.is_possible_call]
+                if not any(map(_tokens, calls)) and (_tokens(span) or not around):
                     counted.append(span)
         counted.sort(key=_tokens, reverse=True)  # spans with tokens take precedence
         shown: dict[str, SeenResponses] = {}
         for span in counted:
             inner = within.get(span.key, [])
-            has_inner_tokens = not _tokens(span) and any(map(_tokens, inner))
+            is_weaker = not _tokens(span) or span.is_possible_call
+            has_inner_tokens = is_weaker and any(map(_tokens, inner))
             responses = shown.setdefault(span.trace_id, SeenResponses())
             if not has_inner_tokens and _is_new([span, *inner], responses):
                 yield span, [each for each in self.above(span) if each.is_agent]
@@ -401,8 +403,8 @@ def _text(value: object) -> str | None:
 def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
     record, usage = span.record, span.usage
     model, provider = model_of(span.attributes), provider_of(span.attributes)
-    tier = tier_of(span.attributes, record.tier)
-    sale = billable_call(model, provider, usage, tier, DEFAULT_TERMS)
+    terms = terms_of(span.attributes, record.tier)
+    sale = billable_call(model, provider, usage, None, terms)
     when = datetime.fromtimestamp(span.end_us / MICROSECONDS, timezone.utc)
     # Without tokens nothing is priced, and no price is missing.
     quote = prices.quote(sale, when) if usage.total else NO_QUOTE

@@ -13,7 +13,7 @@ from typing import Any, Final
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Usage, UsageRecord
 from otel_limits.otel import kinds, semconv
-from otel_limits.otel.kinds import BOUNDARIES, OPERATION, first_text, kind_of
+from otel_limits.otel.kinds import BOUNDARIES, MODEL_CALLS, OPERATION, first_text, kind_of
 from otel_limits.usage.fields import is_usage
 from otel_limits.usage.normaliser import completed, record_of_span
 from otel_limits.usage.span_texts import MAX_DEPTH, estimates_of_span
@@ -106,7 +106,12 @@ class Span:
     @property
     def is_model_call(self) -> bool:
         """Whether it is a request to a provider, by any instrumentation."""
-        return not self.is_agent and kind_of(self.attributes, self.name) == "model call"
+        return not self.is_agent and kind_of(self.attributes, self.name) in MODEL_CALLS
+
+    @property
+    def is_possible_call(self) -> bool:
+        """Whether it is a model call only if there is none within it."""
+        return kind_of(self.attributes, self.name) == "possible call"
 
     @property
     def is_tool(self) -> bool:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
-from otel_limits.core.terms import STANDARD
+from otel_limits.core.listings import vendor_at
+from otel_limits.core.regions import place_of
+from otel_limits.core.terms import STANDARD, PricingTerms
 from otel_limits.otel import semconv
 from otel_limits.usage import fields
 
-OperationKind: TypeAlias = Literal["model call", "agent", "tool", "other"]
+OperationKind: TypeAlias = Literal["model call", "possible call", "agent", "tool", "other"]
+"""A possible call is one unless there is a call within it."""
+
+MODEL_CALLS: Final[tuple[OperationKind, ...]] = ("model call", "possible call")
 
 BOUNDARIES: Final[tuple[OperationKind, ...]] = ("agent", "tool")
 """Kinds that call models themselves: a model call within one is not the surrounding call."""
@@ -33,7 +38,10 @@ MARKS: Final[Sequence[tuple[str, Mapping[str, OperationKind]]]] = (
             "text_completion": "model call",
             "invoke_agent": "agent",
             "execute_tool": "tool",
+            "create_agent": "other",
             "embeddings": "other",
+            "invoke_workflow": "other",
+            "retrieval": "other",
             # LiteLLM names its own function: litellm, types/utils.py, CallTypes.
             "acompletion": "model call",
             "atext_completion": "model call",
@@ -75,8 +83,16 @@ TIERS: Final = (
 )
 """The billed tier; if it is missing, the requested one."""
 
+ADDRESS: Final = "server.address"
+REGION: Final = "aws.region"
+"""Where a call was sent. `cloud.region` is that of the caller."""
+
+ENDS: Final = "._/ "
+"""What may follow an operation: Semantic Kernel's is `chat.completions`."""
+
 KEPT: Final = frozenset(
     {*(name for name, _ in MARKS), *MODELS, *PROVIDERS, *RESPONSE_IDS, *AGENT_NAMES, *TIERS}
+    | {ADDRESS, REGION}
 )
 
 
@@ -84,7 +100,8 @@ def kind_of(attributes: Mapping[str, Any], name: str) -> OperationKind:
     """Return the kind of a span, by its attributes, or else by its name."""
     for mark, kinds in MARKS:
         if (said := attributes.get(mark)) is not None:
-            return kinds.get(str(said), "other")
+            found = _operation_of(str(said), kinds) if mark == OPERATION else kinds.get(str(said))
+            return found or _unknown_operation(attributes, is_operation=mark == OPERATION)
     # Two of three signs: any span may be named `chat`, or have the name of a model.
     told = (
         name.startswith(semconv.MODEL_CALL_PREFIXES),
@@ -92,6 +109,24 @@ def kind_of(attributes: Mapping[str, Any], name: str) -> OperationKind:
         any(map(fields.is_usage, attributes)),
     )
     return "model call" if sum(told) > 1 else "other"
+
+
+def _operation_of(said: str, kinds: Mapping[str, OperationKind]) -> OperationKind | None:
+    """Return the kind of an operation by its beginning, as in `chat.completions`."""
+    said = said.lower()
+    known = [
+        name
+        for name in kinds
+        if said == name or said.startswith(tuple(f"{name}{end}" for end in ENDS))
+    ]
+    return kinds[max(known, key=len)] if known else None
+
+
+def _unknown_operation(attributes: Mapping[str, Any], *, is_operation: bool) -> OperationKind:
+    has_both = first_text(attributes, MODELS[:4]) is not None and any(
+        map(fields.is_usage, attributes)
+    )
+    return "possible call" if is_operation and has_both else "other"
 
 
 def first_text(attributes: Mapping[str, Any], names: Sequence[str]) -> str | None:
@@ -110,6 +145,15 @@ def provider_of(attributes: Mapping[str, Any]) -> str:
     return first_text(attributes, PROVIDERS) or "unknown"
 
 
-def tier_of(attributes: Mapping[str, Any], answered: str | None) -> str:
-    """Return the service tier; `answered` is the tier in the usage, if any."""
-    return answered or first_text(attributes, TIERS) or STANDARD
+def terms_of(attributes: Mapping[str, Any], answered: str | None) -> PricingTerms:
+    """Return the pricing terms of a call; `answered` is the tier in its usage, if any."""
+    address, region = (first_text(attributes, [name]) for name in (ADDRESS, REGION))
+    return PricingTerms(
+        vendor=None if address is None else vendor_at(address),
+        tier=answered or first_text(attributes, TIERS) or STANDARD,
+        region=place_of(
+            model_of(attributes),
+            () if address is None else (address,),
+            set_as=() if region is None else (region,),
+        ),
+    )

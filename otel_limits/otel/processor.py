@@ -9,16 +9,16 @@ from opentelemetry.trace import StatusCode, format_span_id
 
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.internal_errors import report_suppressed
-from otel_limits.core.terms import PricingTerms
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import (
     BOUNDARIES,
+    MODEL_CALLS,
     RESPONSE_IDS,
     first_text,
     kind_of,
     model_of,
     provider_of,
-    tier_of,
+    terms_of,
 )
 from otel_limits.runs.calls import InFlightCall, enclosing_call_of
 from otel_limits.runs.run import Run
@@ -135,7 +135,7 @@ class LimitsSpanProcessor(SpanProcessor):
         """
         attributes = attributes_of(span)
         kind = kind_of(attributes, span.name)
-        if kind != "model call" or place.in_call or place.run.released:
+        if kind not in MODEL_CALLS or place.in_call or place.run.released:
             return kind
         scope = "" if span.instrumentation_scope is None else span.instrumentation_scope.name
         record, response = record_of_span(attributes, scope), first_text(attributes, RESPONSE_IDS)
@@ -158,7 +158,7 @@ class LimitsSpanProcessor(SpanProcessor):
 def _call_of(span: ReadableSpan, attributes: dict[str, Any], record: UsageRecord) -> InFlightCall:
     """Create a call from an ended span; it is never opened."""
     call = InFlightCall(model_of(attributes), provider=provider_of(attributes))
-    call.terms = PricingTerms(tier=tier_of(attributes, record.tier))
+    call.terms = terms_of(attributes, record.tier)
     call.span_id = format_span_id(span.context.span_id)
     if record.sure != "measured":
         events = ((event.name, event.attributes or {}) for event in span.events)

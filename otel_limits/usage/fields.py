@@ -18,8 +18,12 @@ SPAN_PREFIXES: Final = (
     "llm.token_count.",  # OpenInference
     "llm.usage.",  # OpenLLMetry
     "anthropic.usage.",  # the client library of Anthropic
+    "ai.usage.",  # Vercel's AI SDK
 )
 """Prefixes of span attributes; the rest of the name is the vendor's."""
+
+OF_RESPONSE: Final = ("gen_ai.response.prompt_tokens", "gen_ai.response.completion_tokens")
+"""Semantic Kernel: its utils/telemetry/model_diagnostics/gen_ai_attributes.py, until 2025."""
 
 AS_JSON: Final = (
     "langsmith.metadata.usage_metadata",  # langchain-core, messages/ai.py, UsageMetadata
@@ -68,6 +72,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "num_prompt_tokens",  # LlamaAPI
         "prompt",  # OpenInference
         "tokens.input_tokens",
+        OF_RESPONSE[0],
         "input",  # Langfuse
     ),
     OUTPUT: (
@@ -79,6 +84,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "num_completion_tokens",
         "completion",
         "tokens.output_tokens",
+        OF_RESPONSE[1],
         "output",
     ),
     TOTAL: ("total_tokens", "total_token_count", "num_total_tokens", "total"),
@@ -93,6 +99,8 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "cached_content_token_count",
         "prompt_cache_hit_tokens",  # DeepSeek
         "prompt_eval_cached_count",
+        "input_token_details.cache_read_tokens",  # Vercel's AI SDK since version 6
+        "cached_input_tokens",  # before that; Mastra
         "input_cache_read",  # Langfuse, for LangChain
         "cached_tokens",
     ),
@@ -105,6 +113,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "input_tokens_details.cache_write_tokens",
         "prompt_details.cache_write",
         "input_token_details.cache_creation",
+        "input_token_details.cache_write_tokens",
         "input_cache_creation",
     ),
     CACHE_WRITE_5M: (
@@ -125,6 +134,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "completion_details.reasoning",
         "details.reasoning_tokens",
         "output_token_details.reasoning",
+        "output_token_details.reasoning_tokens",
         "thoughts_token_count",
         "reasoning_tokens",
         "output_reasoning",
@@ -145,7 +155,9 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     WEB_SEARCHES: ("server_tool_use.web_search_requests",),
     TIER: ("service_tier", "traffic_type", "service_tier.type"),
 }
-"""The names of each count, by precedence."""
+"""The names of each count, by precedence.
+
+Whether an emitter's input includes cached tokens is in `usage/rules.py`, with sources."""
 
 MEANINGS: Final = {
     _spelled_alike(name): (kind, place)
@@ -220,7 +232,7 @@ def _text(value: object) -> str | None:
 
 def is_usage(name: str) -> bool:
     """Return whether a span attribute is about usage."""
-    return name.startswith(SPAN_PREFIXES) or name in AS_JSON
+    return name.startswith(SPAN_PREFIXES) or name in (*AS_JSON, *OF_RESPONSE)
 
 
 def as_said(attributes: Mapping[str, Any]) -> dict[str, Any]:

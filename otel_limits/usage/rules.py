@@ -32,6 +32,10 @@ CONVENTIONAL: Final = (
     "gen_ai.usage.cache_creation.input_tokens",
     "gen_ai.usage.cache_write.input_tokens",
     "llm.token_count.prompt",
+    # Vercel's AI SDK since version 6, whose input is the total; before that it was the vendor's
+    # input, which may exclude cached tokens: https://ai-sdk.dev/docs/ai-sdk-core/telemetry,
+    # https://github.com/getsentry/sentry-javascript, packages/core/src/tracing/vercel-ai.
+    "ai.usage.inputTokenDetails.cacheReadTokens",
 )
 """Attributes whose presence proves that the conventions are followed; older ones left it open."""
 

@@ -85,6 +85,32 @@ def generation(*within: Tree, kind: str = "generation") -> Tree:
     return ("langfuse-sdk", told, [*within])
 
 
+def kernel(operation: str, *within: Tree, old: bool = False) -> Tree:
+    """One of Semantic Kernel: utils/telemetry/model_diagnostics, before and after 2025."""
+    names = ("response.prompt_tokens", "response.completion_tokens")
+    input_name, output_name = names if old else ("usage.input_tokens", "usage.output_tokens")
+    told = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.system": "openai",
+        "gen_ai.request.model": "m",
+        f"gen_ai.{input_name}": 900,
+        f"gen_ai.{output_name}": 100,
+    }
+    return ("semantic_kernel.utils.telemetry.model_diagnostics", told, [*within])
+
+
+def vercel(*within: Tree, inner: bool = False) -> Tree:
+    """One of Vercel's AI SDK: `ai.generateText` with the sums, `.doGenerate` with the call."""
+    told = {
+        "ai.operationId": "ai.generateText.doGenerate" if inner else "ai.generateText",
+        "ai.model.id": "m",
+        "ai.usage.inputTokens": 900,
+        "ai.usage.outputTokens": 100,
+    }
+    standard = {"gen_ai.request.model": "m", "gen_ai.usage.input_tokens": 900}
+    return ("ai", {**told, **(standard if inner else {})}, [*within])
+
+
 HALF: dict[str, Any] = {"gen_ai.usage.output_tokens": 50}
 
 FORESTS: dict[str, tuple[list[Tree], int]] = {
@@ -115,6 +141,16 @@ FORESTS: dict[str, tuple[list[Tree], int]] = {
     "by Langfuse": ([generation(), generation(generation(kind="span"))], 2_000),
     "by Langfuse, within another": ([oi(generation())], 1_000),
     "a tool of Langfuse asks within a call": ([oi(generation(oi(), kind="tool"))], 2_000),
+    "by Semantic Kernel": ([kernel("chat.completions"), kernel("chat.completions")], 2_000),
+    "by an older Semantic Kernel": ([kernel("chat.completions", old=True)], 1_000),
+    "by Semantic Kernel, within another": ([oi(kernel("chat.streaming_completions"))], 1_000),
+    "an unknown operation": ([kernel("converse")], 1_000),
+    "an unknown operation around two": ([kernel("plan", ol(**HALF), ol(**HALF))], 1_900),
+    "an unknown operation around a silent one": ([kernel("plan", silent())], 1_000),
+    "an unknown operation within one": ([oi(kernel("decode"))], 1_000),
+    "an unknown operation around a tool": ([kernel("plan", other("TOOL", ol()))], 2_000),
+    "by Vercel": ([vercel(vercel(inner=True))], 1_000),
+    "embeddings, by the conventions": ([kernel("embeddings.create")], 0),
     "embeddings": ([ol(**{"llm.request.type": "embedding"})], 0),
 }
 

@@ -209,6 +209,40 @@ def test_a_whole_response() -> None:
 
 
 SPANS: dict[str, tuple[str, dict[str, Any], Usage]] = {
+    "Vercel's AI SDK 6": (
+        "ai",
+        {
+            "gen_ai.usage.input_tokens": 2_100,
+            "gen_ai.usage.output_tokens": 40,
+            "ai.usage.inputTokens": 2_100,
+            "ai.usage.outputTokens": 40,
+            "ai.usage.totalTokens": 2_140,
+            "ai.usage.cachedInputTokens": 2_000,
+            "ai.usage.inputTokenDetails.cacheReadTokens": 2_000,
+            "ai.usage.inputTokenDetails.cacheWriteTokens": 60,
+            "ai.usage.outputTokenDetails.reasoningTokens": 30,
+        },
+        Usage(input=2_100, output=40, cache_read=2_000, cache_write=60, reasoning=30),
+    ),
+    "Vercel's AI SDK 5 with Anthropic": (
+        "ai",
+        {
+            "ai.usage.inputTokens": 100,
+            "ai.usage.outputTokens": 40,
+            "ai.usage.totalTokens": 140,
+            "ai.usage.cachedInputTokens": 2_000,
+        },
+        Usage(input=2_100, output=40, cache_read=2_000),
+    ),
+    "Mastra": (
+        "mastra",
+        {
+            "gen_ai.usage.input_tokens": 2_100,
+            "gen_ai.usage.output_tokens": 40,
+            "gen_ai.usage.cached_input_tokens": 2_000,
+        },
+        Usage(input=2_100, output=40, cache_read=2_000),
+    ),
     "the conventions": (
         "pydantic-ai",
         {

@@ -178,6 +178,22 @@ def custom_client(model: Any) -> Any:
     return getattr(model, "_custom_client", None)
 
 
+def bedrock_url(model: Any) -> str | None:
+    """Return the address of the OpenAI-compatible endpoint of Bedrock that a model calls, if any.
+
+    Strands resolves it for each request: `_openai_bedrock.py`.
+    """
+    config = getattr(model, "_bedrock_mantle_config", None)
+    if not isinstance(config, dict):
+        return None
+    region = config.get("region") or getattr(config.get("boto_session"), "region_name", None)
+    if not region:
+        import boto3
+
+        region = boto3.Session().region_name
+    return f"https://bedrock-mantle.{region}.api.aws" if region else None
+
+
 def session_span(agent: BidiAgent) -> Span | None:
     """Return the span of a realtime agent's session."""
     return getattr(getattr(agent, "_loop", None), "_session_span", None)

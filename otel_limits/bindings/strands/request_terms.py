@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.strands.private import custom_client
+from otel_limits.bindings.strands.private import bedrock_url, custom_client
 from otel_limits.bindings.strands.readers import DICTIONARIES, model_id, provider_of
 from otel_limits.bindings.strands.request_regions import REGIONS, ModelSetting, region_of, variable
 from otel_limits.core.internal_errors import report_suppressed
@@ -286,7 +286,7 @@ def _addresses(model: Any) -> list[str]:
     client = getattr(model, "client", None) or custom_client(model)
     held = (getattr(model, "client_args", None), getattr(model, "config", None))
     told = [each.get(name) for each in held if isinstance(each, Mapping) for name in ADDRESSES]
-    told += [getattr(model, "host", None), getattr(client, "base_url", None)]
+    told += [getattr(model, "host", None), getattr(client, "base_url", None), bedrock_url(model)]
     is_openai = vendor_of(model_id(model), canonical(provider)) == "openai"
     if provider in BY_VARIABLE and is_openai and client is None and not any(told):
         told.append(variable(*BY_VARIABLE[provider]))
