@@ -222,7 +222,7 @@ EAST = {"vertex_location": EAST5}
         (asked("anthropic", {"base_url": "https://us-east5-aiplatform.googleapis.com"}), EAST5),
         (asked("anthropic", {"base_url": "https://aiplatform.eu.rep.googleapis.com/v1/"}), "eu"),
         (asked("anthropic", {"base_url": "https://aiplatform.googleapis.com/v1/"}), None),
-        (asked("openai", {"base_url": f"https://bedrock-runtime.{EU}.amazonaws.com/openai/v1"}), EU),
+        (asked("openai", {"base_url": f"https://bedrock-runtime.{EU}.amazonaws.com/v1"}), EU),
         (asked("openai", {"base_url": f"https://bedrock-mantle.{EU}.api.aws/v1"}), EU),
         (asked("litellm", {"api_base": f"https://bedrock-runtime.{EU}.amazonaws.com"}), EU),
         (asked("litellm", model_id="bedrock/eu.amazon.nova-pro-v1:0"), "eu"),
@@ -523,8 +523,7 @@ def test_server_tool_leaves_price_unknown(provider: str, model: str, tool: str, 
     told: Any = {"type": tool, "name": "x"}
     if provider == "bedrock":
         told = {"systemTool": {"name": tool}}
-    settings = {"params": {"tools": [told]}}
-    terms = terms_of(asked(provider, model_id=model, **settings))
+    terms = terms_of(asked(provider, model_id=model, params={"tools": [told]}))
     assert terms == PricingTerms(server_tools=frozenset({named}))
     found = cost(model, provider, Usage(input=100), terms)
     assert found == f"it may have used the vendor's tool {named}, at an unreported cost"

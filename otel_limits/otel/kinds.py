@@ -87,7 +87,7 @@ ADDRESS: Final = "server.address"
 REGION: Final = "aws.region"
 """Where a call was sent. `cloud.region` is that of the caller."""
 
-ENDS: Final = "._/ "
+ENDS: Final = ("", ".", "_", "/", " ")
 """What may follow an operation: Semantic Kernel's is `chat.completions`."""
 
 KEPT: Final = frozenset(
@@ -115,9 +115,7 @@ def _operation_of(said: str, kinds: Mapping[str, OperationKind]) -> OperationKin
     """Return the kind of an operation by its beginning, as in `chat.completions`."""
     said = said.lower()
     known = [
-        name
-        for name in kinds
-        if said == name or said.startswith(tuple(f"{name}{end}" for end in ENDS))
+        name for name in kinds if said.startswith(name) and said[len(name) : len(name) + 1] in ENDS
     ]
     return kinds[max(known, key=len)] if known else None
 
