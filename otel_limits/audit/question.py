@@ -58,7 +58,9 @@ class Option:
         return self.means or self.flag.lstrip("-").replace("-", "_")
 
 
-SINCE: Final = Option("--since", "TIME", parsing.instant, "7d, 2026-11-01 or 2026-11-01T12:00")
+SINCE: Final = Option(
+    "--since", "TIME", parsing.instant, "start, e.g. 7d, 2026-11-01 or 2026-11-01T12:00"
+)
 UNTIL: Final = Option("--until", "TIME", parsing.instant, "end (exclusive), in the same formats")
 WHERE: Final = Option(
     "--where",
@@ -80,7 +82,7 @@ SELECTED: Final = Option(
     "--dashboard-vars",
     "VARIABLES",
     parsing.selected,
-    "filter by dashboard variables, pasted from its URL, e.g. var-agent=a&var-agent=b (agents, "
+    "filter by variables pasted from a dashboard's URL, e.g. var-agent=a&var-agent=b (agents, "
     "models and reasons only)",
     is_repeated=True,
     means="where",

@@ -234,7 +234,7 @@ SPEND: Final = Question(
             "--prices",
             "WHICH",
             parsing.prices,
-            "current, or recorded: before `otel-limits ledger reprice` (default: current)",
+            "prices: current, or recorded (before `otel-limits ledger reprice`; default: current)",
             default=CURRENT,
         ),
     ),

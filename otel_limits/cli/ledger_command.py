@@ -37,7 +37,11 @@ def add(commands: Any) -> None:
     group = add_group(commands, "ledger", HELP)
     parser = add_ledger_command(group, "prune", "Delete old budget trees.", prune)
     parser.add_argument(
-        "--older-than", type=parsing.duration, required=True, metavar="AGE", help="e.g. 90d"
+        "--older-than",
+        type=parsing.duration,
+        required=True,
+        metavar="AGE",
+        help="minimum age, e.g. 90d",
     )
     parser.add_argument(
         "--full",
@@ -50,14 +54,18 @@ def add(commands: Any) -> None:
     )
     for option in SELECTION:
         add_option(parser, option)
-    parser.add_argument("--format", choices=("parquet", "csv", "jsonl"), required=True)
+    parser.add_argument(
+        "--format", choices=("parquet", "csv", "jsonl"), required=True, help="output format"
+    )
     parser.add_argument(
         "--what",
         choices=("calls", "invocations", "tools"),
         default="calls",
         help="rows to export (default: calls)",
     )
-    parser.add_argument("--output", type=file_name, metavar="FILE", help="default: standard output")
+    parser.add_argument(
+        "--output", type=file_name, metavar="FILE", help="output file (default: standard output)"
+    )
     text = "Import spans from OTLP JSON lines, e.g. of the collector's file exporter."
     parser = add_ledger_command(group, "import", text, import_spans)
     parser.add_argument("files", nargs="+", type=file_name, metavar="FILE", help="OTLP JSON lines")

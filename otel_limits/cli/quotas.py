@@ -111,7 +111,10 @@ def add(commands: Any) -> None:
     quotas = add_command(commands, "quotas", QUOTAS_HELP, exit_status(show))
     quotas.add_argument("--watch", action="store_true", help="refresh every second")
     quotas.add_argument(
-        "--format", choices=("table", "json"), default="table", help="table or json"
+        "--format",
+        choices=("table", "json"),
+        default="table",
+        help="output format (default: table)",
     )
     quotas.add_argument(
         "--top", metavar="N", help="show the N keys of each quota closest to the limit"
