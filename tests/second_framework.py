@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import trace
 
 from otel_limits.bindings.framework import SpanNames
-from otel_limits.core.messages import halt_text, stop_to_json
+from otel_limits.core.stop_json import stop_to_json
+from otel_limits.core.texts import for_end_user
 from otel_limits.core.usage import Usage, measured
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.tree import CURRENT
@@ -141,7 +142,7 @@ class BotFramework(Listener):
         verdict = run.check_limits()
         assert verdict is not None
         run.halt(verdict, "halted")
-        bot.said.append({"text": halt_text(verdict, bot.name)})
+        bot.said.append({"text": for_end_user(bot.name, verdict, run.policy.halt_message)})
         self.mark(bot.said[-1], run.stop(verdict.reason), synthetic=True)
         ending = {"reason": "", "message": bot.said[-1]}
         self.put_stop(ending, verdict.reason)

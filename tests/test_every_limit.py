@@ -156,7 +156,7 @@ def test_wrap_up(case: Case, source: str, call: Call, events: list[Event]) -> No
     if case.leaves_room:
         answer, _, added = str(result).partition("\n")
         assert (answer, model.tool_specs[-1]) == ("in short", None)
-        assert added.lstrip().startswith("This answer is partial. ")
+        assert added.lstrip().startswith("This request could not be completed because ")
         assert otel_limits.stop_of(result) is not None
 
 

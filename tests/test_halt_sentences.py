@@ -9,8 +9,9 @@ from strands import Agent
 
 import otel_limits
 from otel_limits import Limits, LimitsPlugin, MaxTurnsReachedException, enable
-from otel_limits.core.halts import halt_sentence
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
+from otel_limits.core.policy import Verdict
+from otel_limits.core.texts import for_operator
 from otel_limits.testing import ScriptedModel, endless, uses
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def test_halt_sentence_is_the_same_everywhere(
     warnings_logged: Callable[[], list[str]],
     spans: InMemorySpanExporter,
 ) -> None:
-    """Exception, log, message and span carry the same sentence."""
+    """Exception, log, stop and span carry the same sentence for the operator."""
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "2")
     enable(action="raise")
     agent = make_agent(runaway())
@@ -56,7 +57,9 @@ def test_halt_sentence_is_the_same_everywhere(
 
     assert str(caught.value) == SENTENCE
     assert warnings_logged() == [SENTENCE]
-    assert agent.messages[-1]["content"][0]["text"].startswith(SENTENCE)
+    stop = otel_limits.stop_of(agent.messages[-1])
+    assert stop is not None
+    assert stop.sentence == SENTENCE
     assert (span.attributes or {})["otel_limits.stop.message"] == SENTENCE
 
 
@@ -164,8 +167,8 @@ def test_every_reason_names_the_next_step(reason: str) -> None:
     """It ends with the next step, whatever halted the agent."""
     limits = [limit for limit in LIMITS.values() if limit.reason == reason]
     limit = limits[0].name if limits else "quota"
-    breach = None if reason == "killed" else Breach(limit, 3, 3, reason, origin="limits.yaml:12")
-    what, *_, then = halt_sentence("tester", reason, "halted", breach).split(". ")
+    breaches = () if reason == "killed" else (Breach(limit, 3, 3, reason, origin="limits.yaml:12"),)
+    what, *_, then = for_operator("tester", Verdict(reason, breaches), "halted").split(". ")
     assert what.startswith("Agent 'tester' was ")
     assert then.endswith(".")
     assert then.split(" ")[0] in ("Call", "Check", "Wait", "Restore")

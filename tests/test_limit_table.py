@@ -18,6 +18,7 @@ from otel_limits.cli import main
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach, Caps, Limit
 from otel_limits.core.policy import Verdict
+from otel_limits.core.texts import WHY
 from otel_limits.settings.policy.policy_schema import PATH
 from otel_limits.settings.table import PRESETS, SETTINGS
 from tests.test_every_limit import CASES
@@ -56,6 +57,8 @@ def forgotten(limit: Limit, backtest_help: str) -> Iterator[str]:
         yield f"core/limits.py: Limits or Caps has no field {limit.name}"
     if limit.reason not in exported_reasons():
         yield f"__init__.py: no *_STOP_REASON is {limit.reason!r}"
+    if limit.reason not in WHY:
+        yield f"core/texts.py: WHY has no cause for {limit.reason!r}"
     breach = Breach(limit.name, 1, 1, limit.reason, limit.unit)
     stop = otel_limits.Stop(reason=limit.reason, action="raised", breach=breach)
     error = type(limit_reached(Verdict(limit.reason, (breach,)), stop))
@@ -116,6 +119,7 @@ def test_omissions_of_a_new_limit_are_named(backtest_help: str) -> None:
     assert [where.partition(":")[0] for where in forgotten(new, backtest_help)] == [
         "core/limits.py",
         "__init__.py",
+        "core/texts.py",
         "core/errors.py",
         "README or docs",
         "policy.schema.json",

@@ -22,8 +22,9 @@ from otel_limits.audit.turns import (
     turns_table,
 )
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.halts import halt_sentence
 from otel_limits.core.limits import LIMITS, LOOP_LIMITS, TREE_PREFIX, Breach
+from otel_limits.core.policy import Verdict
+from otel_limits.core.texts import for_operator
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import MICROSECONDS
 
@@ -184,7 +185,7 @@ def _sentence(row: Any) -> str:
         unit = "" if kind is None else kind.unit
         reason = row.reason if kind is None else kind.reason
         breach = Breach(row.breach_limit, row.breach_cap, row.breach_observed, reason, unit)
-    return halt_sentence(row.agent, row.reason, row.action, breach)
+    return for_operator(row.agent, Verdict(row.reason, (breach,) if breach else ()), row.action)
 
 
 def _unhalted(branch: Branch) -> str:

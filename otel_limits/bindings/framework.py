@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from otel_limits.core.limits import Limits
-    from otel_limits.core.policy import Action, Policy
+    from otel_limits.core.policy import Overrides, Policy
     from otel_limits.runs.registry import RunRegistry
 
 
@@ -69,12 +68,10 @@ class Host(Protocol):
     def policy(self, agent: str) -> Policy:
         """Return the policy of an agent, or a group of agents, with this name."""
 
-    def own_policy(
-        self, limits: Limits, action: Action | None, tree: Limits, origin: str = ""
-    ) -> Callable[[str], Policy] | None:
+    def own_policy(self, own: Overrides) -> Callable[[str], Policy] | None:
         """Return a function from an agent's name to its policy, for an agent with its own limits.
 
-        Return `None` if otel-limits is disabled. `origin` describes where the limits are set.
+        Return `None` if otel-limits is disabled.
 
         Raises:
             ConfigurationError: A limit on cost is set but no price can be known.

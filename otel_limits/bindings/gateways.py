@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.halts import GATEWAY_BUDGET
 from otel_limits.core.limits import QUOTA_EXCEEDED_STOP_REASON, Breach
 from otel_limits.core.policy import Verdict
+from otel_limits.core.texts import GATEWAY_BUDGET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.strands.strands_framework import STRANDS
-from otel_limits.core.messages import stop_from_json
+from otel_limits.core.stop_json import stop_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,9 +24,10 @@ Exception
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
-from otel_limits.core.halts import halt_sentence
+from otel_limits.core.texts import for_operator
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Stop
@@ -101,10 +102,7 @@ class LimitReachedError(Exception):
 
     def __str__(self) -> str:
         """Return the sentence of the halt, as in its message, log line and span."""
-        stop = self.stop
-        if stop is None:
-            return self._fallback_message()
-        return halt_sentence(stop.agent, stop.reason, stop.action, stop.breach)
+        return self.stop.sentence if self.stop is not None else self._fallback_message()
 
     def _fallback_message(self) -> str:
         """Return the limit with its usage and cap."""
@@ -276,5 +274,11 @@ def limit_reached(verdict: Verdict, stop: Stop) -> LimitReachedError:
         error = BY_REASON.get(breach.reason, LimitReachedError)(
             *cast("tuple[int, int]", (breach.observed, breach.cap))
         )
-    error.stop = stop
+    # The run may not have recorded this halt, or another one, e.g. a would-be halt.
+    error.stop = replace(
+        stop,
+        breach=breach,
+        breaches=verdict.breaches,
+        sentence=for_operator(stop.agent, verdict, stop.action),
+    )
     return error

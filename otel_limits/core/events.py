@@ -240,6 +240,8 @@ class Stop:
     """The deciding limit, if any."""
     breaches: tuple[Breach, ...] = ()
     """Every limit that was reached, the deciding one first."""
+    sentence: str = field(default="", compare=False)
+    """The halt in one sentence, as in `Halt`."""
     turns: int = 0
     usage: Usage = NO_USAGE
     agent: str = ""

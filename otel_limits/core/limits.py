@@ -192,7 +192,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
         _loop_limit(
             "max_identical_tool_calls",
             "identical calls",
-            "Calls with the same tool, arguments and result within the last 20",
+            "Calls with the same tool, arguments and result in the last 20",
         ),
         _loop_limit(
             "max_repeated_tool_cycles",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from otel_limits.core.halt_message import HALT_MESSAGE, HALT_MESSAGE_DEFAULT
 from otel_limits.core.labels import best_match, clean
 from otel_limits.core.limits import (
     KILLED_STOP_REASON,
@@ -14,6 +15,8 @@ from otel_limits.core.limits import (
     TREE_PREFIX,
     Breach,
     Limits,
+    require_limits,
+    require_tree,
 )
 from otel_limits.core.origins import origins_of
 from otel_limits.core.values import BOOLEAN, FRACTIONS, NAMES, choice
@@ -69,6 +72,34 @@ KILLED: Final = Verdict(KILLED_STOP_REASON)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """Values that code sets for an agent; those that are `None` are inherited.
+
+    Raises:
+        ValueError: A value is invalid, or a limit makes no sense for a tree.
+    """
+
+    limits: Limits = NO_LIMITS
+    tree: Limits = NO_LIMITS
+    action: Action | None = None
+    halt_message: str | None = None
+    origin: str = ""
+    """Where that is, for the operator."""
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        require_limits("limits", self.limits)
+        require_tree(self.tree)
+        if self.action is not None:
+            ACTION.of_value("action", self.action)
+        if self.halt_message is not None:
+            HALT_MESSAGE.of_value("halt_message", self.halt_message)
+
+
+NO_OVERRIDES: Final = Overrides()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The limits of one agent, and the action at a limit.
 
@@ -84,6 +115,13 @@ class Policy:
             "kind": ACTION,
             "help": "Action at a limit: observe (log only), halt, wrap_up (final answer without "
             "tools), raise or ask (interrupt).",
+        },
+    )
+    halt_message: str = field(
+        default=HALT_MESSAGE_DEFAULT,
+        metadata={
+            "kind": HALT_MESSAGE,
+            "help": "Text of a halt for the end user, with {agent}, {reason}, {limit} and {used}.",
         },
     )
     warn_at: tuple[float, ...] = field(
@@ -139,19 +177,18 @@ class Policy:
     """Where each cap is set, by its name; for a tree as `tree_max_turns`, for a tool as
     `max_calls_per_tool.search`."""
 
-    def merged_over(
-        self, limits: Limits, action: Action | None, tree: Limits, origin: str = ""
-    ) -> Policy:
-        """Return these limits, and `action` if given, merged over this policy."""
+    def overridden_by(self, own: Overrides) -> Policy:
+        """Return this policy with everything that code sets."""
         return replace(
             self,
-            limits=limits.merged_over(self.limits),
-            tree=tree.merged_over(self.tree),
-            action=action or self.action,
+            limits=own.limits.merged_over(self.limits),
+            tree=own.tree.merged_over(self.tree),
+            action=own.action or self.action,
+            halt_message=own.halt_message or self.halt_message,
             origins={
                 **self.origins,
-                **origins_of(limits, origin),
-                **origins_of(tree, origin, TREE_PREFIX),
+                **origins_of(own.limits, own.origin),
+                **origins_of(own.tree, own.origin, TREE_PREFIX),
             },
         )
 

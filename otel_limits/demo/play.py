@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from otel_limits.bindings.known import is_synthetic
 from otel_limits.cli.launch import environment_for
-from otel_limits.core.messages import MARKER
+from otel_limits.core.stop_json import MARKER
 from otel_limits.demo.server import CACHE, JOB, DemoServers, RequestCounts
 from otel_limits.settings.variables import environment
 

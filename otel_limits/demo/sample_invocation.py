@@ -19,6 +19,8 @@ from otel_limits.core.events import (
     ToolCall,
     ToolStatus,
 )
+from otel_limits.core.policy import Verdict
+from otel_limits.core.texts import for_operator
 from otel_limits.core.usage import NO_COST, NO_USAGE, Usage
 
 if TYPE_CHECKING:
@@ -216,10 +218,15 @@ def stop_event(plan: Plan, invocation: Invocation, done: RunState) -> Stop:
     """Create the stop event, with the totals of all calls."""
     incident = plan.incident
     costs = [call.price or NO_COST for call in done.calls]
+    sentence = ""
+    if incident is not None:
+        breaches = (incident.breach,) if incident.breach else ()
+        sentence = for_operator(plan.agent, Verdict(incident.reason, breaches), incident.action)
     return Stop(
         reason=incident.reason if incident else "end_turn",
         action=incident.action if incident else "none",
         breach=incident.breach if incident else None,
+        sentence=sentence,
         turns=plan.turns,
         usage=done.usage,
         agent=plan.agent,

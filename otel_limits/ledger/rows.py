@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from otel_limits.core.events import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
-from otel_limits.core.halts import halt_sentence
 from otel_limits.core.labels import clean
 from otel_limits.core.limits import Breach, Limits
 from otel_limits.core.usage import EXACT, Usage
@@ -147,10 +146,7 @@ def _breach(breach: Breach | None) -> Row:
 
 def _halt(stop: Stop) -> str | None:
     """Compose the halt message as in the conversation and the log; `None` without a halt."""
-    if stop.action == "none":
-        return None
-    sentence = halt_sentence(stop.agent, stop.reason, stop.action, stop.breach)
-    return clean(sentence, MAX_SENTENCE)
+    return None if stop.action == "none" else clean(stop.sentence, MAX_SENTENCE)
 
 
 ENDING: Final = (

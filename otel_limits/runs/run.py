@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core import events
 from otel_limits.core.events import Invocation, Stop
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
-from otel_limits.core.limits import LOOP_LIMITS, NO_LIMITS, Level, Limits
+from otel_limits.core.limits import LOOP_LIMITS, Level, Limits
 from otel_limits.core.origins import EXTENSION
+from otel_limits.core.policy import Overrides
 from otel_limits.runs.call_tracker import CallTracker
 from otel_limits.runs.scope import Scope
 from otel_limits.runs.time_limit import TimeLimit
@@ -106,14 +107,14 @@ class Run(Scope):
             self.tally.consecutive_same_tool = self.loops.consecutive_same_tool
         # A would-be halt remains the outcome of the whole invocation, and is published once.
         if self.action != "observed":
-            self.action, self.verdict = "none", None
+            self.action, self.verdict, self.sentence = "none", None, ""
 
     def extend(self, more: Limits) -> None:
         """Raise the limits to what is used now plus `more`."""
         self.measure_time()
         # Relative to the usage rather than the old cap, which may be exceeded by far.
         more = more.extended_by(self.tally, self.tools.by_tool)
-        self.budget.policy = self.policy.merged_over(more, None, NO_LIMITS, EXTENSION)
+        self.budget.policy = self.policy.overridden_by(Overrides(limits=more, origin=EXTENSION))
         # Earlier refusals would remain breaches forever, and end the extended invocation.
         self.refusals.clear()
         self.time_limit.start()
@@ -198,6 +199,7 @@ class Run(Scope):
             action=self.action,
             breach=self.verdict.breach if self.verdict else None,
             breaches=self.verdict.breaches if self.verdict else (),
+            sentence=self.sentence,
             turns=self.tally.turns,
             usage=self.tally.usage,
             agent=self.invocation.agent,

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from otel_limits.core import events
-from otel_limits.core.halts import halt_sentence
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, report_suppressed
 from otel_limits.core.limits import LOOP_DETECTED_STOP_REASON, LOOP_LIMITS, Breach
 from otel_limits.core.loops import LoopState
 from otel_limits.core.policy import KILLED, Policy, Reached, Verdict, verdict_of
 from otel_limits.core.price import NO_QUOTE, Quote
+from otel_limits.core.texts import for_operator
 from otel_limits.runs.budget import Budget, Budgets
 from otel_limits.runs.deadlines import Deadlines
 from otel_limits.runs.dispatcher import EventDispatcher
@@ -183,7 +183,7 @@ class Scope:
         self.action = action
         self.verdict = verdict
         # Composed here once, because everything that reports it runs deeper in the stack.
-        self.sentence = halt_sentence(self.invocation.agent, verdict.reason, action, verdict.breach)
+        self.sentence = for_operator(self.invocation.agent, verdict, action)
         self.services.observers.publish(
             events.Halt(
                 invocation=self.invocation,

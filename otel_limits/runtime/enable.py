@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_limits.core.errors import ConfigurationError
-from otel_limits.core.limits import LIMITS, NO_LIMITS, Limits, require_limits, require_tree
+from otel_limits.core.limits import LIMITS, NO_LIMITS, Limits, require_limits
 from otel_limits.core.origins import caller_location
-from otel_limits.core.policy import ACTION, Action
+from otel_limits.core.policy import Action, Overrides
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import closest_match
 from otel_limits.runs.registry import LIVE, kill
@@ -38,6 +38,7 @@ def enable(
     *,
     action: Action | None = None,
     tree: Limits | None = None,
+    halt_message: str | None = None,
     observers: Sequence[Observer] = (),
     **caps: Unpack[Caps],
 ) -> None:
@@ -50,6 +51,8 @@ def enable(
         limits: Caps. Those that are `None` come from the environment.
         action: `observe`, `halt`, `wrap_up`, `raise` or `ask`.
         tree: Caps of a budget tree: an invocation and all agents it starts.
+        halt_message: Text of a halt for the end user, with any of the fields `{agent}`, `{reason}`,
+            `{limit}` and `{used}`.
         observers: Functions called with every event (`otel_limits.Event`). Their errors are logged
             and counted, and don't affect agents.
         caps: Single caps, by the names of `Limits`. They override those in `limits`, as in
@@ -61,21 +64,26 @@ def enable(
     """
     unknown = next((name for name in caps if name not in LIMITS), None)
     if unknown is not None:
-        near = closest_match(unknown, (*LIMITS, "limits", "action", "tree", "observers"))
+        named = (*LIMITS, "limits", "action", "tree", "halt_message", "observers")
+        near = closest_match(unknown, named)
         hint = f". Did you mean {near}?" if near else ""
         raise TypeError(f"enable() got an unexpected keyword argument {unknown!r}{hint}")
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
     mistakes = [*reading.mistakes, *policy_file.mistakes]
     try:
-        ACTION.of_value("action", "halt" if action is None else action)
         limits = require_limits("limits", NO_LIMITS if limits is None else limits)
-        limits = Limits(**caps).merged_over(limits)
-        tree = require_tree(NO_LIMITS if tree is None else tree)
+        own = Overrides(
+            limits=Limits(**caps).merged_over(limits),
+            tree=NO_LIMITS if tree is None else tree,
+            action=action,
+            halt_message=halt_message,
+            origin=caller_location("enable"),
+        )
         _require_observers(observers)
     except ValueError as error:
         raise ConfigurationError([*mistakes, str(error)]) from None
-    policy = reading.settings.policy.merged_over(limits, action, tree, caller_location("enable"))
+    policy = reading.settings.policy.overridden_by(own)
     mistakes += price_mistakes([policy.limits, policy.tree], policy_file.document)
     if mistakes:
         raise ConfigurationError(mistakes)

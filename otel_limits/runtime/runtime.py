@@ -16,8 +16,7 @@ from opentelemetry import trace
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.limits import NO_LIMITS, Limits
-from otel_limits.core.policy import Action, Policy
+from otel_limits.core.policy import NO_OVERRIDES, Overrides, Policy
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.otel.provider import ProcessorInstaller
 from otel_limits.runs.registry import LIVE, RunRegistry
@@ -178,16 +177,8 @@ class Runtime:
 
     # --- what applies to an agent -----------------------------------------------------------------
 
-    def policy(
-        self,
-        agent: str,
-        *,
-        limits: Limits = NO_LIMITS,
-        action: Action | None = None,
-        tree: Limits = NO_LIMITS,
-        origin: str = "",
-    ) -> Policy:
-        """Return the current policy of an agent that has its own limits, set at `origin`."""
+    def policy(self, agent: str, *, own: Overrides = NO_OVERRIDES) -> Policy:
+        """Return the current policy of an agent, which may have its own limits."""
         self._policy_file.refresh()
         document = self._policy_file.document
         self._wiring.use_document(document)
@@ -196,14 +187,10 @@ class Runtime:
             suppress_errors("quotas")(self._hold_quotas)()
         base = self._settings.policy if self._settings is not None else Policy()
         base = document.effective(agent, base)
-        if limits is tree is NO_LIMITS and action is None:
-            return base
-        return base.merged_over(limits, action, tree, origin)
+        return base if own is NO_OVERRIDES else base.overridden_by(own)
 
-    def own_policy(
-        self, limits: Limits, action: Action | None, tree: Limits, origin: str = ""
-    ) -> Callable[[str], Policy] | None:
-        """Return the policy by agent name for an agent that has its own limits, set at `origin`.
+    def own_policy(self, own: Overrides) -> Callable[[str], Policy] | None:
+        """Return the policy by agent name for an agent that has its own limits.
 
         `None` if otel-limits is disabled.
 
@@ -213,13 +200,11 @@ class Runtime:
         settings = config.read().settings
         if settings.disabled:
             return None
-        mistakes = price_mistakes([limits, tree], self._policy_file.document)
+        mistakes = price_mistakes([own.limits, own.tree], self._policy_file.document)
         if mistakes:
             raise ConfigurationError(mistakes)
         self._follow_own(settings)
-        return functools.partial(
-            self.policy, limits=limits, action=action, tree=tree, origin=origin
-        )
+        return functools.partial(self.policy, own=own)
 
     def _follow_own(self, settings: Settings) -> None:
         """Track agents with their own limits, whether or not the others are tracked."""

@@ -17,6 +17,8 @@ from otel_limits.core.events import (
     ToolCall,
 )
 from otel_limits.core.limits import Breach, Limits
+from otel_limits.core.policy import Verdict
+from otel_limits.core.texts import for_operator
 from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.observers.ledger import LedgerObserver
 
@@ -180,10 +182,12 @@ def tool_call(invocation: Invocation, number: int, turn: int, tool: str, at: flo
 
 def stop_of(invocation: Invocation, entry: Entry) -> Stop:
     """How an entry ends: the sums of its calls."""
+    verdict = Verdict(entry.reason, (entry.breach,) if entry.breach else ())
     return Stop(
         reason=entry.reason,
         action=entry.action,
         breach=entry.breach,
+        sentence=for_operator(invocation.agent, verdict, entry.action),
         turns=max((call.turn or n for n, call in enumerate(entry.calls, start=1)), default=0),
         usage=Usage(
             input=sum(call.input for call in entry.calls),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from strands.types.events import ModelStopReason, TypedEvent
 
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.messages import halt_message, halt_text, partial_note
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -22,20 +21,28 @@ GO_ON: Final = frozenset(("tool_use", "cancelled"))
 the text of a cancelled call."""
 
 
-def finish_with_answer(answer: ModelStopReason, verdict: Verdict, agent: str) -> ModelStopReason:
+def halt_message(live: LiveInvocation, verdict: Verdict) -> Message:
+    """Return the assistant message that ends a halted conversation."""
+    return {"role": "assistant", "content": [{"text": live.text_of(verdict)}]}
+
+
+def finish_with_answer(
+    answer: ModelStopReason, live: LiveInvocation, verdict: Verdict
+) -> ModelStopReason:
     """End the loop with a last answer, for the reason of the halt.
 
     With the model's own reason the loop would continue: after `end_turn` it requests missing
-    structured output, and at `max_tokens` it raises. A separate block states that the answer is
-    partial. Providers refuse messages without content, so our text replaces an empty answer.
+    structured output, and at `max_tokens` it raises. A separate block informs the end user that
+    the answer is incomplete. Providers refuse messages without content, so our text replaces an
+    empty answer.
     """
     if answer.stop_reason in GO_ON:
         return answer
     # A tool use here is incomplete and would never get a result.
     content = [block for block in answer.message["content"] if "toolUse" not in block]
-    message: Any = halt_message(verdict, agent)
+    message: Any = halt_message(live, verdict)
     if any(map(_has_content, content)):
-        content = [*content, {"text": partial_note(verdict, agent)}]
+        content = [*content, {"text": "\n" + live.text_of(verdict)}]
         message = {**answer.message, "content": content}
     return ModelStopReason(cast("Any", verdict.reason), message, answer.usage, answer.metrics)
 
@@ -82,7 +89,7 @@ def _end(
     last = answer
     # No longer wrapping: another call has been refused since, and the halt is about that one.
     if live.wrapping is not None and not live.is_cut:
-        last = finish_with_answer(answer, live.wrapping, live.run.invocation.agent)
+        last = finish_with_answer(answer, live, live.wrapping)
     # An answer from a middleware's cache may have no stream, and then no block is expected.
     if streamed and last is not answer:
         yield from _block_of(last.message["content"][-1]["text"])
@@ -116,13 +123,13 @@ def as_cut(answer: ModelStopReason, live: LiveInvocation) -> ModelStopReason:
     Strands itself can only cancel all invocations of an agent at the same time.
     """
     assert live.verdict is not None  # the reason
-    message: Any = halt_message(live.verdict, live.run.invocation.agent)
+    message = halt_message(live, live.verdict)
     return ModelStopReason("cancelled", message, answer.usage, answer.metrics)
 
 
-def is_ours(message: Message, verdict: Verdict, agent: str) -> bool:
+def is_ours(message: Message, live: LiveInvocation, verdict: Verdict) -> bool:
     """Return whether a message was written by a halt: its text is the only sign."""
-    return message["content"] == [{"text": halt_text(verdict, agent)}]
+    return message["content"] == [{"text": live.text_of(verdict)}]
 
 
 def _has_content(block: ContentBlock) -> bool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final, cast
 
 from strands.interrupt import Interrupt, InterruptException
 
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.bindings.strands.span_writer import json_value
-from otel_limits.core.halts import reached, set_in
-from otel_limits.core.limits import LIMIT_NAMES, NO_LIMITS, Breach, Limits
+from otel_limits.core.limits import LIMIT_NAMES, Breach, Limits
 from otel_limits.core.origins import EXTENSION
-from otel_limits.core.policy import Policy, Verdict
+from otel_limits.core.policy import Overrides, Policy, Verdict
+from otel_limits.core.stop_json import breach_from_json
+from otel_limits.core.texts import place_of, usage_of
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 NAME: Final = "otel_limits"
 """Name of our interrupts, and the prefix of their IDs."""
+
+NUMBERS: Final = (int, float, Decimal)
 
 
 def can_be_extended(verdict: Verdict) -> bool:
@@ -71,8 +76,8 @@ def question(verdict: Verdict, invocation: Invocation) -> InterruptException:
                 "origin": breach.origin,
                 "agent": invocation.agent,
                 "invocation_id": invocation.id,
-                "question": f"Agent {invocation.agent!r} asks for more than {reached(breach)}"
-                f"{set_in(breach)} Its invocation is {invocation.id}. Answer "
+                "question": f"Agent {invocation.agent!r} asks for more than {usage_of(breach)}"
+                f"{place_of(breach)} Its invocation is {invocation.id}. Answer "
                 f"{{'extend': {{{breach.limit!r}: …}}}} to go on, anything else to stop.",
             },
         )
@@ -120,28 +125,21 @@ def extend(policy: Policy, response: object) -> Policy:
     extension = extension_of(response)
     if extension is None:
         return policy
-    return policy.merged_over(extension, None, NO_LIMITS, EXTENSION)
+    return policy.overridden_by(Overrides(limits=extension, origin=EXTENSION))
 
 
 def declined_verdict(answer: Interrupt | None) -> Verdict | None:
     """Restore the verdict of a question that was answered without an extension."""
     if answer is None or extension_of(answer.response) is not None:
         return None
-    # It was stored with the application's sessions. Even if it was damaged there, a question
-    # without approval ends the invocation.
-    reason = answer.reason if isinstance(answer.reason, Mapping) else {}
-    return Verdict(
-        reason.get("reason", "max_turns"),
-        (
-            Breach(
-                reason.get("limit", "max_turns"),
-                reason.get("cap", 0),
-                reason.get("observed", 0),
-                reason.get("reason", "max_turns"),
-                reason.get("unit", ""),
-                subject=reason.get("subject"),
-                note=reason.get("note", ""),
-                origin=reason.get("origin", ""),
-            ),
-        ),
-    )
+    return Verdict((breach := _asked_about(answer)).reason, (breach,))
+
+
+def _asked_about(question: Interrupt) -> Breach:
+    """Restore the breach of a question, which was stored with the application's sessions."""
+    with contextlib.suppress(TypeError, AttributeError, ArithmeticError):
+        breach = breach_from_json(question.reason)
+        if all(isinstance(each, NUMBERS) for each in (breach.cap, breach.observed)):
+            return breach
+    # Even if it was damaged there, a question without approval ends the invocation.
+    return Breach("max_turns", 0, 0, "max_turns", "turns")

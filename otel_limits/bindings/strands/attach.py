@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from strands.agent.agent import Agent
     from strands.hooks import HookEvent
 
-    from otel_limits.core.limits import Limits
-    from otel_limits.core.policy import Action, Policy
+    from otel_limits.core.policy import Overrides, Policy
 
 Hooks: TypeAlias = "tuple[tuple[Any, Callable[[Any], Any], float], ...]"
 """Event types, their handlers, and the order of each."""
@@ -137,14 +136,14 @@ def ensure_attached(agent: Agent) -> Attachment:
     return attachment
 
 
-def adopt(agent: Agent, limits: Limits, action: Action | None, tree: Limits, origin: str) -> None:
-    """Set limits for one agent, given at `origin`. Copies of the agent keep them.
+def adopt(agent: Agent, overrides: Overrides) -> None:
+    """Set limits for one agent. Copies of the agent keep them.
 
     Raises:
         ConfigurationError: A limit on cost is set but no price can be known.
     """
     assert HOST.host is not None  # set by importing `otel_limits.plugin`
-    own = HOST.host.own_policy(limits, action, tree, origin)
+    own = HOST.host.own_policy(overrides)
     if own is None:
         return
     attachment = ensure_attached(agent)

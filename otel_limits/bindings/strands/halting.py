@@ -124,7 +124,7 @@ def apply_halt(
     live.run.halt(verdict, action)
     live.marked = message
     stop = live.run.stop(verdict.reason)
-    synthetic = is_ours(message, verdict, live.run.invocation.agent)
+    synthetic = is_ours(message, live, verdict)
     mark(cast("Any", message), stop, synthetic=synthetic)
     write_halt(agent.trace_span, verdict, live.run, synthetic=synthetic)
 
@@ -134,7 +134,7 @@ def apply_halt_if_due(agent: Agent, live: LiveInvocation, message: Message) -> N
     """Apply a pending halt if this is its message and it is not applied yet."""
     if live.marked is not None or live.verdict is None:
         return
-    if is_ours(message, live.verdict, live.run.invocation.agent):
+    if is_ours(message, live, live.verdict):
         action = live.verdict.action or live.run.policy.action
         taken: ActionTaken = "raised" if action == "raise" else "halted"
         apply_halt(agent, live, message, live.verdict, taken)

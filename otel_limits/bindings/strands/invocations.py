@@ -24,8 +24,8 @@ from otel_limits.bindings.strands.readers import audit_attributes, model_id
 from otel_limits.bindings.strands.requests import call_to
 from otel_limits.core.errors import LimitReachedError
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
-from otel_limits.core.messages import halt_text
 from otel_limits.core.policy import Verdict
+from otel_limits.core.texts import for_end_user
 from otel_limits.runs.tree import CURRENT, TASK_SCOPE, for_threads
 from otel_limits.usage.text import as_json
 
@@ -96,6 +96,11 @@ class LiveInvocation:
     def wrapped_up(self) -> bool:
         """True once the model was asked for its only last answer."""
         return self.run.budget.wrapped_up or self.wrapping is not None
+
+    def text_of(self, verdict: Verdict) -> str:
+        """Return the end user's text of a halt."""
+        run = self.run
+        return for_end_user(run.invocation.agent, verdict, run.policy.halt_message)
 
     def only_forces(self, context: InvokeModelContext) -> bool:
         """Return whether a call is the leg's first that only forces structured output.
@@ -297,7 +302,7 @@ def _canceller(
             live.verdict = verdict
             # This also reaches tools, but it ends every invocation of the agent.
             if len(state.live) == 1:
-                agent.cancel(message=halt_text(verdict, run.invocation.agent))
+                agent.cancel(message=live.text_of(verdict))
             # Strands checks that between chunks only, and there may be no further chunk.
             live.waits.cut()
 

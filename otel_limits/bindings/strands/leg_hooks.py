@@ -180,6 +180,6 @@ def _look_at_turn(agent: Agent, live: LiveInvocation, message: Message) -> None:
     if live.run.loops is not None:
         live.text = "".join(block.get("text", "") for block in message["content"])
     if live.wrapping is not None and not any("toolUse" in each for each in message["content"]):
-        is_halt = is_ours(message, live.wrapping, live.run.invocation.agent)
+        is_halt = is_ours(message, live, live.wrapping)
         taken: ActionTaken = "halted" if is_halt else "wrapped_up"
         apply_halt(agent, live, message, live.wrapping, taken)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from strands.plugins import Plugin
 
-from otel_limits.core.limits import NO_LIMITS, Limits, require_limits, require_tree
+from otel_limits.core.limits import NO_LIMITS, Limits
 from otel_limits.core.origins import caller_location
-from otel_limits.core.policy import ACTION, Action
+from otel_limits.core.policy import Action, Overrides
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
@@ -25,10 +25,12 @@ class LimitsPlugin(Plugin):
         action: `observe`, `halt`, `wrap_up`, `raise` or `ask`; the default is that of `enable()`,
             else `halt`.
         tree: Caps for an invocation of this agent including its sub-agents.
+        halt_message: Text of a halt for the end user, with any of the fields `{agent}`, `{reason}`,
+            `{limit}` and `{used}`; the default is that of `enable()`.
 
     Raises:
-        ValueError: `limits` or `tree` are not `Limits`, `action` is not one of these, or a limit
-            makes no sense for a tree.
+        ValueError: `limits` or `tree` are not `Limits`, `action` is not one of these, a limit makes
+            no sense for a tree, or `halt_message` is blank or has other fields.
     """
 
     def __init__(
@@ -37,15 +39,17 @@ class LimitsPlugin(Plugin):
         *,
         action: Action | None = None,
         tree: Limits = NO_LIMITS,
+        halt_message: str | None = None,
     ) -> None:
         """Store the limits until the agent exists."""
         super().__init__()
-        if action is not None:
-            ACTION.of_value("action", action)
-        self._limits = require_limits("limits", limits)
-        self._action = action
-        self._tree = require_tree(tree)
-        self._origin = caller_location("LimitsPlugin")
+        self._own = Overrides(
+            limits=limits,
+            tree=tree,
+            action=action,
+            halt_message=halt_message,
+            origin=caller_location("LimitsPlugin"),
+        )
 
     @property
     def name(self) -> str:
@@ -57,4 +61,4 @@ class LimitsPlugin(Plugin):
         # Imported here, so that Strands without a name that we use does not break this module.
         from otel_limits.bindings.strands.attach import adopt
 
-        adopt(agent, self._limits, self._action, self._tree, self._origin)
+        adopt(agent, self._own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.framework import SpanNames
-from otel_limits.core.messages import MARKER, stop_to_json
+from otel_limits.core.stop_json import MARKER, stop_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping

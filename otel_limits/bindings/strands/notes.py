@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-from otel_limits.core.messages import NUDGE_NOTE
+from otel_limits.core.texts import NUDGE_NOTE
 
 if TYPE_CHECKING:
     from strands.types.content import ContentBlock, Message, Messages

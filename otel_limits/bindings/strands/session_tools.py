@@ -14,7 +14,7 @@ from otel_limits.bindings.strands.sessions import session_of
 from otel_limits.bindings.strands.span_writer import write_warnings
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean
-from otel_limits.core.messages import reason_text, refusal_note
+from otel_limits.core.texts import not_run_note, refusal_note
 from otel_limits.runs.tree import CURRENT, TASK_SCOPE, TaskScope, for_threads
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def before_tool(event: BeforeToolCallEvent[Any]) -> None:
     if event.cancel_tool:
         return
     if batch.against is not None:
-        event.cancel_tool = f"Not run: {reason_text(batch.against)}."
+        event.cancel_tool = not_run_note(batch.against)
     elif position not in batch.admitted:
         breach = run.tools.admit(event.tool_use["name"])
         if breach is None:

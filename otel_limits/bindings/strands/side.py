@@ -7,7 +7,6 @@ Application code gets the error, and can continue without the model.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.bindings.gateways import chain_of
@@ -43,8 +42,7 @@ def admit_side_call(run: Run, call: InFlightCall) -> None:
 def _error_of(run: Run, verdict: Verdict) -> LimitReachedError:
     if run.is_direct:  # the request is the whole invocation
         run.halt(verdict, "raised")
-    breaches = {"breach": verdict.breach, "breaches": verdict.breaches}
-    error = limit_reached(verdict, replace(run.stop(verdict.reason), **breaches))  # type: ignore[arg-type]
+    error = limit_reached(verdict, run.stop(verdict.reason))
     note_refusal(run, verdict)
     return error
 

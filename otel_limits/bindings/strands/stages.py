@@ -11,7 +11,12 @@ from strands.types.events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits.bindings.gateways import budget_refusal, chain_of
-from otel_limits.bindings.strands.answers import as_cut, cancelled_answer, ending_as_last
+from otel_limits.bindings.strands.answers import (
+    as_cut,
+    cancelled_answer,
+    ending_as_last,
+    halt_message,
+)
 from otel_limits.bindings.strands.halting import RefusedError, admit_call, apply_halt_if_due
 from otel_limits.bindings.strands.invocations import STATES, LiveInvocation, is_of_another, live_of
 from otel_limits.bindings.strands.marks import put_stop
@@ -30,7 +35,7 @@ from otel_limits.bindings.strands.side import halt_from_error, refused_to_loop, 
 from otel_limits.bindings.strands.span_writer import end_quietly
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
-from otel_limits.core.messages import budget_note, halt_message, halt_text, wrap_up_note
+from otel_limits.core.texts import budget_note, not_run_note, wrap_up_note
 from otel_limits.runs.calls import InFlightCall
 
 if TYPE_CHECKING:
@@ -162,11 +167,10 @@ async def _answer_for_model(agent: Agent, live: LiveInvocation, context: Any) ->
     assert live.verdict is not None  # set by every refusal
     # After a refused call, the last message is the user's, or tool results. With an answer after
     # it, every provider accepts the history when the conversation continues.
-    name = live.run.invocation.agent
-    message: Any = halt_message(live.verdict, name)
+    message = halt_message(live, live.verdict)
     live.asked = False
     # If the refused call was made by a hook before the tools, they have no results.
-    unanswered = results_for(agent.messages, halt_text(live.verdict, name))
+    unanswered = results_for(agent.messages, not_run_note(live.verdict))
     if unanswered is not None and not is_of_another(agent, live, agent.messages[-1]):
         await append_message(agent, unanswered)
     await append_message(agent, message)

@@ -22,7 +22,7 @@ from otel_limits.bindings.strands.readers import (
 from otel_limits.bindings.strands.span_writer import write_warnings
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean
-from otel_limits.core.messages import halt_text, reason_text, refusal_note
+from otel_limits.core.texts import not_run_note, refusal_note
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +49,7 @@ def before_tools(event: BeforeToolsEvent) -> None:
         return
     against = live.wrapping or live.verdict
     if against is not None:  # requested by the last answer, or before a kill
-        event.cancel = f"Not run: {reason_text(against)}."
+        event.cancel = not_run_note(against)
         return
     # A turn that a hook denied as a whole uses no budget.
     denied = bool(event.cancel)
@@ -71,7 +71,7 @@ def before_tool(event: BeforeToolCallEvent) -> None:
     if live is None:
         return
     if live.verdict is not None and not event.cancel_tool:
-        event.cancel_tool = f"Not run: {reason_text(live.verdict)}."
+        event.cancel_tool = not_run_note(live.verdict)
     elif live.batch is not None:
         position = live.batch.position_of(event.tool_use)
         breach = None if position is None else live.batch.refusals.get(position)
@@ -108,7 +108,7 @@ def after_tools(event: AfterToolsEvent) -> None:
         run.tools.log(use["name"], use["input"], text_of(result), trigger=halts)
     if verdict is not None and not _ends_anyway(live, event) and ends_loop(live, verdict):
         live.verdict, live.wrapping = verdict, None
-        event.end_turn = halt_text(verdict, run.invocation.agent)
+        event.end_turn = live.text_of(verdict)
 
 
 def _finish_batch(live: LiveInvocation, event: AfterToolsEvent) -> list[Answered]:

@@ -1,0 +1,255 @@
+"""The texts of a halt: one function for each reader.
+
+- The operator reads the log, the span, the ledger, the exception and `stop_of(result)`. The text
+  names the limit, its usage, where it is set, and what to do next.
+- The end user reads the agent's last message, and so does the next node of a graph or a swarm.
+- The model around a halted agent reads the result of the tool that called it.
+
+The halted agent's own model reads notes, which are not stored in its conversation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.core.limits import (
+    KILLED_STOP_REASON,
+    LIMITS,
+    LOOP_DETECTED_STOP_REASON,
+    MAX_COST_STOP_REASON,
+    MAX_DURATION_STOP_REASON,
+    MAX_INPUT_TOKENS_STOP_REASON,
+    MAX_ITERATIONS_STOP_REASON,
+    MAX_MODEL_CALLS_STOP_REASON,
+    MAX_OUTPUT_TOKENS_STOP_REASON,
+    MAX_TOKEN_BUDGET_STOP_REASON,
+    MAX_TOOL_CALLS_STOP_REASON,
+    MAX_TURNS_STOP_REASON,
+    QUOTA_EXCEEDED_STOP_REASON,
+    QUOTA_UNAVAILABLE_STOP_REASON,
+    TREE_PREFIX,
+)
+
+if TYPE_CHECKING:
+    from otel_limits.core.limits import Breach, Level
+    from otel_limits.core.policy import Verdict
+    from otel_limits.core.usage import Number
+
+GATEWAY_BUDGET: Final = "gateway_budget"
+"""Replaces the name of a limit if a gateway or a vendor has refused a call."""
+
+
+# --- the operator ---------------------------------------------------------------------------------
+
+DONE: Final[Mapping[str, str]] = {
+    "halted": "was halted",
+    "raised": "was halted",
+    "wrapped_up": "was halted after a last answer",
+    "observed": "would have been halted",
+    "none": "was refused a model call",
+}
+"""The outcome for the agent, by the action that was taken."""
+
+KILLED_NEXT: Final = "Call the agent again when it may go on."
+OBSERVED_NEXT: Final = "Continuing because the action is observe."
+
+NEXT: Final[Mapping[str, str]] = {
+    LOOP_DETECTED_STOP_REASON: "Check for a real loop before raising the limit; "
+    "OTEL_LIMITS_EXEMPT_TOOLS exempts a tool that is meant to poll.",
+    QUOTA_EXCEEDED_STOP_REASON: "Wait for the quota to reset, or ask an operator to raise or "
+    "unblock it with `otel-limits quotas`.",
+    QUOTA_UNAVAILABLE_STOP_REASON: "Restore the quota store; on_store_error in the policy file "
+    "sets the behavior during an outage.",
+}
+"""The next step after a halt, by stop reason, if it is not to raise the limit."""
+
+
+def for_operator(agent: str, verdict: Verdict, action: str) -> str:
+    """Return the halted agent, the limit, its usage, where it is set, and the next step.
+
+    Args:
+        agent: Name of the agent; empty if unknown.
+        verdict: Why it was halted.
+        action: The action taken, such as `halted`.
+    """
+    who = f"Agent {agent!r}" if agent else "The agent"
+    done, breach = DONE.get(action, DONE["halted"]), verdict.breach
+    if breach is None:
+        is_killed = verdict.reason == KILLED_STOP_REASON
+        return (
+            f"{who} was killed by an operator. {KILLED_NEXT}"
+            if is_killed
+            else f"{who} {done} by {verdict.reason}."
+        )
+    then = OBSERVED_NEXT if action == "observed" else _next_step(breach)
+    return f"{who} {done} by {usage_of(breach)}{place_of(breach)} {then}"
+
+
+def usage_of(breach: Breach) -> str:
+    """Return the limit with its tool, usage and cap."""
+    # The note of a quota contains its name, its key and its window.
+    is_quota = breach.reason in (QUOTA_EXCEEDED_STOP_REASON, QUOTA_UNAVAILABLE_STOP_REASON)
+    limit = breach.reason if is_quota else breach.limit
+    tool = f" for tool {breach.subject!r}" if breach.subject else ""
+    return f"{limit}{tool}: {breach.note or breach.amount}"
+
+
+def place_of(breach: Breach) -> str:
+    """End a sentence, and add where its limit is set, if known."""
+    return f". The limit is set in {breach.origin}." if breach.origin else "."
+
+
+def _next_step(breach: Breach) -> str:
+    """Return what the operator can do about a halt."""
+    # No limit of otel-limits was reached, so none can be raised here.
+    if breach.limit == GATEWAY_BUDGET:
+        return "Raise the budget there."
+    if breach.reason in NEXT:
+        return NEXT[breach.reason]
+    if breach.note:  # the cap was not reached, but the usage of a call is unknown
+        return (
+            "Give the price under models in the policy file."
+            if breach.unit == "USD"
+            else "OTEL_LIMITS_UNMEASURED=estimate counts such calls by an estimate."
+        )
+    there = " there" if breach.origin else ""
+    # The tree is exhausted: the agent would be halted immediately if called again within it.
+    if breach.limit.startswith(TREE_PREFIX):
+        return f"The whole tree shares this limit: call the root agent again, or raise it{there}."
+    return f"Call the agent again to continue, or raise the limit{there}."
+
+
+# --- the end user ---------------------------------------------------------------------------------
+
+WHY: Final[Mapping[str, str]] = {
+    MAX_ITERATIONS_STOP_REASON: "it took too many steps",
+    MAX_TURNS_STOP_REASON: "it took too many steps",
+    MAX_MODEL_CALLS_STOP_REASON: "it took too many steps",
+    MAX_TOOL_CALLS_STOP_REASON: "it took too many steps",
+    MAX_TOKEN_BUDGET_STOP_REASON: "it became too long",
+    MAX_INPUT_TOKENS_STOP_REASON: "it became too long",
+    MAX_OUTPUT_TOKENS_STOP_REASON: "it became too long",
+    MAX_COST_STOP_REASON: "it reached its budget",
+    MAX_DURATION_STOP_REASON: "it took too long",
+    LOOP_DETECTED_STOP_REASON: "it was making no progress",
+    QUOTA_EXCEEDED_STOP_REASON: "a usage limit was reached",
+    QUOTA_UNAVAILABLE_STOP_REASON: "a required service was not available",
+    KILLED_STOP_REASON: "it was stopped",
+}
+"""The cause of a halt in everyday words, by stop reason."""
+
+
+def for_end_user(agent: str, verdict: Verdict, message: str) -> str:
+    """Return a short text without names of variables, files or code.
+
+    It never invites a repetition: its reader may also be a program that would obey.
+
+    Args:
+        agent: Name of the agent.
+        verdict: Why it was halted.
+        message: The policy's `halt_message`.
+    """
+    limit, used = _limit_and_use(verdict.breach)
+    reason = WHY.get(verdict.reason, "it reached a limit")
+    return message.format(agent=agent, reason=reason, limit=limit, used=used)
+
+
+def _limit_and_use(breach: Breach | None) -> tuple[str, str]:
+    """Return cap and usage with their unit; empty texts if there are none."""
+    if breach is None or breach.limit == GATEWAY_BUDGET:
+        return "", ""
+    if (quota := breach.quota) is not None:
+        return _amount(quota.limit, quota.unit), _amount(quota.used, quota.unit)
+    limit = _amount(breach.cap, breach.unit)
+    if breach.note:  # the usage is unknown
+        return limit, ""
+    kind = LIMITS.get(breach.limit.removeprefix(TREE_PREFIX))
+    is_refusal = kind is not None and kind.is_refusal  # `observed` includes the refused call
+    return limit, limit if is_refusal else _amount(breach.observed, breach.unit)
+
+
+def _amount(number: Number, unit: str) -> str:
+    """Return a number with its unit, e.g. `1 turn` or `0.5 USD`."""
+    text = f"{number:,}"
+    if not isinstance(number, int):  # cents and milliseconds, and parts of a cent
+        text = f"{number:,.4f}".rstrip("0").rstrip(".")
+    if number == 1:  # "model calls" or "turns without progress"
+        unit = re.sub(r"s\b", "", unit, count=1)
+    return f"{text} {unit}".rstrip()
+
+
+# --- the model around the halted agent ------------------------------------------------------------
+
+
+def for_model(agent: str, verdict: Verdict) -> str:
+    """Return the text for the model whose tool is, or calls, the halted agent."""
+    who = f"Agent {agent!r}" if agent else "The agent"
+    return (
+        f"{who} stopped before it was finished: {cause_of(verdict)}. Do not call it again for this "
+        "task. Answer with what you have, and say what is missing."
+    )
+
+
+CAUSES: Final[Mapping[str, str]] = {
+    LOOP_DETECTED_STOP_REASON: "it repeated itself without progress",
+    QUOTA_EXCEEDED_STOP_REASON: "the quota of its model calls is used up",
+    QUOTA_UNAVAILABLE_STOP_REASON: "the quota of its model calls cannot be checked",
+    KILLED_STOP_REASON: "an operator stopped it",
+}
+"""The cause of a halt for a model, by stop reason, if it is not a cap."""
+
+
+def cause_of(verdict: Verdict) -> str:
+    """Return why an agent was halted, as half a sentence for a model."""
+    breach = verdict.breach
+    if breach is not None and breach.limit == GATEWAY_BUDGET:
+        return "the budget of its model is used up"
+    if verdict.reason in CAUSES or breach is None:
+        return CAUSES.get(verdict.reason, "a limit was reached")
+    shared = "shared " if breach.limit.startswith(TREE_PREFIX) else ""
+    unit = breach.unit
+    if breach.reason == MAX_TOOL_CALLS_STOP_REASON:
+        unit = f"calls of tool {breach.subject!r}" if breach.subject else "tool calls"
+    return f"the {shared}limit of {_amount(breach.cap, unit)} was reached"
+
+
+# --- the halted agent's own model -----------------------------------------------------------------
+
+
+def wrap_up_note(verdict: Verdict) -> str:
+    """Return the note that the next answer is the last."""
+    return (
+        f"The budget of this task is spent: {cause_of(verdict)}. You can no longer use tools. "
+        "Give your final answer now, from what you know already, and say what is missing."
+    )
+
+
+def not_run_note(verdict: Verdict) -> str:
+    """Return why a tool that was requested together with the halt did not run."""
+    return f"Not run: {cause_of(verdict)}."
+
+
+def refusal_note(breach: Breach) -> str:
+    """Return why a tool call beyond its cap did not run."""
+    which = f"tool {breach.subject!r}" if breach.subject else "tools"
+    return (
+        f"Not run: the limit of {breach.cap} calls of {which} is reached. "
+        "Don't ask for it again; answer with what you have."
+    )
+
+
+NUDGE_NOTE: Final = (
+    "Note: you are repeating yourself: this call and its result are the same as before. "
+    "Try something different, or give your answer now. One more repetition ends this task."
+)
+
+
+def budget_note(levels: Sequence[Level]) -> str:
+    """Return what is left of each limit."""
+    left = ", ".join(
+        f"{max(level.cap - level.observed, 0)} of {level.cap} ({level.limit})"  # type: ignore[operator]
+        for level in levels
+    )
+    return f"Budget left for this task: {left}. Use it sparingly and finish in time."
