@@ -66,10 +66,11 @@ VITAL = (
     "ModelStopReason",
     "add_middleware",
     "InterruptException",
+    "get_callbacks_for",
 )
 """Public names without which no agent can be followed."""
 
-OTHERS = ("aux_model", "get_callbacks_for", "end_turn")
+OTHERS = ("aux_model", "end_turn")
 """Public names that are looked up on agents and events only."""
 
 
@@ -140,7 +141,7 @@ def test_renamed_required_api_is_reported(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", [*VITAL[:1], *VITAL[-1:], "get_callbacks_for"])
+@pytest.mark.parametrize("name", [*VITAL[:1], *VITAL[-2:]])
 def test_strict_ends_a_process_that_cannot_enforce(
     renamed: Callable[[str], dict[str, str]], name: str
 ) -> None:
@@ -195,19 +196,72 @@ def test_untracked_group_is_reported(
     assert "has no strands.multiagent.swarm.Swarm.stream_async. Without it the" in done.stderr
 
 
-def test_check_finds_what_keeps_limits_from_being_in_force(
-    renamed: Callable[[str], dict[str, str]],
-) -> None:
-    """It ends with status 1 and the same sentence."""
-    done = subprocess.run(
+@pytest.fixture
+def moved(renamed: Callable[[str], dict[str, str]], tmp_path: Path) -> dict[str, str]:
+    """A copy of Strands whose agents are in another module; the environment that loads it."""
+    environ = renamed("no_such_name")
+    agents = tmp_path / "strands/agent"
+    (agents / "agent.py").rename(agents / "core.py")
+    for path in (tmp_path / "strands").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        changed = re.sub(r"\bagent\.agent\b", "agent.core", text)
+        if path.parent == agents:
+            changed = changed.replace("from .agent import", "from .core import")
+        if changed != text:
+            path.unlink()
+            path.write_text(changed, encoding="utf-8")
+    return environ
+
+
+def checked(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run `otel-limits check` with a limit."""
+    return subprocess.run(
         [sys.executable, "-m", "otel_limits.cli", "check"],
-        env={**renamed("InvokeModelStage"), "OTEL_LIMITS_MAX_TURNS": "3"},
+        env={**environ, "OTEL_LIMITS_MAX_TURNS": "3"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize("name", ["InvokeModelStage", "get_callbacks_for"])
+def test_check_finds_missing_api(renamed: Callable[[str], dict[str, str]], name: str) -> None:
+    """It ends with status 1 and the same sentence."""
+    done = checked(renamed(name))
     assert done.returncode == 1
     assert "Limits cannot be enforced: strands-agents 1.62.0 has no" in done.stderr
+    assert f"{name}. Without it no agent can be" in done.stderr
+
+
+def test_check_finds_missing_module_of_agents(moved: dict[str, str]) -> None:
+    """A framework without it is installed nevertheless."""
+    done = checked(moved)
+    assert done.returncode == 1
+    assert "strands-agents 1.62.0 has no strands.agent.agent. Without it no" in done.stderr
+
+
+def test_check_finds_framework_that_cannot_be_imported(
+    renamed: Callable[[str], dict[str, str]], tmp_path: Path
+) -> None:
+    """One of its dependencies is missing, so agents of this environment do not run at all."""
+    environ = renamed("no_such_name")
+    module = tmp_path / "strands/agent/agent.py"
+    module.unlink()
+    module.write_text("import no_such_dependency\n", encoding="utf-8")
+    done = checked(environ)
+    assert done.returncode == 1
+    assert "importable strands.agent.agent (No module named 'no_such_dependency')" in done.stderr
+
+
+def test_missing_module_of_agents_is_reported(moved: dict[str, str]) -> None:
+    """Its import can never be seen, so the import of the package is enough to report it."""
+    done = run_away(moved)
+    assert json.loads(done.stdout) == {"calls": [13, 0], "metric": 0, "in_force": False}
+    assert "limits are not enforced: strands-agents 1.62.0 has no strands.agent.agent. " in (
+        done.stderr
+    )
+    strict = run_away({**moved, "OTEL_LIMITS_STRICT": "true"})
+    assert (strict.returncode, strict.stdout) == (2, "")
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import os
 import threading
@@ -145,12 +146,24 @@ class Runtime:
         for framework in self._frameworks:
             probe = functools.partial(self._probe, framework)
             wrapt.register_post_import_hook(probe, framework.module)
+            package = framework.module.partition(".")[0]
+            missing = functools.partial(self._probe_without_module, framework)
+            wrapt.register_post_import_hook(missing, package)
             for part in framework.parts:
                 probe = functools.partial(self._probe, framework, part=part)
                 wrapt.register_post_import_hook(probe, part)
 
     def _probe(self, framework: Framework, _module: object, part: str | None = None) -> None:
         self._guard.probe(framework, part)
+
+    def _probe_without_module(self, framework: Framework, _package: object) -> None:
+        """Report a release without the module, whose import would never be seen."""
+        try:
+            is_missing = importlib.util.find_spec(framework.module) is None
+        except ImportError:  # of a package that contains it
+            is_missing = True
+        if is_missing:
+            self._guard.probe(framework)
 
     def variable(self, name: str) -> str | None:
         """Return an environment variable of this process, such as one of a vendor's client."""

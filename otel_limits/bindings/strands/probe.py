@@ -6,6 +6,7 @@ import dataclasses
 import re
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.bindings.framework import Gap
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 ATTACHED_BY: Final = ("Agent.add_hook", "Agent.add_middleware")
 """Public methods of agents, looked up only when called."""
+
+HOOKS: Final = "strands.hooks.registry"
+CALLBACKS: Final = "HookRegistry.get_callbacks_for"
+"""Shows which hooks an agent has already, in their order."""
 
 CANCEL: Final = "Agent.cancel"
 
@@ -55,8 +60,15 @@ def gaps() -> tuple[Gap, ...]:
     Raises:
         ImportError: Strands is not installed.
     """
-    import strands.agent.agent  # noqa: F401  complete, before its parts are checked
-
+    try:
+        import_module(AGENT)  # complete, before its parts are checked
+    except ImportError as error:
+        # A release without the module, or one that cannot be imported, is installed nevertheless.
+        if find_spec(AGENT.partition(".")[0]) is None:
+            raise
+        if error.name == AGENT:
+            return (_gap(AGENT, UNFOLLOWED, is_vital=True),)
+        return (_gap(f"importable {AGENT} ({error})", UNFOLLOWED, is_vital=True),)
     optional = {*CLIENTS, REALTIME_AGENT, REALTIME_LOOP}
     core = {each.module for each in PRIVATE_NAMES} - optional
     return (*_private_gaps(core), *_public_gaps(), *_gaps_of_models())
@@ -76,6 +88,8 @@ def _public_gaps() -> Iterator[Gap]:
     for name in needed:
         if found(AGENT, name) is None:
             yield _gap(f"{AGENT}.{name}", UNFOLLOWED, is_vital=True)
+    if found(HOOKS, CALLBACKS) is None:
+        yield _gap(f"{HOOKS}.{CALLBACKS}", UNFOLLOWED, is_vital=True)
     if found(AGENT, CANCEL) is None:
         without = "Deadlines and kills take effect before the next model call only."
         yield _gap(f"{AGENT}.{CANCEL}", without, is_vital=False)
@@ -100,11 +114,7 @@ def _gaps_of_models() -> Iterator[Gap]:
 
 
 def gaps_of(part: str) -> tuple[Gap, ...]:
-    """Return the missing names of groups, of realtime agents, or of a vendor's imported models.
-
-    Raises:
-        ImportError: There is no such module.
-    """
+    """Return the missing names of groups, of realtime agents, or of a vendor's imported models."""
     if part == REALTIME_AGENT:
         return (*_private_gaps([REALTIME_AGENT, REALTIME_LOOP]), *_gaps_of_sessions())
     return _gaps_of_group(part) if part in GROUPS else tuple(_private_gaps([part]))
@@ -123,7 +133,6 @@ def _gaps_of_sessions() -> Iterator[Gap]:
 
 
 def _gaps_of_group(module: str) -> tuple[Gap, ...]:
-    import_module(module)
     name = GROUPS[module]
     if found(module, name) is not None:
         return ()

@@ -323,6 +323,8 @@ def _spans(report: Mapping[str, Any]) -> Finding:
         return skipped("spans", "Not enabled.")
     if report["spans"]:
         return ok("spans", "Received.")
+    if report["obstacles"]:
+        return skipped("spans", "Not received, and limits are not enforced.")
     return ok("spans", "Not received. Strands hooks are used instead; limits are enforced.")
 
 
