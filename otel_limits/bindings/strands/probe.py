@@ -63,7 +63,7 @@ def gaps() -> tuple[Gap, ...]:
     try:
         import_module(AGENT)  # complete, before its parts are checked
     except ImportError as error:
-        # A release without the module, or one that cannot be imported, is installed nevertheless.
+        # A release without the module, or one that fails to import, is an installed one.
         if find_spec(AGENT.partition(".")[0]) is None:
             raise
         if error.name == AGENT:
