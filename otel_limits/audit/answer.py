@@ -120,6 +120,8 @@ class Answer:
     """An answer that is not a table, e.g. a policy file."""
     status: int = 0
     """Exit status of the command."""
+    passed: bool | None = None
+    """Whether everything that was checked is as it must be; `None` if nothing was."""
     summary: str = ""
     """The result in one sentence."""
     forecast: Forecast | None = None

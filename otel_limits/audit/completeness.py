@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.audit.formatting import written
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import dollars
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from otel_limits.audit.question import AuditQuery
     from otel_limits.audit.sums import Sums
     from otel_limits.ledger.proof import Balance
+
+
+NOT_PROVEN: Final = "not tamper-evident without a close"
 
 
 def of_everything(inquiry: AuditQuery, total: Sums) -> str:
@@ -28,21 +33,23 @@ def of_everything(inquiry: AuditQuery, total: Sums) -> str:
 
 
 def completeness(
-    inquiry: AuditQuery, found: Balance | None = None, unlike: int | None = None
+    inquiry: AuditQuery, found: Balance | None = None, failed: Sequence[str] | None = None
 ) -> str:
     """Describe in one line how complete the ledger is.
 
     Args:
         inquiry: The query.
         found: Sums of its calls, if already known.
-        unlike: How many rows failed verification, if each was verified.
+        failed: The checks that failed, if each row was checked.
     """
+    from otel_limits.ledger.maintenance import damages
     from otel_limits.ledger.proof import balance
     from otel_limits.ledger.spill import find_orphans
 
     # Added up once: `verify` has the sums already, and they take seconds in a large ledger.
     found = found or balance(inquiry.connection)
-    parts = [_verdict(found, unlike)]
+    damaged = sum(each.lines for each in damages(inquiry.connection) if each.accepted is None)
+    parts = [_verdict(found, failed, damaged)]
     waiting = inquiry.waiting
     if waiting.rows:
         rows = pluralize(waiting.rows, "row waits", "rows wait")
@@ -62,19 +69,21 @@ def completeness(
     return "; ".join(parts) + "."
 
 
-def _verdict(found: Balance, unlike: int | None) -> str:
-    if unlike:
-        are = pluralize(unlike, "row fails", "rows fail")
-        return f"NOT complete: {are} verification"
+def _verdict(found: Balance, failed: Sequence[str] | None, damaged: int) -> str:
+    if failed:
+        return f"NOT complete: {pluralize(len(failed), 'check')} failed ({'; '.join(failed)})"
     if not found.is_balanced:
         return (
             f"NOT complete: calls and invocation totals differ by {_amounts(found)}; "
             f"otel-limits audit verify lists the rows"
         )
+    if damaged:
+        lines = pluralize(damaged, "damaged line")
+        return f"NOT complete: {lines} of spill files lost; otel-limits audit verify lists them"
     add = pluralize(found.calls.calls, "call adds", "calls add")
     sums = f"{add} up to the totals of {pluralize(found.invocations, 'invocation')}"
-    if unlike is not None:
-        return f"Complete: {sums}, each verified"
+    if failed is not None:
+        return f"Complete: {sums}, each verified; consistent; {NOT_PROVEN}"
     # Only in sum: an excess in one may hide a shortfall in another.
     return f"Complete in sum: {sums}; otel-limits audit verify checks each"
 

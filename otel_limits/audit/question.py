@@ -109,6 +109,8 @@ class Question:
     optional: frozenset[str] = frozenset()
     """Tables that are only present with some options."""
     has_forecast: bool = False
+    has_verdict: bool = False
+    """Whether its answer passes or fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

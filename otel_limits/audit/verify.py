@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.completeness import completeness
-from otel_limits.audit.formatting import ranges
+from otel_limits.audit.formatting import ranges, written
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.reconcile import AUTHORIZATION_FILE, reconcile
 from otel_limits.core.wording import pluralize
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
     from otel_limits.core.secrets import Secret
+    from otel_limits.ledger.maintenance import Damage
     from otel_limits.ledger.proof import Balance
 
 OK: Final = "ok"
@@ -29,22 +31,36 @@ FAILED: Final = "FAILED"
 MAX_EXAMPLES: Final = 20
 """Examples per kind of problem."""
 
-Check = tuple[str, int, str, str]
-"""Title of the check, number of findings, state, and an explanation."""
-Trouble = tuple[str, str, str]
-"""Kind of problem, the invocation or file, and details."""
+
+class Check(NamedTuple):
+    """One line of the first table."""
+
+    title: str
+    found: int
+    state: str
+    why: str = ""
+    command: str = ""
+    """Looks at what was found, or mends it."""
+
+
+Trouble = tuple[str, str, str, str]
+"""Kind of problem, the invocation or file, details, and the command that looks at it."""
+
+COMMAND: Final = Column("command", "Command", "sentence", is_key=True)
 
 CHECKS: Final = (
     Column("check", "Check", "sentence", is_key=True),
     Column("found", "Found", "count", is_key=True),
     Column("state", "State", is_key=True),
     Column("why", "Details", "sentence", is_key=True),
+    COMMAND,
 )
 
 TROUBLES: Final = (
     Column("trouble", "Problem", "sentence", is_key=True),
     Column("invocation_id", "Invocation", "id", is_key=True),
     Column("rows", "Details", "sentence", is_key=True),
+    COMMAND,
 )
 
 
@@ -61,31 +77,48 @@ def verify(
     """
     from otel_limits.ledger import proof
 
+    findings = Findings(inquiry)
+    errors = proof.damage(inquiry.connection)
+    if errors:
+        # Nothing else is worth comparing, and PostgreSQL answers no more in this transaction.
+        integrity = _integrity(inquiry, errors)
+        return _answer(inquiry, [integrity], findings, f"NOT complete: {integrity.why}")
     calls, suspects = proof.scan_totals(inquiry.connection)
     balance = proof.balance(inquiry.connection, calls)
-    findings = Findings()
     _look(inquiry, balance, suspects, findings)
     oldest = (time.time() - stale.total_seconds()) * MICROSECONDS
     checks = [
-        _totals(balance, findings.found[DIFFERS]),
+        _integrity(inquiry, errors),
+        _totals(inquiry, balance, findings),
         _found(GAP, findings, "Every call of a finished invocation has its number"),
         _found(TWICE, findings, "No call is counted twice or dropped"),
+        _found(TOOLS, findings, "Every tool call of a finished invocation exists"),
+        _found(AGENT, findings, "Every call has the agent of its invocation"),
         *_waiting(inquiry, oldest),
-        _open(balance, oldest),
-        *_unknown(balance),
+        *_damaged(inquiry),
+        _open(inquiry, balance, oldest),
+        *_unknown(inquiry, balance),
     ]
     if prometheus is not None:
         # Last, as it queries a server: the ledger's own problems are reported even if that is
         # unavailable.
         about = _compare(reconcile(inquiry, prometheus, TOLERANCE, authorization_file), findings)
         checks.append(_found(METRICS, findings, about))
+    failed = [check.title for check in checks if check.state == FAILED]
+    return _answer(inquiry, checks, findings, completeness(inquiry, balance, failed))
+
+
+def _answer(inquiry: AuditQuery, checks: list[Check], findings: Findings, last: str) -> Answer:
+    # Status, verdict and last line have the same source.
+    passed = all(check.state != FAILED for check in checks)
     return Answer(
         question="verify",
         title="Ledger verification",
         about=inquiry.about,
         tables=[_checks_table(checks), _troubles_table(findings)],
-        status=int(any(check[2] == FAILED for check in checks)),
-        complete=completeness(inquiry, balance, sum(findings.found.values())),
+        status=int(not passed),
+        passed=passed,
+        complete=last,
     )
 
 
@@ -93,8 +126,22 @@ TOLERANCE: Final = 0.01
 DIFFERS: Final = "totals differ"
 GAP: Final = "gap in the numbers"
 TWICE: Final = "counted twice"
+TOOLS: Final = "tool calls differ"
+AGENT: Final = "agent differs"
 METRICS: Final = "metrics differ"
-KINDS: Final = (DIFFERS, GAP, TWICE, METRICS)
+KINDS: Final = (DIFFERS, GAP, TWICE, TOOLS, AGENT, METRICS)
+
+
+SHOW: Final = "audit show {}"
+EXPORT: Final = "ledger export --format csv --where invocation={}"
+"""For rows without an invocation, which `show` does not find."""
+
+
+def _command(inquiry: AuditQuery, command: str, option: str = "--ledger") -> str:
+    """Complete a command with the ledger; a server's address may need a password."""
+    file = inquiry.address.file
+    of = "" if file is None else f" {option} {shlex.quote(str(inquiry.address))}"
+    return f"otel-limits {command}{of}"
 
 
 class Findings:
@@ -105,17 +152,25 @@ class Findings:
         named: The first of them, in full.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inquiry: AuditQuery) -> None:
         """Start without problems."""
+        self._inquiry = inquiry
         self.found: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.named: dict[str, list[Trouble]] = {kind: [] for kind in KINDS}
 
-    def add(self, kind: str, name: str, describe: Callable[..., str], *of: Any) -> None:
+    def add(
+        self, kind: str, name: str, describe: Callable[..., str], *of: Any, command: str = SHOW
+    ) -> None:
         """Count a problem; only the first ones are described in full."""
         self.found[kind] += 1
         # A description queries the ledger again, up to a million times for a damaged one.
         if len(self.named[kind]) < MAX_EXAMPLES:
-            self.named[kind].append((kind, name, describe(*of)))
+            command = _command(self._inquiry, command.format(name))
+            self.named[kind].append((kind, name, describe(*of), command))
+
+    def command_for(self, kind: str) -> str:
+        """Return the command that looks at the first problem of a kind; empty without any."""
+        return self.named[kind][0][-1] if self.named[kind] else ""
 
 
 def _look(inquiry: AuditQuery, balance: Balance, suspects: int, findings: Findings) -> None:
@@ -133,14 +188,20 @@ def _look(inquiry: AuditQuery, balance: Balance, suspects: int, findings: Findin
     for row in proof.counted_twice(connection):
         detail = "imported row {} is the same as row {}".format
         findings.add(TWICE, row.invocation_id, detail, row.id, row.live_id)
+    for row in proof.tool_suspects(connection):
+        _suspect_tools(row, findings)
 
 
 def _suspect(connection: Connection, row: Any, findings: Findings) -> None:
     """Find the problems of an invocation and its calls."""
     name, is_live = str(row.invocation_id), row.source == "live"
     if row.id is None:
-        findings.add(DIFFERS, name, _ownerless, row.calls)
+        findings.add(DIFFERS, name, _ownerless, row.calls, command=EXPORT)
         return
+    if not row.first_agent == row.last_agent == row.agent:
+        of_calls = sorted({row.first_agent, row.last_agent} - {row.agent})
+        detail = "calls of {}, invocation of {}".format
+        findings.add(AGENT, name, detail, " and ".join(of_calls), row.agent)
     if is_live and row.numbered != row.calls:
         findings.add(TWICE, name, _doubles, connection, name)
     # An invocation in progress may have gaps and differing sums.
@@ -148,13 +209,35 @@ def _suspect(connection: Connection, row: Any, findings: Findings) -> None:
         return
     if is_live and row.last != row.numbered:
         findings.add(GAP, name, _gaps, connection, name)
-    totals = (row.model_calls, row.input_tokens, row.output_tokens, row.price_pico)
-    expected = [each or 0 for each in totals]
-    actual = [row.calls, int(row.input), int(row.output), int(row.pico)]
+    expected = [getattr(row, column) or 0 for column in RECORDED_TOTALS]
+    actual = [int(getattr(row, column)) for column in SUMS_OF_CALLS]
+    *counts, cost = (a - b for a, b in zip(actual, expected, strict=True))
     # The sum of rounded prices may differ from the rounded sum by one picodollar for each call.
-    if actual[:3] != expected[:3] or abs(actual[3] - expected[3]) > row.calls:
+    if any(counts) or abs(cost) > row.calls:
         detail = "recorded totals {}; sums of its calls {}".format
-        findings.add(DIFFERS, name, detail, _amounts(*expected), _amounts(*actual))
+        findings.add(DIFFERS, name, detail, _amounts(expected), _amounts(actual))
+
+
+RECORDED_TOTALS: Final = (
+    "model_calls", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
+    "recorded_unpriced", "price_pico",
+)  # fmt: skip
+SUMS_OF_CALLS: Final = (
+    "calls", "input", "output", "cache_read", "cache_write", "unpriced_calls", "pico"
+)  # fmt: skip
+
+
+def _suspect_tools(row: Any, findings: Findings) -> None:
+    """Find the problem of an invocation and its tool calls."""
+    name = str(row.invocation_id)
+    if row.id is None:
+        detail = pluralize(row.rows, "tool call has", "tool calls have")
+        findings.add(TOOLS, name, f"{detail} no invocation".format, command=EXPORT)
+    elif row.rows is not None and row.last != row.numbered:
+        findings.add(TOOLS, name, f"{row.numbered} of {row.last} found".format)
+    else:
+        ran = pluralize(row.ran or 0, "tool call", "tool calls")
+        findings.add(TOOLS, name, f"{row.tool_calls} recorded; {ran} found".format)
 
 
 def _none_there(calls: int) -> str:
@@ -165,9 +248,15 @@ def _ownerless(calls: int) -> str:
     return f"{pluralize(calls, 'call has', 'calls have')} no invocation"
 
 
-def _amounts(calls: int, sent: int, received: int, pico: int) -> str:
+def _amounts(totals: Sequence[int]) -> str:
+    calls, sent, received, read, written_to_cache, unpriced, pico = totals
     tokens = pluralize(sent + received, "token")
-    return f"{pluralize(calls, 'call')}, {tokens} ({sent:,} of input), ${dollars(pico)}"
+    cached = f", {read:,} cached, {written_to_cache:,} written" if read or written_to_cache else ""
+    without = f", {unpriced:,} unpriced" if unpriced else ""
+    return (
+        f"{pluralize(calls, 'call')}{without}, {tokens} ({sent:,} of input{cached}), "
+        f"${dollars(pico)}"
+    )
 
 
 def _doubles(connection: Connection, name: str) -> str:
@@ -197,28 +286,49 @@ def _compare(compared: Answer, findings: Findings) -> str:
             if row["accepted"] == "no":
                 of = f"{row['agent']}, {row.get('model', row.get('reason'))}"
                 both = (row["ledger"], row["prometheus"], row["prometheus_most"])
-                findings.add(METRICS, of, detail, row.get("measure", table.name), *both)
+                command = "audit reconcile --prometheus URL"
+                findings.add(
+                    METRICS, of, detail, row.get("measure", table.name), *both, command=command
+                )
     return f"Prometheus agrees for the last day: {pluralize(figures, 'figure')}"
 
 
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def _totals(balance: Balance, differing: int) -> Check:
+def _integrity(inquiry: AuditQuery, errors: Sequence[str]) -> Check:
+    from otel_limits.ledger.proof import has_checksums
+
+    file = inquiry.address.file
+    if errors:
+        mend = f"otel-limits ledger salvage {shlex.quote(str(inquiry.address))} --output NEW.db"
+        command = "pg_amcheck --heapallindexed DATABASE" if file is None else mend
+        return Check(INTEGRITY, len(errors), FAILED, "; ".join(errors), command)
+    why = "without checksums, a changed value is not recognized"
+    return Check(INTEGRITY, 0, OK, "" if has_checksums(inquiry.connection) else why)
+
+
+INTEGRITY: Final = "Every row of the database is readable"
+
+
+def _totals(inquiry: AuditQuery, balance: Balance, findings: Findings) -> Check:
+    differing = findings.found[DIFFERS]
     is_even = balance.is_balanced and not differing
     calls, tokens = pluralize(balance.calls.calls, "call"), pluralize(balance.calls.tokens, "token")
     sums = f"{calls}, {tokens} on both sides"
-    return (
+    look = findings.command_for(DIFFERS) or _command(inquiry, "audit stops")
+    return Check(
         "Invocation totals match the sums of their calls",
         differing or int(not is_even),
         OK if is_even else FAILED,
         sums if is_even else "they differ",
+        "" if is_even else look,
     )
 
 
 def _found(kind: str, findings: Findings, title: str) -> Check:
     found = findings.found[kind]
-    return (title, found, FAILED if found else OK, "")
+    return Check(title, found, FAILED if found else OK, "", findings.command_for(kind))
 
 
 def _waiting(inquiry: AuditQuery, oldest: float) -> Iterator[Check]:
@@ -229,22 +339,59 @@ def _waiting(inquiry: AuditQuery, oldest: float) -> Iterator[Check]:
     is_stale = waiting.rows > 0 and (waiting.oldest_us or oldest) < oldest
     where = ", ".join(str(path) for path in waiting.files[:MAX_EXAMPLES])
     why = f"{waiting.unseen or 'included in answers'}: {where}" if waiting.rows else ""
+    adopt = "".join(f"ledger adopt {shlex.quote(str(path))}" for path in waiting.files[:1])
+    adopt = _command(inquiry, adopt, "--into")
     # Not a failure yet: a live process restores its rows automatically.
     state = FAILED if is_stale else WAITING if waiting.rows else OK
-    yield ("Rows pending in spill files", waiting.rows, state, why)
+    yield Check(
+        "Rows pending in spill files", waiting.rows, state, why, adopt if waiting.rows else ""
+    )
     if waiting.damaged:
-        yield ("Damaged lines in spill files", waiting.damaged, FAILED, where)
+        yield Check("Damaged lines in spill files", waiting.damaged, FAILED, where, adopt)
     left = find_orphans(inquiry.address)
     is_stale = any(each.written * MICROSECONDS < oldest for each in left)
     state = FAILED if is_stale else WAITING if left else OK
-    why = "; ".join(
-        f"{each.path} of {each.owner}: otel-limits ledger adopt {each.path} --into LEDGER"
+    why = "; ".join(f"{each.path} of {each.owner}" for each in left[:MAX_EXAMPLES])
+    commands = (
+        f"otel-limits ledger adopt {shlex.quote(str(each.path))} --into LEDGER"
         for each in left[:MAX_EXAMPLES]
     )
-    yield ("Spill files without a ledger", len(left), state, why)
+    yield Check("Spill files without a ledger", len(left), state, why, "; ".join(commands))
 
 
-def _open(balance: Balance, oldest: float) -> Check:
+def _damaged(inquiry: AuditQuery) -> Iterator[Check]:
+    from otel_limits.ledger.maintenance import damages
+
+    found = damages(inquiry.connection)
+    lost = [each for each in found if each.accepted is None]
+    commands = [
+        _command(inquiry, f"ledger accept {shlex.quote(each.file)} --reason REASON")
+        for each in lost[:MAX_EXAMPLES]
+    ]
+    yield Check(
+        "Lost lines of restored spill files",
+        sum(each.lines for each in lost),
+        FAILED if lost else OK,
+        "; ".join(f"{pluralize(each.lines, 'line')} of {each.file}" for each in lost),
+        "; ".join(commands),
+    )
+    accepted = [each for each in found if each.accepted is not None]
+    if accepted:
+        yield Check(
+            "Accepted losses of spill files",
+            sum(each.lines for each in accepted),
+            OK,
+            "; ".join(_acceptance(each) for each in accepted),
+        )
+
+
+def _acceptance(damage: Damage) -> str:
+    by = damage.accepted
+    when = f"by {by.changed_by} at {written(by.at_us, 'time')}"
+    return f"{pluralize(damage.lines, 'line')} of {damage.file}, {when}: {by.reason}"
+
+
+def _open(inquiry: AuditQuery, balance: Balance, oldest: float) -> Check:
     # By the oldest: running agents have no end yet, and killed ones never will.
     is_stale = balance.oldest_open_us is not None and balance.oldest_open_us < oldest
     state = FAILED if is_stale else WAITING if balance.open_invocations else OK
@@ -253,16 +400,21 @@ def _open(balance: Balance, oldest: float) -> Check:
         if is_stale
         else ""
     )
-    return ("Invocations without an end", balance.open_invocations, state, why)
+    command = _command(inquiry, "ledger end-lost --older-than 1d") if state != OK else ""
+    return Check("Invocations without an end", balance.open_invocations, state, why, command)
 
 
-def _unknown(balance: Balance) -> Iterator[Check]:
+def _unknown(inquiry: AuditQuery, balance: Balance) -> Iterator[Check]:
     calls, tokens = balance.calls.calls, balance.calls.tokens
-    share = f"{balance.unmeasured_calls / calls:.1%} of all" if calls else ""
+    found = balance.unmeasured_calls
+    share = f"{found / calls:.1%} of all" if calls else ""
+    look = "audit spend --by model --where state=unmeasured,state=estimated"
     # Never a failure: the provider reported nothing.
-    yield ("Unmeasured calls", balance.unmeasured_calls, OK, share)
-    share = f"{balance.unpriced_tokens / tokens:.1%} of all" if tokens else ""
-    yield ("Unpriced tokens", balance.unpriced_tokens, OK, share)
+    yield Check("Unmeasured calls", found, OK, share, _command(inquiry, look) if found else "")
+    found = balance.unpriced_tokens
+    share = f"{found / tokens:.1%} of all" if tokens else ""
+    look = "ledger reprice --dry-run"
+    yield Check("Unpriced tokens", found, OK, share, _command(inquiry, look) if found else "")
 
 
 def _checks_table(checks: list[Check]) -> Table:
@@ -293,6 +445,7 @@ VERIFY: Final = Question(
     help="Verify that the ledger is complete (exit status 1 if not).",
     answer=verify,
     tables={"verify": CHECKS, "rows": TROUBLES},
+    has_verdict=True,
     options=(
         Option(
             "--stale",

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from otel_limits.audit import parsing
 from otel_limits.audit.question import SELECTION
-from otel_limits.cli import reprice
+from otel_limits.cli import ledger_amendments, reprice
 from otel_limits.cli.command import add_command, add_group, file_name
 from otel_limits.cli.ledger_options import (
     add_ledger_command,
@@ -28,7 +28,7 @@ from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
 
 HELP: Final = """\
-Maintain the ledger: prune, export, import, reprice, upgrade, adopt, salvage.
+Maintain the ledger: prune, export, import, reprice, upgrade, repair.
 """
 
 
@@ -75,6 +75,7 @@ def add(commands: Any) -> None:
     text = "Import a spill file whose ledger was moved or deleted."
     parser = add_ledger_command(group, "adopt", text, adopt, option="--into")
     parser.add_argument("file", type=file_name, metavar="FILE", help="the spill file")
+    ledger_amendments.add(group)
     text = "Recover a damaged SQLite ledger into a new file."
     parser = add_command(group, "salvage", text, report_ledger_errors(salvage))
     parser.add_argument("damaged", type=file_name, metavar="CORRUPT", help="the damaged ledger")

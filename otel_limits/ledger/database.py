@@ -14,11 +14,22 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import sqlalchemy as sa
 
 from otel_limits.ledger import files
-from otel_limits.ledger.rows import ENDING, MAX_INTEGER, RECOUNTS, Row, Rows
+from otel_limits.ledger.rows import (
+    ENDING,
+    LOST,
+    MAX_INTEGER,
+    MODEL_CALLS,
+    RECOUNTS,
+    TOOL_CALLS,
+    Row,
+    Rows,
+)
 from otel_limits.ledger.schema import (
     INVOCATION_TABLE,
+    MAINTENANCE_TABLE,
     METADATA,
     MODEL_CALL_TABLE,
+    RUNS,
     TABLES,
     TOOL_CALL_TABLE,
 )
@@ -109,7 +120,14 @@ class Database:
                 if chosen:
                     changed[table.name] = insert(connection, table, chosen)
             recount(connection, [row["id"] for name, row in rows if name == RECOUNTS])
+            self._recount_lost(connection, rows)
         return changed
+
+    def _recount_lost(self, connection: sa.Connection, rows: Rows) -> None:
+        """Recount invocations that were ended as lost, but are still making calls."""
+        ids = {row["invocation_id"] for name, row in rows if name in (MODEL_CALLS, TOOL_CALLS)}
+        is_lost = (RUNS.action == LOST) & RUNS.id.in_(ids)
+        recount(connection, list(connection.scalars(sa.select(RUNS.id).where(is_lost))))
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
@@ -223,11 +241,23 @@ def insertion(table: sa.Table, dialect: sa.Dialect) -> SQLCompiler:
     maker: Any = importlib.import_module(f"{DIALECTS}.{dialect.name}")
     values = maker.insert(table).values({column: sa.bindparam(column) for column in columns})
     if table is INVOCATION_TABLE:
+        lost: Any = sa.literal_column(f"'{LOST}'")  # no parameter: rows have a value for each
         statement = values.on_conflict_do_update(
             index_elements=["id"],
             set_={column: values.excluded[column] for column in ENDING},
-            # Only once: the first recorded end is the true one.
-            where=values.excluded.ended_us.is_not(None) & table.c.ended_us.is_(None),
+            # Only once: the first recorded end is the true one, unless an operator only assumed it.
+            where=values.excluded.ended_us.is_not(None)
+            & (
+                table.c.ended_us.is_(None)
+                | ((table.c.action == lost) & (values.excluded.action != lost))
+            ),
+        )
+    elif table is MAINTENANCE_TABLE:
+        statement = values.on_conflict_do_update(
+            index_elements=["id"],
+            set_={column: values.excluded[column] for column in ("at_us", "until_us")},
+            # Retention deletes up to a later time each time.
+            where=values.excluded.until_us > table.c.until_us,
         )
     else:
         # A spill file that is restored twice changes nothing.

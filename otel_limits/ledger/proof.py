@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from otel_limits.ledger.rows import SAME_CALL_MICROSECONDS
+from otel_limits.ledger.database import reason_of
+from otel_limits.ledger.rows import LOST, MODEL_CALLS, SAME_CALL_MICROSECONDS
 from otel_limits.ledger.schema import (
     CALL_TOKENS,
     CALLS,
     INVOCATION_TABLE,
     IS_OF_UNKNOWN_SIZE,
+    IS_UNPRICED,
     MODEL_CALL_TABLE,
     RUNS,
+    SPEND_INDEX,
+    TABLES,
+    TOOLS,
 )
 from otel_limits.ledger.totals import COST
 
@@ -115,11 +120,58 @@ def _one(connection: sa.Connection, statement: Any) -> list[int]:
     return [int(value or 0) for value in connection.execute(statement).one()]
 
 
+# --- the file or the heap -------------------------------------------------------------------------
+
+MAX_ERRORS: Final = 20
+"""Errors of a damaged database that are listed."""
+
+
+def damage(connection: sa.Connection) -> list[str]:
+    """Read the whole database, and list its errors.
+
+    SQLite checks the structure of every page, and the sums of the rows are compared with those of
+    the largest index: comparing each entry of each index takes five times as long. PostgreSQL reads
+    every value of every row.
+    """
+    try:
+        if connection.dialect.name == "sqlite":
+            return _damage_of_file(connection)
+        for table in TABLES:
+            statement = f"SELECT sum(octet_length(t::text)) FROM {table.name} t"  # noqa: S608
+            connection.exec_driver_sql(statement).scalar()
+    except (sa.exc.SQLAlchemyError, UnicodeDecodeError) as error:
+        return [reason_of(error)]
+    return []
+
+
+def _damage_of_file(connection: sa.Connection) -> list[str]:
+    found = connection.exec_driver_sql(f"PRAGMA quick_check({MAX_ERRORS})").scalars().all()
+    if list(found) != ["ok"]:
+        return [str(each) for each in found]
+    names = [column.name for column in SPEND_INDEX.columns]
+    measured = [name for name in names if name.endswith(("_tokens", "_pico"))]
+    # Remainders, which add up to 64 bits at most.
+    sums = ", ".join(["count(*)", *(f"sum({name} % 1000000007)" for name in measured)])
+    of_rows, of_index = (
+        # The table itself: a view of its name may hide it.
+        connection.exec_driver_sql(f"SELECT {sums} FROM main.{MODEL_CALLS} {how}").one()  # noqa: S608
+        for how in ("NOT INDEXED", f"INDEXED BY {SPEND_INDEX.name}")
+    )
+    return [] if of_rows == of_index else [f"{SPEND_INDEX.name} differs from its rows"]
+
+
+def has_checksums(connection: sa.Connection) -> bool:
+    """Return whether the database can recognize a changed value: PostgreSQL with checksums."""
+    if connection.dialect.name == "sqlite":
+        return False
+    return bool(connection.exec_driver_sql("SHOW data_checksums").scalar() == "on")
+
+
 # --- row by row -----------------------------------------------------------------------------------
 
 
 def _by_invocation() -> Subquery:
-    """Add up the calls of each invocation, in the order of an index that covers it."""
+    """Add up the calls of each invocation, in the order of an index, from the rows themselves."""
     return (
         sa.select(
             CALLS.invocation_id,
@@ -128,8 +180,13 @@ def _by_invocation() -> Subquery:
             sa.func.max(CALLS.number).label("last"),
             sa.func.sum(CALLS.input_tokens).label("input"),
             sa.func.sum(CALLS.output_tokens).label("output"),
+            sa.func.sum(CALLS.cache_read_tokens).label("cache_read"),
+            sa.func.sum(CALLS.cache_write_tokens).label("cache_write"),
             sa.func.coalesce(sa.func.sum(CALLS.price_pico), 0).label("pico"),
             UNPRICED.label("unpriced"),
+            sa.func.count().filter(IS_UNPRICED).label("unpriced_calls"),
+            sa.func.min(CALLS.agent).label("first_agent"),
+            sa.func.max(CALLS.agent).label("last_agent"),
         )
         .group_by(CALLS.invocation_id)
         .subquery()
@@ -144,11 +201,15 @@ def _is_suspect(c: Any) -> sa.ColumnElement[bool]:
         (c.calls != RUNS.model_calls)
         | (c.input != RUNS.input_tokens)
         | (c.output != RUNS.output_tokens)
+        | (c.cache_read != RUNS.cache_read_tokens)
+        | (c.cache_write != RUNS.cache_write_tokens)
+        | (c.unpriced_calls != RUNS.unpriced_calls)
         | (sa.func.abs(c.pico - RUNS.price_pico) > c.calls)
     )
     has_gap = HAS_ENDED & is_live & (c.last != c.numbered)
     has_namesakes = is_live & (c.numbered != c.calls)
-    return sa.or_(RUNS.id.is_(None), differs, has_gap, has_namesakes)
+    is_of_another = (c.first_agent != RUNS.agent) | (c.last_agent != RUNS.agent)
+    return sa.or_(RUNS.id.is_(None), differs, has_gap, has_namesakes, is_of_another)
 
 
 def scan_totals(connection: sa.Connection) -> tuple[Sequence[int], int]:
@@ -177,14 +238,24 @@ def suspects(connection: sa.Connection) -> Iterator[Any]:
         c.last,
         c.input,
         c.output,
+        c.cache_read,
+        c.cache_write,
         c.pico,
+        c.unpriced_calls,
+        c.first_agent,
+        c.last_agent,
         RUNS.id,
+        RUNS.agent,
         RUNS.ended_us,
         RUNS.source,
         RUNS.model_calls,
         RUNS.input_tokens,
         RUNS.output_tokens,
+        RUNS.cache_read_tokens,
+        RUNS.cache_write_tokens,
         RUNS.price_pico,
+        # Under another name than the sum of its calls.
+        RUNS.unpriced_calls.label("recorded_unpriced"),
     )
     statement = (
         sa.select(*columns)
@@ -204,6 +275,48 @@ def without_calls(connection: sa.Connection) -> Iterator[Any]:
         HAS_ENDED, RUNS.model_calls > 0, ~has_calls
     )
     yield from connection.execute(statement)
+
+
+MAY_LEAVE_TOOLS: Final = ("aborted", "cancelled", "error", "evicted", "killed", "max_duration")
+"""Reasons of ends during which a tool may run, which then counts but has no row."""
+
+
+def tool_suspects(connection: sa.Connection) -> Iterator[Any]:
+    """Iterate over live invocations whose tool calls differ from their count, or have gaps."""
+    # Neither a limit nor a hook let these run, so they do not count.
+    has_run = (TOOLS.status == "success") | TOOLS.duration_us.is_not(None)
+    tools = (
+        sa.select(
+            TOOLS.invocation_id,
+            sa.func.count().label("rows"),
+            sa.func.count(TOOLS.number).label("numbered"),
+            sa.func.max(TOOLS.number).label("last"),
+            sa.func.count().filter(has_run).label("ran"),
+        )
+        .where(TOOLS.source == "live")
+        .group_by(TOOLS.invocation_id)
+        .subquery()
+    )
+    c = tools.c
+    columns = (*c, RUNS.id, RUNS.ended_us, RUNS.tool_calls)
+    differs = HAS_ENDED & RUNS.reason.not_in(MAY_LEAVE_TOOLS) & (c.ran != RUNS.tool_calls)
+    differs &= RUNS.action != LOST  # counted from these rows
+    has_gap = HAS_ENDED & ((c.last != c.numbered) | (c.numbered != c.rows))
+    joined = tools.outerjoin(INVOCATION_TABLE, RUNS.id == c.invocation_id)
+    yield from connection.execute(
+        sa.select(*columns).select_from(joined).where(sa.or_(RUNS.id.is_(None), differs, has_gap))
+    )
+    has_tools = sa.exists().where(TOOLS.invocation_id == RUNS.id)
+    nulls = [sa.null().label(column.name) for column in c if column.name != "invocation_id"]
+    yield from connection.execute(
+        sa.select(RUNS.id.label("invocation_id"), *nulls, *columns[len(c) :]).where(
+            HAS_ENDED,
+            RUNS.source == "live",
+            RUNS.tool_calls > 0,
+            RUNS.reason.not_in(MAY_LEAVE_TOOLS),
+            ~has_tools,
+        )
+    )
 
 
 def unnumbered(connection: sa.Connection, invocation_id: str) -> list[int]:

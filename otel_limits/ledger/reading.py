@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from otel_limits.core.errors import LedgerError, LedgerMovedError, NewerLedgerError
 from otel_limits.ledger import files
 from otel_limits.ledger.database import BUSY_SECONDS, latest, make_engine
-from otel_limits.ledger.rows import RECOUNTS
+from otel_limits.ledger.rows import LOST, RECOUNTS
 from otel_limits.ledger.schema import DAY_MICROSECONDS, INVOCATION_TABLE, TABLES
 from otel_limits.ledger.spill import SpillFiles, rows_in
 from otel_limits.ledger.totals import recount
@@ -38,6 +38,7 @@ KEYS: Final = {
     "otel_limits_tool_calls": ("invocation_id", "number", "at_us"),
     "otel_limits_attributes": ("invocation_id", "key"),
     "otel_limits_quota_changes": ("id",),
+    "otel_limits_maintenance": ("id",),
 }
 """Columns that identify a pending row that is already in its table."""
 
@@ -359,7 +360,8 @@ def _duplicate_conditions(
 ) -> tuple[str, str]:
     """Return the conditions for duplicate pending rows, and for database rows that they hide."""
     if table is INVOCATION_TABLE:
-        known = f"t.id = {kept}.id AND (t.ended_us IS NOT NULL OR {kept}.ended_us IS NULL)"
+        is_final = f"t.ended_us IS NOT NULL AND t.action <> '{LOST}'"
+        known = f"t.id = {kept}.id AND ({is_final} OR {kept}.ended_us IS NULL)"
         condition = f"EXISTS (SELECT 1 FROM {full} t WHERE {known})"  # noqa: S608
         return condition, f" WHERE id NOT IN (SELECT id FROM {kept})"  # noqa: S608
     is_same = "IS" if is_file else "IS NOT DISTINCT FROM"

@@ -8,6 +8,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from otel_limits.ledger.repricing import RECORDED_PICO
+from otel_limits.ledger.rows import LOST
 from otel_limits.ledger.schema import (
     CALLS,
     DAY_MICROSECONDS,
@@ -59,7 +60,13 @@ def stops(
     statement = (
         sa.select(*keys, sa.func.count().label("stops"))
         .select_from(INVOCATION_TABLE)
-        .where(RUNS.source == LIVE, RUNS.ended_us >= since_us, RUNS.ended_us < until_us)
+        .where(
+            RUNS.source == LIVE,
+            # No process counted their end.
+            RUNS.action != LOST,
+            RUNS.ended_us >= since_us,
+            RUNS.ended_us < until_us,
+        )
         .group_by(*keys)
     )
     for row in connection.execute(statement):

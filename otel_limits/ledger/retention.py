@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
+from otel_limits.ledger.database import insert
+from otel_limits.ledger.maintenance import pruned_row
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
     DAY_MICROSECONDS,
     INVOCATION_TABLE,
+    MAINTENANCE_TABLE,
     MODEL_CALL_TABLE,
     QUOTA_CHANGE_TABLE,
     RUNS,
@@ -44,15 +47,17 @@ def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterato
             for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE, ATTRIBUTE_TABLE):
                 connection.execute(table.delete().where(table.c.invocation_id.in_(ids)))
             connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
+            if ids:
+                insert(connection, MAINTENANCE_TABLE, [pruned_row(before_us)])
         if not ids:
             break
         yield len(ids)
     while _delete_orphans(database, before_us, portion):
         yield 0
     with database.changing() as connection:
-        connection.execute(
-            QUOTA_CHANGE_TABLE.delete().where(QUOTA_CHANGE_TABLE.c.at_us < before_us)
-        )
+        is_old = QUOTA_CHANGE_TABLE.c.at_us < before_us
+        if connection.execute(QUOTA_CHANGE_TABLE.delete().where(is_old)).rowcount:
+            insert(connection, MAINTENANCE_TABLE, [pruned_row(before_us)])
     if database.address.file is not None:
         yield from _shrink(database)
 
@@ -122,6 +127,8 @@ def _delete_orphans(database: Database, before_us: int, portion: int) -> int:
             # By a subquery, as PostgreSQL and most builds of SQLite lack `DELETE … LIMIT`.
             result = connection.execute(table.delete().where(table.c.id.in_(old)))
             gone += result.rowcount
+        if gone:
+            insert(connection, MAINTENANCE_TABLE, [pruned_row(before_us)])
     return gone
 
 

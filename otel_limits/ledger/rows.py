@@ -29,8 +29,12 @@ MODEL_CALLS: Final = "otel_limits_model_calls"
 TOOL_CALLS: Final = "otel_limits_tool_calls"
 ATTRIBUTES: Final = "otel_limits_attributes"
 QUOTA_CHANGES: Final = "otel_limits_quota_changes"
+MAINTENANCE: Final = "otel_limits_maintenance"
 RECOUNTS: Final = "recount"
 """Not a table: its rows name invocations whose totals must be recounted."""
+
+LOST: Final = "lost"
+"""Stop reason and action of an invocation whose process vanished, as an operator declared it."""
 
 State = Literal["measured", "zero", "unmeasured", "estimated", "failed"]
 

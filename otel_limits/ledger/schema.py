@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from otel_limits.ledger.rows import (
     ATTRIBUTES,
     INVOCATIONS,
+    MAINTENANCE,
     MODEL_CALLS,
     QUOTA_CHANGES,
     TOOL_CALLS,
@@ -224,6 +225,20 @@ QUOTA_CHANGE_TABLE: Final = sa.Table(
     sa.Column("reason", TEXT),
 )
 
+MAINTENANCE_TABLE: Final = sa.Table(
+    MAINTENANCE,
+    METADATA,
+    sa.Column("id", TEXT, primary_key=True),
+    sa.Column("at_us", BIG, nullable=False),
+    sa.Column("kind", TEXT, nullable=False),
+    sa.Column("subject", TEXT, nullable=False),
+    sa.Column("amount", BIG),
+    sa.Column("until_us", BIG),
+    sa.Column("changed_by", TEXT, nullable=False),
+    sa.Column("reason", TEXT),
+)
+"""Interventions in the ledger; see `maintenance.py` for their kinds."""
+
 for statement in PARTIAL_INDEXES:
     sa.event.listen(METADATA, "after_create", sa.DDL(statement))  # type: ignore[no-untyped-call]
 
@@ -233,11 +248,13 @@ TABLES: Final = (
     MODEL_CALL_TABLE,
     TOOL_CALL_TABLE,
     QUOTA_CHANGE_TABLE,
+    MAINTENANCE_TABLE,
 )
 
 CALLS: Final = MODEL_CALL_TABLE.c
 RUNS: Final = INVOCATION_TABLE.c
 TOOLS: Final = TOOL_CALL_TABLE.c
+RECORDS: Final = MAINTENANCE_TABLE.c
 
 CALL_TOKENS: Final = CALLS.input_tokens + CALLS.output_tokens
 RUN_TOKENS: Final = RUNS.input_tokens + RUNS.output_tokens

@@ -24,7 +24,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from otel_limits.ledger import files
 from otel_limits.ledger.address import database_of
 from otel_limits.ledger.database import Database, complete, identity
-from otel_limits.ledger.rows import RECOUNTS
+from otel_limits.ledger.maintenance import damaged_row
+from otel_limits.ledger.rows import MAINTENANCE, RECOUNTS
 from otel_limits.ledger.schema import METADATA
 
 if TYPE_CHECKING:
@@ -338,21 +339,29 @@ def restore_file(database: Database, path: Path) -> Iterator[int]:
 
 def _moving(database: Database, path: Path, file: IO[bytes]) -> Iterator[int]:
     damaged: list[bytes] = []
+    kept = path.with_suffix(".damaged")
+    last: Rows = []
     # Rows that are already in the database are unchanged, so a crash between the last portion and
     # the deletion does no harm.
     for rows in rows_in(file, damaged):
-        database.write(rows)
-        yield len(rows)
+        if last:
+            database.write(last)
+            yield len(last)
+        last = rows
+    # With the last rows: once all are restored, only this record shows that some are missing.
+    record = [(MAINTENANCE, damaged_row(kept, damaged))] if damaged else []
+    if last or record:
+        database.write([*last, *record])
+        yield len(last)
     if fcntl is None:
         file.close()  # Windows deletes no file that is open
     if not damaged:
         path.unlink(missing_ok=True)
         return
-    kept = path.with_suffix(".damaged")
     path.replace(kept)
     logger.error(
         "otel-limits: spill file %s contains %d damaged lines; the others were restored, and the "
-        "file is kept as %s.",
+        "file is kept as %s. otel-limits audit verify reports them until they are accepted.",
         path,
         len(damaged),
         kept.name,

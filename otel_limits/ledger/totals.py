@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from otel_limits.ledger.rows import tokens
+from otel_limits.ledger.rows import LOST, tokens
 from otel_limits.ledger.schema import CALLS, INVOCATION_TABLE, IS_UNPRICED, RUNS, TOOLS
 
 COST: Final[sa.ColumnElement[Any]] = sa.func.coalesce(
@@ -54,7 +54,7 @@ def recount(
 ) -> None:
     """Recount the totals of finished invocations from their calls.
 
-    A live call may end after its invocation; imported invocations have no other totals.
+    A live call may end after its invocation; imported and lost ones have no other totals.
     """
     if not ids:
         return
@@ -62,12 +62,12 @@ def recount(
     tools = sa.select(sa.func.count()).where(TOOLS.invocation_id == columns.id).scalar_subquery()
     counted = {**_sums({"turns": ANSWERED, "cycles": ANSWERED}, columns), "tool_calls": tools}
     # Live invocations count these themselves: not every answer became a turn.
-    of_import = {
-        name: sa.case((columns.source == "import", total), else_=columns[name])
-        for name, total in counted.items()
+    is_derived = (columns.source == "import") | (columns.action == LOST)
+    derived = {
+        name: sa.case((is_derived, total), else_=columns[name]) for name, total in counted.items()
     }
     ended = columns.id.in_(ids) & columns.ended_us.is_not(None)
-    connection.execute(runs.update().where(ended).values({**_sums(SUMMED, columns), **of_import}))
+    connection.execute(runs.update().where(ended).values({**_sums(SUMMED, columns), **derived}))
 
 
 def add_prices(connection: sa.Connection, ids: Sequence[str]) -> None:

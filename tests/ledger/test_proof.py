@@ -133,7 +133,7 @@ def test_input_that_stands_as_output_is_found(
     (row,) = answer["rows"]
     assert "recorded totals 2 calls, 240 tokens (201 of input)" in row["rows"]
     assert "sums of its calls 2 calls, 240 tokens (200 of input)" in row["rows"]
-    assert answer["complete"].startswith("NOT complete: 1 row fails verification")
+    assert answer["complete"].startswith("NOT complete: 1 check failed (Invocation totals")
     assert "differ by 1 input token, 1 output token;" in ask(capsys, "spend")[1]["complete"]
 
 
@@ -150,7 +150,7 @@ def test_errors_that_cancel_out_are_found(
         )
     status, answer = ask(capsys, "verify")
     assert (status, len(answer["rows"])) == (1, 2)
-    assert answer["complete"].startswith("NOT complete: 2 rows fail verification")
+    assert answer["complete"].startswith("NOT complete: 1 check failed (Invocation totals")
     assert ask(capsys, "spend")[1]["complete"].startswith("Complete in sum: ")
 
 
@@ -453,8 +453,9 @@ def test_an_orphan_fails_when_it_is_old(
         os.utime(path, (time.time() - age,) * 2)
         status, answer = ask(capsys, "verify")
         assert (status, states(answer)[check][1]) == expected
-    (why,) = (each["why"] for each in answer["verify"] if each["check"] == check)
-    assert why == f"{path} of /gone/ledger.db: otel-limits ledger adopt {path} --into LEDGER"
+    (left,) = (each for each in answer["verify"] if each["check"] == check)
+    assert left["why"] == f"{path} of /gone/ledger.db"
+    assert left["command"] == f"otel-limits ledger adopt {path} --into LEDGER"
     assert ask(capsys, "verify", "--stale", "1d")[0] == 0
 
 

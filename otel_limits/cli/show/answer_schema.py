@@ -74,6 +74,8 @@ def schema_of(question: Question) -> dict[str, Any]:
     always = [name for name in rows if name not in question.optional]
     text = {"type": "string"}
     forecast = {"forecast": FORECAST} if question.has_forecast else {}
+    passed = {"type": "boolean", "description": "false if the exit status is 1"}
+    verdict = {"passed": passed} if question.has_verdict else {}
     return {
         "$schema": DIALECT,
         "$id": schema_name(question.name),
@@ -86,11 +88,12 @@ def schema_of(question: Question) -> dict[str, Any]:
             **{name: {"type": "array", "items": row} for name, row in rows.items()},
             "totals": {"type": "object", "properties": rows},
             **forecast,
+            **verdict,
             "summary": {**text, "description": "the result in one sentence"},
             "complete": {**text, "description": "whether the ledger is complete"},
             "text": text,
         },
-        "required": ["schema", "question", "about", *always, "totals", "complete"],
+        "required": ["schema", "question", "about", *always, "totals", *verdict, "complete"],
     }
 
 

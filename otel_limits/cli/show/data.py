@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def as_json(answer: Answer) -> str:
     """Format every table, with money as exact text and times in ISO 8601."""
-    document = {
+    document: dict[str, Any] = {
         "schema": schema_name(answer.question),
         "question": answer.question,
         "about": answer.about,
@@ -34,6 +34,8 @@ def as_json(answer: Answer) -> str:
         document["summary"] = answer.summary
     if answer.forecast is not None:
         document["forecast"] = _forecast(answer.forecast)
+    if answer.passed is not None:
+        document["passed"] = answer.passed
     if answer.complete:
         document["complete"] = answer.complete
     if answer.text:
