@@ -168,8 +168,7 @@ POLICY_READS: Final = f"{sum_rate(select('otel_limits_policy_reads_total'), 'out
 
 # Not filtered by reason: these marks may explain a panel that is.
 KILLS: Final = (
-    sum_rate(select("otel_limits_stops_total", AGENT, ENFORCED, 'reason="killed"'), "agent")
-    + " > 0"
+    sum_rate(select("otel_limits_stops_total", AGENT, 'action="killed"'), "agent") + " > 0"
 )
 ALL_HALTS: Final = (
     sum_rate(select("otel_limits_stops_total", AGENT, ENFORCED), "agent", "reason") + " > 0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import threading
@@ -519,6 +520,28 @@ def test_kill_with_action_raise_raises(make_agent: MakeAgent, source: str) -> No
 
     with pytest.raises(otel_limits.KilledError, match="was killed"):
         make_agent(ScriptedModel(endless(uses("suicide"))), tools=[suicide])("go")
+
+
+@pytest.mark.parametrize("action", ["observe", "halt", "wrap_up", "raise", "ask"])
+def test_kill_is_counted_by_an_action_of_its_own(
+    make_agent: MakeAgent, source: str, action: Any, events: list[Event], metric: Metric
+) -> None:
+    """Alerts and panels about limits count other actions, so a mass kill is no sign of runaways."""
+    enable(Limits(max_turns=9), action=action, observers=[events.append])
+
+    @tool
+    def suicide() -> str:
+        """End everything."""
+        return str(kill(all=True))
+
+    with contextlib.suppress(otel_limits.KilledError):
+        make_agent(ScriptedModel(endless(uses("suicide"))), tools=[suicide])("go")
+    (halt,) = [event for event in events if isinstance(event, Halt)]
+    (stop,) = [event for event in events if isinstance(event, Stop)]
+    assert (halt.action, stop.action, stop.raised) == ("killed", "killed", action == "raise")
+    labels = {"agent": "tester", "reason": "killed"}
+    assert metric("otel_limits_stops_total", **labels, action="killed") == 1
+    assert metric("otel_limits_stops_total", **labels, action="halted") is None
 
 
 def test_kill_after_halt_changes_nothing(

@@ -19,7 +19,7 @@ from otel_limits.audit.question import AGENT, SELECTION, AuditQuery, Option, Que
 from otel_limits.audit.survival import interval
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.events import HALTED
+from otel_limits.core.events import CUT_SHORT, HALTED
 from otel_limits.ledger.rows import MAX_INTEGER, PICODOLLARS, known_cost
 
 SUCCESSES: Final = frozenset(reason for framework in FRAMEWORKS for reason in framework.successes)
@@ -229,11 +229,11 @@ def replay(calls: Iterable[Sequence[Any]], tried: Sequence[CandidateCap]) -> Cut
 
 
 def _at_its_end(row: Any, tried: Sequence[CandidateCap]) -> Cut | None:
-    """Return whether the caps would have halted an invocation exactly where a limit did.
+    """Return whether the caps would have halted an invocation exactly where a limit or a kill did.
 
     It would have continued there; the turns of its last leg are unknown.
     """
-    if row.action not in HALTED:
+    if row.action not in CUT_SHORT:
         return None
     # 0 iterations: rows have none, so `max_iterations` never matches here.
     used = (0, row.turns, row.model_calls, row.input_tokens + row.output_tokens)

@@ -33,6 +33,7 @@ HALTS: Final[Mapping[str, str]] = {
     "raised": "halted and raised",
     "wrapped_up": "halted after a final answer",
     "observed": "would-be halt",
+    "killed": "killed",
 }
 
 COLUMNS: Final = (

@@ -14,7 +14,7 @@ from otel_limits.audit.answer import Answer
 from otel_limits.audit.backtest import is_success
 from otel_limits.audit.question import AGENT, SELECTION, AuditQuery, Option, Question
 from otel_limits.audit.survival import Estimate, percentile
-from otel_limits.core.events import HALTED
+from otel_limits.core.events import CUT_SHORT
 from otel_limits.core.wording import pluralize
 
 ROUND_TO: Final = 2
@@ -60,7 +60,7 @@ def collect(rows: Iterable[Any]) -> dict[str, UsageSamples]:
         if is_success(row):
             each.turns.append(row.turns)
             each.tokens.append(tokens)
-        elif row.action in HALTED:
+        elif row.action in CUT_SHORT:
             each.halted_turns.append(row.turns)
             each.halted_tokens.append(tokens)
     # Agents with failures only are left out.

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from otel_limits.core.limits import Breach, Level, Limits
     from otel_limits.core.quota_state import QuotaRefusal
 
-ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised"]
+ActionTaken = Literal["none", "observed", "halted", "wrapped_up", "raised", "killed"]
 """How otel-limits affected the end of an invocation."""
 
 HALTED: Final = ("halted", "raised", "wrapped_up")
 """Actions that ended an invocation at a limit."""
-SYNTHETIC: Final = ("halted", "raised")
+CUT_SHORT: Final = (*HALTED, "killed")
+"""Those, and kills: the invocation would have continued."""
+SYNTHETIC: Final = ("halted", "raised", "killed")
 """Those that leave a synthetic message; `wrapped_up` leaves the model's final answer."""
 
 CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
@@ -258,6 +260,8 @@ class Stop:
     """USD of the model calls with a known price."""
     unpriced_calls: int = 0
     """Model calls with tokens but without a known price."""
+    raised: bool = False
+    """True if the halt or the kill was raised as an exception."""
     invocation: Invocation | None = field(default=None, compare=False)
     """Its position in the budget tree; not kept in the conversation."""
     levels: tuple[Level, ...] = field(default=(), compare=False)

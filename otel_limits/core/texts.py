@@ -79,7 +79,7 @@ def for_operator(agent: str, verdict: Verdict, action: str) -> str:
     if breach is None:
         is_killed = verdict.reason == KILLED_STOP_REASON
         return (
-            f"{who} was killed by an operator. {KILLED_NEXT}"
+            f"{who} was killed. {KILLED_NEXT}"
             if is_killed
             else f"{who} {done} by {verdict.reason}."
         )

@@ -151,7 +151,7 @@ EMPTY_RESULT: Final = Incident(
     breach=Breach("max_turns", 20, 20, "max_turns", "turns"),
 )  # fmt: skip
 """The query returns no rows, so the agent runs it again."""
-KILLED: Final = Incident(turns=9, reason="killed", action="halted")
+KILLED: Final = Incident(turns=9, reason="killed", action="killed")
 
 INCIDENTS: Final[Mapping[tuple[str, int, int], Incident]] = {
     (WATCHER.name, 0, 3): LOST_PARCEL,

@@ -205,6 +205,6 @@ def call_both(first: Handler, second: Handler) -> Handler:
 def error_of(stop: Stop) -> str:
     """Return the `error.type` of an invocation; a halt that returns a result is not an error."""
     # The class that was raised, because the conventions require a name from the code.
-    if stop.action == "raised":
+    if stop.raised:
         return BY_REASON.get(stop.reason, LimitReachedError).__qualname__
     return UNNAMED_ERROR if stop.reason == "error" else ""

@@ -308,7 +308,7 @@ def possible_halts(event: events.Started) -> Iterator[tuple[str, str]]:
         for action in actions:
             yield reason, action
     # An agent can always be killed, and a kill is never only observed.
-    yield KILLED_STOP_REASON, "raised" if event.action == "raised" else "halted"
+    yield KILLED_STOP_REASON, "killed"
 
 
 def is_of_tokens(limit: str) -> bool:

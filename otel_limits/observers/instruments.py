@@ -60,7 +60,7 @@ STOPS: Final = MetricSpec(
     name="otel_limits_stops_total",
     labels=("agent", "reason", "action"),
     help="Finished invocations by stop reason and action taken (none, observed, halted, "
-    "wrapped_up, raised). For action=observed, reason is the limit that would have halted.",
+    "wrapped_up, raised, killed). For action=observed, reason is the limit that would have halted.",
     unit="{stop}",
 )
 TURNS: Final = MetricSpec(

@@ -108,6 +108,7 @@ class Run(Scope):
         # A would-be halt remains the outcome of the whole invocation, and is published once.
         if self.action != "observed":
             self.action, self.verdict, self.sentence = "none", None, ""
+            self.raised = False
 
     def extend(self, more: Limits) -> None:
         """Raise the limits to what is used now plus `more`."""
@@ -213,6 +214,7 @@ class Run(Scope):
             levels=self.budgets.levels(),
             cost=self.tally.cost,
             unpriced_calls=self.tally.unpriced_calls,
+            raised=self.raised,
             invocation=self.invocation,
         )
 

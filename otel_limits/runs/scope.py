@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from otel_limits.core import events
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, report_suppressed
-from otel_limits.core.limits import LOOP_DETECTED_STOP_REASON, LOOP_LIMITS, Breach
+from otel_limits.core.limits import (
+    KILLED_STOP_REASON,
+    LOOP_DETECTED_STOP_REASON,
+    LOOP_LIMITS,
+    Breach,
+)
 from otel_limits.core.loops import LoopState
 from otel_limits.core.policy import KILLED, Policy, Reached, Verdict, verdict_of
 from otel_limits.core.price import NO_QUOTE, Quote
@@ -91,6 +96,8 @@ class Scope:
     """Why it was halted, or would have been."""
     sentence = ""
     """The halt sentence of `verdict`."""
+    raised = False
+    """True if the halt is raised as an exception."""
     killed = False
     outcome_frozen = False
     """True when its outcome is final, although the framework has not returned yet."""
@@ -180,6 +187,9 @@ class Scope:
         """Record and publish the halt; a would-be halt is published once."""
         if self.action == "observed" and action == "observed":
             return
+        self.raised = action == "raised"
+        # A kill is not a limit, and whatever counts limits must not count it.
+        action = "killed" if verdict.reason == KILLED_STOP_REASON else action
         self.action = action
         self.verdict = verdict
         # Composed here once, because everything that reports it runs deeper in the stack.

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from otel_limits.core.events import HALTED
+from otel_limits.core.events import CUT_SHORT
 from otel_limits.observers import instruments as table
 from otel_limits.top.fleet import RecentHalt
 from otel_limits.top.scrapes import PROCESS_START, Labels, Scrape, ScrapedSample, process_of
@@ -216,7 +216,7 @@ class Follower:
 def hourly_key(sample: ScrapedSample) -> Key | None:
     """Return the key of a sample in the counts of the last hour, if it is counted there."""
     labels, agent = sample.labels, sample.agent
-    if sample.name == table.STOPS.name and labels.get("action") in HALTED:
+    if sample.name == table.STOPS.name and labels.get("action") in CUT_SHORT:
         return ("halt", agent, labels.get("reason", ""))
     if sample.name in ERRORS:
         label, value, what = ERRORS[sample.name]

@@ -32,7 +32,7 @@ MARKS_BY_EVENT: dict[str, set[str]] = {
     "changed": {"Policy files: Policy file accepted"},
     "invalid": {"Policy files: Policy file refused"},
     "fixed": {"Policy files: Policy file accepted"},
-    "killed": {"Kills: worker was killed", "Halts: worker: killed"},
+    "killed": {"Kills: worker was killed"},
     "halted": {"Halts: worker: max_turns"},
     "quiet": set(),
 }

@@ -151,7 +151,7 @@ def test_show_opens_with_what_halted_it(
 
 
 CAP = "by max_turns: 1 of 1 turns used."
-OPERATOR = "Agent 'worker' was killed by an operator."
+OPERATOR = "Agent 'worker' was killed."
 GOES_ON = "Continuing because the action is observe."
 AGAIN = "Call the agent again to continue, or raise the limit."
 OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
@@ -162,7 +162,7 @@ OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
     [
         (Entry(), "worker ended with end_turn after 1 turn without a halt. It used"),
         (
-            Entry(reason="killed", action="raised"),
+            Entry(reason="killed", action="killed"),
             f"{OPERATOR} Call the agent again when it may go on. It had used",
         ),
         (

@@ -384,7 +384,7 @@ def end_direct(run: Run | None, agent: Agent, prompt: object, output: object | N
     if output is not None and not run.tally.model_calls:
         _record_unseen(run, agent, prompt, output)
     # Such a request has no loop: it is halted by a refusal.
-    if output is None and run.verdict is not None and run.action == "raised":
+    if output is None and run.verdict is not None and run.raised:
         run.finish(run.verdict.reason)
     else:
         run.finish("end_turn" if output is not None else "error")

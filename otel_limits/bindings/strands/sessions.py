@@ -147,7 +147,7 @@ class Session:
     @property
     def error(self) -> LimitReachedError | None:
         """The error that ends the stream of events, if that is the action."""
-        if self.run.action != "raised" or self.run.verdict is None:
+        if not self.run.raised or self.run.verdict is None:
             return None
         return limit_reached(self.run.verdict, self.run.stop(self.run.verdict.reason))
 

@@ -48,7 +48,7 @@ def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic
     # timeline.
     span.set_attributes(attributes)
     span.add_event(semconv.HALT_EVENT, attributes)
-    if run.action == "raised":
+    if run.raised:
         error = limit_reached(verdict, run.stop(verdict.reason))
         span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
 

@@ -111,7 +111,7 @@ def _raised(agent: Agent) -> LimitReachedError | None:
     """Return the error that the halt of a leg raises, if any; a hook may have resumed the leg."""
     live = live_of(agent)
     run = live and live.run
-    if run and run.verdict and (run.action == "raised" or refused_to_loop(run)):
+    if run and run.verdict and (run.raised or refused_to_loop(run)):
         return limit_reached(run.verdict, run.stop(run.verdict.reason))
     return None
 
