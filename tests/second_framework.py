@@ -74,6 +74,7 @@ class BotFramework(Listener):
 
     name = "bots"
     module = "tests.second_framework"
+    distribution = "bots"
     parts: Collection[str] = ()
     spans = SpanNames(scope="bots", agent="bot", cycle="step")
     stop_reasons: Collection[str] = ("done",)

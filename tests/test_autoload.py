@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import socket
-import subprocess
 import sys
 import sysconfig
 import timeit
@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from otel_limits.cli import main
 from otel_limits.runtime import autoload
-from otel_limits.runtime.autoload import PTH, START, AutoloadError, install_autoload
+from otel_limits.runtime.autoload import MODULE, PTH, START, AutoloadError, install_autoload
 from tests.launching import ENDLESS, INSTRUMENT, NO_EXPORT, RUN, WITHOUT_EXPORTER, execute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.launching import Ended
 
 ROOT = Path(__file__).parents[1]
@@ -49,18 +48,18 @@ class Environment:
         """Install everything."""
         (self.site / FIRST).write_text(f"{ROOT}\n{PACKAGES}\n")
 
-    def empty(self) -> None:
-        """Uninstall everything, but for the line."""
-        (self.site / FIRST).unlink()
+    def leave(self, *directories: Path) -> None:
+        """Uninstall everything but for the line and the packages in these directories."""
+        (self.site / FIRST).write_text("".join(f"{each}\n" for each in directories))
 
     @property
     def line(self) -> Path:
         """The file that is spoken of."""
         return self.site / "otel_limits_autoload.pth"
 
-    def autoload(self, command: str) -> Ended:
+    def autoload(self, *command: str) -> Ended:
         """Do something to the line."""
-        return execute(self.python, "-m", "otel_limits.cli", "autoload", command)
+        return execute(self.python, "-m", "otel_limits.cli", "autoload", *command)
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +101,8 @@ def test_install_leaves_nothing_else_behind(bare: Environment) -> None:
     """No draft of the file, and a second time changes nothing."""
     for _ in range(2):
         bare.autoload("install")
-        ours = [path.name for path in bare.site.iterdir() if "limits" in path.name]
-        assert ours == [bare.line.name]
+        ours = sorted(path.name for path in bare.site.iterdir() if "limits" in path.name)
+        assert ours == [bare.line.name, MODULE.name]
 
 
 def test_status_shows_whether_autoload_is_installed(bare: Environment) -> None:
@@ -120,7 +119,7 @@ def test_remove_deletes_it(bare: Environment) -> None:
     """Again is harmless."""
     bare.autoload("install")
     assert bare.autoload("remove").output == f"Removed: {bare.line}\n"
-    assert not bare.line.exists()
+    assert [str(path) for path in bare.site.rglob("*limits*")] == []
     again = bare.autoload("remove")
     assert (again.status, again.output) == (0, "Not installed.\n")
 
@@ -160,7 +159,7 @@ def test_doctor_shows_autoload(environment: Environment, bare: Environment) -> N
 
 def test_an_installation_outside_the_environment_is_refused(bare: Environment) -> None:
     """As one in the user's site is, python -I would not find it."""
-    bare.empty()
+    bare.leave()
     ended = execute(
         *(bare.python, "-m", "otel_limits.cli", "autoload", "install"),
         PYTHONPATH=f"{ROOT}{os.pathsep}{PACKAGES}",
@@ -176,7 +175,7 @@ def test_an_environment_that_cannot_be_written_is_refused(
     (tmp_path / "file").touch()
     monkeypatch.setattr(autoload, "autoload_file", lambda: tmp_path / "file" / "line.pth")
     with pytest.raises(AutoloadError, match=r"line\.pth cannot be written: Not a directory\. Run"):
-        install_autoload(os.environ)
+        install_autoload(os.environ, {})
 
 
 def test_an_environment_that_the_system_manages_is_refused(
@@ -187,7 +186,7 @@ def test_an_environment_that_the_system_manages_is_refused(
     monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
     with pytest.raises(AutoloadError, match="managed by the operating system"):
-        install_autoload(os.environ)
+        install_autoload(os.environ, {})
     assert [path.name for path in tmp_path.iterdir()] == ["EXTERNALLY-MANAGED"]
 
 
@@ -197,7 +196,7 @@ def test_a_directory_whose_files_python_does_not_read_is_refused(
     """The line is tried before success is claimed, and taken away again."""
     monkeypatch.setattr(autoload, "autoload_file", lambda: tmp_path / "line.pth")
     with pytest.raises(AutoloadError, match="does not read"):
-        install_autoload(os.environ)
+        install_autoload(os.environ, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -290,65 +289,139 @@ def test_the_line_costs_nearly_nothing_where_nothing_is_set(
 
 # --- what is left after an uninstallation ---------------------------------------------------------
 
-
-@pytest.fixture
-def orphan(bare: Environment) -> Callable[..., Ended]:
-    """Start the Python of an environment that otel-limits was uninstalled from."""
-    bare.autoload("install")
-    bare.empty()
-
-    def start(**variables: str) -> Ended:
-        return execute(*WITHOUT_QUIET, bare.python, "-c", "print('ran')", **variables)
-
-    return start
+IMPORTS = "import strands.agent.agent; print('ran')"
+"""A program with agents: it ends before it has any."""
 
 
+@pytest.fixture(scope="module")
+def orphan(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Return an environment that otel-limits was uninstalled from, but not its line."""
+    made = Environment(tmp_path_factory.mktemp("orphan"))
+    made.autoload("install")
+    made.leave(PACKAGES)
+    return made
+
+
+@pytest.mark.parametrize("program", [IMPORTS, "print('ran')"])
 def test_the_line_that_is_left_is_silent_where_nothing_is_set(
-    orphan: Callable[..., Ended],
+    orphan: Environment, program: str
 ) -> None:
     """Programs without limits must not be disturbed."""
-    ended = orphan()
+    ended = execute(*WITHOUT_QUIET, orphan.python, "-c", program)
     assert (ended.output, ended.log) == ("ran\n", "")
 
 
-def test_leftover_line_warns_when_settings_exist(
-    orphan: Callable[..., Ended],
+def test_leftover_line_is_silent_in_a_program_without_agents(orphan: Environment) -> None:
+    """Even under strict: it may be pip, which could repair the installation."""
+    ended = execute(orphan.python, "-c", "print('ran')", OTEL_LIMITS_STRICT="true", **CAP)
+    assert (ended.status, ended.output, ended.log) == (0, "ran\n", "")
+
+
+@pytest.mark.parametrize(("strict", "status", "output"), [("", 0, "ran\n"), ("true", 2, "")])
+def test_leftover_line_reports_agents_that_are_not_limited(
+    orphan: Environment, strict: str, status: int, output: str
 ) -> None:
-    """One message, and the program continues."""
-    ended = orphan(**CAP)
-    assert ended.output == "ran\n"
+    """Under strict, the program ends before it has an agent."""
+    ended = execute(orphan.python, "-c", IMPORTS, OTEL_LIMITS_STRICT=strict, **CAP)
+    assert (ended.status, ended.output) == (status, output)
     (sentence,) = ended.log.splitlines()
     assert sentence.startswith(
-        "otel-limits: limits are not enforced: it is no longer installed here"
+        "otel-limits: limits are not enforced: otel-limits cannot be imported in "
+        f"{orphan.python} (No module named 'otel_limits"
     )
+
+
+# --- settings that are kept -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def keeping(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Return an environment that keeps settings."""
+    made = Environment(tmp_path_factory.mktemp("keeping"))
+    policy = made.site / "limits.yaml"
+    policy.write_text("agents:\n  other: {limits: {max_turns: 9}}\n")
+    ended = execute(
+        *("env", "--chdir", str(made.site), made.python, "-m", "otel_limits.cli", "autoload"),
+        *("install", "--policy", policy.name, "--set", "max-turns=3"),
+        *("--set", "OTEL_LIMITS_QUIET=true"),
+    )
+    assert ended.status == 0, ended.log
+    return made
+
+
+NOTHING = ("env", "-i")
+"""Begins a command without any variable, as cron and systemd start it."""
+
+
+def test_kept_settings_limit_a_program_without_variables(keeping: Environment) -> None:
+    """Cron has its own environment, and most containers' entry points a part of it."""
+    assert halted(execute(*NOTHING, keeping.python, "-I", ENDLESS))
+
+
+def test_variable_overrides_kept_setting(keeping: Environment) -> None:
+    """One with a value: an empty variable is unset, as everywhere."""
+    for text, calls in (("5", 5), ("", 3)):
+        ended = execute(*NOTHING, f"OTEL_LIMITS_MAX_TURNS={text}", keeping.python, ENDLESS)
+        assert ended.events["model_calls"] == calls
+
+
+def test_status_shows_kept_settings_which_an_upgrade_keeps(keeping: Environment) -> None:
+    """Installing again after an upgrade must not remove limits."""
+    again = keeping.autoload("install")
+    status = keeping.autoload("status")
+    kept = (
+        f"OTEL_LIMITS_MAX_TURNS=3\nOTEL_LIMITS_QUIET=true\n"
+        f"OTEL_LIMITS_POLICY={keeping.site / 'limits.yaml'}\n"
+    )
+    assert again.output.endswith(kept)
+    assert status.output == f"Installed: {keeping.line}\n{kept}"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--set", "max_turns=0"), "OTEL_LIMITS_MAX_TURNS must be a whole number of 1 or more"),
+        (("--set", "max_turn=3"), "OTEL_LIMITS_MAX_TURN is not a setting of otel-limits."),
+        (("--set", "max_turns"), "OTEL_LIMITS_MAX_TURNS has no value."),
+        (("--set", "agent=a\nb"), "OTEL_LIMITS_AGENT must be one line."),
+        (("--set", "prometheus_authorization=Bearer x"), "_AUTHORIZATION contains a secret"),
+        (("--set", "quota_store=redis://:x@host"), "OTEL_LIMITS_QUOTA_STORE contains a secret"),
+        (("--policy", "/missing.yaml"), "/missing.yaml"),
+    ],
+)
+def test_setting_that_cannot_be_kept_is_refused(
+    options: tuple[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is written, so that no program starts with half of its settings."""
+    assert main(["autoload", "install", *options]) == 2
+    assert sentence in capsys.readouterr().err
+    assert autoload.installed_autoload() is None
+
+
+# --- other packages -------------------------------------------------------------------------------
+
+
+def test_agents_imported_by_an_earlier_line_are_limited(environment: Environment) -> None:
+    """A package may import Strands in its own .pth file."""
+    earlier = environment.site / "a_other.pth"
+    earlier.write_text("import strands\n")
+    try:
+        assert halted(execute(environment.python, ENDLESS, **CAP))
+    finally:
+        earlier.unlink()
 
 
 # --- Python 3.15 ----------------------------------------------------------------------------------
 
 
 def test_a_start_file_names_a_function_that_is_there() -> None:
-    """As `pkgutil.resolve_name` reads it: PEP 829."""
-    import pkgutil
-
-    assert callable(pkgutil.resolve_name(START.strip()))
+    """As `pkgutil.resolve_name` reads it, next to the module: PEP 829."""
+    module, _, name = START.strip().partition(":")
+    assert callable(runpy.run_path(str(MODULE))[name])
+    assert module == MODULE.stem
 
 
 def test_python_3_15_gets_a_start_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its .pth files are on the way out."""
     monkeypatch.setattr(autoload, "HAS_START_FILES", True)
     assert autoload.autoload_file().name == "otel_limits_autoload.start"
-
-
-@pytest.mark.timeout(400)
-def test_it_works_as_pip_installs_it(tmp_path: Path) -> None:
-    """From the wheel, into a fresh environment."""
-    python = str(tmp_path / "bin" / "python")
-    venv.create(tmp_path, with_pip=False, symlinks=True)
-    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(tmp_path)}))
-    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps")
-    subprocess.run([*pip, str(ROOT)], check=True, timeout=300, capture_output=True)
-    (site / FIRST).write_text(f"{PACKAGES}\n")  # what it depends on
-    installed = execute(str(tmp_path / "bin" / "otel-limits"), "autoload", "install")
-    assert (installed.status, installed.log) == (0, "")
-    assert str(site) in installed.output
-    assert halted(execute(python, "-I", ENDLESS, **CAP))

@@ -14,8 +14,9 @@ import pytest
 
 from otel_limits import docs
 from otel_limits.cli import main, run_command
-from otel_limits.cli.launch import STARTUP, environment_for
+from otel_limits.cli.launch import environment_for
 from otel_limits.core.values import BOOLEAN
+from otel_limits.settings.children import ON_PATH
 from otel_limits.settings.table import SETTINGS
 from otel_limits.settings.variables import otlp_protocol
 from tests.processes import PATIENCE_SECONDS, bounded
@@ -383,15 +384,17 @@ def test_docs_unknown_page_suggests_existing_ones(
 
 # --- starting a program ---------------------------------------------------------------------------
 
+HOOK = str(ON_PATH)
+
 
 @pytest.mark.parametrize(
     ("inherited", "path"),
     [
-        ({}, [STARTUP]),
-        ({"PYTHONPATH": ""}, [STARTUP]),
-        ({"PYTHONPATH": "/a"}, [STARTUP, "/a"]),
-        ({"PYTHONPATH": f"/a{os.pathsep}"}, [STARTUP, "/a", ""]),
-        ({"PYTHONPATH": f"/a{os.pathsep}{STARTUP}"}, [STARTUP, "/a"]),
+        ({}, [HOOK]),
+        ({"PYTHONPATH": ""}, [HOOK]),
+        ({"PYTHONPATH": "/a"}, [HOOK, "/a"]),
+        ({"PYTHONPATH": f"/a{os.pathsep}"}, [HOOK, "/a", ""]),
+        ({"PYTHONPATH": f"/a{os.pathsep}{HOOK}"}, [HOOK, "/a"]),
     ],
 )
 def test_the_path_of_a_program_is_kept_behind_us(

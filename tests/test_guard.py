@@ -282,7 +282,7 @@ def test_installed_framework_has_every_api() -> None:
 
 def enforcing(metric: Metric) -> dict[str, float]:
     """Sources that are exported, with their values."""
-    sources = ("run", "autoload", "instrumentor", "provider", "code", "plugin")
+    sources = ("run", "autoload", "instrumentor", "provider", "code", "parent", "plugin")
     found: dict[str, Any] = {each: metric("otel_limits_enforcing", source=each) for each in sources}
     return {source: value for source, value in found.items() if value}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import otel_limits
 from otel_limits.bindings.known import FRAMEWORKS
-from otel_limits.cli.launch import environment_for
+from otel_limits.cli.launch import STARTED, environment_for
 from otel_limits.otel.export import tracer_provider
 from otel_limits.startup import otel_limits_startup
 from tests.launching import (
@@ -281,7 +282,7 @@ def test_agents_are_not_touched_while_their_module_is_being_imported(tmp_path: P
 def test_a_program_without_agents_loads_nothing_of_us() -> None:
     """Waiting costs no import, and leaves the path as it was."""
     program = (
-        "import sys; print('otel_limits' in sys.modules, any('cli/startup' in p for p in sys.path))"
+        "import sys; print('otel_limits' in sys.modules, any('otel_limits' in p for p in sys.path))"
     )
     assert execute(*RUN, "--", sys.executable, "-c", program).output == "False False\n"
 
@@ -307,34 +308,82 @@ def test_a_sitecustomize_that_fails_fails_as_it_does_without_us(tmp_path: Path, 
     assert with_us == Ended(0, without.output, without.log * 2)
 
 
+PYTHONS = (
+    sys.executable,
+    *sorted(map(str, Path("~/.pyenv/versions").expanduser().glob("3.*/bin/python"))),
+)
+"""This Python, and the others of this machine."""
+
+
 @pytest.fixture
 def foreign(tmp_path: Path) -> dict[str, str]:
     """Environment of a program whose Python can import Strands, but not otel-limits."""
     (tmp_path / "strands" / "agent").mkdir(parents=True)
     for module in ("strands/__init__.py", "strands/agent/__init__.py", "strands/agent/agent.py"):
         (tmp_path / module).write_text("")
+    info = tmp_path / "strands_agents-1.62.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strands-agents\nVersion: 1.62.0\n")
     (tmp_path / "otel_limits.py").write_text("raise ImportError('it is not here')")
-    return environment_for({"PYTHONPATH": str(tmp_path)}, {})
+    (tmp_path / "sitecustomize.py").write_text("print('theirs')")
+    return {**environment_for({"PYTHONPATH": str(tmp_path)}, {}), STARTED: "another"}
 
 
-def test_python_without_otel_limits_warns_about_missing_limits(foreign: dict[str, str]) -> None:
-    """The program continues, but not silently."""
-    ended = execute(sys.executable, "-c", "import strands.agent.agent; print('ran')", **foreign)
-    assert (ended.status, ended.output) == (0, "ran\n")
-    assert "Run there: pip install otel-limits" in ended.log
+IMPORTS = "import strands.agent.agent; print('ran')"
 
 
-def test_python_without_otel_limits_or_agents_stays_silent(
+@pytest.mark.parametrize("python", PYTHONS)
+def test_python_without_otel_limits_warns_about_missing_limits(
+    foreign: dict[str, str], python: str
+) -> None:
+    """The program continues, but not silently, in every Python that can have a framework."""
+    ended = execute(
+        python, "-c", f"import sys; {IMPORTS}; print(sys.version_info >= (3, 8))", **foreign
+    )
+    assert (ended.status, ended.output[:11]) == (0, "theirs\nran\n")
+    has_frameworks = ended.output.endswith("True\n")  # before, nothing lists what is installed
+    assert ("Run there: pip install otel-limits" in ended.log) is has_frameworks
+    assert ended.log.count("\n") == has_frameworks
+
+
+def test_strict_ends_a_program_with_agents_in_a_python_without_otel_limits(
     foreign: dict[str, str],
 ) -> None:
-    """A helper in another environment does not concern us."""
-    ended = execute(sys.executable, "-c", "import opentelemetry.sdk.trace; print('ran')", **foreign)
-    assert (ended.output, ended.log) == ("ran\n", "")
+    """No handler of the program can keep it."""
+    program = f"try:\n    {IMPORTS}\nfinally:\n    print('continued')"
+    ended = execute(sys.executable, "-c", program, OTEL_LIMITS_STRICT="true", **foreign)
+    assert (ended.status, ended.output) == (2, "theirs\n")
+    assert ended.log.count("Run there: pip install otel-limits") == 1
+
+
+def test_disabled_python_without_otel_limits_stays_silent(foreign: dict[str, str]) -> None:
+    """Missing limits are intended there."""
+    ended = execute(sys.executable, "-c", IMPORTS, OTEL_LIMITS_DISABLED="true", **foreign)
+    assert (ended.output, ended.log) == ("theirs\nran\n", "")
+
+
+@pytest.mark.parametrize("module", ["opentelemetry.sdk.trace", "strands.agent.agent"])
+def test_python_without_otel_limits_or_agents_stays_silent(
+    foreign: dict[str, str], tmp_path: Path, module: str
+) -> None:
+    """A helper in another environment does not concern us, nor another package named strands."""
+    shutil.rmtree(tmp_path / "strands_agents-1.62.0.dist-info")
+    if module == "strands.agent.agent":  # only this one, in a Python without the rest
+        foreign["PYTHONNOUSERSITE"] = "1"
+        program = (
+            f"import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]; {IMPORTS}"
+        )
+    else:
+        program = f"import {module}; print('ran')"
+    ended = execute(sys.executable, "-c", program, **foreign)
+    assert (ended.output, ended.log) == ("theirs\nran\n", "")
 
 
 def test_awaited_modules_cover_every_framework() -> None:
     """Written twice, since the file must work where otel-limits cannot be imported."""
-    assert tuple(framework.module for framework in FRAMEWORKS) == otel_limits_startup.AGENTS
+    assert {
+        framework.module: framework.distribution for framework in FRAMEWORKS
+    } == otel_limits_startup.FRAMEWORKS
 
 
 # --- mistakes in settings that no command checks --------------------------------------------------

@@ -98,6 +98,8 @@ class Framework(Protocol):
     """Name of the framework, e.g. `strands`."""
     module: str
     """The module that every program with agents imports."""
+    distribution: str
+    """Its package, e.g. `strands-agents`."""
     parts: Collection[str]
     """Optional modules, checked only once a program imports them."""
     spans: SpanNames

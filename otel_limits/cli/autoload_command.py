@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from pathlib import Path
 from typing import Any, Final
 
 from otel_limits.cli.command import add_command, add_group, refuse
+from otel_limits.core.secrets import redact_url
 from otel_limits.runtime.autoload import (
     AutoloadError,
     autoload_file,
     install_autoload,
     installed_autoload,
     is_current,
+    kept_settings,
     remove_autoload,
 )
+from otel_limits.settings import environment as config
+from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.policy.file import policy_mistakes
+from otel_limits.settings.table import PREFIX
 from otel_limits.settings.variables import environment
 
 HELP: Final = """\
@@ -26,19 +33,27 @@ container images:
 
   RUN pip install otel-limits && otel-limits autoload install
 
-Without OTEL_LIMITS_* variables it does nothing. It has no effect with python -S or in a hermetic
-PEX.
+Without OTEL_LIMITS_* variables it does nothing, unless `install` keeps settings. It has no effect
+with python -S or in a hermetic PEX.
 """
 
 INSTALL: Final = """\
 Install autoload in this environment.
 
-Writes one line to otel_limits_autoload.pth in site-packages and prints it. Read-only environments,
-those managed by the operating system and per-user installations are not supported.
+Writes one line to otel_limits_autoload.pth in site-packages and prints it, and the module that it
+imports. Read-only environments, those managed by the operating system and per-user installations
+are not supported.
+
+Programs that cron or systemd starts may have no OTEL_LIMITS_* variables. Keep their settings in the
+environment:
+
+  otel-limits autoload install --policy /etc/limits.yaml --set max_turns=30
+
+Variables of a program override them. Installing again without settings keeps them.
 """
 
 STATUS: Final = """\
-Show whether autoload is installed.
+Show whether autoload is installed, and the settings that it keeps.
 
 The exit status is 1 if it is not installed, or if another version installed it.
 """
@@ -55,19 +70,64 @@ NOT_INSTALLED: Final = 1
 def add(commands: Any) -> None:
     """Add `autoload` and its subcommands."""
     group = add_group(commands, "autoload", HELP)
-    add_command(group, "install", INSTALL, install)
+    command = add_command(group, "install", INSTALL, install)
+    command.add_argument("--policy", metavar="FILE", help="policy file to keep as a setting")
+    command.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="setting to keep, e.g. max_turns=30; can be repeated",
+    )
     add_command(group, "status", STATUS, show_status)
     add_command(group, "remove", REMOVE, remove)
 
 
-def install(_options: Namespace) -> int:
+def install(options: Namespace) -> int:
     """Install autoload and print the file."""
+    given = [*options.set, *(() if options.policy is None else (f"POLICY={options.policy}",))]
+    settings = dict(map(_variable, given))
+    mistakes = _mistakes(settings)
+    if mistakes:
+        return refuse(mistakes)
     try:
-        path = install_autoload(environment())
+        path = install_autoload(environment(), settings)
     except AutoloadError as error:
         return refuse([str(error)])
     sys.stdout.write(f"Wrote {path}:\n{path.read_text(encoding='utf-8')}")
+    _show_kept()
     return 0
+
+
+def _variable(text: str) -> tuple[str, str]:
+    """Return the variable and the value of NAME=VALUE, with or without our prefix."""
+    name, _, value = text.partition("=")
+    variable = PREFIX + name.strip().upper().replace("-", "_").removeprefix(PREFIX)
+    # A program may start in another directory.
+    is_path = variable == PREFIX + "POLICY" and value.strip()
+    return variable, str(Path(value).absolute()) if is_path else value.strip()
+
+
+def _mistakes(settings: dict[str, str]) -> list[str]:
+    """Return why settings cannot be kept."""
+    mistakes = [
+        f"{name} contains a secret, which all users of this environment could read. Set it in the "
+        "program's environment."
+        for name, value in settings.items()
+        if name in config.VARIABLES
+        if config.VARIABLES[name].is_secret or redact_url(value) != value
+    ]
+    mistakes += [f"{name} has no value." for name, value in settings.items() if not value]
+    mistakes += [
+        f"{name} must be one line." for name, value in settings.items() if not value.isprintable()
+    ]
+    if mistakes:
+        return mistakes
+    reading = config.read(settings)
+    return [
+        *reading.mistakes,
+        *policy_mistakes(reading, PolicyFile(reading.settings.policy_path)),
+    ]
 
 
 def show_status(_options: Namespace) -> int:
@@ -76,12 +136,19 @@ def show_status(_options: Namespace) -> int:
     if path is None:
         sys.stdout.write(f"Not installed: {autoload_file()} does not exist.\n")
         return NOT_INSTALLED
-    # After an upgrade, the previous version's line may import a module that no longer exists.
-    if not is_current(path):
+    # After an upgrade, the previous version's files may not work with this one.
+    current = is_current()
+    if current:
+        sys.stdout.write(f"Installed: {path}\n")
+    else:
         sys.stdout.write(f"Outdated: {path}. Run: otel-limits autoload install\n")
-        return NOT_INSTALLED
-    sys.stdout.write(f"Installed: {path}\n")
-    return 0
+    _show_kept()
+    return 0 if current else NOT_INSTALLED
+
+
+def _show_kept() -> None:
+    for name, value in kept_settings().items():
+        sys.stdout.write(f"{name}={value}\n")
 
 
 def remove(_options: Namespace) -> int:

@@ -1,7 +1,8 @@
-"""Detects interpreters that would ignore otel-limits, before a program starts.
+"""Detects programs that would run without otel-limits, before they start.
 
 `otel-limits run` uses PYTHONPATH. Python ignores it with -E and -I, skips `sitecustomize` with -S,
-and a PEX runs Python with -E. Such commands are rejected, as they would run without limits.
+and a PEX runs Python with -E. A program of PyInstaller has its own Python, which ignores it, too.
+The Python of another environment may have agents, but not otel-limits. Such commands are rejected.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
-from otel_limits.runtime.autoload import autoloads
+from otel_limits.runtime.autoload import ASK_SECONDS, autoloads
+from otel_limits.startup.otel_limits_startup import FRAMEWORKS
 
 PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*t?(\.exe)?")
 
@@ -23,25 +27,22 @@ PREFIXES: Final = frozenset(
         "chrt",
         "doas",
         "exec",
-        "hatch",
         "ionice",
         "nice",
         "nohup",
-        "pdm",
-        "pipenv",
-        "poetry",
-        "rye",
         "setsid",
         "stdbuf",
         "sudo",
         "taskset",
         "time",
         "timeout",
-        "uv",
         "xvfb-run",
     ]
 )
 """Commands that run another command, given as arguments."""
+
+RUNNERS: Final = frozenset(["hatch", "pdm", "pipenv", "poetry", "rye", "uv"])
+"""The same, but the environment of the command is not the one on our PATH."""
 
 MAX_LAYERS: Final = 10
 """Maximum nesting of commands; a script may refer to itself."""
@@ -52,6 +53,8 @@ class _Layer(NamedTuple):
 
     command: Sequence[str]
     problem: str | None = None
+    is_on_path: bool = True
+    """Whether its program is the one on our PATH."""
 
 
 def isolation_problem(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
@@ -68,10 +71,15 @@ def isolation_problem(command: Sequence[str], environ: Mapping[str, str]) -> str
         program = PurePath(layer.command[0]).name
         if PYTHON.fullmatch(program):
             # A problem of an outer command takes precedence.
-            return layer.problem or _python_problem(layer.command, environ)
+            problem = layer.problem or _python_problem(layer.command, environ)
+            if problem is None and layer.is_on_path:
+                problem = _environment_problem(layer.command, environ)
+            return problem
         layer = _inner(program, layer, environ)
-        if layer is not None and layer.command and _is_pex(Path(layer.command[0])):
-            return _pex_problem(layer.command[0])
+        if layer is not None and layer.command:
+            problem = _bundle_problem(Path(layer.command[0]))
+            if problem is not None:
+                return problem
     return None
 
 
@@ -80,18 +88,20 @@ def _inner(program: str, layer: _Layer, environ: Mapping[str, str]) -> _Layer | 
     if program == "env":
         return _inner_of_env(layer)
     path = environ.get("PATH")
-    if program in PREFIXES:
+    if program in PREFIXES or program in RUNNERS:
         # Skip options: none of their values is the name of a program.
         rest = iter(range(1, len(layer.command)))
         found = next((at for at in rest if shutil.which(layer.command[at], path=path)), None)
-        return None if found is None else _Layer(layer.command[found:], layer.problem)
+        if found is None:
+            return None
+        return _Layer(layer.command[found:], layer.problem, is_on_path=program not in RUNNERS)
     script = shutil.which(layer.command[0], path=path)
     if script is None:
         return None
-    if _is_pex(Path(script)):
+    if _bundle_problem(Path(script)) is not None:
         return _Layer([script], layer.problem)
     words = _first_line(script)
-    return _Layer([*words, script, *layer.command[1:]], layer.problem) if words else None
+    return layer._replace(command=[*words, script, *layer.command[1:]] if words else [])
 
 
 def _inner_of_env(layer: _Layer) -> _Layer | None:
@@ -110,7 +120,7 @@ def _inner_of_env(layer: _Layer) -> _Layer | None:
         elif word.startswith("-S"):
             words = [*word[2:].split(), *words]
         elif not word.startswith("-") and "=" not in word:
-            return _Layer([word, *words], problem)
+            return layer._replace(command=[word, *words], problem=problem)
         if re.fullmatch(r"(-u=?|--unset=)?PYTHONPATH(=.*)?", word):
             problem = (
                 "env would replace PYTHONPATH and so remove all limits. Set PYTHONPATH before "
@@ -145,9 +155,7 @@ def _python_problem(command: Sequence[str], environ: Mapping[str, str]) -> str |
             else ", or run `otel-limits autoload install` with that Python once."
         )
         return f"{command[0]} {option} would ignore all limits. Start it without {option}{advice}"
-    if script is not None and _is_pex(Path(script)):
-        return _pex_problem(script)
-    return None
+    return None if script is None else _bundle_problem(Path(script))
 
 
 def _isolating_option(options: Sequence[str]) -> str | None:
@@ -192,7 +200,84 @@ def _letters(options: Sequence[str]) -> Iterator[str]:
             next(rest, None)
 
 
-# --- PEX ------------------------------------------------------------------------------------------
+PROBE: Final = """\
+import sys
+sys.path[0:1] = sys.argv[1:2]
+try:
+    from importlib import metadata, util
+except ImportError:  # before Python 3.8
+    sys.exit()
+for name in sys.argv[2:]:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        continue
+    if util.find_spec("otel_limits") is None:
+        sys.exit(name)
+"""
+"""Prints a framework that is installed without otel-limits."""
+
+
+def _environment_problem(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """Return why agents of another environment would not be limited."""
+    python = shutil.which(command[0], path=environ.get("PATH"))
+    if python is None or Path(python).parent == Path(sys.executable).parent:
+        return None
+    options, script = _split(command[1:])
+    # As Python will look for modules: next to a script, otherwise in the current directory.
+    directory = "" if script is None else str(Path(script).parent)
+    try:
+        done = subprocess.run(  # noqa: S603  the user's own Python
+            [python, *options, "-c", PROBE, directory, *FRAMEWORKS.values()],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=ASK_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None  # starting the program will show the same problem
+    found = os.fsdecode(done.stderr).strip().splitlines()[-1:]
+    if done.returncode != 1 or found[0] not in FRAMEWORKS.values():
+        return None
+    return (
+        f"{python} has {found[0]} but not otel-limits, so it would ignore all limits. Install it "
+        f"there: {python} -m pip install otel-limits"
+    )
+
+
+# --- programs that bring their own Python ---------------------------------------------------------
+
+PYINSTALLER: Final = b"MEI\014\013\012\013\016"
+"""Begins the end of the archive in each executable of PyInstaller
+(`PyInstaller/archive/writers.py`)."""
+
+LONGEST_END: Final = 1 << 20
+"""Bytes that can follow it, such as the headers of sections or a signature."""
+
+
+def _bundle_problem(path: Path) -> str | None:
+    """Return why a program that brings its own Python cannot be limited from outside."""
+    if _is_pex(path):
+        kind, then = "a PEX", "Add otel-limits to its requirements"
+    elif _is_of_pyinstaller(path):
+        kind, then = "a program of PyInstaller", "Install otel-limits where it is built"
+    else:
+        return None
+    return (
+        f"{path} is {kind}, which ignores PYTHONPATH and so all limits. {then} and call "
+        "otel_limits.enable() in its code; then start it without otel-limits run."
+    )
+
+
+def _is_of_pyinstaller(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LONGEST_END))
+            return PYINSTALLER in file.read()
+    except OSError:
+        return False
 
 
 def _is_pex(path: Path) -> bool:
@@ -208,11 +293,3 @@ def _is_pex(path: Path) -> bool:
             return "PEX-INFO" in archive.namelist()
     except (OSError, zipfile.BadZipFile):
         return False
-
-
-def _pex_problem(path: str) -> str:
-    return (
-        f"{path} is a PEX, which ignores PYTHONPATH and so all limits. Add otel-limits to its "
-        "requirements and call otel_limits.enable() in its code; then start it without "
-        "otel-limits run."
-    )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
-STARTUP: Final = str(Path(__file__).with_name("startup"))
-"""Directory of the `sitecustomize` module that Python imports at startup."""
+from otel_limits.settings.children import path_with_hook
 
 STARTED: Final = "_RUN_BY_OTEL_LIMITS"
 """Variable with the process ID of the program, read by `sitecustomize`."""
@@ -19,10 +17,7 @@ NOT_EXECUTABLE: Final = 126
 
 def environment_for(base: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
     """Return `base` updated with `variables`, and with the startup directory on its path."""
-    inherited = base["PYTHONPATH"].split(os.pathsep) if base.get("PYTHONPATH") else []
-    # First, because Python imports only one `sitecustomize`; ours then imports the next one.
-    path = [STARTUP, *(entry for entry in inherited if entry != STARTUP)]
-    return {**base, **variables, "PYTHONPATH": os.pathsep.join(path)}
+    return {**base, **variables, "PYTHONPATH": path_with_hook(base.get("PYTHONPATH"))}
 
 
 def replace_process(command: list[str], environ: Mapping[str, str]) -> tuple[int, str]:

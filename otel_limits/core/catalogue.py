@@ -134,7 +134,10 @@ def installed_version() -> str | None:
     """Return the version of the package, without importing it."""
     if importlib.util.find_spec(PACKAGE.replace("-", "_")) is None:
         return None
-    return importlib.metadata.version(PACKAGE)
+    try:
+        return importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:  # in a frozen application
+        return "unknown"
 
 
 def bundled_catalog() -> DataSnapshot:

@@ -6,13 +6,13 @@ transaction.
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError, NewerLedgerError
+from otel_limits.core.version import own_version
 from otel_limits.ledger.schema import METADATA, VERSIONS
 
 LOCK_KEY: Final = 6_835_226_430_014
@@ -54,8 +54,7 @@ def migrate(connection: sa.Connection, upgrades: Sequence[Upgrade] = UPGRADES) -
         for upgrade in upgrades[found - 1 :]:
             upgrade(connection)
         connection.execute(VERSIONS.delete())
-    written_by = importlib.metadata.version("otel-limits")
-    connection.execute(VERSIONS.insert().values(version=wanted, written_by=written_by))
+    connection.execute(VERSIONS.insert().values(version=wanted, written_by=own_version()))
 
 
 def version_of(connection: sa.Connection) -> int:

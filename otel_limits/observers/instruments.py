@@ -285,7 +285,7 @@ ENFORCING: Final = MetricSpec(
     name="otel_limits_enforcing",
     labels=("source",),
     help="1 if limits are enforced, 0 if otel-limits is enabled but cannot halt agents. source "
-    "is how it was enabled first: run, autoload, instrumentor, provider, code or plugin. "
+    "is how it was enabled first: run, autoload, instrumentor, provider, code, parent or plugin. "
     "Set when an agent framework is imported; the minimum of several processes.",
     kind="minimum",
 )

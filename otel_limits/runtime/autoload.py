@@ -1,9 +1,12 @@
-"""The line that loads otel-limits automatically in every Python process of an environment.
+"""The files that load otel-limits automatically in every Python process of an environment.
 
-It is in a file that Python reads at startup, in the environment's `purelib`: a `.pth` file
+They are in the environment's `purelib`: a `.pth` file that Python reads at startup
 (<https://docs.python.org/3/library/site.html>), or from Python 3.15 a `.start` file, which names a
-function instead of containing code (<https://peps.python.org/pep-0829/>). Only the command
-`otel-limits autoload install` writes it.
+function instead of containing code (<https://peps.python.org/pep-0829/>); the module that it
+imports; and settings, if any are kept. Only the command `otel-limits autoload install` writes them.
+
+The module is a copy, so it outlives the package: after an incomplete uninstallation it still
+reports that agents are not limited.
 """
 
 from __future__ import annotations
@@ -14,32 +17,34 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Final
 
+from otel_limits.startup import otel_limits_startup
+
 NAME: Final = "otel_limits_autoload"
+
+MODULE: Final = Path(otel_limits_startup.__file__)
+"""The module that is copied."""
 
 HAS_START_FILES: Final = sys.version_info >= (3, 15)
 
+# One line, because Python runs a .pth file line by line, and plain, because scanners look for
+# hidden code there.
+PTH_WITH_SETTINGS: Final = f"import {MODULE.stem}; {MODULE.stem}.autoload()\n"
 PTH: Final = (
-    # One line, because Python runs a .pth file line by line, and plain, because scanners look for
-    # hidden code there. A virtual environment's files run twice, hence the marker module.
-    'import os, sys; any(name.startswith("OTEL_LIM") for name in os.environ) and '
-    f'"{NAME}" not in sys.modules and '
-    '(__import__("otel_limits_startup").autoload() '
-    'if __import__("importlib.util").util.find_spec("otel_limits_startup") '
-    f"else sys.modules.update({NAME}=None) or "
-    'sys.stderr.write("otel-limits: limits are not enforced: it is no longer installed here. '
-    f'Install it, or delete {NAME}.pth in " + sys.prefix + ".\\n"))\n'
+    'import os; any(name.startswith("OTEL_LIM") for name in os.environ) and '
+    f'__import__("{MODULE.stem}").autoload()\n'
 )
-"""Does nothing if no variable is set, and reports that the package has been uninstalled."""
+"""Does nothing if no variable is set."""
 
-START: Final = "otel_limits_startup:autoload\n"
+START: Final = f"{MODULE.stem}:autoload\n"
 
 ASK_SECONDS: Final = 20
 """How long a Python process may take to show whether it autoloads."""
 
-IS_WAITING: Final = "import sys; sys.exit('otel_limits_startup' not in sys.modules)"
+IS_WAITING: Final = f"import sys; sys.exit('{MODULE.stem}' not in sys.modules)"
 
 
 class AutoloadError(Exception):
@@ -58,29 +63,40 @@ def installed_autoload() -> Path | None:
     return path if path.is_file() else None
 
 
-def is_current(path: Path) -> bool:
-    """Return whether the line is the one that this version writes."""
-    return path.read_text(encoding="utf-8") == _text()
+def kept_settings() -> dict[str, str]:
+    """Return the settings that are kept next to the line, by variable."""
+    return otel_limits_startup.kept_settings(str(_settings_file()))
 
 
-def install_autoload(environ: Mapping[str, str]) -> Path:
-    """Write the line into this Python's environment, and test it.
+def is_current() -> bool:
+    """Return whether all files are those that this version writes."""
+    return all(
+        path.is_file() and path.read_text(encoding="utf-8") == text
+        for path, text in _files(kept_settings())
+    )
+
+
+def install_autoload(environ: Mapping[str, str], settings: Mapping[str, str]) -> Path:
+    """Write the files into this Python's environment, and test them.
 
     Args:
         environ: The environment variables of the test.
+        settings: The settings to keep, by variable. If there are none, those of an earlier
+            installation are kept.
 
     Raises:
-        AutoloadError: It cannot be written, or has no effect.
+        AutoloadError: They cannot be written, or have no effect.
     """
     path = autoload_file()
     _require_own_environment()
-    if not _succeeds([sys.executable, "-I", "-c", "import otel_limits_startup"], environ):
+    if not _succeeds([sys.executable, "-I", "-c", "import otel_limits"], environ):
         raise AutoloadError(
             "otel-limits is not installed in this environment, but for this user or on "
             "PYTHONPATH, which python -I ignores. Install it into a virtual environment."
         )
     try:
-        _write(path, _text())
+        for file, text in _files(settings or kept_settings()):
+            _write(file, text)
     except OSError as error:
         raise AutoloadError(
             f"{path} cannot be written: {error.strerror}. Run this when creating the environment, "
@@ -96,19 +112,37 @@ def install_autoload(environ: Mapping[str, str]) -> Path:
 
 
 def remove_autoload() -> Path | None:
-    """Delete the line; return its file, or `None` if it was not installed.
+    """Delete the files; return the one with the line, or `None` if it was not installed.
 
     Raises:
-        AutoloadError: It cannot be deleted.
+        AutoloadError: One of them cannot be deleted.
     """
     path = autoload_file()
+    found = installed_autoload()
     try:
-        path.unlink()
-    except FileNotFoundError:
-        return None
+        # The line first, as it needs the module.
+        module = path.with_name(MODULE.name)
+        for file in (path, _settings_file(), module, Path(cache_from_source(str(module)))):
+            file.unlink(missing_ok=True)
     except OSError as error:
         raise AutoloadError(f"{path} cannot be deleted: {error.strerror}.") from None
-    return path
+    return found
+
+
+def _settings_file() -> Path:
+    return autoload_file().with_name(otel_limits_startup.SETTINGS)
+
+
+def _files(settings: Mapping[str, str]) -> list[tuple[Path, str]]:
+    """Return the files to write, in this order, with their contents."""
+    line = PTH_WITH_SETTINGS if settings else PTH
+    path = autoload_file()
+    kept = "".join(f"{name}={value}\n" for name, value in settings.items())
+    return [
+        (path.with_name(MODULE.name), MODULE.read_text(encoding="utf-8")),
+        *([(_settings_file(), kept)] if settings else ()),
+        (path, START if HAS_START_FILES else line),
+    ]
 
 
 def autoloads(python: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -146,15 +180,12 @@ def _require_own_environment() -> None:
         )
 
 
-def _text() -> str:
-    return START if HAS_START_FILES else PTH
-
-
 def _write(path: Path, text: str) -> None:
     """Replace the file atomically: another Python may start at any moment."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")
+        draft.chmod(0o644)  # for all users of the environment, like its other modules
         draft.replace(path)
     finally:
         with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import LIMITS, NO_LIMITS, Limits, require_limits
@@ -22,6 +22,12 @@ from otel_limits.runtime.guard import Source, end_process
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.runtime.shutdown import flush_on_sigterm, report_unscraped
 from otel_limits.settings import environment as config
+from otel_limits.settings.children import (
+    CHILD_ENVIRONMENT,
+    Inherited,
+    inherited,
+    obstacle_of_children,
+)
 from otel_limits.settings.policy.file import PolicyFile, price_mistakes
 
 if TYPE_CHECKING:
@@ -32,6 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("otel_limits")
 
+ARGUMENTS: Final = ("limits", "action", "tree", "halt_message", "observers", "children")
+"""Arguments of `enable()` other than single caps."""
+
 
 def enable(
     limits: Limits | None = None,
@@ -40,12 +49,16 @@ def enable(
     tree: Limits | None = None,
     halt_message: str | None = None,
     observers: Sequence[Observer] = (),
+    children: bool = True,
     **caps: Unpack[Caps],
 ) -> None:
     """Limit all agents of this process, existing and new: `enable(max_turns=30)`.
 
     Arguments override the environment, the policy file overrides both, and a `LimitsPlugin`
     overrides all. Another call replaces the arguments of the last one for new invocations.
+
+    Child processes inherit the arguments through their environment, except for observers. Their own
+    variables and calls override them.
 
     Args:
         limits: Caps. Those that are `None` come from the environment.
@@ -55,6 +68,7 @@ def enable(
             `{limit}` and `{used}`.
         observers: Functions called with every event (`otel_limits.Event`). Their errors are logged
             and counted, and don't affect agents.
+        children: Limit agents of child processes as well. False leaves `os.environ` unchanged.
         caps: Single caps, by the names of `Limits`. They override those in `limits`, as in
             `enable(DEFAULTS, max_turns=5)`.
 
@@ -64,8 +78,7 @@ def enable(
     """
     unknown = next((name for name in caps if name not in LIMITS), None)
     if unknown is not None:
-        named = (*LIMITS, "limits", "action", "tree", "halt_message", "observers")
-        near = closest_match(unknown, named)
+        near = closest_match(unknown, (*LIMITS, *ARGUMENTS))
         hint = f". Did you mean {near}?" if near else ""
         raise TypeError(f"enable() got an unexpected keyword argument {unknown!r}{hint}")
     reading = config.read()
@@ -90,6 +103,24 @@ def enable(
     settings = replace(reading.settings, policy=policy)
     RUNTIME.start(settings, observers, policy_file)
     _warn(reading)
+    if not children or settings.disabled:
+        CHILD_ENVIRONMENT.restore()
+        return
+    obstacle = obstacle_of_children()
+    if obstacle is None:
+        CHILD_ENVIRONMENT.write(own, len(observers))
+    else:
+        _warn_about_children(obstacle)
+
+
+@functools.cache
+def _warn_about_children(obstacle: str) -> None:
+    """Report once that child processes are not limited."""
+    logger.warning(
+        "otel-limits: child processes are not limited, except by fork: %s. Call enable() in them, "
+        "or pass children=False here if there are none.",
+        obstacle,
+    )
 
 
 def _require_observers(observers: object) -> None:
@@ -104,36 +135,50 @@ def _require_observers(observers: object) -> None:
 
 def disable() -> None:
     """Undo `enable()`. Agents with a `LimitsPlugin` keep its limits."""
+    CHILD_ENVIRONMENT.restore()
     RUNTIME.stop()
 
 
 def enable_leniently(source: Source) -> None:
     """Enable from the environment without raising, which would stop other instrumentations.
 
-    Invalid settings are logged and counted, and valid ones apply. With `OTEL_LIMITS_STRICT=true`
-    the process exits with status 2 instead.
+    Limits that the parent process set with `enable()` apply as well. Invalid settings are logged
+    and counted, and valid ones apply. With `OTEL_LIMITS_STRICT=true` the process exits with status
+    2 instead.
     """
-    reading = config.read()
+    parent, unreadable = Inherited(), list[str]()
+    try:
+        parent = inherited() or parent
+    except ValueError as error:
+        unreadable.append(str(error))
+    reading = config.read(parent.variables or None)
     policy_file = PolicyFile(reading.settings.policy_path)
-    policy = reading.settings.policy
+    policy = reading.settings.policy.overridden_by(parent.own)
+    settings = replace(reading.settings, policy=policy)
     unpriced = price_mistakes([policy.limits, policy.tree], policy_file.document)
-    mistakes = (*reading.mistakes, *policy_file.mistakes, *unpriced)
-    if mistakes and reading.settings.strict:
+    mistakes = (*unreadable, *reading.mistakes, *policy_file.mistakes, *unpriced)
+    if mistakes and settings.strict:
         end_process(mistakes)
     try:
-        RUNTIME.start(reading.settings, policy_file=policy_file, source=source)
+        RUNTIME.start(settings, policy_file=policy_file, source=source)
     except Exception as error:
-        if reading.settings.strict:
+        if settings.strict:
             end_process([f"Enabling failed ({error!r})."])
         RUNTIME.report_disabled(source, f"enabling failed ({redact_url(repr(error))}).")
         # Log the traceback at DEBUG only.
         logger.debug("otel-limits: enabling failed", exc_info=True)
         return
     # The mistakes of the policy file have been logged with their consequences.
-    for mistake in (*reading.mistakes, *unpriced):
+    for mistake in (*unreadable, *reading.mistakes, *unpriced):
         logger.error("otel-limits: %s All other settings apply.", mistake)
         LIVE.observers.publish_internal_error("config")
     _warn(reading)
+    if parent.observers:
+        logger.warning(
+            "otel-limits: limits are those of %s in the parent process, but its observers are not "
+            "called here. Call enable() with them in this process.",
+            parent.own.origin,
+        )
 
 
 def _warn(reading: config.Reading) -> None:
@@ -168,6 +213,12 @@ def enable_for_autoload() -> None:
     if not RUNTIME.is_on:
         enable_leniently("autoload")
     _provide_missing()
+
+
+def enable_for_parent() -> None:
+    """Enable in a child process of a program that called `enable()`."""
+    if not RUNTIME.is_on:
+        enable_leniently("parent")
 
 
 def _provide_missing() -> None:

@@ -20,9 +20,12 @@ logger = logging.getLogger("otel_limits")
 
 NOT_ENFORCED: Final = "limits are not enforced: %s"
 
-Source: TypeAlias = Literal["run", "autoload", "instrumentor", "provider", "code", "plugin"]
+Source: TypeAlias = Literal[
+    "run", "autoload", "instrumentor", "provider", "code", "parent", "plugin"
+]
 """How otel-limits was enabled: `otel-limits run`, `otel-limits autoload`,
-`opentelemetry-instrument`, `OTEL_PYTHON_TRACER_PROVIDER`, `enable()`, or a `LimitsPlugin`."""
+`opentelemetry-instrument`, `OTEL_PYTHON_TRACER_PROVIDER`, `enable()`, `enable()` in the parent
+process, or a `LimitsPlugin`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

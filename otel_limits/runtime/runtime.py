@@ -258,22 +258,34 @@ class Runtime:
             self._follow_own(config.read().settings)
         if not self._provides:
             return
-        self._provides = False
-        self.export_over_otlp()
+        # Other threads that call their first agent wait: their spans need the provider.
+        with self._lock:
+            is_first = self._provides
+            try:
+                if is_first:
+                    self._provide()
+            finally:
+                self._provides = False
+        if is_first:
+            self._guard.publish_state()
+
+    def _provide(self) -> None:
+        self._connect_otlp()
         # The API returns a proxy until a provider is set, and rejects a second one with a warning.
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             trace.set_tracer_provider(make_tracer_provider())
 
-    @suppress_errors("export")
     def export_over_otlp(self) -> None:
         """Export metrics and events as OTEL_EXPORTER_OTLP_* requires, unless the program does."""
-        settings = self._settings
-        if settings is None:
-            return
         with self._lock:
-            self._wiring.providers = make_otlp_providers()
-            self._wire(settings)
+            self._connect_otlp()
         self._guard.publish_state()
+
+    @suppress_errors("export")
+    def _connect_otlp(self) -> None:
+        if self._settings is not None:
+            self._wiring.providers = make_otlp_providers()
+            self._wire(self._settings)
 
 
 def _settings_without_start(settings: Settings) -> Settings:

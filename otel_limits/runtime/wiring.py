@@ -10,12 +10,12 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.pricing import Prices
 from otel_limits.core.secrets import redact_url
+from otel_limits.core.version import own_version
 from otel_limits.observers.first_calls import FirstCalls
 from otel_limits.observers.log import LogObserver
 from otel_limits.observers.protocol import LazyObserver
@@ -98,14 +98,6 @@ def make_tracer_provider() -> TracerProvider:
 
 
 # --- the observers that a process can have --------------------------------------------------------
-
-
-def own_version() -> str:
-    """Return the version of otel-limits; a frozen application may lack its metadata."""
-    try:
-        return version("otel-limits")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def own_service() -> Service:

@@ -19,6 +19,14 @@ def variable(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def set_variable(name: str, text: str | None) -> None:
+    """Set a variable of this process, which its children inherit; `None` removes it."""
+    if text is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = text
+
+
 def data_directory(environ: Mapping[str, str] | None = None) -> Path:
     """Return the data directory of this user, by the conventions of the platform."""
     environ = environment() if environ is None else environ

@@ -1,1 +1,1 @@
-"""Imported while Python starts, and therefore minimal and on its own path."""
+"""Modules that Python imports at startup, before a program and without the rest of the package."""

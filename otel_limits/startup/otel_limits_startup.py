@@ -1,13 +1,14 @@
 """Enables otel-limits when a framework is imported.
 
-Imported by the `sitecustomize` of `otel-limits run` and by the line of `otel-limits autoload
-install`, in every Python process, with or without agents. So it imports otel-limits only when
-needed and never raises. It is outside the package, because importing the package takes 0.2 seconds.
-It must run on Python 3.6, because `run` also adds it to interpreters of other environments.
+Imported by our `sitecustomize`, and copied into an environment by `otel-limits autoload install`.
+It runs in every Python process there, with or without agents. So it imports otel-limits only when
+needed, and never raises. It is imported by itself, because importing the package takes 0.2 seconds.
+It must run on Python 3.6, because it is also on the path of interpreters of other environments.
 """
 
 import os
 import sys
+from _thread import RLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,27 +17,63 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# The modules of all frameworks in `otel_limits.bindings.known`, which must not be imported yet. A
-# test compares the two.
-AGENTS = ("strands.agent.agent",)
-TRIGGERS = ("opentelemetry.sdk.trace", *AGENTS)
+# A test compares this with `otel_limits.bindings.known`, which must not be imported yet.
+FRAMEWORKS = {"strands.agent.agent": "strands-agents"}
+"""The module of each framework that every program with agents imports, and its distribution."""
+TRIGGERS = ("opentelemetry.sdk.trace",) + tuple(FRAMEWORKS)  # noqa: RUF005  Python 3.6
 """Imports after which otel-limits can attach, also to a provider that is created early."""
 
-WAYS = {"run": "enable_for_run", "autoload": "enable_for_autoload"}
+WAYS = {
+    "run": "enable_for_run",
+    "autoload": "enable_for_autoload",
+    "parent": "enable_for_parent",
+}
 """The function of `otel_limits.runtime.enable` to call, by source."""
+
+RUN = "_RUN_BY_OTEL_LIMITS"
+"""Variable with the ID of the process that `otel-limits run` became."""
+
+SETTINGS = "otel_limits_autoload.env"
+"""The file next to a copy of this module with the settings that autoload keeps."""
+
+LONGEST_WAIT_SECONDS = 30
+"""How long a thread waits until another one has enabled otel-limits."""
 
 
 def autoload() -> None:
     """Wait for agents if a variable is set. Called at the start of Python by autoload."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    for name, value in kept_settings(os.path.join(here, SETTINGS)).items():
+        if not os.environ.get(name, "").strip():  # an empty variable is unset
+            os.environ[name] = value
     if any(name.startswith("OTEL_LIM") for name in os.environ):  # also OTEL_LIMIT_MAX_TURNS
         wait("autoload")
 
 
+def kept_settings(path: str) -> "dict[str, str]":
+    """Return the variables in a file of lines such as NAME=VALUE, if there is one."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        report("%s cannot be read (%s)." % (path, error))
+        return {}
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
 def wait(way: str) -> None:
-    """Wait for agents. The last caller determines the source."""
+    """Wait for agents, or enable otel-limits now if they are imported already.
+
+    The last caller determines the source.
+    """
     FINDER.way = way
     if not FINDER.is_done and FINDER not in sys.meta_path:
         sys.meta_path.insert(0, FINDER)
+    for name in TRIGGERS:
+        if name in sys.modules:  # e.g. by a .pth file of another package
+            FINDER.loaded(name)
 
 
 class TriggerFinder:
@@ -46,6 +83,7 @@ class TriggerFinder:
         """Start waiting."""
         self.way = ""
         self.is_done = False
+        self._lock = RLock()
         # Names being looked up: other finders may start another lookup.
         self._asking = set()  # type: set[str]
 
@@ -76,25 +114,77 @@ class TriggerFinder:
 
     def loaded(self, name: str) -> None:
         """Enable, unless this has been done or a framework is still being imported."""
-        is_early = name not in AGENTS and any(module in sys.modules for module in AGENTS)
-        if self not in sys.meta_path or is_early:
+        if name not in FRAMEWORKS and any(module in sys.modules for module in FRAMEWORKS):
             return
+        # Another thread that imports agents waits until they are limited.
+        has_lock = self._lock.acquire(timeout=LONGEST_WAIT_SECONDS)
+        try:
+            if not self.is_done:
+                self._enable(name)
+        finally:
+            if has_lock:
+                self._lock.release()
+
+    def _enable(self, name: str) -> None:
         try:
             from otel_limits.runtime import enable as starting
 
-            # None while the program itself imports otel-limits, and thereby the SDK: the module is
-            # incomplete. The import of a framework enables later.
-            enable = getattr(starting, WAYS[self.way], None)
-            if enable is not None:
+            # It is incomplete while the program itself imports otel-limits, and thereby the SDK.
+            # The import of a framework enables later.
+            if name not in FRAMEWORKS and not hasattr(starting, WAYS[self.way]):
+                return
+            enable = getattr(starting, WAYS[self.way])
+            self.is_done = True  # first, as the triggers are also imported by what follows
+            enable()
+            if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self.is_done = True
-                enable()
         except Exception as error:  # noqa: BLE001  must not affect the program
-            if name in AGENTS:  # a program with only the SDK needs no limits
-                sys.stderr.write(
-                    f"otel-limits: limits are not enforced: cannot be imported in {sys.executable} "
-                    f"({error}). Run there: pip install otel-limits\n"
-                )
+            self.is_done = False
+            if is_installed(FRAMEWORKS.get(name)):  # the SDK alone needs no limits
+                report_missing(error)
+
+
+def is_installed(distribution: "str | None") -> bool:
+    """Return whether a framework is installed here; other modules may have the same name."""
+    try:
+        from importlib.metadata import version  # Python 3.8; all frameworks need a later one
+
+        return distribution is not None and bool(version(distribution))
+    except Exception:  # noqa: BLE001  must not affect the program
+        return False
+
+
+def report_missing(error: Exception) -> None:
+    """Report that agents are not limited here; end the process if it must not run without limits.
+
+    It must not if OTEL_LIMITS_STRICT is set, or if `otel-limits run` became this process.
+    """
+    if is_true("OTEL_LIMITS_DISABLED"):
+        return
+    report(
+        "otel-limits cannot be imported in %s (%s). Run there: pip install otel-limits"
+        % (sys.executable, error)
+    )
+    if is_true("OTEL_LIMITS_STRICT") or os.environ.get(RUN) == str(os.getpid()):
+        try:
+            sys.stdout.flush()  # `os._exit` flushes nothing
+        except (AttributeError, OSError, ValueError):
+            pass
+        os._exit(2)  # an exception could be handled
+
+
+def report(reason: str) -> None:
+    """Write on standard error why limits are not enforced."""
+    try:  # a stream can be missing or closed
+        sys.stderr.write("otel-limits: limits are not enforced: %s\n" % reason)
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        pass
+
+
+def is_true(name: str) -> bool:
+    """Return whether a variable is set to true."""
+    return os.environ.get(name, "").strip().lower() == "true"
 
 
 class NotifyingLoader:

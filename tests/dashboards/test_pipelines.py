@@ -47,7 +47,8 @@ from tests.dashboards.servers import (
 from tests.processes import free_port
 
 AUTOLOADED: Final = (
-    "import otel_limits_startup, runpy; otel_limits_startup.autoload(); "
+    "from otel_limits.startup import otel_limits_startup; import runpy; "
+    "otel_limits_startup.autoload(); "
     f"runpy.run_module({PROGRAM!r}, run_name='__main__')"
 )
 """Runs the agents as under `otel-limits autoload install`."""

@@ -27,7 +27,10 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows ends processes 
 
 STAYING = str(Path(__file__).with_name("staying.py"))
 BY_RUN = (*RUN, "--max-turns", "2", "--", sys.executable, STAYING)
-LINE = "import otel_limits_startup as startup, runpy, sys; startup.autoload(); "
+LINE = (
+    "from otel_limits.startup import otel_limits_startup as startup; "
+    "import runpy, sys; startup.autoload(); "
+)
 AUTOLOADED = (sys.executable, "-c", f"{LINE}runpy.run_path(sys.argv[1])", STAYING)
 """The line of `otel-limits autoload install`, run in a temporary environment."""
 

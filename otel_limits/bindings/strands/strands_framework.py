@@ -19,6 +19,7 @@ class StrandsFramework:
 
     name = "strands"
     module = "strands.agent.agent"
+    distribution = "strands-agents"
     parts: Collection[str] = (
         "strands.multiagent.graph",
         "strands.multiagent.swarm",

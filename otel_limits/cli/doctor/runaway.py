@@ -199,6 +199,7 @@ SOURCES: Final[Mapping[str, str]] = {
     "instrumentor": "opentelemetry-instrument",
     "provider": "OTEL_PYTHON_TRACER_PROVIDER",
     "code": "enable() in code",
+    "parent": "enable() in the parent process",
     "plugin": "a LimitsPlugin",
 }
 

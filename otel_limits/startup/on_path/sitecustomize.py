@@ -1,22 +1,28 @@
-"""Enables otel-limits in every Python process of a program under `otel-limits run`.
+"""Enables otel-limits in child processes of a limited program, and in that of `otel-limits run`.
 
-Python imports this module at startup, also in child processes. Those may run another Python
-version, without otel-limits or without agents. So it only waits for agents to be imported, and then
-imports the `sitecustomize` that it hides. It must run on Python 3.6.
+Python imports this module at startup if its directory is on PYTHONPATH: `otel-limits run` and
+`otel_limits.enable()` put it there. A process may run another Python version, without otel-limits
+or without agents. So it only waits for agents to be imported, and then imports the `sitecustomize`
+that it hides. It must run on Python 3.6.
 """
 
 import atexit
 import os
 import sys
-from collections.abc import MutableMapping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
     from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-STARTUP = os.path.join(os.path.dirname(os.path.dirname(HERE)), "startup")
-"""Directory that contains only `otel_limits_startup`."""
+STARTUP = os.path.dirname(HERE)
+"""Directory of `otel_limits_startup`."""
+
+RUN = "_RUN_BY_OTEL_LIMITS"
+"""Variable with the ID of the process that `otel-limits run` became; children inherit it."""
+ENABLED = "_ENABLED_BY_OTEL_LIMITS"
+"""Variable with the arguments of `enable()` in a parent process."""
 
 
 def wait_for_agents() -> None:
@@ -26,7 +32,10 @@ def wait_for_agents() -> None:
         import otel_limits_startup
     finally:
         sys.path.remove(STARTUP)
-    otel_limits_startup.wait("run")
+    if RUN in os.environ:
+        otel_limits_startup.wait("run")
+    elif ENABLED in os.environ:
+        otel_limits_startup.wait("parent")
 
 
 def run_hidden() -> None:
@@ -50,7 +59,7 @@ def prepend_to_path(environ: "MutableMapping[Any, Any]") -> None:
     """
     path = environ.get("PYTHONPATH", "").split(os.pathsep)
     if HERE in path[1:]:
-        environ["PYTHONPATH"] = os.pathsep.join([HERE, *(each for each in path if each != HERE)])
+        environ["PYTHONPATH"] = os.pathsep.join([HERE] + [each for each in path if each != HERE])
 
 
 def prepend_after_launchers() -> None:
@@ -65,7 +74,7 @@ def prepend_after_launchers() -> None:
         return become(path, argv)
 
     def execve(path: "Any", argv: "Any", env: "Any") -> "Any":
-        if isinstance(env, MutableMapping):
+        if hasattr(env, "__setitem__"):
             prepend_to_path(env)
         return become_with(path, argv, env)
 
@@ -89,13 +98,17 @@ def warn_if_unused() -> None:
 
 FORKED = []  # type: list[bool]
 HERE_IN = os.getpid()
-if os.environ.get("_RUN_BY_OTEL_LIMITS") == str(HERE_IN):
+if os.environ.get(RUN) == str(HERE_IN):
     atexit.register(warn_if_unused)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_parent=lambda: FORKED.append(True))
 
-wait_for_agents()
-prepend_after_launchers()
+try:
+    wait_for_agents()
+    if RUN in os.environ:
+        prepend_after_launchers()
+except Exception as error:  # noqa: BLE001  must not affect the program
+    sys.stderr.write("otel-limits: limits are not enforced: startup failed (%r).\n" % (error,))
 try:
     run_hidden()
 finally:

@@ -1,0 +1,181 @@
+"""The environment that child processes inherit: where they load otel-limits, and their limits.
+
+`otel_limits.enable()` writes it, and a child process enables itself from it as soon as it imports a
+framework. A child started by fork has the limits of its parent anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+from otel_limits.core.limits import TREE_PREFIX, Limits
+from otel_limits.core.policy import NO_OVERRIDES, Overrides
+from otel_limits.core.secrets import redact_url
+from otel_limits.settings.table import PREFIX
+from otel_limits.settings.variables import environment, set_variable, variable
+
+ON_PATH: Final = Path(__file__).parents[1] / "startup" / "on_path"
+"""Directory of the `sitecustomize` that Python imports at startup."""
+
+MARKER: Final = "_ENABLED_BY_OTEL_LIMITS"
+"""Variable with the arguments of `enable()` in the parent, as JSON."""
+
+PLACES: Final = tuple(PREFIX + name for name in ("POLICY", "QUOTA_STORE", "QUOTA_NAMESPACE"))
+"""Variables that children need even if the parent changes them, or its directory, afterwards."""
+
+SINGLE: Final = ("action", "halt_message")
+"""Arguments of `enable()` with one value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inherited:
+    """The arguments of `enable()` that a child process inherits from its parent."""
+
+    own: Overrides = NO_OVERRIDES
+    observers: int = 0
+    """Number of the parent's observers, which a child does not have."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """The environment of the child, with the places of its policy and its quotas."""
+
+
+def obstacle_of_children() -> str | None:
+    """Return why Python would not load otel-limits in child processes, or `None` if it would."""
+    if sys.flags.no_site:
+        return "Python runs with -S"
+    if sys.flags.ignore_environment:
+        return "Python runs with -I or -E, which child processes inherit"
+    if not ON_PATH.is_dir():
+        return "otel-limits is part of an archive"
+    return None
+
+
+def path_with_hook(path: str | None) -> str:
+    """Return PYTHONPATH with the directory of our `sitecustomize`."""
+    entries = path.split(os.pathsep) if path else []
+    # First, because Python imports only one `sitecustomize`; ours then imports the next one.
+    return os.pathsep.join([str(ON_PATH), *(each for each in entries if each != str(ON_PATH))])
+
+
+class ChildEnvironment:
+    """Writes what children inherit into the environment of this process, and restores it."""
+
+    def __init__(self) -> None:
+        """Start without changes."""
+        self._before: dict[str, str | None] = {}
+        self._written: dict[str, str] = {}
+
+    def write(self, own: Overrides, observers: int) -> None:
+        """Let later children limit their agents with these arguments of `enable()`."""
+        content = {
+            "limits": dict(own.limits.items()),
+            "tree": dict(own.tree.items()),
+            **{name: getattr(own, name) for name in SINGLE},
+            "origin": own.origin,
+            "observers": observers,
+            "places": _places(),
+            # To recognize variables that are set for a child alone.
+            "seen": _seen(own),
+        }
+        written = {
+            MARKER: json.dumps(content, default=_as_json),
+            "PYTHONPATH": path_with_hook(variable("PYTHONPATH")),
+        }
+        for name, value in written.items():
+            before = variable(name)
+            if name not in self._written or before != self._written[name]:
+                self._before[name] = before
+            set_variable(name, value)
+        self._written = written
+
+    def restore(self) -> None:
+        """Undo `write`, except for what the application has changed since."""
+        for name, text in self._written.items():
+            if variable(name) == text:
+                set_variable(name, self._before[name])
+        self._written = {}
+
+
+CHILD_ENVIRONMENT: Final = ChildEnvironment()
+"""The changes in this process."""
+
+
+def inherited() -> Inherited | None:
+    """Return what this process inherits from `enable()` in its parent, if anything.
+
+    Variables of this process override it, unless the parent had the same when it called `enable()`,
+    where arguments override variables.
+
+    Raises:
+        ValueError: It was written by another release, and cannot be read.
+    """
+    environ = environment()
+    text = environ.get(MARKER)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+        seen = content["seen"]
+        own = {
+            name: value
+            for name, value in environ.items()
+            if name.startswith(PREFIX) and value.strip() and value != seen.get(name)
+        }
+        singles = {name: content[name] for name in SINGLE if PREFIX + name.upper() not in own}
+        return Inherited(
+            own=Overrides(
+                limits=_without_own(content["limits"], own, ""),
+                tree=_without_own(content["tree"], own, TREE_PREFIX),
+                origin=content["origin"],
+                **singles,
+            ),
+            observers=content["observers"],
+            variables={**environ, **content["places"], **own},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"The limits of the parent process cannot be read ({error!r}).") from None
+
+
+def _without_own(caps: Mapping[str, Any], own: Mapping[str, str], prefix: str) -> Limits:
+    """Return the inherited caps that the child's own variables do not set."""
+    return Limits(
+        **{name: cap for name, cap in caps.items() if PREFIX + (prefix + name).upper() not in own}
+    )
+
+
+def _places() -> dict[str, str]:
+    """Return where policy and quotas are, without secrets."""
+    found = {name: (variable(name) or "").strip() for name in PLACES}
+    policy = found[PREFIX + "POLICY"]
+    if policy:
+        found[PREFIX + "POLICY"] = str(Path(policy).absolute())
+    # A URL with a password is left to the environment, where it is already.
+    return {name: text for name, text in found.items() if text and redact_url(text) == text}
+
+
+def _seen(own: Overrides) -> dict[str, str]:
+    """Return this process's variables for everything that children inherit."""
+    names = (
+        *(PREFIX + name.upper() for name, _ in own.limits.items()),
+        *(PREFIX + (TREE_PREFIX + name).upper() for name, _ in own.tree.items()),
+        *(PREFIX + name.upper() for name in SINGLE),
+        *PLACES,
+    )
+    environ = environment()
+    texts = {name: environ[name] for name in names if name in environ}
+    return {name: text for name, text in texts.items() if redact_url(text) == text}
+
+
+def _as_json(value: object) -> object:
+    """Return an exact amount as JSON has it, and a mapping of tools as an object."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{value!r:.100} cannot be inherited")

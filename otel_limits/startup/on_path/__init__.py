@@ -1,0 +1,1 @@
+"""The directory that goes first on PYTHONPATH. It contains one module."""
