@@ -21,6 +21,7 @@ from otel_limits.runs.tools import ToolCalls
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from otel_limits.core.events import ActionTaken
     from otel_limits.core.loops import Call
     from otel_limits.core.policy import Policy, Verdict
     from otel_limits.runs.budget import Budget
@@ -90,6 +91,8 @@ class Run(Scope):
         self.time_limit = TimeLimit(self, self.check_limits)
         self._forget = forget
         self._warned: set[tuple[str, float]] = set()
+        self.halted: dict[str, tuple[Run, Verdict]] = {}
+        """The halts of agents that it called, directly or not, by the operator's sentence."""
 
     @property
     def is_direct(self) -> bool:
@@ -109,6 +112,20 @@ class Run(Scope):
         if self.action != "observed":
             self.action, self.verdict, self.sentence = "none", None, ""
             self.raised = False
+
+    def halt(self, verdict: Verdict, action: ActionTaken) -> None:
+        """Record and publish the halt, and note it for the models around this invocation."""
+        super().halt(verdict, action)
+        if action != "observed" and self.parent is not None:
+            self.note_halt(self.sentence, verdict)
+
+    def note_halt(self, sentence: str, verdict: Verdict) -> None:
+        """Note a sentence that a tool of an enclosing invocation may return to its model."""
+        around = self.parent
+        while around is not None:
+            if isinstance(around, Run):
+                around.halted[sentence] = (self, verdict)
+            around = around.parent
 
     def extend(self, more: Limits) -> None:
         """Raise the limits to what is used now plus `more`."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-from otel_limits.core.texts import NUDGE_NOTE
+from otel_limits.core.texts import NUDGE_NOTE, for_end_user, for_model
 
 if TYPE_CHECKING:
     from strands.types.content import ContentBlock, Message, Messages
+    from strands.types.tools import ToolResult
+
+    from otel_limits.runs.run import Run
 
 
 def append_nudge(message: Message, repeated: object) -> None:
@@ -24,6 +27,36 @@ def append_nudge(message: Message, repeated: object) -> None:
     message["content"][position] = {
         "toolResult": {**result, "content": [*result["content"], {"text": NUDGE_NOTE}]}
     }
+
+
+def reword_results(message: Message, run: Run) -> None:
+    """Reword the texts of halted agents in the results of a turn, in a copy of each."""
+    for position, block in enumerate(message["content"]):
+        if "toolResult" in block:
+            message["content"][position] = {"toolResult": reworded(block["toolResult"], run)}
+
+
+def reworded(result: ToolResult, run: Run) -> ToolResult:
+    """Return a result with the text for the model around a halted agent.
+
+    A tool returns the agent's last message, which is written for end users, or its exception, which
+    is written for operators.
+    """
+    if not run.halted:
+        return result
+    content = []
+    for part in result["content"]:
+        text = part.get("text")
+        if text is not None:
+            for sentence, (child, verdict) in list(run.halted.items()):
+                agent = child.invocation.agent
+                told = for_model(agent, verdict)
+                read = for_end_user(agent, verdict, child.policy.halt_message)
+                # As whole lines: the message can be one that other results contain as well.
+                lines = f"\n{text}\n".replace(f"\n{read}\n", f"\n{told}\n")
+                text = lines[1:-1].replace(sentence, told)
+        content.append(part if text is None else {**part, "text": text})
+    return {**result, "content": content}
 
 
 def with_note(messages: Any, note: str) -> Any:

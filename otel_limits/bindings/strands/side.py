@@ -44,6 +44,9 @@ def _error_of(run: Run, verdict: Verdict) -> LimitReachedError:
         run.halt(verdict, "raised")
     error = limit_reached(verdict, run.stop(verdict.reason))
     note_refusal(run, verdict)
+    # A tool that made the call may return the error to the model of `run` itself.
+    run.halted[str(error)] = (run, verdict)
+    run.note_halt(str(error), verdict)
     return error
 
 

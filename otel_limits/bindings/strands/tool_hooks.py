@@ -8,7 +8,7 @@ from otel_limits.bindings.strands.activities import note_request, owner_of
 from otel_limits.bindings.strands.batch import Batch
 from otel_limits.bindings.strands.halting import ends_loop
 from otel_limits.bindings.strands.invocations import live_of
-from otel_limits.bindings.strands.notes import append_nudge
+from otel_limits.bindings.strands.notes import append_nudge, reword_results, reworded
 from otel_limits.bindings.strands.private import will_end_anyway
 from otel_limits.bindings.strands.readers import (
     acceptance_of,
@@ -83,6 +83,9 @@ def before_tool(event: BeforeToolCallEvent) -> None:
 def after_tool(event: AfterToolCallEvent) -> None:
     """Keep the final attempt: each retry overwrites it."""
     live = live_of(event.agent)
+    # The result of a delegation becomes the answer to the end user.
+    if live is not None and not getattr(event.selected_tool, "delegate", False):
+        event.result = reworded(event.result, live.run)
     if live is not None and live.batch is not None and owner_of(event) in (live.run, None):
         position = live.batch.position_of(event.tool_use)
         if position is not None:
@@ -109,6 +112,7 @@ def after_tools(event: AfterToolsEvent) -> None:
     if verdict is not None and not _ends_anyway(live, event) and ends_loop(live, verdict):
         live.verdict, live.wrapping = verdict, None
         event.end_turn = live.text_of(verdict)
+    reword_results(event.message, run)  # of delegations, after their answer was taken from them
 
 
 def _finish_batch(live: LiveInvocation, event: AfterToolsEvent) -> list[Answered]:
