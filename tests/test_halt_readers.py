@@ -47,7 +47,7 @@ def as_function(child: Agent) -> Any:
 
     @tool(name="child")
     def ask() -> str:
-        """Ask the child."""
+        """Call the child."""
         return str(child("go"))
 
     return ask
@@ -61,7 +61,7 @@ def test_obedient_model_calls_halted_agent_once(
     """A model that does as it reads makes one call of a sub-agent that reached its limit."""
     enable(Limits(max_turns=5))
     plugin = LimitsPlugin(action=action)
-    leaf = ScriptedModel([*[uses("search")] * 5, says("so far")])
+    leaf = ScriptedModel([*[uses("search")] * 5, says("half of it")])
     child = make_agent(leaf, name="child", plugins=[plugin])
     model = Obedient("child")
     parent = Agent(name="parent", model=model, tools=[way(child)], callback_handler=None)
@@ -73,7 +73,7 @@ def test_obedient_model_calls_halted_agent_once(
         "Agent 'child' stopped before it was finished: the limit of 5 turns was reached. Do not "
         "call it again for this task. Answer with what you have, and say what is missing."
     )
-    assert ("so far" in read) is (action == "wrap_up")
+    assert ("half of it" in read) is (action == "wrap_up")
     assert FOR_USER not in read
     assert "halted by" not in read
 
@@ -116,7 +116,7 @@ def test_refused_side_call_of_a_tool_is_reworded(make_agent: MakeAgent, source: 
 
     @tool
     async def ask() -> str:
-        """Ask an agent whose tool calls a model."""
+        """Run an agent whose tool calls a model."""
         agent = Agent(
             name="inner",
             model=ScriptedModel([uses("more"), says("x")]),
@@ -153,7 +153,7 @@ def test_results_that_only_resemble_a_halt_stay(make_agent: MakeAgent, source: s
 
     @tool
     def ask() -> str:
-        """Ask the child."""
+        """Call the child."""
         return f"It said: Sorry. Then:\n{child('go')}"
 
     agent = Agent(

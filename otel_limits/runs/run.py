@@ -21,7 +21,6 @@ from otel_limits.runs.tools import ToolCalls
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_limits.core.events import ActionTaken
     from otel_limits.core.loops import Call
     from otel_limits.core.policy import Policy, Verdict
     from otel_limits.runs.budget import Budget
@@ -112,12 +111,6 @@ class Run(Scope):
         if self.action != "observed":
             self.action, self.verdict, self.sentence = "none", None, ""
             self.raised = False
-
-    def halt(self, verdict: Verdict, action: ActionTaken) -> None:
-        """Record and publish the halt, and note it for the models around this invocation."""
-        super().halt(verdict, action)
-        if action != "observed" and self.parent is not None:
-            self.note_halt(self.sentence, verdict)
 
     def note_halt(self, sentence: str, verdict: Verdict) -> None:
         """Note a sentence that a tool of an enclosing invocation may return to its model."""

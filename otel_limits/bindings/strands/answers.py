@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from strands.types.events import ModelStopReason, TypedEvent
 
+from otel_limits.bindings.strands.private import EventLoopStopEvent, ModelStreamChunkEvent
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Iterator, Mapping
 
     from strands.types.content import ContentBlock, Message
 
@@ -90,6 +91,7 @@ def _end(
     # No longer wrapping: another call has been refused since, and the halt is about that one.
     if live.wrapping is not None and not live.is_cut:
         last = finish_with_answer(answer, live, live.wrapping)
+    live.has_streamed_text = last is not answer
     # An answer from a middleware's cache may have no stream, and then no block is expected.
     if streamed and last is not answer:
         yield from _block_of(last.message["content"][-1]["text"])
@@ -104,6 +106,66 @@ def _block_of(text: str) -> Iterator[TypedEvent]:
     yield TypedEvent({"event": {"contentBlockDelta": {"delta": delta}}})
     yield TextDelta({"data": text, "delta": delta})
     yield TypedEvent({"event": {"contentBlockStop": {}}})
+
+
+async def ending_with_text(
+    events: AsyncGenerator[Any, None], live: LiveInvocation
+) -> AsyncGenerator[Any, None]:
+    """Stream a leg, and the text of its halt as Strands streams an answer.
+
+    Some applications read only the stream, e.g. chat pages. Nothing is streamed if an exception
+    follows instead of a result.
+    """
+    open_parts: tuple[str, ...] = ()
+    try:
+        async for event in events:
+            if type(event) is ModelStreamChunkEvent:
+                open_parts = _open_after(event["event"])
+            elif live.marked is not None:
+                is_message = event.get("message") is live.marked
+                if is_message and live.run.action == "raised":
+                    continue
+                if is_message or type(event) is EventLoopStopEvent:
+                    for each in _text_events(live, open_parts, with_message=not is_message) or ():
+                        yield each
+            yield event
+    finally:
+        await events.aclose()
+
+
+def _open_after(chunk: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the parts of a streamed response that a chunk leaves open, the outer one first."""
+    if "messageStop" in chunk or "metadata" in chunk:
+        return ()
+    is_in_block = "contentBlockStart" in chunk or "contentBlockDelta" in chunk
+    return ("message", "block") if is_in_block else ("message",)
+
+
+@suppress_errors("binding")
+def _text_events(
+    live: LiveInvocation, open_parts: tuple[str, ...], *, with_message: bool
+) -> list[TypedEvent]:
+    """Return the events of the end user's text, once, within a message that is still open.
+
+    Args:
+        live: The halted invocation.
+        open_parts: The parts of the stream that were not ended.
+        with_message: Add the event of the whole message, which Strands does not add itself.
+    """
+    if live.has_streamed_text or live.run.action in ("raised", "wrapped_up"):
+        return []
+    live.has_streamed_text = True
+    message: Any = live.marked
+    events = []
+    if "block" in open_parts:
+        events.append(TypedEvent({"event": {"contentBlockStop": {}}}))
+    if not open_parts:
+        events.append(TypedEvent({"event": {"messageStart": {"role": "assistant"}}}))
+    events += _block_of(message["content"][0]["text"])
+    events.append(TypedEvent({"event": {"messageStop": {"stopReason": "end_turn"}}}))
+    if with_message:
+        events.append(TypedEvent({"message": message}))
+    return events
 
 
 def cancelled_answer() -> ModelStopReason:

@@ -122,6 +122,7 @@ def apply_halt(
     """Publish the halt and annotate its message and span."""
     # First, as the stop in the message reads action and verdict from the run.
     live.run.halt(verdict, action)
+    live.run.note_halt(live.run.sentence, verdict)
     live.marked = message
     stop = live.run.stop(verdict.reason)
     synthetic = is_ours(message, live, verdict)

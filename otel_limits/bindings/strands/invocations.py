@@ -66,6 +66,8 @@ class LiveInvocation:
     """The stop event, once the leg has ended; its hooks may still be running."""
     marked: Message | None = None
     """The message written by the halt."""
+    has_streamed_text: bool = False
+    """True once the end user's text was streamed."""
     has_output: bool = False
     """True once the leg has produced its structured output."""
     refused: bool = False

@@ -72,7 +72,7 @@ PRIVATE_NAMES: Final = (
         "strands.middleware._agent_stream",
         "AgentStreamStage",
         "The only place where a stop reason can be changed.",
-        "Agents are halted, but keep the framework's stop reason.",
+        "Agents are halted, but keep the framework's stop reason, and stream no text of a halt.",
     ),
     PrivateName(
         EVENTS,

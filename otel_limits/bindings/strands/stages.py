@@ -15,6 +15,7 @@ from otel_limits.bindings.strands.answers import (
     as_cut,
     cancelled_answer,
     ending_as_last,
+    ending_with_text,
     halt_message,
 )
 from otel_limits.bindings.strands.halting import RefusedError, admit_call, apply_halt_if_due
@@ -60,7 +61,8 @@ def agent_stage(context: Any, next_fn: Next) -> Events:
     if live is None or live.staged:
         return next_fn(context)
     # Deep copies of middleware may have our handlers twice.
-    return _follow_leg(cast("Agent", context.agent), live, next_fn, context)
+    agent = cast("Agent", context.agent)
+    return ending_with_text(_follow_leg(agent, live, next_fn, context), live)
 
 
 async def _follow_leg(
