@@ -120,3 +120,90 @@ def test_the_invocations_of_a_parent_stay_the_parents() -> None:
         check=False,
     )
     assert done.stdout.split() == ["0", "1", "0"], done.stderr[-2000:]
+
+
+FORK_IN_TOOL = """
+import asyncio, multiprocessing, os, threading
+from concurrent.futures import ProcessPoolExecutor
+import otel_limits
+from otel_limits.testing import ScriptedModel, endless, says, uses
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from strands import Agent, tool
+
+trace.set_tracer_provider(TracerProvider())
+started = {}
+
+def note(event):
+    if isinstance(event, otel_limits.Started):
+        started[event.invocation.agent] = event.invocation
+
+otel_limits.enable(tree=otel_limits.Limits(max_turns=6), observers=[note])
+context = multiprocessing.get_context("fork")
+
+@tool
+def look() -> str:
+    "Look."
+    return "nothing"
+
+def run_child(results):
+    for name in ("first", "second"):
+        model = ScriptedModel(endless(uses("look")))
+        agent = Agent(model=model, tools=[look], callback_handler=None, name=name)
+        if name == "first":
+            agent("go")
+        else:  # a thread inherits OpenTelemetry's context only
+            thread = threading.Thread(target=agent, args=("go",))
+            thread.start()
+            thread.join()
+        results.append((model.calls, started[name].parent_id))
+
+def in_pool(_):
+    results = []
+    run_child(results)
+    return results
+
+def by_fork():
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        results = []
+        run_child(results)
+        os.write(writer, repr(results).encode())
+        os._exit(0)
+    return os.read(reader, 1000).decode()
+
+def by_pool():
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return repr(pool.submit(in_pool, 0).result())
+
+@tool
+def fork_in_thread() -> str:
+    "Run agents in a forked child."
+    return WAY()
+
+@tool
+async def fork_in_task() -> str:
+    "Run agents in a forked child."
+    return await asyncio.to_thread(WAY)
+
+for name in ("fork_in_thread", "fork_in_task"):
+    model = ScriptedModel([uses(name), says("done")])
+    agent = Agent(
+        model=model, tools=[fork_in_thread, fork_in_task], callback_handler=None, name="parent"
+    )
+    agent("go")
+    print(agent.messages[2]["content"][0]["toolResult"]["content"][0]["text"])
+"""
+
+
+@pytest.mark.parametrize("way", ["by_fork", "by_pool"])
+def test_agents_of_a_tools_forked_child_have_their_own_tree(way: str) -> None:
+    """The parent's tree stays in the parent: a copy of it would halt the child too early."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK_IN_TOOL.replace("WAY", way)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["[(6, None), (6, None)]"] * 2, done.stderr[-2000:]

@@ -21,7 +21,7 @@ from otel_limits.runs.budget import Budget, new_tree
 from otel_limits.runs.run import Group, Run
 from otel_limits.runs.scope import Services
 from otel_limits.runs.spans import Spans
-from otel_limits.runs.tree import current
+from otel_limits.runs.tree import current, leave_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -205,6 +205,7 @@ class RunRegistry(Services):
             self.observers.gate.after_fork()
         self._live.clear()
         self.spans.after_fork()
+        leave_all()
 
     def forget(self, run: Run) -> bool:
         """Remove a run; False if it was removed before."""

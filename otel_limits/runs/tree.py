@@ -82,3 +82,11 @@ def _is_active(owner: Run | Group, scope: TaskScope | None) -> bool:
     while scope is not None and scope.owner is not owner:
         scope = scope.outer
     return scope is not None and not scope.has_ended
+
+
+def leave_all() -> None:
+    """Make the current task or thread work for nothing that was started before."""
+    CURRENT.set(None)
+    TASK_SCOPE.set(None)
+    if otel_context.get_value(FOR_THREADS) is not None:
+        otel_context.attach(otel_context.set_value(FOR_THREADS, None))
