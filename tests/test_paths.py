@@ -8,18 +8,16 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 from opentelemetry import trace
 from pydantic import BaseModel
 from strands import Agent, tool
 from strands.agent.conversation_manager import SummarizingConversationManager
 from strands.multiagent import GraphBuilder, Swarm
-from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
+from strands.types.exceptions import ContextWindowOverflowException
 
 import otel_limits
 from otel_limits import Limits, ModelCall, Stop, enable
-from otel_limits.bindings.gateways import budget_refusal
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 
@@ -646,89 +644,6 @@ def test_ours_wins_when_it_is_lower(make_agent: MakeAgent, source: str) -> None:
     enable(Limits(max_turns=1))
     result = make_agent(ScriptedModel(endless(uses("search"))))("go", limits={"turns": 2})
     assert result.stop_reason == "max_turns"
-
-
-# --- gateways -------------------------------------------------------------------------------------
-
-
-def http_error(status: int, body: str) -> httpx.HTTPStatusError:
-    """Make what an HTTP client raises."""
-    request = httpx.Request("POST", "http://gateway/v1/chat/completions")
-    response = httpx.Response(status, text=body, request=request)
-    return httpx.HTTPStatusError(f"status {status}", request=request, response=response)
-
-
-def wrapped(error: Exception) -> Exception:
-    """Wrap an error as providers do, so that the framework would retry it."""
-    throttled = ModelThrottledException(str(error))
-    throttled.__cause__ = error
-    return throttled
-
-
-SPENT = [
-    http_error(402, "Payment Required"),
-    http_error(
-        429, '{"error": {"type": "budget_exceeded", "message": "Budget has been exceeded"}}'
-    ),
-    http_error(429, '{"error": {"code": "insufficient_quota"}}'),
-    http_error(422, "ExceededBudget: over budget"),
-    http_error(429, "Quota exceeded for this key"),
-    http_error(429, "Max budget per minute exceeded: retry after 60 seconds"),
-    http_error(
-        429,
-        "Quota exceeded for metric: generativelanguage.googleapis.com/generate_content_free_tier"
-        "_requests, limit: 20. Please retry in 21.5s. {'quotaId': 'GenerateRequestsPerDayPer"
-        "ProjectPerModel-FreeTier'}, {'retryDelay': '21s'}",
-    ),
-]
-
-
-@pytest.mark.parametrize("error", SPENT, ids=str)
-def test_a_spent_gateway_is_a_stop(
-    make_agent: MakeAgent, source: str, error: Exception, events: list[Event]
-) -> None:
-    """It is not retried: one call, and the stop reason `quota_exceeded`."""
-    enable(observers=[events.append])
-    model = ScriptedModel([uses("search"), fails(wrapped(error))])
-    result = make_agent(model)("go")
-    assert (result.stop_reason, model.calls) == ("quota_exceeded", 2)
-    assert otel_limits.is_synthetic(result.message)
-    assert [call.kind for call in calls(events)] == ["measured", "failed"]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        http_error(429, '{"error": {"message": "Rate limit reached for requests"}}'),
-        http_error(
-            429,
-            "Quota exceeded for metric: generativelanguage.googleapis.com/generate_content_free"
-            "_tier_requests, limit: 10. Please retry in 7s.",
-        ),
-        http_error(
-            429,
-            "Quota exceeded for quota metric 'Generate Content API requests per minute' and limit "
-            "'GenerateContent request limit per minute for a region'",
-        ),
-        http_error(
-            429,
-            "Quota exceeded for aiplatform.googleapis.com/generate_content_requests_per_minute_per"
-            "_project_per_base_model with base model: gemini-2.0-flash.",
-        ),
-        http_error(
-            429,
-            "Quota exceeded for aiplatform.googleapis.com/online_prediction_requests_per_base_model"
-            " with base model: claude",
-        ),
-        http_error(429, "Token quota is exceeded. Retry after 6 seconds."),
-        http_error(500, "budget service exceeded its time"),
-        OSError("insufficient_quota"),
-    ],
-    ids=str,
-)
-def test_other_errors_are_none_of_ours(error: Exception) -> None:
-    """A rate limit, a broken server and a text without a status are left to the framework."""
-    assert budget_refusal(error) is None
 
 
 # --- what is left over ----------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import pytest
 from strands.models import BedrockModel, CacheConfig, CacheToolsConfig
 
 from otel_limits import enable
-from otel_limits.bindings.gateways import budget_refusal
 from otel_limits.bindings.strands.readers import model_id
 from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.core.price import Price, PriceTier
@@ -771,33 +770,3 @@ def test_why_a_price_is_unknown_is_said_once(
     said = [each.getMessage() for each in caplog.records if "unheard-of" in each.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("No price for model 'unheard-of': no price is known for")
-
-
-class BadRequestError(Exception):
-    """As the clients of Anthropic and OpenAI raise it."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status_code = status
-
-
-@pytest.mark.parametrize(
-    ("message", "status"),
-    [
-        ("Your credit balance is too low to access the Anthropic API. Please go to Plans", 400),
-        ("You have reached your specified API usage limits. You will regain access on", 400),
-        ("Billing hard limit has been reached", 400),
-        ("Key limit exceeded (total limit). Manage it using https://openrouter.ai/keys", 403),
-        ("Your team x has either used all available credits or reached its", 403),
-    ],
-)
-def test_credit_that_is_used_up_is_a_quota(message: str, status: int) -> None:
-    """Vendors say so with the status of a bad request, or of what is forbidden."""
-    assert budget_refusal(BadRequestError(message, status)) is not None
-
-
-@pytest.mark.parametrize("status", [400, 403])
-def test_a_bad_request_is_not_a_quota(status: int) -> None:
-    """These statuses are those of much else, also of what a user has written."""
-    error = BadRequestError("messages: the budget was exceeded, wrote a user", status)
-    assert budget_refusal(error) is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.limits import QUOTA_EXCEEDED_STOP_REASON, Breach
@@ -13,12 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PAYMENT_REQUIRED: Final = 402
-STATUSES: Final = (PAYMENT_REQUIRED, 422, 429)
-"""Statuses of budget refusals: payment required, unprocessable, too many requests."""
+"""A spent budget at every vendor: OpenRouter, DeepSeek, W&B, and Anthropic's `billing_error`."""
 
 REFUSED: Final = 400
 """The lowest status of a refusal."""
-FORBIDDEN: Final = 403
 
 OK: Final = 200
 OLLAMA_STREAM: Final = -1
@@ -55,75 +55,120 @@ UNREACHED: Final = frozenset(
 )
 """Errors of aiohttp, httpx, Python and botocore when a connection fails."""
 
-BUDGET_SPENT: Final = re.compile(
-    r"budget.{0,40}(exceed|exhaust|spent|reached|limit)|(exceed|exhaust|over).{0,40}budget"
-    r"|insufficient[_ ](quota|credit|funds|balance)|out of credits|spend(ing)?[_ ]limit",
-    re.IGNORECASE,
+CODES: Final = frozenset(
+    {
+        # OpenAI (https://platform.openai.com/docs/guides/error-codes/api-errors). The first is also
+        # the type of the next four.
+        "insufficient_quota",
+        "credit_balance_exhausted",
+        "organization_spend_limit_exceeded",
+        "organization_usage_limit_exceeded",
+        "project_spend_limit_exceeded",
+        "billing_hard_limit_reached",
+        "billing_not_active",
+        # Anthropic (https://platform.claude.com/docs/en/api/errors).
+        "billing_error",
+        # Groq (https://console.groq.com/docs/spend-limits).
+        "blocked_api_access",
+        # LiteLLM's proxy (https://docs.litellm.ai/docs/proxy/users).
+        "budget_exceeded",
+    }
 )
-"""Messages of LiteLLM, OpenAI, OpenRouter and others. A plain rate limit does not match."""
+"""Codes and types by which vendors and gateways refuse a call because a budget is spent."""
 
-CREDIT_SPENT: Final = re.compile(
-    # Anthropic, as a bad request: https://github.com/anthropics/claude-code/issues/66314, 38035.
-    r"credit balance is too low|reached your specified API usage limits"
-    # OpenAI, as a bad request: https://github.com/dfinke/PowerShellAI/issues/127.
-    r"|billing hard limit"
-    # OpenRouter, as forbidden: https://github.com/RooCodeInc/Roo-Code/issues/515.
-    r"|key limit exceeded"
-    # xAI, as forbidden: https://github.com/Anantys-oss/koan/issues/2412.
-    r"|used all available credits|run out of credits",
-    re.IGNORECASE,
-)
-"""Messages of vendors that use a general status, such as 400 or 403."""
-
-QUOTA_SPENT: Final = re.compile(r"quota.{0,20}exceeded", re.IGNORECASE)
-"""Also means a spent budget, unless the vendor calls a rate a quota."""
-
-RATE: Final = re.compile(
-    r"per[_ -]?(min|sec)|retry[_ -]?(in|after|delay|info)|\.googleapis\.com", re.IGNORECASE
-)
-"""Marks of a rate. Google calls every rate a quota, sometimes without its period."""
-
-LASTING: Final = re.compile(r"per[_ -]?(day|month)", re.IGNORECASE)
-"""A quota too long for retries. Google gives a retry delay of seconds even for daily quotas."""
+PHRASES: Final[Mapping[int, Mapping[str, str]]] = {
+    400: {
+        # https://github.com/anthropics/anthropic-sdk-typescript/issues/618
+        "Anthropic": r"credit balance is too low to access",
+        # https://github.com/anthropics/claude-code/issues/66314
+        "Anthropic's spend limit": r"reached your specified API usage limits",
+    },
+    403: {
+        # https://github.com/RooCodeInc/Roo-Code/issues/515
+        "OpenRouter": r"Key limit exceeded",
+        # https://github.com/Anantys-oss/koan/issues/2412
+        "xAI": r"used all available credits",
+    },
+    429: {
+        # The text of its refusal; clients such as LiteLLM's pass on no code. Google's refusals of
+        # a rate begin with the same words.
+        "OpenAI": r"exceeded your current quota, please check your plan and billing details"
+        r"(?!.*ai\.google\.dev)",
+        # Every rate is a quota, and comes with a retry delay of seconds; a daily one does not pass
+        # that soon (https://ai.google.dev/gemini-api/docs/rate-limits).
+        "Google": r"quotaId\W+\w*PerDay",
+        # Of a user, from litellm/proxy/hooks/max_budget_limiter.py.
+        "LiteLLM": r"Max budget limit reached",
+    },
+}
+"""By status and vendor, the text of such a refusal that has no code."""
 
 
 def budget_refusal(error: BaseException) -> Verdict | None:
-    """Return the halt for a provider's budget refusal, or `None` for any other error."""
-    if not any(_is_budget_spent(each) for each in chain_of(error)):
+    """Return the halt for a vendor's refusal because a budget is spent, else `None`."""
+    # Not one that was only being handled: a fallback may have replaced that vendor.
+    causes = chain_of(error, only_causes=True)
+    refusal = next((each for each in causes if _is_of_vendor(each)), None)
+    if refusal is None:
         return None
-    reason, note = (
-        QUOTA_EXCEEDED_STOP_REASON,
-        "a gateway or vendor reports that its budget is spent",
+    # A client may keep the code in the error that it replaces by its own.
+    status = status_of(refusal)
+    told = [each for each in chain_of(refusal) if status_of(each) in (status, None)]
+    if not any(map(_is_budget_spent, told)):
+        return None
+    note = "a gateway or vendor reports that its budget is spent"
+    breach = Breach(
+        GATEWAY_BUDGET, 1, 1, QUOTA_EXCEEDED_STOP_REASON, "refusals by the gateway", note=note
     )
-    breach = Breach(GATEWAY_BUDGET, 1, 1, reason, "refusals by the gateway", note=note)
     return Verdict(QUOTA_EXCEEDED_STOP_REASON, (breach,))
 
 
+def _is_of_vendor(error: BaseException) -> bool:
+    return status_of(error) is not None or not CODES.isdisjoint(_codes_of(error))
+
+
 def _is_budget_spent(error: BaseException) -> bool:
-    # The status first, as only the text of a refusal is evidence: models write about budgets, too.
     status = status_of(error)
-    if status in (REFUSED, FORBIDDEN):
-        return CREDIT_SPENT.search(_text_of(error)) is not None
-    return status == PAYMENT_REQUIRED or (status in STATUSES and _text_means_spent(_text_of(error)))
-
-
-def _text_means_spent(text: str) -> bool:
-    if BUDGET_SPENT.search(text):
+    if status == PAYMENT_REQUIRED or not CODES.isdisjoint(_codes_of(error)):
         return True
-    # A rate limit passes and the client retries; a daily quota does not.
-    is_rate = RATE.search(text) is not None and LASTING.search(text) is None
-    return QUOTA_SPENT.search(text) is not None and not is_rate
+    # Only the text of a refusal is evidence: models write about budgets, too.
+    text = _text_of(error)
+    return any(
+        re.search(phrase, text, re.IGNORECASE | re.DOTALL)
+        for phrase in PHRASES.get(status or 0, {}).values()
+    )
 
 
-def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes; providers wrap errors of the HTTP client."""
+def _codes_of(error: BaseException) -> Iterator[str]:
+    """Yield the codes in a client's error and in the body of the vendor's response."""
+    body = getattr(error, "body", None)
+    if not isinstance(body, dict):
+        try:
+            body = json.loads(_body_of(error))
+        except ValueError:
+            body = None
+    inner = body.get("error") if isinstance(body, dict) else None
+    for holder in (vars(error), body, inner):
+        if isinstance(holder, dict):
+            yield from (
+                code for name in ("code", "type") if isinstance(code := holder.get(name), str)
+            )
+
+
+def chain_of(error: BaseException, *, only_causes: bool = False) -> Iterator[BaseException]:
+    """Yield the error and its causes; providers wrap errors of the HTTP client.
+
+    Args:
+        error: The outermost error.
+        only_causes: Leave out errors that were only being handled when another one was raised.
+    """
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         yield current
         # A cause is set explicitly; the context is only the error that was being handled.
-        current = current.__cause__ or current.__context__
+        current = current.__cause__ or (None if only_causes else current.__context__)
 
 
 def http_status(error: BaseException) -> int | None:
@@ -195,11 +240,14 @@ def _status_in(error: BaseException, names: Sequence[str]) -> int | None:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return the text of a refusal. A body that is still streaming is not read."""
-    response = getattr(error, "response", None)
-    try:
-        body = getattr(response, "text", "")
-    except Exception:  # noqa: BLE001  httpx raises when the body was not read
-        body = ""
+    """Return the text of a refusal."""
     # `body` is where the SDKs of OpenAI and Anthropic keep the parsed answer.
-    return f"{error} {getattr(error, 'body', '')} {body}"
+    return f"{error} {getattr(error, 'body', '')} {_body_of(error)}"
+
+
+def _body_of(error: BaseException) -> str:
+    """Return the body of a vendor's response; one that is still streaming is not read."""
+    try:
+        return str(getattr(getattr(error, "response", None), "text", ""))
+    except Exception:  # noqa: BLE001  httpx raises when the body was not read
+        return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.strands.strands_framework import STRANDS
+from otel_limits.core.errors import stop_of_error
 from otel_limits.core.stop_json import stop_from_json
 
 if TYPE_CHECKING:
@@ -29,11 +30,14 @@ def stop_of(result: Any) -> Stop | None:
     """Return how otel-limits ended the invocation that `result` came from.
 
     Args:
-        result: What an agent returned, live or restored from a session.
+        result: What an agent returned, live or restored from a session, or an exception that it
+            raised.
 
     Returns:
         The stop with its breach, or `None` when the invocation was not halted.
     """
+    if isinstance(result, BaseException):
+        return stop_of_error(result)
     marker = _marker_of(result)
     return None if marker is None else stop_from_json(marker)
 

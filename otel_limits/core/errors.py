@@ -244,6 +244,31 @@ class KilledError(LimitReachedError):
         return "The invocation was killed."
 
 
+class StopNote(str):
+    """A note of an exception that is not ours, about the stop that it caused.
+
+    Attributes:
+        stop: How the invocation ended.
+    """
+
+    __slots__ = ("stop",)
+    stop: Stop
+
+    @classmethod
+    def add(cls, error: BaseException, stop: Stop) -> None:
+        """Add a note about `stop` to `error`."""
+        note = cls(stop.sentence)
+        note.stop = stop
+        # Not `add_note`, which Python 3.10 does not have.
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]
+
+
+def stop_of_error(error: BaseException) -> Stop | None:
+    """Return the stop that an exception was raised for, if any."""
+    notes = (note.stop for note in getattr(error, "__notes__", ()) if isinstance(note, StopNote))
+    return error.stop if isinstance(error, LimitReachedError) else next(notes, None)
+
+
 BY_REASON: Final[Mapping[str, type[LimitReachedError]]] = {
     "max_iterations": MaxIterationsReachedException,
     "max_turns": MaxTurnsReachedException,

@@ -140,6 +140,13 @@ class Scope:
         """Behavior for calls without a price."""
         return self.policy.unpriced or self.budgets.unpriced_default
 
+    @property
+    def is_limited(self) -> bool:
+        """True if a limit of the invocation or of a tree is in force, or a quota may apply."""
+        gate = self.services.observers.gate
+        has_limits = any(any(budget.policy.limits.items()) for budget in self.budgets)
+        return has_limits or (gate is not None and gate.holds_quotas)
+
     def measure_time(self) -> None:
         """Update the elapsed time of every budget, before a decision."""
         self.budgets.measure_time(self.services.now())

@@ -22,7 +22,7 @@ from otel_limits.bindings.strands.pending_waits import PendingWaits
 from otel_limits.bindings.strands.projection import ConversationTokens
 from otel_limits.bindings.strands.readers import audit_attributes, model_id
 from otel_limits.bindings.strands.requests import call_to
-from otel_limits.core.errors import LimitReachedError
+from otel_limits.core.errors import LimitReachedError, stop_of_error
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_end_user
@@ -332,6 +332,8 @@ def end(
         run.finish(error.stop.reason)  # type: ignore[union-attr]
     elif isinstance(error, LimitReachedError) and run.verdict is not None:
         run.finish(run.verdict.reason)
+    elif error is not None and _is_noted_by(error, run):
+        run.finish(run.verdict.reason)  # type: ignore[union-attr]
     # The reason of its last leg, if that ended before the cancellation.
     elif cancellation is not None:
         run.finish(run.reason or "aborted")
@@ -342,6 +344,12 @@ def end(
 @suppress_errors("binding")
 def _leave(state: AgentState) -> Run | None:
     return state.leave()
+
+
+def _is_noted_by(error: Exception, run: Run) -> bool:
+    """Return whether an application's own error ended an invocation with the action `raise`."""
+    stop = stop_of_error(error)
+    return run.verdict is not None and stop is not None and stop.invocation_id == run.invocation.id
 
 
 def _is_raised_by(error: LimitReachedError, run: Run) -> bool:

@@ -10,7 +10,7 @@ from opentelemetry import trace
 from strands.types.events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException
 
-from otel_limits.bindings.gateways import budget_refusal, chain_of
+from otel_limits.bindings.gateways import chain_of
 from otel_limits.bindings.strands.answers import (
     as_cut,
     cancelled_answer,
@@ -34,6 +34,7 @@ from otel_limits.bindings.strands.readers import note_answer
 from otel_limits.bindings.strands.requests import call_by_context
 from otel_limits.bindings.strands.side import halt_from_error, refused_to_loop, results_for
 from otel_limits.bindings.strands.span_writer import end_quietly
+from otel_limits.bindings.strands.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.texts import budget_note, not_run_note, wrap_up_note
@@ -88,7 +89,7 @@ async def _follow_leg(
             yield event
     except Exception as error:
         live = live_of(agent)
-        if live is None or not _is_refused(live, error):
+        if live is None or not (_is_refused(live, error) or is_halted_by_vendor(live, error)):
             followed.run.freeze_outcome()  # hooks that still run change nothing
             raise
         if isinstance(
@@ -303,15 +304,13 @@ def _with_notes(live: LiveInvocation, context: InvokeModelContext) -> InvokeMode
 
 @suppress_errors("binding")
 def _is_halt(model_pass: ModelPass, error: Exception) -> bool:
-    """Return whether a failed call is a halt: a gateway's budget is spent, or it was the last.
+    """Return whether a failed call is a halt, because it was the last.
 
     Errors of inner middleware are not: they may be a question to a human, or a bug.
     """
     live = model_pass.live
     live.overflowed = isinstance(error, ContextWindowOverflowException)
-    is_of_model = any(each is model_pass.failure for each in chain_of(error))
-    verdict = budget_refusal(error) or (live.wrapping if is_of_model else None)
-    if verdict is None:
+    if live.wrapping is None or all(each is not model_pass.failure for each in chain_of(error)):
         return False
-    live.verdict, live.wrapping = verdict, None
+    live.verdict, live.wrapping = live.wrapping, None
     return True
