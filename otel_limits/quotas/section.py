@@ -110,11 +110,12 @@ FIELDS: Final[Mapping[str, Field]] = {
     "concurrency": Field(COUNT, "In-flight model calls; without a window."),
     "window": Field(
         TextKind(read=_rule),
-        "hour, day, month, or an ISO duration such as PT15M or P7D, counted from 1970-01-01 UTC.",
+        "hour, day, week (from Monday), month, quarter, year, or an ISO duration such as PT15M or "
+        "P7D, counted from 1970-01-01 UTC.",
     ),
     "time_zone": Field(
         TextKind(read=lambda _, text: zone_of(text).key),
-        "Time zone in which days and months begin at midnight; default UTC.",
+        "Time zone in which hours, days and longer calendar units begin; default UTC.",
     ),
     "key": Field(
         TextKind(read=lambda _, text: Template(text)),

@@ -1,9 +1,10 @@
-"""Time windows of quotas: hours, days, months and durations."""
+"""Time windows of quotas: calendar units and durations."""
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from typing import Final
@@ -15,6 +16,7 @@ from otel_limits.core.wording import closest_match
 UTC: Final = "UTC"
 HOUR_SECONDS: Final = 3600
 DAY_SECONDS: Final = 86_400
+WEEK_DAYS: Final = 7
 # A leap year. Bounded, because a store keeps a count for as long as its window.
 LONGEST_DAYS: Final = 366
 
@@ -22,7 +24,16 @@ DURATION: Final = re.compile(
     r"P(?:(?P<weeks>\d+)W)?(?:(?P<days>\d+)D)?"
     r"(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+)S)?)?"
 )
-CALENDAR: Final = ("day", "month")
+MONTHS: Final[Mapping[str, int]] = {"month": 1, "quarter": 3, "year": 12}
+CALENDAR: Final = ("hour", "day", "week", *MONTHS)
+
+# A number and a unit, as other products write durations. "M" is a month, "m" a minute.
+SPOKEN: Final = re.compile(
+    r"(?:per |every |[Pp])?(?P<number>\d*) ?(?:(?P<S>s|sec|seconds?)|(?P<minutes>m|min|minutes?)"
+    r"|(?P<H>h|hr|hrs|hours?)|(?P<D>d|days?)|(?P<W>w|wk|weeks?)|(?P<months>M|mo|mon|months?)"
+    r"|(?P<quarters>q|Q|quarters?)|(?P<years>y|Y|yr|years?))"
+)
+ADVERBS: Final = {"daily": "day", "annual": "year", **{f"{each}ly": each for each in CALENDAR}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +54,16 @@ class Window:
 class Windows:
     """A rule that divides time into windows without gaps or overlap.
 
-    Days and months begin at midnight in a time zone, so one with a clock change is shorter or
-    longer. Hours and durations are counted from the epoch in UTC.
+    Calendar units begin at midnight in a time zone, so one with a clock change is shorter or
+    longer. Weeks begin on Monday, and hours are counted from midnight. Durations are counted from
+    the epoch in UTC.
 
     Raises:
         ValueError: The rule or the time zone is not valid, or the two don't go together.
     """
 
     rule: str
-    """`hour`, `day`, `month`, or an ISO 8601 duration such as `PT15M` or `P7D`."""
+    """A unit of `CALENDAR`, or an ISO 8601 duration such as `PT15M` or `P7D`."""
     time_zone: str = UTC
 
     def __post_init__(self) -> None:
@@ -62,8 +74,8 @@ class Windows:
         length_of(self.rule)
         if self.time_zone != UTC:
             raise ValueError(
-                f"a time zone needs the window day or month, got {self.rule!r}. "
-                f"Leave time_zone out: hours and durations are counted in UTC."
+                f"time_zone needs the window {_listed()}, got {self.rule!r}. "
+                "Use one of them, or remove time_zone: durations are counted in UTC."
             )
 
     def at(self, seconds: float) -> Window:
@@ -76,21 +88,30 @@ class Windows:
         return self._calendar(seconds)
 
     def _calendar(self, seconds: float) -> Window:
-        """Return the day or month around a time."""
+        """Return the calendar unit around a time."""
         zone = zone_of(self.time_zone)
         today = datetime.fromtimestamp(seconds, zone).date()
-        first = today.replace(day=1) if self.rule == "month" else today
+        first = self._first(today)
         # Where the zone skipped or repeated midnight, a time may be in the window before or after.
         for begin in (first, self._step(first, 1), self._step(first, -1)):
             window = Window(_midnight(begin, zone), _midnight(self._step(begin, 1), zone))
             if seconds in window:
-                return window
+                return window if self.rule != "hour" else _hour_of(window, seconds)
         raise AssertionError("no window holds this time")  # pragma: no cover
 
+    def _first(self, day: date) -> date:
+        """Return the first day of the unit around a day; an hour is found within its day."""
+        if self.rule == "week":
+            return day - timedelta(days=day.weekday())
+        if self.rule in MONTHS:
+            months = MONTHS[self.rule]
+            return day.replace(month=(day.month - 1) // months * months + 1, day=1)
+        return day
+
     def _step(self, begin: date, steps: int) -> date:
-        if self.rule == "day":
-            return begin + timedelta(days=steps)
-        months = begin.year * 12 + begin.month - 1 + steps
+        if self.rule not in MONTHS:
+            return begin + timedelta(days=steps * (WEEK_DAYS if self.rule == "week" else 1))
+        months = begin.year * 12 + begin.month - 1 + steps * MONTHS[self.rule]
         return date(months // 12, months % 12 + 1, 1)
 
 
@@ -128,21 +149,49 @@ def length_of(rule: str) -> int:
     """Return the seconds of a window of fixed length.
 
     Raises:
-        ValueError: It is not a rule, or its length is 0 or more than 366 days.
+        ValueError: It is not a duration, or its length is 0 or more than 366 days.
     """
-    if rule == "hour":
-        return HOUR_SECONDS
+    length = _seconds(rule)
+    if not length:
+        meant = _meant(rule)
+        hint = f" Did you mean {meant}?" if meant else ""
+        raise ValueError(
+            f"window must be {_listed()}, or an ISO duration in weeks, days, hours, minutes and "
+            f"seconds of up to {LONGEST_DAYS} days, such as PT15M or P7D, got {rule!r}.{hint}"
+        )
+    return length
+
+
+def _seconds(rule: str) -> int:
+    """Return the seconds of an ISO duration; 0 if it is not a valid window."""
     match = DURATION.fullmatch(rule)
     parts = {name: int(text) for name, text in match.groupdict("0").items()} if match else {}
     # Checked first, because huge numbers overflow a timedelta.
-    is_sane = max(parts.values(), default=0) <= LONGEST_DAYS * 86_400
+    is_sane = max(parts.values(), default=0) <= LONGEST_DAYS * DAY_SECONDS
     length = int(timedelta(**parts).total_seconds()) if is_sane else 0
-    if not 0 < length <= LONGEST_DAYS * 86_400:
-        raise ValueError(
-            "window must be hour, day, month, or an ISO duration in weeks, days, hours, minutes "
-            f"and seconds of up to {LONGEST_DAYS} days, such as PT15M or P7D, got {rule!r}."
-        )
-    return length
+    return length if length <= LONGEST_DAYS * DAY_SECONDS else 0
+
+
+def _meant(text: str) -> str | None:
+    """Return the window that a misspelled one probably means."""
+    match = SPOKEN.fullmatch(text) or SPOKEN.fullmatch(text.casefold())
+    if match is None:
+        near = closest_match(text, (*CALENDAR, *ADVERBS))
+        return text.upper() if _seconds(text.upper()) else ADVERBS.get(near or "", near)
+    unit, number = match.lastgroup, int(match["number"] or 1)
+    if unit in ("months", "quarters", "years"):
+        months = number * {"months": 1, "quarters": 3, "years": 12}[unit]
+        return next((name for name, length in MONTHS.items() if length == months), None)
+    if number == 1 and unit in ("H", "D", "W"):
+        return {"H": "hour", "D": "day", "W": "week"}[unit]
+    time = "" if unit in ("D", "W") else "T"
+    near = f"P{time}{number}{'M' if unit == 'minutes' else unit}"
+    return near if _seconds(near) else None
+
+
+def _listed() -> str:
+    """Return the names of the calendar units."""
+    return f"{', '.join(CALENDAR[:-1])} or {CALENDAR[-1]}"
 
 
 def shown_time(seconds: float) -> str:
@@ -155,3 +204,9 @@ def _midnight(day: date, zone: ZoneInfo) -> int:
     local = datetime(day.year, day.month, day.day, tzinfo=zone)
     # Via UTC: `zoneinfo` (PEP 495) interprets a skipped time with the offset before the change.
     return int(local.astimezone(timezone.utc).timestamp())
+
+
+def _hour_of(day: Window, seconds: float) -> Window:
+    """Return the hour around a time: the last one ends with its day."""
+    start = day.start + int(seconds - day.start) // HOUR_SECONDS * HOUR_SECONDS
+    return Window(start, min(start + HOUR_SECONDS, day.end))
