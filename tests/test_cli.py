@@ -449,6 +449,29 @@ def test_check_warns_of_a_quota_below_a_single_call(
     assert 'quotas["small"] is 1,000 tokens, less than the 4,096' in sentence
 
 
+@pytest.mark.parametrize(
+    ("quota", "warnings"),
+    [
+        ("model_calls: 9, window: day", 1),
+        ("model_calls: 9, window: PT30S", 0),
+        ("invocations: 9, window: day", 1),
+        ("tokens: 9_000, window: day", 0),
+        ("concurrency: 9", 0),
+    ],
+)
+def test_check_warns_of_a_quota_that_calls_wait_for_in_vain(
+    check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, warnings: int
+) -> None:
+    """Used calls return only in the next window, unlike tokens that were reserved but not used."""
+    path = tmp_path / "limits.yaml"
+    path.write_text(f"quotas: {{q: {{{quota}, on_exceeded: wait}}}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    status, _, sentences = check()
+    assert status == 0
+    assert len(sentences) == warnings
+    assert all('quotas["q"] lets calls wait up to 30 s' in each for each in sentences)
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_help_fits_the_terminal(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ from otel_limits.cli.terminal import console, in_columns
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import pluralize
 from otel_limits.observers.first_calls import UNLIMITED
-from otel_limits.quotas.quota import too_small
+from otel_limits.quotas.quota import too_small, waits_in_vain
 from otel_limits.runtime.autoload import installed_autoload
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import Document, PolicyFile
@@ -77,7 +77,8 @@ def check(options: Namespace) -> int:
     # If both streams go to one file, problems come after the settings.
     sys.stdout.flush()
     quotas = [entry.value for entry in policy_file.document.quotas.values()]
-    refuse([sentence for quota in quotas if (sentence := too_small(quota)) is not None])
+    doubts = [doubt(quota) for quota in quotas for doubt in (too_small, waits_in_vain)]
+    refuse([sentence for sentence in doubts if sentence is not None])
     guarded = probed(FRAMEWORKS)
     mistakes = [
         *reading.mistakes,

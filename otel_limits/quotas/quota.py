@@ -133,6 +133,21 @@ def too_small(quota: Quota) -> str | None:
     )
 
 
+def waits_in_vain(quota: Quota) -> str | None:
+    """Return a warning if calls wait for a quota of which nothing is released in a window."""
+    window = quota.windows.at(0)
+    is_short = window.end - window.start <= quota.max_wait
+    # In these units a call uses what it reserved, unless it was never sent.
+    if quota.unit not in ("model_calls", "invocations") or quota.on_exceeded != "wait" or is_short:
+        return None
+    return (
+        f'quotas["{quota.name}"] lets calls wait up to {quota.max_wait:.15g} s, but used '
+        f"{unit_name(quota.unit)} return only in the next window: until the last "
+        f"{quota.max_wait:.15g} s of a window, calls are refused immediately. Use a window of at "
+        "most max_wait, or remove on_exceeded: wait."
+    )
+
+
 def parts_of_usd(amount: Decimal) -> int:
     """Return USD as whole parts, rounded up, so that no call counts as cheaper than it was."""
     return int(EXACT.multiply(amount, PARTS_PER_USD).to_integral_value(ROUND_CEILING, EXACT))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.events import QuotaWait
-from otel_limits.quotas.store import CountState, Reply
+from otel_limits.quotas.store import CountState, Demand, Reply
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Event
@@ -48,11 +48,10 @@ class AdmissionAttempt:
     changes_at: float = 0.0
     """When a window or lease ends, by the store's clock; 0 if unknown."""
 
-    @property
-    def ends(self) -> float:
-        """When it gives up, in monotonic seconds: the shortest `max_wait` applies."""
-        longest = min(self.needs[line].quota.max_wait for line in self.waiter.lacks)
-        return min(self.since.values()) + longest
+    def ends(self, lines: Collection[QueueKey]) -> float:
+        """Return when it gives up, in monotonic seconds: the shortest `max_wait` applies."""
+        longest = min(self.needs[line].quota.max_wait for line in lines)
+        return min(self.since.values(), default=time.monotonic()) + longest
 
     def unmet(self, reply: Reply) -> set[QueueKey]:
         """Return the queues to wait in after a reply; empty if waiting would not help."""
@@ -60,14 +59,25 @@ class AdmissionAttempt:
             return set()
         lacking = [(*self.ticket.asked[n], reply.standings[n]) for n in reply.unmet]
         enforced = [each for each in lacking if each[0].is_enforced]
+        # Blocked keys do not wait.
+        if not all(need.waits and standing.block is None for need, _, standing in enforced):
+            return set()
+        lines = {need.queue for need, _, _ in enforced}
+        left = self.ends(lines) - time.monotonic()
         for need, demand, standing in enforced:
-            # No release makes room for a call above the whole quota, and blocked keys do not wait.
-            could_fit = need.amount <= standing.limit or demand.alone
-            if not need.waits or standing.block is not None or not could_fit:
+            resets_in_time = demand.count.window.end - reply.now <= left
+            if not releases_help(need, demand, standing, 0 if resets_in_time else standing.used):
                 return set()
         ends = (demand.count.window.end for _, demand, _ in enforced)
         self.changes_at = min(reply.changes_at, *ends)
-        return {need.queue for need, _, _ in enforced}
+        return lines
+
+
+def releases_help(need: QuotaNeed, demand: Demand, standing: CountState, used: int) -> bool:
+    """Return whether a call would fit next to `used` if all reservations were released."""
+    # A call of unknown size may exceed the whole limit as the only one in flight.
+    least = 1 if demand.alone and need.amount > standing.limit else need.amount
+    return used + least <= standing.limit
 
 
 class AdmissionQueue:
@@ -125,7 +135,7 @@ class AdmissionQueue:
                     return Admission(reply, frozenset(waited))
                 self._lines.requeue(attempt.waiter, lacking)
             self._note_waits(attempt)
-            left = attempt.ends - time.monotonic()
+            left = attempt.ends(attempt.waiter.lacks) - time.monotonic()
             if left <= 0:
                 return self._give_up(attempt)
             change = self._until_change(attempt)

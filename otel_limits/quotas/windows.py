@@ -153,8 +153,8 @@ def length_of(rule: str) -> int:
     """
     length = _seconds(rule)
     if not length:
-        meant = _meant(rule)
-        hint = f" Did you mean {meant}?" if meant else ""
+        near = _suggest_window(rule)
+        hint = f" Did you mean {near}?" if near else ""
         raise ValueError(
             f"window must be {_listed()}, or an ISO duration in weeks, days, hours, minutes and "
             f"seconds of up to {LONGEST_DAYS} days, such as PT15M or P7D, got {rule!r}.{hint}"
@@ -172,7 +172,7 @@ def _seconds(rule: str) -> int:
     return length if length <= LONGEST_DAYS * DAY_SECONDS else 0
 
 
-def _meant(text: str) -> str | None:
+def _suggest_window(text: str) -> str | None:
     """Return the window that a misspelled one probably means."""
     match = SPOKEN.fullmatch(text) or SPOKEN.fullmatch(text.casefold())
     if match is None:

@@ -365,7 +365,7 @@ class SimulatedFleet:
         )
 
     def may_be_refused(self, call: Call) -> bool:
-        """Return whether a call may be refused: blocked, over a hard quota, or after its wait."""
+        """Return whether a call may be refused now."""
         shortest = min(QUOTAS[name].max_wait for name in call.quotas)
         hard = self.count("r")
         is_over = self.used[hard] + self.reserved(hard)[1] >= self.permitted("r")
@@ -373,7 +373,14 @@ class SimulatedFleet:
             any(map(self.is_blocked, call.quotas))
             or ("r" in call.quotas and is_over)
             or self.clock.now - call.since >= shortest
+            or ("q" in call.quotas and self.is_in_vain(shortest))
         )
+
+    def is_in_vain(self, seconds: float) -> bool:
+        """Return whether nothing of the rate comes back within a wait."""
+        count = self.count("q")
+        left = count.window.end - self.clock.time()
+        return self.used[count] >= self.permitted("q") and left > seconds
 
     def first_of(self, worker: Worker) -> list[Call]:
         """The calls of a worker that are first in all of their queues."""

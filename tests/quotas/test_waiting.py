@@ -165,11 +165,15 @@ def test_call_waits_no_longer_than_max_wait(
 ) -> None:
     """The agent is then halted, and the halt reports the wait."""
     hold({"q": CALLS | {"max_wait": "1s"}}, url, [recorder])
-    make_agent(ScriptedModel([says("done")]))("go")
 
     async def run() -> list[Any]:
-        model = ScriptedModel([says("never")])
-        return await asyncio.gather(*(start(make_agent(model)) for _ in range(3)))
+        model, never = Held(), ScriptedModel([says("never")])
+        first = start(make_agent(model))
+        await until(lambda: bool(model.asked))
+        results = await asyncio.gather(*(start(make_agent(never)) for _ in range(3)))
+        model.may_answer.set()
+        await first
+        return results
 
     results, seconds = seconds_of(lambda: asyncio.run(run()))
     assert 1.0 <= seconds < 1.0 + SOON
@@ -181,7 +185,7 @@ def test_call_waits_no_longer_than_max_wait(
         assert stop.breach is not None
         assert stop.breach.note.endswith("; the call waited 1 s for it")
         assert stop.quota is not None
-        assert (stop.quota.used, stop.quota.limit) == (1, 1)
+        assert (stop.quota.reserved, stop.quota.limit) == (1, 1)
 
 
 def test_the_end_of_a_window_ends_a_wait(
@@ -233,16 +237,19 @@ def test_grant_or_reset_ends_a_wait(
     recorder: DecisionRecorder,
 ) -> None:
     """A grant, or a reset to 0."""
-    hold({"q": CALLS}, server.url, [recorder])
-    make_agent(ScriptedModel([says("done")]))("go")
-    this = count(unit="model_calls")
+    hold({"q": TOKENS}, server.url, [recorder])
+    settle(store, "earlier", 300)
+    reserve(store, "elsewhere", 300)
+    this = count()
 
     async def run() -> float:
-        task = start(make_agent(ScriptedModel([says("done")])))
+        model = Held()
+        model.may_answer.set()
+        task = start(make_agent(model))
         await until(lambda: recorder.waiting == 1)
         begun = time.monotonic()
         if how == "grant":
-            await asyncio.to_thread(store.grant, this, 1, time.time() + 60)
+            await asyncio.to_thread(store.grant, this, 1000, time.time() + 60)
         else:
             await asyncio.to_thread(store.reset, this)
         assert (await task).stop_reason == "end_turn"
@@ -260,7 +267,7 @@ def test_block_ends_a_wait_and_revoke_wakes_no_waiter(
 ) -> None:
     """Waiters for a blocked key are refused with the reason."""
     hold({"q": CALLS}, server.url, [recorder])
-    make_agent(ScriptedModel([says("done")]))("go")
+    reserve(store, "elsewhere", 1, unit="model_calls")
     this = count(unit="model_calls")
 
     async def run() -> None:
@@ -281,7 +288,8 @@ def test_block_ends_a_wait_and_revoke_wakes_no_waiter(
             "message",
         ]
         assert {result.stop_reason for result in results} == {"quota_exceeded"}
-        assert all("unpaid" in str(result) for result in results)
+        stops = [otel_limits.stop_of(result) for result in results]
+        assert all(stop is not None and "unpaid" in stop.sentence for stop in stops)
 
     asyncio.run(run())
 
@@ -422,15 +430,19 @@ def test_switching_off_ends_a_wait(
 ) -> None:
     """Disabling admits the call."""
     hold({"q": CALLS}, url, [recorder])
-    make_agent(ScriptedModel([says("done")]))("go")
 
-    async def run() -> str:
-        task = start(make_agent(ScriptedModel([says("done")])))
+    async def run() -> list[str]:
+        model = Held()
+        tasks = [start(make_agent(model), "first")]
+        await until(lambda: bool(model.asked))
+        tasks.append(start(make_agent(model), "second"))
         await until(lambda: recorder.waiting == 1)
         otel_limits.disable()
-        return str((await task).stop_reason)
+        await until(lambda: model.asked == ["first", "second"])
+        model.may_answer.set()
+        return [str((await task).stop_reason) for task in tasks]
 
-    assert asyncio.run(run()) == "end_turn"
+    assert asyncio.run(run()) == ["end_turn"] * 2
 
 
 # --- calls that do not wait -----------------------------------------------------------------------
@@ -461,7 +473,8 @@ def test_refusing_quota_refuses_next_to_a_waiting_one(
     hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
 ) -> None:
     """A refusal by one quota is immediate."""
-    hold({"q": CALLS, "hard": CALLS | {"on_exceeded": "refuse"}}, url, [recorder])
+    rate = CALLS | {"window": "PT20S"}
+    hold({"q": rate, "hard": CALLS | {"on_exceeded": "refuse"}}, url, [recorder])
     model = ScriptedModel(endless(says("done")))
     reasons = [make_agent(model)("go").stop_reason for _ in range(2)]
     assert reasons == ["end_turn", "quota_exceeded"]
@@ -477,6 +490,41 @@ def test_call_larger_than_the_quota_is_refused_immediately(
     model.update_config(max_tokens=2000)
     result, seconds = seconds_of(lambda: make_agent(model)("go"))
     assert result.stop_reason == "quota_exceeded"
+    assert seconds < SOON
+
+
+@pytest.mark.parametrize("unit", ["model_calls", "tokens"])
+def test_call_that_would_wait_in_vain_is_refused_immediately(
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder, unit: str
+) -> None:
+    """Nothing reserved can come back, and the window ends after `max_wait`: why wait for it?"""
+    hold({"q": {unit: 12, "window": "year", "on_exceeded": "wait"}}, url, [recorder])
+    model = ScriptedModel(endless(says("done")))
+    agents = [make_agent(model) for _ in range(13)]
+    results, seconds = seconds_of(lambda: [agent("go").stop_reason for agent in agents])
+    admitted = 12 if unit == "model_calls" else 1
+    assert results == ["end_turn"] * admitted + ["quota_exceeded"] * (13 - admitted)
+    assert seconds < SOON
+    assert recorder.waits == 0
+
+
+def test_waiters_are_refused_once_nothing_can_come_back(
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
+) -> None:
+    """They waited for a call in flight, which has used all that it reserved."""
+    hold({"q": CALLS | {"max_wait": "10m"}}, url, [recorder])
+
+    async def run() -> list[str]:
+        model = Held()
+        tasks = [start(make_agent(model))]
+        await until(lambda: bool(model.asked))
+        tasks += [start(make_agent(model)) for _ in range(3)]
+        await until(lambda: recorder.waiting == 3)
+        model.may_answer.set()
+        return [(await task).stop_reason for task in tasks]
+
+    results, seconds = seconds_of(lambda: asyncio.run(run()))
+    assert results == ["end_turn"] + ["quota_exceeded"] * 3
     assert seconds < SOON
 
 
@@ -506,7 +554,7 @@ def test_thousand_waiting_agents_send_no_commands(
     Without a grace, which makes each process read the counts once a second.
     """
     hold({"q": CALLS | {"grace": 0, "max_wait": "10m"}}, server.url, [recorder])
-    make_agent(ScriptedModel([says("done")]))("go")
+    reserve(store, "elsewhere", 1, lease=600.0, unit="model_calls")
 
     async def run() -> None:
         model = ScriptedModel(endless(says("done")))
