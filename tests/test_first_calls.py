@@ -182,12 +182,20 @@ def test_run_can_be_quiet() -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_child_process_prints_nothing_at_exit() -> None:
-    """It is not the program that `run` started; neither does a process that forked."""
-    start = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', 'pass'])"
-    assert run(sys.executable, "-c", start).stderr.count(UNUSED) == 1
-    fork = "import os; os._exit(0) if os.fork() == 0 else os.wait()"
-    assert run(sys.executable, "-W", "ignore", "-c", fork).stderr == ""
+STARTS = (
+    "import subprocess, sys; subprocess.run([sys.executable, '-W', 'ignore', '-c', sys.argv[1]])"
+)
+FORKS = "import os, sys; exec(sys.argv[1]) if os.fork() == 0 else os.wait()"
+
+
+@pytest.mark.parametrize("start", [STARTS, FORKS])
+def test_notice_at_exit_covers_child_processes(start: str, tmp_path: Path) -> None:
+    """The supervisor of uvicorn's workers has no agents, but they have."""
+    program = (sys.executable, "-W", "ignore", "-c", start)
+    environ = {"TMPDIR": str(tmp_path), "OTEL_LIMITS_MAX_TURNS": "3"}
+    assert run(*program, "pass", **environ).stderr.count(UNUSED) == 1
+    assert UNUSED not in run(*program, AGENT, **environ).stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_facts_say_it_too(make_agent: MakeAgent, events: list[otel_limits.Event]) -> None:
@@ -197,3 +205,27 @@ def test_the_facts_say_it_too(make_agent: MakeAgent, events: list[otel_limits.Ev
     started = next(event for event in events if isinstance(event, otel_limits.Started))
     assert dict(started.tree) == {"tree_max_turns": 5}
     assert (started.has_quotas, started.configured_action) == (False, "ask")
+
+
+THREADS = """
+import threading
+from strands import Agent
+from otel_limits.testing import ScriptedModel, says
+
+def call():
+    agent = Agent(model=ScriptedModel([says("done")]), callback_handler=None)
+    together.wait()
+    agent("go")
+    if not agent.trace_span.get_span_context().is_valid:
+        print("no span")
+
+together = threading.Barrier(20)
+for thread in [threading.Thread(target=call) for _ in range(20)]:
+    thread.start()
+"""
+
+
+def test_first_agents_that_start_at_the_same_time_all_have_spans() -> None:
+    """They wait for the provider, otherwise their traces are missing in every backend."""
+    done = run(sys.executable, "-W", "ignore", "-c", THREADS, OTEL_LIMITS_QUIET="true")
+    assert (done.returncode, done.stdout) == (0, "")

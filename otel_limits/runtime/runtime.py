@@ -24,6 +24,7 @@ from otel_limits.runs.registry import LIVE, RunRegistry
 from otel_limits.runtime.guard import Enforcement, Guard, Source
 from otel_limits.runtime.wiring import Wiring, make_otlp_providers, make_tracer_provider
 from otel_limits.settings import environment as config
+from otel_limits.settings.children import note_agent
 from otel_limits.settings.policy.file import NO_FILE, PolicyFile, price_mistakes
 from otel_limits.settings.variables import variable
 
@@ -267,6 +268,7 @@ class Runtime:
             finally:
                 self._provides = False
         if is_first:
+            note_agent()
             self._guard.publish_state()
 
     def _provide(self) -> None:

@@ -6,6 +6,7 @@ framework. A child started by fork has the limits of its parent anyway.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -26,6 +27,12 @@ ON_PATH: Final = Path(__file__).parents[1] / "startup" / "on_path"
 
 MARKER: Final = "_ENABLED_BY_OTEL_LIMITS"
 """Variable with the arguments of `enable()` in the parent, as JSON."""
+
+RUN: Final = "_RUN_BY_OTEL_LIMITS"
+"""Variable with the ID of the process that `otel-limits run` became, read by `sitecustomize`."""
+
+NOTE: Final = "_OTEL_LIMITS_RAN"
+"""Variable with a file that a child of `otel-limits run` creates when it has called an agent."""
 
 PLACES: Final = tuple(PREFIX + name for name in ("POLICY", "QUOTA_STORE", "QUOTA_NAMESPACE"))
 """Variables that children need even if the parent changes them, or its directory, afterwards."""
@@ -179,3 +186,11 @@ def _as_json(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{value!r:.100} cannot be inherited")
+
+
+def note_agent() -> None:
+    """Note for the process that `otel-limits run` became that an agent was limited in a child."""
+    note = variable(NOTE)
+    if note and variable(RUN) != str(os.getpid()):
+        with contextlib.suppress(OSError):
+            Path(note).touch(mode=0o600)

@@ -82,26 +82,30 @@ def prepend_after_launchers() -> None:
 
 
 def warn_if_unused() -> None:
-    """Warn at exit if no agent ran, as the user expected one."""
+    """Warn at exit if no agent ran, neither here nor in a child, as the user expected one."""
+    if os.getpid() != HERE_IN:  # a child by fork
+        return
     registry = sys.modules.get("otel_limits.runs.registry")
-    has_started = registry is not None and registry.LIVE.has_started
+    has_run = not NOTE or (registry is not None and registry.LIVE.has_started)
+    if os.path.exists(NOTE):
+        has_run = True
+        os.remove(NOTE)
     is_silenced = any(
         os.environ.get(name, "").strip().lower() == "true"
         for name in ("OTEL_LIMITS_QUIET", "OTEL_LIMITS_DISABLED")
     )
-    # If this process has forked, its children may have called agents.
-    if not (has_started or is_silenced or FORKED) and os.getpid() == HERE_IN:
+    if not has_run and not is_silenced:
         sys.stderr.write(
-            "otel-limits: no Strands agent ran in this process, so no limits were applied.\n"
+            "otel-limits: no Strands agent ran in this process or in a child process, so no limits "
+            "were applied.\n"
         )
 
 
-FORKED = []  # type: list[bool]
+NOTE = os.environ.get("_OTEL_LIMITS_RAN", "")
+"""File that exists after a child has called an agent; empty if there can be none."""
 HERE_IN = os.getpid()
 if os.environ.get(RUN) == str(HERE_IN):
     atexit.register(warn_if_unused)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_parent=lambda: FORKED.append(True))
 
 try:
     wait_for_agents()
