@@ -220,8 +220,11 @@ def call():
         print("no span")
 
 together = threading.Barrier(20)
-for thread in [threading.Thread(target=call) for _ in range(20)]:
+threads = [threading.Thread(target=call) for _ in range(20)]
+for thread in threads:
     thread.start()
+for thread in threads:  # executors and exporters end with the main thread
+    thread.join()
 """
 
 
