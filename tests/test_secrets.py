@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -188,3 +189,32 @@ def test_public_parts_of_a_url_are_shown(url: str, seen: str) -> None:
 def test_no_password_of_any_characters_is_shown(password: str, scheme: str) -> None:
     """Escaped or not."""
     assert redact_url(f"{scheme}://bob:<{password}>@h:1/d") == f"{scheme}://bob:***@h:1/d"
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a", ".", "pass", "password=", "key='", "key ", "a:1,", "a@", "token = ", "["],
+    ids=repr,
+)
+def test_time_to_redact_is_linear(unit: str) -> None:
+    """A refused setting of any length is shown without delay."""
+
+    def seconds(length: int) -> float:
+        text = f"redis://{(unit * length)[:length]}"
+        times = []
+        for _ in range(5):
+            begin = time.process_time()
+            redact_url(text)
+            times.append(time.process_time() - begin)
+        return min(times)  # the least disturbed by other processes
+
+    # Long enough to measure, and a multiple large enough to tell a square from a line.
+    assert seconds(40_000) < 8 * 2.5 * max(seconds(5_000), 0.0005)
+
+
+def test_long_setting_is_refused_quickly(capsys: pytest.CaptureFixture[str]) -> None:
+    """60,000 characters took more than a minute."""
+    begin = time.process_time()
+    assert main(["run", "--ledger", "pass" * 15_000, "--max-turns", "x" * 60_000, "--", "a"]) == 2
+    assert time.process_time() - begin < 5
+    assert "--max-turns must be" in capsys.readouterr().err

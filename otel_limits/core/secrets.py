@@ -10,10 +10,12 @@ from typing import Final
 STARS: Final = "***"
 
 SECRET_VALUE: Final = re.compile(
-    r"(?i)([\w.-]*(?:pass|pwd|secret|token|key|auth|cred|sig)[\w.-]*\s*=\s*)"
+    r"(?i)(?<![\w.-])(?=[\w.-]*(?:pass|pwd|secret|token|key|auth|cred|sig))([\w.-]+\s*=\s*)"
     r"('[^']*'?|\"[^\"]*\"?|[^&;\s'\"]+)"
 )
-"""A parameter of a URL, or of a PostgreSQL connection string, whose value is redacted."""
+"""A parameter of a URL, or of a PostgreSQL connection string, whose value is redacted.
+
+Each word is tried from its beginning only, so the time for a long one is linear."""
 
 USER: Final = re.compile(r"[\w.+%-]*")
 """A name that can be shown; anything else before an `@` may be part of a password."""
