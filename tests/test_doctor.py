@@ -54,6 +54,7 @@ def test_a_launcher_under_which_limits_hold_is_proven(launcher: tuple[str, ...],
     """Halted at three, by whom, and how it is followed."""
     status, found, _ = examined(*launcher, **NO_EXPORT)
     assert found["runaway"][1].startswith("Halted after 3 of 3 turns")
+    assert found["thread pool"] == found["child"] == ("ok", "Halted after 3 of 3 turns.")
     assert found["enabled by"][1].startswith(way)
     assert found["spans"] == ("ok", "Received.")
     assert found["provider"][1].endswith("opentelemetry.sdk.trace.TracerProvider.")
@@ -242,3 +243,16 @@ def test_report_is_ascii_and_contains_the_fix() -> None:
     """Build logs show it."""
     report = as_text([fail("policy", "grün", "Write it in → plain text.")])
     assert report == "FAIL  policy  gr\\xfcn\n              -> Write it in \\u2192 plain text.\n"
+
+
+def test_child_that_is_not_limited_fails(tmp_path: Path) -> None:
+    """A launcher may enable limits in its own process only."""
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(
+        "import otel_limits, runpy, sys; otel_limits.enable(children=False)\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    status, found, _ = examined(PYTHON, str(launcher))
+    assert found["runaway"][0] == found["thread pool"][0] == "ok"
+    assert (status, found["child"][0]) == (1, "FAIL")
+    assert "Not halted at max_turns=3: it made 31 model calls" in found["child"][1]

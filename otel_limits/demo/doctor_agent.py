@@ -11,8 +11,10 @@ the agent is not called, because it could write to a real ledger or use a real q
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +46,26 @@ def changed(expected: dict[str, str]) -> list[str]:
     return sorted(name for name in ours.keys() | expected if ours.get(name) != expected.get(name))
 
 
+def call() -> dict[str, Any]:
+    """Call an agent; return its model calls and the reason for its end."""
+    from otel_limits.testing import ScriptedModel, says, uses
+
+    model = ScriptedModel([*[uses("search")] * MOST_CALLS, says("not halted")])
+    agent = Agent(model=model, tools=[search], name="runaway", callback_handler=None)
+    reason = str(agent("go").stop_reason)
+    return {"calls": model.calls, "reason": reason}
+
+
+def call_in_child() -> dict[str, Any]:
+    """Do the same in a child process."""
+    try:
+        # Spawned: a forked child has the limits of its parent anyway.
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return pool.apply(call)
+    except Exception as error:  # noqa: BLE001  e.g. without shared memory
+        return {"error": repr(error)}
+
+
 def run() -> dict[str, Any]:
     """Call the agent and return the report."""
     from opentelemetry import trace
@@ -52,18 +74,18 @@ def run() -> dict[str, Any]:
     from otel_limits.runtime.autoload import installed_autoload
     from otel_limits.runtime.guard import probed
     from otel_limits.runtime.runtime import RUNTIME
-    from otel_limits.testing import ScriptedModel, says, uses
 
-    model = ScriptedModel([*[uses("search")] * MOST_CALLS, says("not halted")])
-    agent = Agent(model=model, tools=[search], name="runaway", callback_handler=None)
-    reason = str(agent("go").stop_reason)
+    here = call()
+    with ThreadPoolExecutor(1) as pool:
+        threaded = pool.submit(call).result()
     enforcement = RUNTIME.enforcement()
     # Enabling otel-limits probes frameworks, but it may have failed here.
     gaps = enforcement if enforcement.source else probed(FRAMEWORKS)
     provider = type(trace.get_tracer_provider())
     return {
-        "calls": model.calls,
-        "reason": reason,
+        **here,
+        "thread": threaded,
+        "child": call_in_child() if enforcement.source else {},
         "source": enforcement.source,
         "obstacles": gaps.obstacles,
         "weakened": gaps.fallbacks,

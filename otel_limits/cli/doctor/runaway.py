@@ -286,7 +286,10 @@ def _findings(report: Mapping[str, Any], launcher: Launcher) -> Iterator[Finding
             "Set these in the environment of otel-limits doctor instead.",
         )
         return
-    yield _halt(report)
+    yield _halt("runaway", report, f", in {report['python']}")
+    if report["source"] is not None:
+        yield _halt("thread pool", report["thread"])
+        yield _halt("child", report["child"])
     yield _source(report, launcher)
     yield _spans(report)
     yield ok("provider", f"{report['provider']}.")
@@ -297,13 +300,16 @@ def _findings(report: Mapping[str, Any], launcher: Launcher) -> Iterator[Finding
         yield skipped("autoload", f"Not installed for {report['python']}.")
 
 
-def _halt(report: Mapping[str, Any]) -> Finding:
+def _halt(name: str, report: Mapping[str, Any], place: str = "") -> Finding:
+    """Report whether an agent was halted there."""
+    if "error" in report:
+        return skipped(name, f"Cannot be started: {report['error']}.")
     calls, reason = report["calls"], report["reason"]
     # Another cause could also end it after three calls.
     if (calls, reason) == (CAP, "max_turns"):
-        return ok("runaway", f"Halted after {CAP} of {CAP} turns, in {report['python']}.")
+        return ok(name, f"Halted after {CAP} of {CAP} turns{place}.")
     return fail(
-        "runaway",
+        name,
         f"Not halted at max_turns={CAP}: it made {pluralize(calls, 'model call')} and ended with "
         f"{reason}.",
     )
