@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_limits.cli.isolation import isolation_problem
+from otel_limits.cli.isolation import PYINSTALLER, isolation_problem
 from tests.launching import RUN, execute
 
 PROGRAM = "print('ran')"
@@ -144,3 +144,13 @@ def test_another_zip_file_is_not_a_pex(tmp_path: Path) -> None:
         archive.writestr("__main__.py", PROGRAM)
     ended = execute(*RUN, "--", sys.executable, str(path))
     assert (ended.status, ended.output) == (0, "ran\n")
+
+
+def test_program_of_pyinstaller_is_refused_with_the_way_that_works(script: str) -> None:
+    """It has its own Python. The archive follows the loader, and a signature may follow both."""
+    Path(script).write_bytes(b"\x7fELF loader" + PYINSTALLER + b"archive" + b"\0" * 4096)
+    for front in ((), ("env", "nice")):
+        ended = execute(*RUN, "--", *front, script)
+        assert (ended.status, ended.output) == (2, "")
+        assert "is a program of PyInstaller, which ignores PYTHONPATH" in ended.log
+        assert "call otel_limits.enable() in its code" in ended.log

@@ -7,10 +7,12 @@ import importlib.metadata
 import math
 import subprocess
 import sys
+import sysconfig
 import threading
 from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -534,6 +536,7 @@ def test_price_list_falls_back_to_the_packages(
 
 FETCHED = """
 import sys
+import sysconfig
 from genai_prices.data_snapshot import DataSnapshot, set_custom_snapshot
 from otel_limits.core.usage import Usage, measured
 from otel_limits.core.pricing import Prices
@@ -580,3 +583,23 @@ def test_nothing_is_fetched() -> None:
         "assert Prices().price('gpt-4o', Usage(input=1)) is not None\n"
         "assert not {'socket.connect', 'socket.getaddrinfo', 'socket.sendto'} & set(used), used"
     )
+
+
+@listed
+def test_price_list_without_metadata_is_used(tmp_path: Path) -> None:
+    """PyInstaller freezes packages without the files that name their version."""
+    packages = Path(sysconfig.get_path("purelib"))
+    for path in packages.iterdir():
+        if not path.name.startswith("genai_prices-"):
+            (tmp_path / path.name).symlink_to(path)
+    program = (
+        "import sys; sys.path += sys.argv[1:]; from otel_limits.core.catalogue import "
+        "installed_version; print(installed_version())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program, str(Path(__file__).parents[1]), str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "unknown\n"
