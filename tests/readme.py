@@ -117,6 +117,13 @@ def vendors_table() -> str:
     return vendors(results())
 
 
+def price_lists_table() -> str:
+    """Format on which prices the installed list and a second one disagree."""
+    from tests.price_lists.compare import explained_table
+
+    return explained_table()
+
+
 def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
     """Return a page with its tables generated again, each between its markers."""
     for name, make in tables.items():
@@ -129,6 +136,6 @@ def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> 
 
 def write() -> None:
     """Write the tables of all pages."""
-    tables = {**TABLES, "vendors": vendors_table}
+    tables = {**TABLES, "vendors": vendors_table, "price-lists": price_lists_table}
     for page in (README, *PAGES):
         page.write_text(with_tables(page.read_text(encoding="utf-8"), tables), encoding="utf-8")

@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import logging  # noqa: F401  before a fork, our lock comes before that of logging
 import os
+import re
 import sys
 import threading
 from datetime import datetime
@@ -17,10 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from otel_limits.core.listings import ModelListing, listing_of
 from otel_limits.core.price import Price
 from otel_limits.core.terms import STANDARD, BillableCall
-from otel_limits.core.usage import EXACT, NO_COST
+from otel_limits.core.usage import EXACT, NO_COST, Usage
+from otel_limits.vendors.price_lists import DISPUTED, LATEST, STAND_INS
 from otel_limits.vendors.records import BY_NAME
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from genai_prices.data_snapshot import DataSnapshot
     from genai_prices.types import ModelInfo, ModelPrice, TieredPrices
 
@@ -31,7 +35,21 @@ LIST: Final = "genai_prices.data"
 MODELS: Final = 1_000
 """Cached models; names can come from outside."""
 
+LONG_PROMPT: Final = 200_000
+"""Input tokens above which vendors have another price, if they have one."""
+
 PER_THOUSAND: Final = -3
+
+LATEST_NAME: Final = "-latest"
+FINE_TUNED: Final = "ft:"
+"""Followed by the model, and by names that the customer chose."""
+AREA: Final = re.compile(r"^[a-z-]+\.(?=[a-z0-9-]+\.)")
+"""Prefix of an inference profile of Bedrock."""
+VERSION: Final = re.compile(
+    r"(?:[-@](?:\d{8}|\d{4}-\d\d-\d\d|\d\d-\d{4}|\d\d-\d\d|\d{4}|\d{3})|-preview|[-:]v\d+(?::\d+)?"
+    r"|:\d+|@default)$"
+)
+"""Ends of names: dates, Google's three digits, Bedrock's versions."""
 
 PARTS: Final = {
     "input": "input_mtok",
@@ -197,6 +215,18 @@ def price_of(listed: CatalogEntry, call: BillableCall, when: datetime) -> Price 
     )
 
 
+def is_disputed(listed: CatalogEntry, usage: Usage) -> bool:
+    """Return whether two price lists disagree on the price of a usage, for no known reason."""
+    about = DISPUTED.get(listed.vendor, {}).get(listed.info.id, frozenset())
+    parts = {
+        "all": True,
+        "cache_read": usage.cache_read > 0,
+        "cache_write": usage.cache_write > 0,
+        "long": usage.input > LONG_PROMPT,
+    }
+    return any(parts[part] for part in about)
+
+
 def _prices_at(listed: CatalogEntry, tier: str, when: datetime) -> ModelPrice | None:
     """Return the prices of a tier; `None` if they are not on the list."""
     if tier == STANDARD:
@@ -221,7 +251,58 @@ def _find(model: str, provider: str, fetched: DataSnapshot | None) -> CatalogEnt
     return None if listing is None else _entry_of(listing, prices)
 
 
+def as_listed(model: str, provider: str) -> CatalogEntry | None:
+    """Return what the package's own look-up finds for a model, however loosely it matches."""
+    listing = listing_of(model, provider, known=True)
+    return None if listing is None else _loose_entry_of(listing, bundled_catalog())
+
+
 def _entry_of(listing: ModelListing, prices: DataSnapshot) -> CatalogEntry | None:
+    """Return the entry for a model, if the list contains the model itself."""
+    entry = _loose_entry_of(listing, prices)
+    if entry is None or not is_of_family(listing.reference, entry.info):
+        return None
+    # Names of the current model move; both tables say what they stood for, and when.
+    if listing.reference.endswith(LATEST_NAME):
+        is_known = listing.reference in LATEST.get(entry.vendor, ())
+    else:
+        is_known = entry.is_own or entry.info.id in STAND_INS.get(entry.vendor, ())
+    return entry if is_known else None
+
+
+def is_of_family(reference: str, info: ModelInfo) -> bool:
+    """Return whether a name is that of a listed model, or of a dated version of it.
+
+    The list matches prefixes, so the next model of a series would get the price of an earlier one.
+    """
+    strings = [(kind, text.lower()) for kind, text in _strings_in(info.match)]
+    reference = reference.lower()
+    named = {info.id.lower(), *(text for kind, text in strings if kind != "regex")}
+    if reference in named or reference.startswith(FINE_TUNED):
+        return True
+    families = set(map(_family, named))
+    bare = AREA.sub("", reference)
+    forms = (reference, bare, *(f"{area}.{bare}" for area in ("regional", "global")))
+    return any(_family(form) in families for form in forms)
+
+
+def _family(name: str) -> str:
+    """Return a model's name without dates and versions."""
+    while found := VERSION.search(name):
+        name = name[: found.start()]
+    return name
+
+
+def _strings_in(clause: object) -> Iterator[tuple[str, str]]:
+    """Yield the texts that a clause of the list compares with, and how."""
+    for kind in ("equals", "starts_with", "contains", "ends_with", "regex"):
+        if isinstance(text := getattr(clause, kind, None), str):
+            yield kind, text
+    for each in getattr(clause, "or_", None) or getattr(clause, "and_", None) or ():
+        yield from _strings_in(each)
+
+
+def _loose_entry_of(listing: ModelListing, prices: DataSnapshot) -> CatalogEntry | None:
     vendor, reference = listing
     try:
         found, info = prices.find_provider_model(reference, None, vendor, None)

@@ -9,7 +9,14 @@ from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.catalogue import MODELS, PACKAGE, Catalogue, installed_version, price_of
+from otel_limits.core.catalogue import (
+    MODELS,
+    PACKAGE,
+    Catalogue,
+    installed_version,
+    is_disputed,
+    price_of,
+)
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.labels import best_match
 from otel_limits.core.listings import canonical, is_local, vendor_by_id, vendor_of
@@ -50,6 +57,7 @@ MISSING: Final = (
 """The message about a cost limit without any prices."""
 
 NO_PRICE: Final = "no price is known for it"
+DISPUTED_PRICE: Final = "two price lists disagree about it"
 NO_TIER: Final = "the service tier is the vendor's choice, and its answer does not name it"
 NO_OVERRIDES: Final[Mapping[str, PriceOverride]] = MappingProxyType({})
 
@@ -141,6 +149,8 @@ class Prices:
         if call.tier == AUTOMATIC:
             return Quote(unknown=NO_TIER)
         listed = self._catalogue.find(call.model, vendor)
+        if listed is not None and is_disputed(listed, call.usage):
+            return Quote(unknown=DISPUTED_PRICE)
         price = None if listed is None else price_of(listed, call, when)
         if listed is None or price is None:
             at = "" if call.tier == STANDARD else f" at the service tier {call.tier}"

@@ -35,6 +35,8 @@ with no common factor."""
 
 def _premium(model: str, place: str) -> Decimal | None:
     is_listed = model.startswith(BOTH_LISTED) and "-gov" not in place
+    # Amazon's own models cost up to 30% more outside the US than the regional price on the list.
+    is_listed = is_listed and not model.startswith("regional.amazon.")
     return NO_PREMIUM if is_listed or AMERICAN.fullmatch(place) else None
 
 

@@ -74,7 +74,6 @@ GOOGLE: Final = Vendor(
             re.compile(r"//aiplatform\.([a-z]+)\.rep\.googleapis\.com"),
         ),
     ),
-    stand_ins=("anthropic",),
     audio_as_text=True,
     sources={
         "aliases": CONVENTIONS,
@@ -89,7 +88,6 @@ GOOGLE: Final = Vendor(
         "media": MEDIA_SOURCE,
         "token_tools": Source("https://ai.google.dev/gemini-api/docs/pricing", "2026-11-22"),
         "place": Source("https://cloud.google.com/vertex-ai/generative-ai/pricing", "2026-11-22"),
-        "stand_ins": PRICE_LIST,
         "audio_as_text": Source("https://ai.google.dev/gemini-api/docs/pricing", "2026-11-22"),
     },
 )  # fmt: skip

@@ -77,6 +77,11 @@ MEDIA_SOURCE: Final = Source(
     "https://developers.openai.com/api/docs/guides/images-vision", "2026-11-22"
 )
 
+
+def _of_zone(model: str, place: str) -> Decimal | None:  # noqa: ARG001
+    return None
+
+
 OPENAI: Final = Vendor(
     name="openai",
     aliases=("openai_responses", "text-completion-openai"),
@@ -112,11 +117,12 @@ AZURE: Final = Vendor(
         "azure-api.net", "cognitiveservices.azure.com", "openai.azure.com", "services.ai.azure.com",
     ),
     token_tools=OPENAI.token_tools,
-    stand_ins=("openai", "anthropic", "deepseek", "x-ai", "moonshotai"),
+    # LiteLLM's infix for deployments in a data zone or region, which cost more.
+    place=PlaceRule(premium=_of_zone, model_ids=(re.compile(r"^azure/(us|eu)/"),)),
     sources={
         "aliases": CONVENTIONS,
         "hosts": PRICE_LIST,
         "token_tools": OPENAI.sources["token_tools"],
-        "stand_ins": PRICE_LIST,
+        "place": Source("https://pypi.org/project/azure-genai-prices/", "2026-11-22"),
     },
 )  # fmt: skip

@@ -117,8 +117,6 @@ class Vendor:
     token_tools: frozenset[str] = frozenset()
     """Tools that run at the vendor and cost only tokens, by type without date."""
     place: PlaceRule | None = None
-    stand_ins: tuple[str, ...] = ()
-    """Vendors whose price may apply to the same model here, if two price lists agree on it."""
     audio_as_text: bool = False
     """True if audio costs the same as text unless the list says otherwise."""
     is_gateway: bool = False

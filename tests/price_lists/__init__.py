@@ -1,0 +1,1 @@
+"""The price list against a second one."""

@@ -1,0 +1,310 @@
+"""Compares the installed price list with LiteLLM's, at four usages.
+
+`python -m tests.price_lists.compare` reads LiteLLM's list, where it is installed, into the fixture,
+and writes `otel_limits/vendors/price_lists.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import genai_prices.data  # noqa: F401  a copy in memory, instead of one for each look-up
+
+from otel_limits.core import catalogue, pricing
+from otel_limits.core.catalogue import as_listed, bundled_catalog, is_of_family
+from otel_limits.core.listings import canonical, listing_of
+from otel_limits.core.pricing import Prices
+from otel_limits.core.regions import place_of
+from otel_limits.core.terms import BillableCall
+from otel_limits.core.usage import Usage
+from otel_limits.vendors.records import BY_NAME
+from tests.readme import table
+
+FIXTURE: Final = Path(__file__).with_name("litellm.json")
+LISTS: Final = Path("otel_limits/vendors/price_lists.py")
+NOON: Final = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
+"""Outside DeepSeek's peak hours, on the day on which the lists were read."""
+
+USAGES: Final = (
+    Usage(input=1_000, output=500),
+    Usage(input=100_000, output=1_000, cache_read=80_000),
+    Usage(input=20_000, output=500, cache_write=10_000),
+    Usage(input=300_000, output=2_000),
+)
+"""A short call, one that reads a cache, one that writes one, and a long prompt."""
+
+PARTS: Final = ("all", "cache_read", "cache_write", "long")
+"""What a disagreement at each usage is about, in the table of disputed prices."""
+
+TOLERANCE: Final = Decimal("0.01")
+MODES: Final = ("chat", "responses", "completion")
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A model whose price differs by more than 1%."""
+
+    vendor: str
+    model: str
+    """As LiteLLM names it."""
+    ratios: Mapping[int, Decimal]
+    """Our price divided by LiteLLM's, by the number of the usage."""
+    is_deprecated: bool
+
+
+@functools.cache
+def second_list() -> dict[str, Any]:
+    """Return the fixture: the USD of each usage by model, `None` if it lacks a rate."""
+    found: dict[str, Any] = json.loads(FIXTURE.read_text(encoding="utf-8"))
+    return found
+
+
+def compared() -> Iterator[tuple[str, str, dict[int, Decimal], bool]]:
+    """Yield vendor, model and ratios of each model that both lists price."""
+    prices = Prices()
+    for model, (vendor, amounts, is_deprecated) in second_list()["models"].items():
+        ratios = {}
+        for number, (usage, amount) in enumerate(zip(USAGES, amounts, strict=True), start=1):
+            call = BillableCall(model=model, provider=vendor, usage=usage, region=place_of(model))
+            ours = prices.quote(call, NOON).price
+            if ours is not None and amount is not None:
+                ratios[number] = ours / Decimal(amount)
+        if ratios:
+            yield vendor, model, ratios, is_deprecated
+
+
+def disagreements() -> list[Disagreement]:
+    """Return the models whose price differs by more than 1% at any usage."""
+    found = []
+    for vendor, model, ratios, is_deprecated in compared():
+        off = {number: ratio for number, ratio in ratios.items() if abs(ratio - 1) > TOLERANCE}
+        if off:
+            found.append(Disagreement(vendor, model, off, is_deprecated))
+    return found
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Why our price is right although the lists disagree."""
+
+    vendor: str | None
+    model: str
+    """Pattern of the models in LiteLLM's list."""
+    low: str
+    high: str
+    """Range of our price divided by LiteLLM's."""
+    reason: str
+
+
+RULES: Final = (
+    Rule("aws", r"(anthropic|openai)\.|claude", "1.09", "1.11",
+         "IDs without an area are processed in one region, which costs 10% more than the global "
+         "price that the second list has ([Amazon](https://aws.amazon.com/bedrock/pricing))"),
+    Rule("deepseek", "", "0.49", "0.51",
+         "the second list has the price of "
+         "[peak hours](https://api-docs.deepseek.com/quick_start/pricing)"),
+    Rule("perplexity", "", "1.01", "10",
+         "with the [fee per request](https://docs.perplexity.ai/getting-started/pricing), which "
+         "the second list has separately"),
+    Rule("ovhcloud", "", "1.07", "1.13", "converted from EUR"),
+)  # fmt: skip
+DEPRECATED: Final = "no longer sold, according to the second list"
+
+
+def reason_of(vendor: str, model: str, ratio: Decimal, *, is_deprecated: bool) -> str | None:
+    """Return why a disagreement is no mistake of ours; `None` if it may be one."""
+    for rule in RULES:
+        is_for = rule.vendor == vendor and re.match(rule.model, model)
+        if is_for and Decimal(rule.low) <= ratio <= Decimal(rule.high):
+            return rule.reason
+    return DEPRECATED if is_deprecated else None
+
+
+def explained_table() -> str:
+    """Format the disagreements that remain, by reason."""
+    found: dict[str, list[tuple[str, Decimal]]] = {}
+    for each in disagreements():
+        for ratio in each.ratios.values():
+            why = reason_of(each.vendor, each.model, ratio, is_deprecated=each.is_deprecated)
+            found.setdefault(f"{each.vendor}: {why}", []).append((each.model, ratio))
+    rows = []
+    for name, listed in sorted(found.items()):
+        vendor, _, why = name.partition(": ")
+        models = {model for model, _ in listed}
+        low, high = (
+            f"{each:.2f}" for each in (min(r for _, r in listed), max(r for _, r in listed))
+        )
+        rows.append((vendor, str(len(models)), low if low == high else f"{low} to {high}", why))
+    return table(("vendor", "models", "price, divided by the second list's", "reason"), rows)
+
+
+# --- what the lists are read into -----------------------------------------------------------------
+
+
+def amounts_of(entry: Mapping[str, Any]) -> list[str | None]:
+    """Return the USD of each usage by an entry of LiteLLM's list; `None` if it lacks a rate."""
+    return [_amount(entry, usage) for usage in USAGES]
+
+
+def _amount(entry: Mapping[str, Any], usage: Usage) -> str | None:
+    def rate(name: str) -> Decimal | None:
+        found, best = entry.get(name), 0
+        for key, value in entry.items():
+            above = re.fullmatch(rf"{name}_above_(\d+)k_tokens", key)
+            if above and value is not None and best < int(above[1]) < usage.input // 1_000:
+                found, best = value, int(above[1])
+        return None if found is None else Decimal(str(found))
+
+    parts = {
+        "input_cost_per_token": usage.input - usage.cache_read - usage.cache_write,
+        "cache_read_input_token_cost": usage.cache_read,
+        "cache_creation_input_token_cost": usage.cache_write,
+        "output_cost_per_token": usage.output,
+    }
+    used = {name: (rate(name), tokens) for name, tokens in parts.items() if tokens}
+    if any(not each for each, _ in used.values()):
+        return None
+    return str(sum((each or 0) * tokens for each, tokens in used.values()))
+
+
+def read_litellm() -> dict[str, Any]:
+    """Return the fixture from LiteLLM's list, without importing LiteLLM."""
+    spec = find_spec("litellm")
+    assert spec is not None
+    assert spec.origin is not None
+    path = Path(spec.origin).with_name("model_prices_and_context_window_backup.json")
+    models = {}
+    listed = {each.id for each in bundled_catalog().providers}
+    for model, entry in json.loads(path.read_text(encoding="utf-8")).items():
+        vendor = canonical(entry.get("litellm_provider", ""))
+        vendor = "google" if vendor.startswith("vertex_ai") else vendor
+        is_tiered = "tiered_pricing" in entry
+        if entry.get("mode") not in MODES or not entry.get("input_cost_per_token") or is_tiered:
+            continue
+        if vendor not in listed:
+            continue
+        deprecated = entry.get("deprecation_date", "")
+        is_deprecated = bool(re.fullmatch(r"\d{4}-\d\d-\d\d", deprecated)) and (
+            date.fromisoformat(deprecated) < NOON.date()
+        )
+        models[model] = [vendor, amounts_of(entry), is_deprecated]
+    return {
+        "package": f"litellm {importlib.metadata.version('litellm')}",
+        "date": str(NOON.date()),
+        "models": models,
+    }
+
+
+def as_lines(found: Mapping[str, Any]) -> str:
+    """Write a line for each model."""
+    models = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(each)}" for name, each in found["models"].items()
+    )
+    head = json.dumps({name: each for name, each in found.items() if name != "models"})
+    return f'{head[:-1]}, "models": {{\n{models}\n}}}}\n'
+
+
+def tables() -> str:
+    """Write which pairs of seller and model, and which moving names, both lists price alike."""
+    stand_ins: dict[str, dict[str, bool]] = {}
+    latest: dict[str, dict[str, bool]] = {}
+    # By the package's own look-up, since ours uses these tables.
+    with (
+        patch.object(catalogue, "_entry_of", catalogue._loose_entry_of),
+        patch.object(pricing, "is_disputed", lambda *_: False),
+    ):
+        loose = list(compared())
+    agreed = {(vendor, model): _agree(ratios) for vendor, model, ratios, _ in loose}
+    # An alias alone disputes no model.
+    agreed_on = {
+        (entry.vendor, entry.info.id, number)
+        for vendor, model, ratios, _ in loose
+        if (entry := as_listed(model, vendor)) is not None
+        for number, ratio in ratios.items()
+        if abs(ratio - 1) <= TOLERANCE
+    }
+    disputed: dict[str, dict[str, set[str]]] = {}
+    for vendor, model, ratios, is_deprecated in loose:
+        entry, listing = as_listed(model, vendor), listing_of(model, vendor, known=True)
+        if entry is None or listing is None or not entry.is_own:
+            continue
+        if listing.reference.endswith("-latest") or not is_of_family(listing.reference, entry.info):
+            continue
+        for number, ratio in ratios.items():
+            why = reason_of(vendor, model, ratio, is_deprecated=is_deprecated)
+            is_alias = (entry.vendor, entry.info.id, number) in agreed_on
+            if abs(ratio - 1) > TOLERANCE and why is None and not is_alias:
+                parts = disputed.setdefault(entry.vendor, {})
+                parts.setdefault(entry.info.id, set()).add(PARTS[number - 1])
+    for (vendor, model), is_agreed in agreed.items():
+        entry = as_listed(model, vendor)
+        if entry is None:
+            continue
+        if not entry.is_own and entry.vendor in BY_NAME:
+            held = stand_ins.setdefault(entry.vendor, {})
+            held[entry.info.id] = held.get(entry.info.id, True) and is_agreed
+        listing = listing_of(model, vendor, known=True)
+        if listing is not None and listing.reference.endswith("-latest"):
+            held = latest.setdefault(entry.vendor, {})
+            held[listing.reference] = held.get(listing.reference, True) and is_agreed
+    named = importlib.metadata.version("genai-prices")
+    return "\n".join(
+        [
+            '"""What two price lists agree on: by `python -m tests.price_lists.compare`."""\n',
+            "from collections.abc import Mapping",
+            "from typing import Final\n",
+            f'COMPARED: Final = ("genai-prices {named}", "{second_list()["package"]}")',
+            f'COMPARED_ON: Final = "{second_list()["date"]}"\n',
+            _constant("STAND_INS", stand_ins),
+            '"""Models that a vendor sells at their maker\'s price, by the maker\'s ID."""\n',
+            _constant("LATEST", latest),
+            '"""Names of a vendor\'s current model that both lists price alike."""\n',
+            "DISPUTED: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {",
+            *(
+                f"    {vendor!r}: {{"
+                + ", ".join(f"{m!r}: frozenset({sorted(p)!r})" for m, p in sorted(models.items()))
+                + "},"
+                for vendor, models in sorted(disputed.items())
+            ),
+            "}",
+            '"""Models on which the lists disagree for no known reason, and at which usage."""',
+        ]
+    )
+
+
+def _agree(ratios: Mapping[int, Decimal]) -> bool:
+    return all(abs(ratio - 1) <= TOLERANCE for ratio in ratios.values())
+
+
+def _constant(name: str, found: Mapping[str, Mapping[str, bool]]) -> str:
+    lines = [f"{name}: Final[Mapping[str, frozenset[str]]] = {{"]
+    for vendor, models in sorted(found.items()):
+        kept = sorted(model for model, is_agreed in models.items() if is_agreed)
+        lines.append(f"    {vendor!r}: frozenset({kept!r}),")
+    return "\n".join([*lines, "}"])
+
+
+def main() -> None:
+    """Write the fixture and the tables."""
+    if find_spec("litellm") is not None:
+        FIXTURE.write_text(as_lines(read_litellm()), encoding="utf-8")
+        second_list.cache_clear()
+    LISTS.write_text(tables(), encoding="utf-8")
+    subprocess.run([sys.executable, "-m", "ruff", "format", "-q", str(LISTS)], check=True)
+
+
+if __name__ == "__main__":
+    main()
