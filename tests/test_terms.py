@@ -762,6 +762,7 @@ def test_why_a_price_is_unknown_is_said_once(
     policy.write_text("models: {other: {price: {input: 1, output: 1}}}\n")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
     monkeypatch.setenv("OTEL_LIMITS_MAX_COST_USD", "1")
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "9")  # otherwise unpriced calls halt
     enable()
     model = ScriptedModel([says("x"), says("y")], model_id="unheard-of")
     with caplog.at_level(logging.WARNING, "otel_limits"):
