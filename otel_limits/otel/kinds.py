@@ -88,7 +88,7 @@ REGION: Final = "aws.region"
 """Where a call was sent. `cloud.region` is that of the caller."""
 
 ENDS: Final = ("", ".", "_", "/", " ")
-"""What may follow an operation: Semantic Kernel's is `chat.completions`."""
+"""Characters that may follow an operation: Semantic Kernel's is `chat.completions`."""
 
 KEPT: Final = frozenset(
     {*(name for name, _ in MARKS), *MODELS, *PROVIDERS, *RESPONSE_IDS, *AGENT_NAMES, *TIERS}

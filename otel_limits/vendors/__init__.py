@@ -1,1 +1,1 @@
-"""What is known of each vendor, one record each, with its sources."""
+"""Facts about each vendor, one record each, with their sources."""

@@ -1,4 +1,4 @@
-"""What two price lists agree on: by `python -m tests.price_lists.compare`."""
+"""Prices that two lists agree on: by `python -m tests.price_lists.compare`."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -263,7 +263,7 @@ def tables() -> str:
     named = importlib.metadata.version("genai-prices")
     return "\n".join(
         [
-            '"""What two price lists agree on: by `python -m tests.price_lists.compare`."""\n',
+            '"""Prices that two lists agree on: by `python -m tests.price_lists.compare`."""\n',
             "from collections.abc import Mapping",
             "from typing import Final\n",
             f'COMPARED: Final = ("genai-prices {named}", "{second_list()["package"]}")',
