@@ -262,7 +262,7 @@ def _entry_of(listing: ModelListing, prices: DataSnapshot) -> CatalogEntry | Non
     entry = _loose_entry_of(listing, prices)
     if entry is None or not is_of_family(listing.reference, entry.info):
         return None
-    # Names of the current model move; both tables say what they stood for, and when.
+    # Names of the current model move; the tables are dated.
     if listing.reference.endswith(LATEST_NAME):
         is_known = listing.reference in LATEST.get(entry.vendor, ())
     else:

@@ -47,7 +47,7 @@ USAGES: Final = (
 """A short call, one that reads a cache, one that writes one, and a long prompt."""
 
 PARTS: Final = ("all", "cache_read", "cache_write", "long")
-"""What a disagreement at each usage is about, in the table of disputed prices."""
+"""Subject of a disagreement at each usage, in the table of disputed prices."""
 
 TOLERANCE: Final = Decimal("0.01")
 MODES: Final = ("chat", "responses", "completion")
@@ -125,7 +125,7 @@ DEPRECATED: Final = "no longer sold, according to the second list"
 
 
 def reason_of(vendor: str, model: str, ratio: Decimal, *, is_deprecated: bool) -> str | None:
-    """Return why a disagreement is no mistake of ours; `None` if it may be one."""
+    """Return why our price is right despite a disagreement; `None` if it may be wrong."""
     for rule in RULES:
         is_for = rule.vendor == vendor and re.match(rule.model, model)
         if is_for and Decimal(rule.low) <= ratio <= Decimal(rule.high):
