@@ -6,13 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from strands import Agent, tool
 from strands.handlers import PrintingCallbackHandler
+from strands.hooks import AfterInvocationEvent
 from strands.middleware import InvokeModelStage
+from strands.multiagent import GraphBuilder
 from strands.types.events import ModelStopReason
 
 import otel_limits
 from otel_limits import Halt, Limits, Stop, enable
-from otel_limits.testing import Answer, ScriptedModel, says, uses
+from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Sequence
@@ -204,3 +207,100 @@ def test_empty_answer_tokens_are_counted(
     call(make_agent(ScriptedModel([uses("search"), says("")])))
     (stop,) = [event for event in events if isinstance(event, Stop)]
     assert (stop.model_calls, stop.usage.total) == (2, 30)
+
+
+def test_resuming_hook_does_not_replace_the_last_answer(make_agent: MakeAgent) -> None:
+    """An invocation that was wrapped up is over, and its answer is the result."""
+    enable(Limits(max_turns=1), action="wrap_up")
+    agent = make_agent(model := ScriptedModel([uses("search"), says("in short"), says("never")]))
+
+    def resume(event: AfterInvocationEvent) -> None:
+        event.resume = "Is the goal reached?"
+
+    agent.hooks.add_callback(AfterInvocationEvent, resume)
+    assert str(agent("go")) == f"in short\n\n{TEXT}\n"
+    assert model.calls == 2
+
+
+@pytest.mark.parametrize("result", ["", " \n", {"status": "success", "content": []}])
+def test_last_request_has_no_blank_text(make_agent: MakeAgent, result: Any) -> None:
+    """Providers refuse it, and a tool may return nothing."""
+
+    @tool
+    def search() -> Any:
+        """Find nothing."""
+        return result
+
+    enable(Limits(max_turns=1), action="wrap_up")
+    blank = Answer(text=" ", tools=(("search", {}),))
+    model = ScriptedModel([blank, says("in short")])
+    agent = make_agent(model, tools=[search])
+    assert str(agent("go")).startswith("in short")
+    blocks = [block for message in model.requests[-1] for block in message["content"]]
+    assert all(block["text"].strip() for block in blocks)
+    assert "[The tool returned nothing.]" in str(blocks)
+
+
+@pytest.mark.parametrize(
+    ("last", "remark"),
+    [
+        (fails(OSError("gone")), "Its last answer failed (OSError: gone)."),
+        (says(" "), "Its last answer was empty."),
+        (uses("search"), "Instead of a last answer, the model requested tools."),
+    ],
+)
+def test_missing_last_answer_is_named_to_the_operator(
+    make_agent: MakeAgent, last: Answer, remark: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise a plain halt after one call too many has no explanation."""
+    enable(Limits(max_turns=1), action="wrap_up")
+    result = make_agent(ScriptedModel([uses("search"), last]))("go")
+    stop = otel_limits.stop_of(result)
+    assert stop is not None
+    assert f" {remark} " in stop.sentence
+    assert stop.sentence in caplog.text
+    assert str(result) == f"{TEXT}\n"
+
+
+def nested(leaf: ScriptedModel, root: ScriptedModel, make_agent: MakeAgent) -> Agent:
+    """Make an agent whose tool is another agent with the tool `search`."""
+    child = make_agent(leaf, name="leaf")
+    return Agent(name="root", model=root, tools=[child.as_tool()], callback_handler=None)
+
+
+def test_last_answer_of_a_tree_belongs_to_its_root(
+    make_agent: MakeAgent, events: list[Event]
+) -> None:
+    """The leaf halts plainly, so the end user gets the answer of the agent that was asked."""
+    enable(tree=Limits(max_turns=6), action="wrap_up", observers=[events.append])
+    leaf = ScriptedModel(endless(uses("search")))
+    root = ScriptedModel([uses("leaf"), says("in short")])
+    result = nested(leaf, root, make_agent)("go")
+    assert str(result).startswith("in short\n")
+    assert (leaf.calls, root.calls) == (5, 2)
+    ends = {event.agent: event.action for event in events if isinstance(event, Stop)}
+    assert ends == {"leaf": "halted", "root": "wrapped_up"}
+
+
+def test_member_at_its_own_limit_writes_its_answer(
+    make_agent: MakeAgent, events: list[Event]
+) -> None:
+    """The tree has room, so its own last answer is kept, and the root continues."""
+    enable(Limits(max_turns=3), tree=Limits(max_turns=9), action="wrap_up")
+    leaf = ScriptedModel([*[uses("search")] * 3, says("from the leaf")])
+    root = ScriptedModel([uses("leaf"), says("done")])
+    agent = nested(leaf, root, make_agent)
+    assert str(agent("go")) == "done\n"
+    assert "from the leaf" in str(agent.messages[2])
+
+
+def test_running_node_of_a_graph_is_the_outermost(make_agent: MakeAgent) -> None:
+    """A graph has no model to answer; its node has."""
+    enable(tree=Limits(max_turns=2), action="wrap_up")
+    model = ScriptedModel([*[uses("search")] * 2, says("in short")])
+    builder = GraphBuilder()
+    builder.set_max_node_executions(9)
+    builder.add_node(make_agent(model), "only")
+    result = builder.build()("go")
+    assert "in short" in str(result.results["only"].result)
+    assert model.calls == 3

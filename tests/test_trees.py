@@ -218,10 +218,9 @@ def test_a_breach_names_what_is_used_and_what_is_reserved(events: list[Event]) -
         2,
     )
     refused = next(child for child in children if not child.model.calls)  # type: ignore[attr-defined]
-    text = refused.messages[-1]["content"][0]["text"]
-    assert "3 of 3 turns: 1 used, 2 reserved by in-flight model calls" in text
     stop = otel_limits.stop_of(refused.messages[-1])
     assert stop is not None
+    assert "3 of 3 turns: 1 used, 2 reserved by in-flight model calls" in stop.sentence
     assert stop.breach == breach
     error = limit_reached(Verdict("max_turns", (breach,)), stop)
     assert "3 of 3 turns: 1 used, 2 reserved by in-flight model calls" in str(error)

@@ -52,6 +52,8 @@ class Verdict:
     """Every limit that was reached, the deciding one first; none for a kill."""
     action: Action | None = None
     """The action to take; `None` for that of the agent's policy."""
+    remark: str = ""
+    """A sentence for the operator about a last answer or a question, if something went wrong."""
 
     @property
     def breach(self) -> Breach | None:

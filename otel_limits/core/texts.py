@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from otel_limits.core.labels import clean
 from otel_limits.core.limits import (
     KILLED_STOP_REASON,
     LIMITS,
@@ -31,11 +32,15 @@ from otel_limits.core.limits import (
     QUOTA_UNAVAILABLE_STOP_REASON,
     TREE_PREFIX,
 )
+from otel_limits.core.secrets import redact_url
 
 if TYPE_CHECKING:
     from otel_limits.core.limits import Breach, Level
     from otel_limits.core.policy import Verdict
     from otel_limits.core.usage import Number
+
+MOST_OF_ERROR: Final = 200
+"""Longest part of an error's text."""
 
 GATEWAY_BUDGET: Final = "gateway_budget"
 """Replaces the name of a limit if a gateway or a vendor has refused a call."""
@@ -84,7 +89,18 @@ def for_operator(agent: str, verdict: Verdict, action: str) -> str:
             else f"{who} {done} by {verdict.reason}."
         )
     then = OBSERVED_NEXT if action == "observed" else _next_step(breach)
-    return f"{who} {done} by {usage_of(breach)}{place_of(breach)} {then}"
+    about = [f"{who} {done} by {usage_of(breach)}{place_of(breach)}", verdict.remark, then]
+    return " ".join(filter(None, about))
+
+
+EMPTY_REMARK: Final = "Its last answer was empty."
+TOOLS_REMARK: Final = "Instead of a last answer, the model requested tools."
+
+
+def failed_remark(error: Exception) -> str:
+    """Return the remark about a last answer that failed."""
+    text = redact_url(clean(str(error), MOST_OF_ERROR))
+    return f"Its last answer failed ({type(error).__name__}{f': {text}' if text else ''})."
 
 
 def usage_of(breach: Breach) -> str:

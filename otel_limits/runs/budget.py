@@ -168,13 +168,14 @@ class Budgets:
                     levels[level.limit] = level
         return tuple(levels.values())
 
-    def claim_wrap_up(self, refusing: Collection[Budget]) -> bool:
+    def claim_wrap_up(self, refusing: Collection[Budget], outermost: Collection[Budget]) -> bool:
         """Claim the final answer of every exhausted budget; False if one has none left.
 
-        A tree has one for all its members, and none for a member without a turn.
+        A tree has one for its outermost member, and none if that has made no turn.
 
         Args:
             refusing: Budgets that have refused a tool call, which exhausts them as well.
+            outermost: Trees in which no other running invocation encloses this one.
         """
         if self.own.wrapped_up:
             return False
@@ -190,7 +191,7 @@ class Budgets:
             # A limit on model calls, for example, would be exceeded by the final answer itself.
             if not all(breach.leaves_room for breach in breaches):
                 return False
-            if budget is not self.own and not self.own.tally.turns:
+            if budget is not self.own and not (budget in outermost and self.own.tally.turns):
                 return False
             spent.append(budget)
         # Last, so that a refusal by one budget does not use up another's final answer.

@@ -215,7 +215,7 @@ class CallTracker:
         """Claim the final answer that may exceed a cap, if it is available."""
         scope = self._scope
         refusing = [budget for _, budget in scope.refusals.values()]
-        return not scope.killed and scope.budgets.claim_wrap_up(refusing)
+        return not scope.killed and scope.budgets.claim_wrap_up(refusing, scope.outermost_in())
 
     def _release_kept(self) -> None:
         """Release what the loop has reserved apart from its calls."""

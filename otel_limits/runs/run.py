@@ -112,6 +112,16 @@ class Run(Scope):
             self.action, self.verdict, self.sentence = "none", None, ""
             self.raised = False
 
+    def outermost_in(self) -> tuple[Budget, ...]:
+        """Return the enclosing trees in which no other running invocation encloses this one."""
+        enclosed: set[int] = set()
+        around = self.parent
+        while around is not None:
+            if isinstance(around, Run) and not around.finished:
+                enclosed.update(map(id, around.trees))
+            around = around.parent
+        return tuple(tree for tree in self.trees if id(tree) not in enclosed)
+
     def note_halt(self, sentence: str, verdict: Verdict) -> None:
         """Note a sentence that a tool of an enclosing invocation may return to its model."""
         around = self.parent

@@ -190,6 +190,10 @@ class Scope:
         )
         return replace(verdict, breaches=breaches)
 
+    def outermost_in(self) -> tuple[Budget, ...]:
+        """Return the enclosing trees in which no other running invocation encloses this one."""
+        return self.trees
+
     def halt(self, verdict: Verdict, action: ActionTaken) -> None:
         """Record and publish the halt; a would-be halt is published once."""
         if self.action == "observed" and action == "observed":

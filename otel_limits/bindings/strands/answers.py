@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from strands.types.events import ModelStopReason, TypedEvent
 
 from otel_limits.bindings.strands.private import EventLoopStopEvent, ModelStreamChunkEvent
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.texts import EMPTY_REMARK
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -91,6 +93,8 @@ def _end(
     # No longer wrapping: another call has been refused since, and the halt is about that one.
     if live.wrapping is not None and not live.is_cut:
         last = finish_with_answer(answer, live, live.wrapping)
+        if is_ours(last.message, live, live.wrapping):
+            live.wrapping = replace(live.wrapping, remark=EMPTY_REMARK)
     live.has_streamed_text = last is not answer
     # An answer from a middleware's cache may have no stream, and then no block is expected.
     if streamed and last is not answer:
@@ -123,7 +127,7 @@ async def ending_with_text(
                 open_parts = _open_after(event["event"])
             elif live.marked is not None:
                 is_message = event.get("message") is live.marked
-                if is_message and live.run.action == "raised":
+                if is_message and live.run.raised:
                     continue
                 if is_message or type(event) is EventLoopStopEvent:
                     for each in _text_events(live, open_parts, with_message=not is_message) or ():
@@ -152,7 +156,7 @@ def _text_events(
         open_parts: The parts of the stream that were not ended.
         with_message: Add the event of the whole message, which Strands does not add itself.
     """
-    if live.has_streamed_text or live.run.action in ("raised", "wrapped_up"):
+    if live.has_streamed_text or live.run.raised or live.run.action == "wrapped_up":
         return []
     live.has_streamed_text = True
     message: Any = live.marked

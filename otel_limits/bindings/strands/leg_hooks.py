@@ -89,8 +89,10 @@ def _end_leg(event: AfterInvocationEvent) -> LimitReachedError | None:
             if position not in batch.refusals and not batch.denied:
                 live.run.tools.release(request["name"])
     live.run.calls.release_unused()
-    # Otherwise a hook could resume forever: each further leg would be refused, too.
-    if live.refused or (event.resume is not None and is_unanswered(event)):
+    # Otherwise a hook could resume forever: each further leg would be refused, too. It would also
+    # replace the last answer of an invocation that was wrapped up.
+    is_over = live.refused or live.run.budget.wrapped_up
+    if is_over or (event.resume is not None and is_unanswered(event)):
         event.resume = None
     if event.resume is None and live.run.freeze_outcome() and live.marked is None:
         return _report_late_kill(event, live)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from otel_limits.core.texts import NUDGE_NOTE, for_end_user, for_model
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from strands.types.content import ContentBlock, Message, Messages
     from strands.types.tools import ToolResult
 
@@ -72,30 +74,40 @@ def with_note(messages: Any, note: str) -> Any:
 def without_tools(messages: Messages) -> Messages:
     """Rewrite a conversation without tool blocks, for a call that has no tools.
 
-    Some providers, Amazon Bedrock among them, refuse tool blocks where no tools are declared.
+    Some providers, Amazon Bedrock among them, refuse tool blocks where no tools are declared, and
+    text that is blank.
     """
     return [
         {
             "role": message["role"],
-            "content": [told for block in message["content"] for told in _as_text(block)],
+            "content": [told for block in message["content"] for told in _as_text(block)]
+            or [{"text": NO_TEXT}],
         }
         for message in messages
     ]
 
 
 def _as_text(block: ContentBlock) -> list[ContentBlock]:
-    """Describe a call or a result in text. Pictures and documents are kept."""
+    """Describe a call or a result in text. Pictures and documents are kept, blank text is not."""
     if "toolUse" in block:
         use = block["toolUse"]
         # Not escaped: `\u00e4` costs the model several tokens for one letter.
         arguments = json.dumps(use["input"], default=str, ensure_ascii=False)
         return [{"text": f"[I called the tool {use['name']} with {arguments}]"}]
     if "toolResult" not in block:
-        return [block]
-    told: list[ContentBlock] = [{"text": "[Result of the tool:]"}]
+        return [] if _is_blank(block) else [block]
+    told: list[ContentBlock] = []
     for part in block["toolResult"]["content"]:
         if "json" in part:
             told.append({"text": json.dumps(part["json"], default=str, ensure_ascii=False)})
-        else:
+        elif not _is_blank(part):
             told.append(cast("ContentBlock", part))
-    return told
+    return [{"text": "[Result of the tool:]" if told else "[The tool returned nothing.]"}, *told]
+
+
+NO_TEXT: Final = "[no text]"
+
+
+def _is_blank(part: Mapping[str, Any]) -> bool:
+    """Return whether a part of a message is text without any characters to see."""
+    return "text" in part and not part["text"].strip()

@@ -37,7 +37,7 @@ from otel_limits.bindings.strands.span_writer import end_quietly
 from otel_limits.bindings.strands.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
-from otel_limits.core.texts import budget_note, not_run_note, wrap_up_note
+from otel_limits.core.texts import budget_note, failed_remark, not_run_note, wrap_up_note
 from otel_limits.runs.calls import InFlightCall
 
 if TYPE_CHECKING:
@@ -312,5 +312,6 @@ def _is_halt(model_pass: ModelPass, error: Exception) -> bool:
     live.overflowed = isinstance(error, ContextWindowOverflowException)
     if live.wrapping is None or all(each is not model_pass.failure for each in chain_of(error)):
         return False
-    live.verdict, live.wrapping = live.wrapping, None
+    live.verdict = replace(live.wrapping, remark=failed_remark(error))
+    live.wrapping = None
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from otel_limits.bindings.strands.activities import note_request, owner_of
@@ -22,7 +23,7 @@ from otel_limits.bindings.strands.readers import (
 from otel_limits.bindings.strands.span_writer import write_warnings
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean
-from otel_limits.core.texts import not_run_note, refusal_note
+from otel_limits.core.texts import TOOLS_REMARK, not_run_note, refusal_note
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,7 +106,9 @@ def after_tools(event: AfterToolsEvent) -> None:
     if run.policy.warn_at:
         write_warnings(event.agent.trace_span, run.warn())
     # Only after the whole turn is recorded: the last tool may reach a limit.
-    verdict = live.wrapping or run.check_limits()
+    verdict = run.check_limits()
+    if live.wrapping is not None:
+        verdict = replace(live.wrapping, remark=TOOLS_REMARK)
     for number, (use, result, _) in enumerate(answered, start=1):
         halts = verdict is not None and number == len(answered)
         run.tools.log(use["name"], use["input"], text_of(result), trigger=halts)
