@@ -72,9 +72,10 @@ def test_check_prints_what_is_set_and_what_follows(
         "OTEL_LIMITS_MAX_TURNS": ["30", "environment"],
         "OTEL_LIMITS_MAX_MODEL_CALLS": ["100", "preset recommended"],
         "OTEL_LIMITS_MAX_IDENTICAL_TOOL_CALLS": ["5", "preset recommended"],
+        "OTEL_LIMITS_TREE_MAX_MODEL_CALLS": ["100", "preset recommended"],
         "OTEL_LIMITS_ACTION": ["halt", "default"],
         "OTEL_LIMITS_PRESET": ["recommended", "environment"],
-        str(len(SETTINGS) - 6): ["other", "settings with defaults: otel-limits check --all"],
+        str(len(SETTINGS) - 7): ["other", "settings with defaults: otel-limits check --all"],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,15 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits import Limits, LimitsPlugin, enable
+from otel_limits.core.halt_message import HALT_MESSAGE_DEFAULT
+from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
+from otel_limits.core.policy import Verdict
+from otel_limits.core.texts import for_end_user, for_model
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.conftest import MakeAgent
 
@@ -169,3 +175,155 @@ def test_results_that_only_resemble_a_halt_stay(make_agent: MakeAgent, source: s
     assert second.startswith("Agent 'child' stopped")
     assert str(child.messages[-1]["content"][0]["text"]) == "Sorry."
     assert otel_limits.is_synthetic(child.messages[-1])
+
+
+def test_halt_message_of_the_nearest_source_applies(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The environment, `enable()`, the policy file and the plugin, each over the one before."""
+
+    def message(**arguments: Any) -> str:
+        return str(make_agent(ScriptedModel(endless(uses("search"))), **arguments)("go")).strip()
+
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "1")
+    monkeypatch.setenv("OTEL_LIMITS_HALT_MESSAGE", "{agent}: {reason} ({used} of {limit}).")
+    enable()
+    assert message() == "tester: it took too many steps (1 turn of 1 turn)."
+    enable(halt_message="By code.")
+    assert message() == "By code."
+    path = tmp_path / "limits.yaml"
+    path.write_text("agents: {test*: {halt_message: 'By file.'}}", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    enable(halt_message="By code.")
+    assert message() == "By file."
+    assert message(plugins=[LimitsPlugin(halt_message="By plugin.")]) == "By plugin."
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        (
+            "{model} stopped",
+            "{model} is unknown. The fields are {agent}, {reason}, {limit}, {used}.",
+        ),
+        ("{agent.__class__}", "{agent.__class__} is unknown."),
+        ("{agent[0]}", "{agent[0]} is unknown."),
+        ("{agent!r}", "{agent} is unknown."),
+        ("{limit:>9999999}", "{limit} is unknown."),
+        ("{} stopped", "{} is unknown."),
+        ("{stopped", "Write a single brace as {{ or }}."),
+        (" \n", "It needs words besides"),
+        ("{agent} {limit}", "It needs words besides"),
+        (5, "halt_message must be a message with text"),
+    ],
+)
+def test_invalid_halt_message_is_rejected(
+    message: Any, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In code and in the environment, with a sentence."""
+    for way in (enable, LimitsPlugin):
+        with pytest.raises(ValueError, match=re.escape(advice)):
+            way(halt_message=message)
+    if message != 5 and message.strip():
+        monkeypatch.setenv("OTEL_LIMITS_HALT_MESSAGE", message)
+        with pytest.raises(ValueError, match=re.escape(advice)):
+            enable()
+
+
+def test_fields_are_empty_for_a_kill(make_agent: MakeAgent) -> None:
+    """A kill has no limit and no usage."""
+
+    @tool
+    def search() -> str:
+        """End everything."""
+        return str(otel_limits.kill(all=True))
+
+    enable(halt_message="[{agent}|{reason}|{limit}|{used}]")
+    agent = make_agent(ScriptedModel(endless(uses("search"))), tools=[search])
+    assert str(agent("go")) == "[tester|it was stopped||]\n"
+
+
+@pytest.mark.parametrize("reason", STOP_REASONS)
+def test_texts_for_end_users_and_models_suit_their_readers(reason: str) -> None:
+    """No names of variables or code for end users, and no invitation for either."""
+    limits = [limit for limit in LIMITS.values() if limit.reason == reason]
+    for name in [limit.name for limit in limits] or ["quota"]:
+        breaches = () if reason == "killed" else (Breach(name, 3, 3, reason, "turns", "search"),)
+        verdict = Verdict(reason, breaches)
+        for_user = for_end_user("tester", verdict, HALT_MESSAGE_DEFAULT)
+        told = for_model("tester", verdict)
+        assert re.fullmatch(r"This request could not be completed because [a-z ]+\.", for_user)
+        assert "Do not call it again for this task." in told
+        assert not INVITATION.search(for_user + told)
+
+
+def test_preset_caps_the_whole_tree(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise an agent that calls a sub-agent in each turn makes 25 times its calls."""
+    monkeypatch.setenv("OTEL_LIMITS_PRESET", "recommended")
+    enable()
+    numbers = itertools.count()
+
+    def different(name: str) -> Iterator[Any]:
+        while True:
+            yield uses(
+                name, arguments={"query" if name == "search" else "input": str(next(numbers))}
+            )
+
+    @tool
+    def search(query: str) -> str:
+        """Search."""
+        return query
+
+    leaf, root = ScriptedModel(different("search")), ScriptedModel(different("leaf"))
+    child = make_agent(leaf, name="leaf", tools=[search])
+    result = Agent(model=root, tools=[child.as_tool()], callback_handler=None)("go")
+    assert (result.stop_reason, leaf.calls + root.calls) == ("max_model_calls", 100)
+
+
+LOOPS = {
+    "max_consecutive_same_tool": "No other tool was called in between.",
+    "max_identical_tool_calls": "Arguments and results were the same each time.",
+    "max_repeated_tool_cycles": "The same few calls returned the same results each time.",
+    "max_no_progress_turns": "These turns had no new tool result and no new text.",
+}
+
+
+@pytest.mark.parametrize("limit", LOOPS)
+def test_operator_reads_what_a_loop_limit_saw(make_agent: MakeAgent, limit: str) -> None:
+    """Turns without progress may call different tools, so each limit has its own words."""
+    caps: Any = {limit: 2}
+    enable(Limits(**caps))
+    script = itertools.cycle(uses("search", arguments={"query": each}) for each in "ab")
+    stop = otel_limits.stop_of(make_agent(ScriptedModel(script))("go"))
+    assert stop is not None
+    assert f" {LOOPS[limit]} Check " in stop.sentence
+    assert ("EXEMPT_TOOLS" in stop.sentence) is (limit != "max_no_progress_turns")
+
+
+@pytest.mark.parametrize(
+    ("response", "remark"),
+    [
+        ({"extend": {"max_turn": 5}}, "'max_turn' is unknown. Did you mean 'max_turns'?"),
+        ({"extent": {"max_turns": 5}}, "'extent' is unknown. Did you mean 'extend'?"),
+        ({"extend": {"max_turns": "5"}}, "max_turns must be a whole number of 1 or more, got '5'."),
+        ({"extend": 5}, "'extend' must map limits to caps."),
+        ({"extend": None}, ""),
+        ({"approved": False}, ""),
+        ("no", ""),
+    ],
+)
+def test_misspelled_answer_to_a_question_is_named(
+    make_agent: MakeAgent, source: str, response: Any, remark: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The person who answered sees why the agent halted anyway."""
+    enable(Limits(max_turns=1), action="ask")
+    agent = make_agent(ScriptedModel(endless(uses("search"))))
+    (asked,) = agent("go").interrupts or ()
+    answer: Any = [{"interruptResponse": {"interruptId": asked.id, "response": response}}]
+    stop = otel_limits.stop_of(agent(answer))
+    assert stop is not None
+    assert stop.sentence in caplog.text
+    if remark:
+        assert f" The answer was not understood: {remark} " in stop.sentence
+    else:
+        assert "not understood" not in stop.sentence

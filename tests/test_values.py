@@ -240,10 +240,12 @@ def test_preset_logs_its_limits(
     monkeypatch.setenv("OTEL_LIMITS_PRESET", "recommended")
     monkeypatch.setenv("OTEL_LIMITS_MAX_ITERATIONS", "7")
     switch_on()
-    limits = RUNTIME.policy("any-agent").limits
-    assert (limits.max_iterations, limits.max_identical_tool_calls) == (7, 5)
+    policy = RUNTIME.policy("any-agent")
+    assert (policy.limits.max_iterations, policy.limits.max_identical_tool_calls) == (7, 5)
+    assert policy.tree == Limits(max_model_calls=100)
     assert (
-        "preset 'recommended' sets max_model_calls=100, max_identical_tool_calls=5" in caplog.text
+        "preset 'recommended' sets max_model_calls=100, max_identical_tool_calls=5, "
+        "tree_max_model_calls=100." in caplog.text
     )
 
 

@@ -61,14 +61,26 @@ KILLED_NEXT: Final = "Call the agent again when it may go on."
 OBSERVED_NEXT: Final = "Continuing because the action is observe."
 
 NEXT: Final[Mapping[str, str]] = {
-    LOOP_DETECTED_STOP_REASON: "Check for a real loop before raising the limit; "
-    "OTEL_LIMITS_EXEMPT_TOOLS exempts a tool that is meant to poll.",
     QUOTA_EXCEEDED_STOP_REASON: "Wait for the quota to reset, or ask an operator to raise or "
     "unblock it with `otel-limits quotas`.",
     QUOTA_UNAVAILABLE_STOP_REASON: "Restore the quota store; on_store_error in the policy file "
     "sets the behavior during an outage.",
 }
 """The next step after a halt, by stop reason, if it is not to raise the limit."""
+
+EXEMPT: Final = "OTEL_LIMITS_EXEMPT_TOOLS exempts a tool that is meant to poll."
+
+LOOP_NEXT: Final[Mapping[str, str]] = {
+    "max_consecutive_same_tool": "No other tool was called in between. Check whether the task "
+    f"needs as many calls before raising the limit; {EXEMPT}",
+    "max_identical_tool_calls": "Arguments and results were the same each time. Check why the "
+    f"agent repeats the call before raising the limit; {EXEMPT}",
+    "max_repeated_tool_cycles": "The same few calls returned the same results each time. Check why "
+    f"the agent repeats them before raising the limit; {EXEMPT}",
+    "max_no_progress_turns": "These turns had no new tool result and no new text. Check what the "
+    "agent is missing before raising the limit.",
+}
+"""The observation, and the next step, by loop limit."""
 
 
 def for_operator(agent: str, verdict: Verdict, action: str) -> str:
@@ -122,8 +134,8 @@ def _next_step(breach: Breach) -> str:
     # No limit of otel-limits was reached, so none can be raised here.
     if breach.limit == GATEWAY_BUDGET:
         return "Raise the budget there."
-    if breach.reason in NEXT:
-        return NEXT[breach.reason]
+    if breach.reason in NEXT or breach.limit in LOOP_NEXT:
+        return NEXT.get(breach.reason) or LOOP_NEXT[breach.limit]
     if breach.note:  # the cap was not reached, but the usage of a call is unknown
         return (
             "Give the price under models in the policy file."

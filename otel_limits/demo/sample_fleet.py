@@ -14,7 +14,7 @@ from random import Random
 from typing import Final
 
 from otel_limits.core.events import Event, QuotaGrant
-from otel_limits.core.limits import Breach, Limits
+from otel_limits.core.limits import LIMITS, Breach, Limits
 from otel_limits.core.price import Price
 from otel_limits.demo.sample_invocation import Incident, Model, Plan, invocation_events
 from otel_limits.settings.table import PRESETS
@@ -55,7 +55,9 @@ FLASH: Final = Model(
     price=Price(input=Decimal("0.10"), output=Decimal("0.40")),
 )
 
-RECOMMENDED: Final = PRESETS["recommended"]
+RECOMMENDED: Final = Limits(
+    **{name: cap for name, cap in PRESETS["recommended"].items() if name in LIMITS}  # type: ignore[arg-type]
+)
 OWN_CAPS: Final = Limits(max_turns=20)
 OWN_CAPS_SINCE_A_LOOP: Final = Limits(max_turns=20, max_identical_tool_calls=5)
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import MAX_AGENTS
-from otel_limits.core.limits import LIMITS, TREE_LIMITS, TREE_PREFIX, Limits
+from otel_limits.core.limits import LIMITS, TREE_LIMITS, TREE_PREFIX
 from otel_limits.core.policy import Policy
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import (
@@ -43,10 +43,17 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "OTEL_LIMITS_"
 
-PRESETS: Final[Mapping[str, Limits]] = {
-    "none": Limits(),
-    "recommended": Limits(max_iterations=25, max_identical_tool_calls=5, max_model_calls=100),
+PRESETS: Final[Mapping[str, Mapping[str, int]]] = {
+    "none": {},
+    "recommended": {
+        "max_iterations": 25,
+        "max_model_calls": 100,
+        "max_identical_tool_calls": 5,
+        # As for one invocation: the work is not worth more because several agents share it.
+        "tree_max_model_calls": 100,
+    },
 }
+"""Caps of each preset, named as in the environment."""
 
 METRICS: Final = ("prometheus", "otlp")
 
@@ -122,7 +129,7 @@ class Settings:
         metadata={
             "kind": choice(*PRESETS),
             "help": "Limits to start from, e.g. recommended; it sets max_iterations=25, "
-            "max_identical_tool_calls=5 and max_model_calls=100.",
+            "max_identical_tool_calls=5, max_model_calls=100 and tree_max_model_calls=100.",
         },
     )
     quota_store: str = field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, cast
 
@@ -11,11 +11,13 @@ from strands.interrupt import Interrupt, InterruptException
 
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.bindings.strands.span_writer import json_value
+from otel_limits.core.labels import clean
 from otel_limits.core.limits import LIMIT_NAMES, Breach, Limits
 from otel_limits.core.origins import EXTENSION
 from otel_limits.core.policy import Overrides, Policy, Verdict
 from otel_limits.core.stop_json import breach_from_json
 from otel_limits.core.texts import place_of, usage_of
+from otel_limits.core.wording import closest_match
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 NAME: Final = "otel_limits"
 """Name of our interrupts, and the prefix of their IDs."""
+
+EXTEND: Final = "extend"
+"""Key of the answer that raises limits."""
 
 NUMBERS: Final = (int, float, Decimal)
 
@@ -110,10 +115,10 @@ def consume_answer(agent: Agent, answer: Interrupt | None) -> None:
 
 def extension_of(response: object) -> Limits | None:
     """Read `{"extend": {"max_turns": 20}}`. Return `None` for anything else or without a cap."""
-    if not isinstance(response, Mapping) or not isinstance(response.get("extend"), Mapping):
+    if not isinstance(response, Mapping) or not isinstance(response.get(EXTEND), Mapping):
         return None
     try:
-        caps = {name: cap for name, cap in response["extend"].items() if cap not in (None, {})}
+        caps = {name: cap for name, cap in response[EXTEND].items() if cap not in (None, {})}
         return Limits(**caps) if caps else None
     # An answer can be any text that a person typed; invalid limits extend nothing.
     except (TypeError, ValueError):
@@ -132,7 +137,36 @@ def declined_verdict(answer: Interrupt | None) -> Verdict | None:
     """Restore the verdict of a question that was answered without an extension."""
     if answer is None or extension_of(answer.response) is not None:
         return None
-    return Verdict((breach := _asked_about(answer)).reason, (breach,))
+    breach = _asked_about(answer)
+    return Verdict(breach.reason, (breach,), remark=_misunderstood(answer.response))
+
+
+def _misunderstood(response: object) -> str:
+    """Return the remark about an answer that is meant as an extension but is not one, if it is."""
+    if not isinstance(response, Mapping):
+        return ""
+    if EXTEND not in response:
+        near = next((each for each in response if closest_match(str(each), [EXTEND])), None)
+        return "" if near is None else _unknown(near, [EXTEND])
+    more = response[EXTEND] or {}
+    if not isinstance(more, Mapping):
+        return f"The answer was not understood: {EXTEND!r} must map limits to caps."
+    unknown = next((each for each in more if each not in LIMIT_NAMES), None)
+    if unknown is not None:
+        return _unknown(unknown, LIMIT_NAMES)
+    try:
+        Limits(**more)
+    except ValueError as error:
+        return f"The answer was not understood: {error}"
+    return ""
+
+
+def _unknown(field: object, known: Collection[str]) -> str:
+    """Return the remark about a field with an unknown name."""
+    near = closest_match(str(field), known)
+    name = clean(str(field))
+    hint = f" Did you mean {near!r}?" if near else ""
+    return f"The answer was not understood: {name!r} is unknown.{hint}"
 
 
 def _asked_about(question: Interrupt) -> Breach:
