@@ -993,3 +993,57 @@ def test_schema_and_reader_agree(file: dict[str, Any]) -> None:
     """For any input, both accept it or both reject it."""
     text = yaml.safe_dump(file)
     assert accepts(text) == (parse(text, "limits.yaml")[1] == ())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "loosened"),
+    [
+        ("{max_turns: 3}", "{max_turns: 4}", ("all other agents: max_turns 3 -> 4",)),
+        ("{max_turns: 3}", "{}", ("all other agents: max_turns 3 -> no limit",)),
+        ("{max_turns: 3}", "{max_turns: 2, max_model_calls: 9}", ()),
+        (
+            "{max_calls_per_tool: {a: 1, b: 2}}",
+            "{max_calls_per_tool: {b: 2}}",
+            ("all other agents: max_calls_per_tool.a 1 -> no limit",),
+        ),
+        (
+            "{max_identical_tool_calls: 3}",
+            "{max_identical_tool_calls: 0}",
+            ("all other agents: max_identical_tool_calls 3 -> no limit",),
+        ),
+    ],
+)
+def test_reload_that_loosens_a_limit_is_a_warning(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    events: list[Event],
+    before: str,
+    after: str,
+    loosened: tuple[str, ...],
+) -> None:
+    """A shell tool of an agent may have written the new version."""
+    path, now = tmp_path / "limits.yaml", [0.0]
+    path.write_text(f"defaults: {{limits: {before}}}")
+    enable(observers=[events.append])
+    file = PolicyFile(str(path), clock=lambda: now[0])
+    path.write_text(f"defaults: {{limits: {after}}} # another version")
+    now[0] += 2
+    file.refresh()
+    (read,) = [event for event in events if isinstance(event, PolicyRead)]
+    assert read.loosened == loosened
+    assert caplog.text.count("loosens a limit") == len(loosened)
+
+
+def test_reload_is_compared_with_what_applies_without_the_file(
+    tmp_path: Path, events: list[Event]
+) -> None:
+    """A limit of the environment takes the place of a removed one; `observe` ends all of them."""
+    path, now = tmp_path / "limits.yaml", [0.0]
+    path.write_text("agents: {a: {limits: {max_turns: 3}}, b: {limits: {max_turns: 3}}}")
+    enable(observers=[events.append])
+    file = PolicyFile(str(path), clock=lambda: now[0])
+    path.write_text("agents: {b: {limits: {max_turns: 3}, action: observe}}")
+    now[0] += 2
+    file.refresh(Policy(limits=Limits(max_turns=2)))
+    (read,) = [event for event in events if isinstance(event, PolicyRead)]
+    assert read.loosened == ("agent 'b': action halt -> observe",)

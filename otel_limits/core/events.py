@@ -367,6 +367,8 @@ class PolicyRead:
     path: str
     valid: bool
     """False if it was rejected, so that the previous version stays in effect."""
+    loosened: tuple[str, ...] = ()
+    """The limits that are looser than in the previous version, one phrase each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ from otel_limits.core.origins import origins_of
 from otel_limits.core.values import BOOLEAN, FRACTIONS, NAMES, choice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from otel_limits.core.usage import Tally
+    from otel_limits.core.usage import Number, Tally
 
 Action = Literal["observe", "halt", "wrap_up", "raise", "ask"]
 ACTIONS: Final[tuple[Action, ...]] = ("observe", "halt", "wrap_up", "raise", "ask")
@@ -204,6 +204,20 @@ class Policy:
         glob = best_match((*self.exempt_tools, *self.watched_tools), tool)
         return glob in self.exempt_tools
 
+    def loosened(self, before: Policy) -> Iterator[str]:
+        """Yield what is looser than in an earlier policy of the agent, one phrase each."""
+        for prefix, old, new in (
+            ("", before.limits, self.limits),
+            (TREE_PREFIX, before.tree, self.tree),
+        ):
+            caps = _flat(new)
+            for name, cap in _flat(old).items():
+                now = caps.get(name, 0)
+                if now == 0 or now > cap:
+                    yield f"{prefix}{name} {cap} -> {now or 'no limit'}"
+        if self.action == "observe" != before.action:
+            yield f"action {before.action} -> observe"
+
     @property
     def is_capped(self) -> bool:
         """True if it has a cap, of the agent or of its budget tree."""
@@ -278,6 +292,17 @@ class Policy:
             for kind, cap in self.limits.active
             if unit in kind.unit and (name := prefix + kind.name) not in named
         )
+
+
+def _flat(limits: Limits) -> dict[str, Number]:
+    """Return the caps that are on, those of single tools by `max_calls_per_tool.search`."""
+    caps: dict[str, Number] = {}
+    for name, cap in limits.items():
+        if isinstance(cap, Mapping):
+            caps |= {f"{name}.{tool}": each for tool, each in cap.items()}
+        elif cap:
+            caps[name] = cap
+    return caps
 
 
 def unpriced_by_default(own: Policy, trees: Iterable[Policy]) -> Unpriced:

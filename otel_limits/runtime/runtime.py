@@ -193,13 +193,13 @@ class Runtime:
 
     def policy(self, agent: str, *, own: Overrides = NO_OVERRIDES) -> Policy:
         """Return the current policy of an agent, which may have its own limits."""
-        self._policy_file.refresh()
+        base = self._settings.policy if self._settings is not None else Policy()
+        self._policy_file.refresh(base)
         document = self._policy_file.document
         self._wiring.use_document(document)
         if document.quotas and not self._wiring.has_quotas:
             # The first quotas of the file. An error in them must not disable the other limits.
             suppress_errors("quotas")(self._hold_quotas)()
-        base = self._settings.policy if self._settings is not None else Policy()
         base = document.effective(agent, base)
         return base if own is NO_OVERRIDES else base.overridden_by(own)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.core.events import PolicyRead
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.policy import Policy
 from otel_limits.core.pricing import MISSING, Prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.runs.registry import LIVE
@@ -29,6 +30,8 @@ LOOK_INTERVAL_SECONDS: Final = 1.0
 
 MAX_BYTES: Final = 1_000_000
 """The file is read in the thread of an agent; this much takes seconds."""
+
+NO_POLICY: Final = Policy()
 
 NONBLOCK: Final = getattr(os, "O_NONBLOCK", 0)
 """Windows has neither this flag nor FIFOs."""
@@ -65,8 +68,11 @@ class PolicyFile:
             self._read(path)
 
     @suppress_errors("policy")
-    def refresh(self) -> None:
+    def refresh(self, base: Policy = NO_POLICY) -> None:
         """Reload the file if it has changed. If it is invalid, the previous version is kept.
+
+        A new version that loosens a limit is logged as a warning: a tool of an agent may have
+        written it.
 
         Called at the start of an invocation. Checks at most once a second; other threads use the
         current version during the check.
@@ -77,19 +83,24 @@ class PolicyFile:
             return
         # Other threads don't wait and use the current version.
         if self._lock.acquire(blocking=False):
+            before = self.document
             try:
                 is_new = self._look(path)
             finally:
                 self._lock.release()
             # Without the lock, because it logs and publishes.
             if is_new:
-                self.announce()
+                self.announce(_loosened(before, self.document, base))
 
-    def announce(self) -> None:
-        """Log and publish whether the latest version was accepted."""
+    def announce(self, loosened: tuple[str, ...] = ()) -> None:
+        """Log and publish whether the latest version was accepted, and what it loosens."""
         if self._path is None:
             return
-        LIVE.observers.publish(PolicyRead(path=self._shown, valid=not self.mistakes))
+        LIVE.observers.publish(
+            PolicyRead(path=self._shown, valid=not self.mistakes, loosened=loosened)
+        )
+        for each in loosened:
+            logger.warning("otel-limits: policy file %s loosens a limit: %s.", self._shown, each)
         if not self.mistakes:
             logger.info("otel-limits: policy file %s accepted.", self._shown)
             return
@@ -139,6 +150,16 @@ class PolicyFile:
 
 NO_FILE: Final = PolicyFile()
 """Used if there is no policy file."""
+
+
+def _loosened(before: Document, after: Document, base: Policy) -> tuple[str, ...]:
+    """Return what a new version loosens, by agent."""
+    names = dict.fromkeys(("", *before.agents, *after.agents))
+    return tuple(
+        f"{f'agent {name!r}' if name else 'all other agents'}: {what}"
+        for name in names
+        for what in after.effective(name, base).loosened(before.effective(name, base))
+    )
 
 
 def price_mistakes(limits: Iterable[Limits], document: Document) -> list[str]:
