@@ -35,7 +35,7 @@ from otel_limits.quotas.tickets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from otel_limits.core.limits import Breach
     from otel_limits.quotas.keys import Key
@@ -72,12 +72,13 @@ class StoreClient:
         self._on_kill = on_kill
         self._timeout = timeout
         self._lease = LEASE_SECONDS
+        self.in_flight: Callable[[], Sequence[Ticket]] = tuple
+        """Returns the tickets with reservations."""
         self._reset()
 
     def _reset(self) -> None:
         # Until its first reply, the store's clock is assumed to equal the local one.
         self._clock_offset = time.time() - time.monotonic()
-        self._worker = uuid.uuid4().hex
         self._last_kill = 0.0
         self.fallback = Fallback(self.now, self._lease)
 
@@ -88,7 +89,7 @@ class StoreClient:
 
     def start(self) -> None:
         """Connect in the background and start regular reads of shared counts."""
-        self._executor.start(self.look_again)
+        self._executor.start(self.look_again, self._renewals)
 
     async def reserve(self, ticket: Ticket, *, forced: bool) -> Reply:
         """Reserve for a ticket in the current windows of the store's clock.
@@ -146,9 +147,9 @@ class StoreClient:
         Returns:
             Seconds until the next read.
         """
-        counts = self.fallback.shared() if self._executor.is_shared else ()
-        if counts:
-            look = ReadCounts(uuid.uuid4().hex, counts, self._worker)
+        if self._executor.is_shared:
+            # Also without a count to read: a process that knows counts must notice their loss.
+            look = ReadCounts(uuid.uuid4().hex, self.fallback.shared(), self._executor.worker)
             self._executor.send(look).add_done_callback(partial(self._looked, look))
         return self.fallback.look_seconds
 
@@ -207,10 +208,10 @@ class StoreClient:
 
     def renew(self, ticket: Ticket) -> None:
         """Renew the slots of a ticket, and its reservations if due, without waiting."""
-        places = tuple(each.count for each in ticket.demands if each.lease_seconds)
-        if places:
-            self._executor.send(Renew(ticket.id, places, SLOT_LEASE_SECONDS))
-        amounts = tuple(each.count for each in ticket.demands if not each.lease_seconds)
+        slots = tuple(each for each in ticket.demands if each.lease_seconds)
+        if slots:
+            self._executor.send(Renew(ticket.id, slots, SLOT_LEASE_SECONDS))
+        amounts = tuple(each for each in ticket.demands if not each.lease_seconds)
         now = time.monotonic()
         if not amounts or ticket.leased_at is None:
             return
@@ -221,6 +222,14 @@ class StoreClient:
             # Both, because local reservations decide during an outage.
             if ticket.reserved_in is not None:
                 ticket.reserved_in.run([renewal])
+
+    def _renewals(self) -> list[Renew]:
+        """Return renewals that reserve again for all in-flight calls, after a store lost them."""
+        return [
+            Renew(ticket.id, (demand,), demand.lease_seconds or self._lease, again=True)
+            for ticket in self.in_flight()
+            for demand in ticket.demands
+        ]
 
     def release(self, ticket: Ticket) -> None:
         """Release a reservation without a reply: the store may have made it."""

@@ -81,6 +81,7 @@ class Engine:
         self._client = client
         self._tickets = OpenTickets(quotas, price, self._client)
         self._lines = lines
+        self._client.in_flight = self._tickets.held
         self._leases = Leases(deadlines, self._tickets.held, self._client.renew)
         self._queue = AdmissionQueue(lines, self._client, self._reserve, publish)
 

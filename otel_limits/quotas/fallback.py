@@ -7,18 +7,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from otel_limits.quotas.knowledge import MAX_KNOWN, latest
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import LOOKED_AT, Count, CountState, Demand, Reply, Reserve
 
 if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.tickets import Asked, QuotaNeed, Ticket
-
-MAX_KNOWN: Final = 10_000
-"""Maximum number of cached counts."""
 
 # A local share is only as accurate as the last read.
 LOOK_SECONDS: Final = 1.0
@@ -38,6 +36,15 @@ QuotaKey: TypeAlias = tuple[str, str, str]
 """Quota, unit and key ID, without the window."""
 
 
+RECENT_SECONDS: Final = 60.0
+"""How long after its last call a key is read."""
+
+
+def look_seconds(processes: int) -> float:
+    """Return the read interval in a fleet of this size."""
+    return min(MAX_LOOK_SECONDS, max(LOOK_SECONDS, processes / LOOKS_A_SECOND))
+
+
 @dataclass(slots=True)
 class CachedCount:
     """The last known state of one key of a quota, in its latest window."""
@@ -47,6 +54,10 @@ class CachedCount:
     standing: CountState
     has_share: bool
     """Whether a local share of it may be used, which requires regular reads."""
+    called_at: float
+    """Its last call here, in monotonic seconds."""
+    seen: int
+    """The read after which it was last seen."""
 
     def now(self, now: float) -> tuple[Count, int]:
         """Return its count at a time, and the limit without grants."""
@@ -94,7 +105,8 @@ class Fallback:
         self._lost_at: float | None = None
         self._heard_at = 0.0
         self.workers = 0
-        """Number of workers at the last read; 0 before the first."""
+        """Processes that share at the last read; 0 before the first."""
+        self._living = 0
         self.looks = 0
         """Number of completed reads."""
 
@@ -115,8 +127,16 @@ class Fallback:
                 standing = replace(standing, limit=before.limit, block=before.block)
             # A call that ends after its window has no data about the current one.
             if earlier is None or earlier.count.window.start <= count.window.start:
-                has_share = bool(need.quota.grace)
-                self._known[_line(count)] = CachedCount(need.quota, count, standing, has_share)
+                if earlier is not None and earlier.count.window.start == count.window.start:
+                    standing = latest(earlier.standing, standing)
+                self._known[_line(count)] = CachedCount(
+                    need.quota,
+                    count,
+                    standing,
+                    has_share=bool(need.quota.grace),
+                    called_at=time.monotonic(),
+                    seen=self.looks,
+                )
                 self._known.move_to_end(_line(count))
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
@@ -134,24 +154,30 @@ class Fallback:
     @property
     def look_seconds(self) -> float:
         """Seconds until the next read."""
-        return min(MAX_LOOK_SECONDS, max(LOOK_SECONDS, self.workers / LOOKS_A_SECOND))
+        return look_seconds(self._living)
 
     def shared(self) -> tuple[tuple[Count, int], ...]:
         """Return the counts to read: current windows of the most recently used keys."""
-        now = self._clock()
+        now, since = self._clock(), time.monotonic() - RECENT_SECONDS
         with self._lock:
-            held = (known for known in reversed(self._known.values()) if known.has_share)
+            recent = takewhile(
+                lambda known: known.called_at > since, reversed(self._known.values())
+            )
+            held = (known for known in recent if known.has_share)
             return tuple(known.now(now) for known in islice(held, LOOKED_AT))
 
     def looked(self, counts: Sequence[tuple[Count, int]], reply: Reply) -> None:
         """Cache the counts of a completed read."""
         with self._lock:
-            self.workers = reply.workers
+            self.workers, self._living = reply.workers, reply.living
             self.looks += 1
             for (count, _), standing in zip(counts, reply.standings, strict=True):
                 known = self._known.get(_line(count))
-                if known is not None and known.count.window.start <= count.window.start:
-                    known.count, known.standing = count, standing
+                if known is None or known.count.window.start > count.window.start:
+                    continue
+                is_same = known.count.window.start == count.window.start
+                known.standing = latest(known.standing, standing) if is_same else standing
+                known.count, known.seen = count, self.looks
 
     def unshare(self, counts: Sequence[tuple[Count, int]]) -> None:
         """Stop reading these until they are used again: one of them is unreadable."""
@@ -220,7 +246,10 @@ class Fallback:
 
     def _rule(self, need: QuotaNeed, demand: Demand) -> Rule:
         """Return the rule for a need: its local share while there is one."""
-        has_share = self.workers > 0 and self._left(demand) is not None
+        known = self._known.get(_line(demand.count))
+        # Shares are wrong by no more than the usage of others since the last two reads.
+        is_fresh = known is not None and known.seen >= self.looks - 1
+        has_share = self.workers > 0 and is_fresh and self._left(demand) is not None
         if has_share and self.is_in_grace(need.quota):
             return "grace"
         return need.quota.on_store_error

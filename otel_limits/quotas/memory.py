@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import threading
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
 from otel_limits.quotas.keys import Key
@@ -54,10 +55,16 @@ class Bucket:
     used: int = 0
     leases: dict[str, Lease] = field(default_factory=dict)
 
+    reset: str = ""
+
     @property
     def reserved(self) -> int:
         """Sum of unsettled reservations."""
         return sum(lease.amount for lease in self.leases.values())
+
+    def state(self, limit: int) -> CountState:
+        """Return its state."""
+        return CountState(self.used, self.reserved, limit, reset=self.reset)
 
     def purge(self, now: float, longest: float) -> None:
         """Drop leases that have expired."""
@@ -118,7 +125,9 @@ class MemoryStore(QuotaStore):
     def reset(self, count: Count) -> None:
         """Set usage to 0."""
         with self._lock:
-            self._bucket(count, 0).used = 0
+            bucket = self._bucket(count, 0)
+            # Padded, so that texts compare like times.
+            bucket.used, bucket.reset = 0, f"{int(self._clock() * 1000):014}.{uuid.uuid4().hex}"
 
     def grant(self, count: Count, amount: int, until: float) -> None:
         """Raise the limit by `amount` until a time."""
@@ -162,7 +171,7 @@ class MemoryStore(QuotaStore):
         if isinstance(operation, Settle):
             counts = [each.count for each in operation.charges]
             found = [self._buckets.get(_name(count), Bucket(count)) for count in counts]
-            standings = [CountState(bucket.used, bucket.reserved, 0) for bucket in found]
+            standings = [bucket.state(0) for bucket in found]
         else:
             standings = [
                 self._standing(each.count, each.limit, now, operation.lease_seconds, each.known)
@@ -171,11 +180,15 @@ class MemoryStore(QuotaStore):
         return Reply(done.status, now, tuple(standings), done.unmet)
 
     def _renew(self, operation: Renew, now: float) -> Reply:
-        for count in operation.counts:
-            # A missing count was lost: it is recreated from known usage, not here.
-            lease = self._buckets.get(_name(count), Bucket(count)).leases.get(operation.id)
+        ends = now + operation.lease_seconds
+        for demand in operation.demands:
+            bucket = self._buckets.get(_name(demand.count), Bucket(demand.count))
+            lease = bucket.leases.get(operation.id)
             if lease is not None and lease.expires > now:
-                lease.expires = now + operation.lease_seconds
+                lease.expires = ends
+            elif lease is None and operation.again:
+                bucket = self._bucket(demand.count, 0)
+                bucket.leases[operation.id] = Lease(demand.amount, demand.certain, ends)
         return Reply("renewed", now)
 
     def _reserve(self, operation: Reserve, now: float) -> Reply:
@@ -203,10 +216,11 @@ class MemoryStore(QuotaStore):
             return Reply("refused", now, tuple(standings), lacking, ends)
         for demand, amount, lease in zip(operation.demands, wanted, leases, strict=True):
             bucket = self._bucket(demand.count, demand.known)
-            bucket.count = demand.count  # extends the retention of an unbounded window
+            # Kept for the longest of the windows it was used with: a rule may change.
+            bucket.count = max(bucket.count, demand.count, key=lambda each: each.window.end)
             bucket.leases[operation.id] = Lease(amount, demand.certain, now + lease)
         taken = tuple(
-            CountState(each.used, each.reserved + amount, each.limit)
+            replace(each, reserved=each.reserved + amount)
             for each, amount in zip(standings, wanted, strict=True)
         )
         return Reply("admitted", now, taken, lacking)
@@ -228,7 +242,7 @@ class MemoryStore(QuotaStore):
         bucket = self._bucket(charge.count, charge.known)
         bucket.leases.pop(operation, None)
         bucket.used += charge.amount
-        return CountState(bucket.used, bucket.reserved, 0)
+        return bucket.state(0)
 
     def _standing(
         self, count: Count, amount: int, now: float, longest: float = float("inf"), known: int = 0
@@ -238,7 +252,7 @@ class MemoryStore(QuotaStore):
         # Expired grants are kept: operators make them, so there are few.
         grants = self._grants.get((count.quota, count.unit, count.key), ())
         granted = sum(each for until, each in grants if until > now)
-        return CountState(bucket.used, bucket.reserved, amount + granted)
+        return bucket.state(amount + granted)
 
     def _bucket(self, count: Count, known: int) -> Bucket:
         bucket = self._buckets.get(_name(count))

@@ -40,11 +40,13 @@ class RedisExecutor:
 
     Args:
         connect: Creates a link to the server without connecting.
+        greeting: The script to run on each new connection.
     """
 
-    def __init__(self, connect: Callable[[], Link]) -> None:
+    def __init__(self, connect: Callable[[], Link], greeting: ScriptCall) -> None:
         """Connect on first use."""
         self._connect = connect
+        self._greeting = greeting
         self.link = connect()
         self._connection: Any = None
         """The connection for scripts; `None` until used."""
@@ -115,12 +117,12 @@ class RedisExecutor:
 
     def close(self) -> None:
         """Close every connection."""
-        self._disconnect()
+        self.disconnect()
         self.link.close()
 
     def _rediscover(self) -> None:
         """Locate the server again and drop the old connection."""
-        self._disconnect()
+        self.disconnect()
         self.link.learn()
 
     def _load(self, client: Any, names: Collection[str]) -> None:
@@ -134,17 +136,26 @@ class RedisExecutor:
         # Bypass the client's pipeline and pool, which add 30% to a round trip. Only this thread
         # uses the connection, and operations on a stale one are sent again.
         try:
+            greetings: list[list[str]] = []
             if self._connection is None:
                 self._connection = client.connection_pool.make_connection()
                 self._connection.connect()
-            self._connection.send_packed_command(self._connection.pack_commands(commands))
+                # Loaded each time, because a new connection may be to a new server.
+                script = scripts.source_of(self._greeting.script)
+                greetings = [["SCRIPT", "LOAD", script], self._greeting.command]
+            # In one round trip.
+            sent = [*greetings, *commands]
+            self._connection.send_packed_command(self._connection.pack_commands(sent))
+            for _ in greetings:
+                self._connection.read_response()
             return [_reply_on(self._connection) for _ in commands]
         except BaseException:
             # Outstanding replies must not be read as replies to later commands.
-            self._disconnect()
+            self.disconnect()
             raise
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
+        """Use a new connection for scripts from now on."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()

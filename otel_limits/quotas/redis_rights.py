@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 # (https://redis.io/docs/latest/operate/oss_and_stack/management/security/acl/#command-categories).
 COMMANDS: Final[Mapping[str, tuple[str | int, ...]]] = {
     "ping": (),
+    "info": ("server",),
     "time": (),
     "script|load": ("return 1",),
     "evalsha": (sha_of("reserve"), 0),
     "set": ("KEY", "1", "PX", 1),
+    "del": ("KEY",),
+    "exists": ("KEY",),
     "hget": ("HASH", "f"),
     "hmget": ("HASH", "f"),
     "hset": ("HASH", "f", "1"),

@@ -10,7 +10,9 @@ import hashlib
 import importlib.resources
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import Final, NamedTuple, cast
 from urllib.parse import quote, unquote
 
@@ -23,6 +25,7 @@ from otel_limits.quotas.store import (
     CountState,
     Freed,
     Kill,
+    KnownCount,
     Operation,
     ReadCounts,
     Renew,
@@ -39,8 +42,8 @@ REMEMBERED_TOGETHER: Final = 100
 """Operations of one process per hash: a server stores hashes of up to 128 fields compactly
 (https://redis.io/docs/latest/operate/oss_and_stack/management/optimization/memory-optimization/)."""
 
-EVERY_CALL: Final = ("reserve", "settle")
-"""Scripts that every model call uses."""
+EVERY_CALL: Final = ("reserve", "settle", "look", "join")
+"""Scripts that are loaded in advance: those of a model call, and of regular reads."""
 
 
 class ScriptCall(NamedTuple):
@@ -81,6 +84,8 @@ class KeyNames:
     namespace: str = ""
     database: str = "0"
     """Databases of one server share their channels."""
+    run: str = ""
+    """The run of the server that operations are meant for; empty for any."""
 
     @property
     def tag(self) -> str:
@@ -103,6 +108,26 @@ class KeyNames:
     def expired(self) -> str:
         """Reservations that expired unsettled."""
         return self.tag + ":expired"
+
+    @property
+    def marker(self) -> str:
+        """The current run of the server."""
+        return self.tag + ":run"
+
+    @property
+    def restored(self) -> str:
+        """Workers that restored what they know, in this run."""
+        return self.tag + ":restored"
+
+    @property
+    def living(self) -> str:
+        """The processes of the fleet."""
+        return self.tag + ":living"
+
+    @property
+    def sharing(self) -> str:
+        """Processes that may use local shares."""
+        return self.tag + ":sharing"
 
     @property
     def kill_channel(self) -> str:
@@ -138,11 +163,16 @@ class KeyNames:
             return self._renewal(operation)
         return self._question(operation)
 
+    def beginning(self) -> ScriptCall:
+        """Return the script call for a new connection."""
+        keys = [self.marker, self.restored, self.living, self.sharing, self.expired]
+        return ScriptCall("begin", keys, [str(RETENTION_SECONDS * 1000)])
+
     def _reservation(self, operation: Reserve) -> ScriptCall:
         # Clusters require every key to be passed as an argument.
         done, place = self._done(operation.id)
-        keys = [done, self.expired, self.kills]
-        arguments = [operation.id, str(place), str(REMEMBERED_SECONDS * 1000)]
+        keys = [self.marker, done, self.expired, self.kills]
+        arguments = [operation.id, str(place), str(REMEMBERED_SECONDS * 1000), self.run]
         for demand in operation.demands:
             count, window = demand.count, demand.count.window
             keys += [*self.bucket(count), self.grants(count), self.index(count.quota)]
@@ -157,9 +187,9 @@ class KeyNames:
 
     def _settlement(self, operation: Settle) -> ScriptCall:
         done, place = self._done(operation.id)
-        keys = [done, self.expired]
+        keys = [self.marker, done, self.expired]
         remembered = str(REMEMBERED_SECONDS * 1000)
-        arguments = [operation.id, str(place), remembered, self.freed_channel]
+        arguments = [operation.id, str(place), remembered, self.run, self.freed_channel]
         for charge in operation.charges:
             count = charge.count
             keys += self.bucket(count)
@@ -168,16 +198,31 @@ class KeyNames:
         return ScriptCall("settle", keys, arguments)
 
     def _renewal(self, operation: Renew) -> ScriptCall:
-        keys = [name for count in operation.counts for name in self.bucket(count)]
+        keys = [self.marker]
         lease = str(int(operation.lease_seconds * 1000))
-        return ScriptCall("renew", keys, [operation.id, lease])
+        arguments = [operation.id, lease, self.run, f"{operation.again:d}"]
+        for demand in operation.demands:
+            keys += self.bucket(demand.count)
+            arguments.append(f"{demand.amount} {demand.certain:d} {expires(demand.count)}")
+        return ScriptCall("renew", keys, arguments)
+
+    def restoration(self, counts: Iterable[KnownCount]) -> ScriptCall:
+        """Return the script call that restores counts."""
+        keys: list[str] = [self.marker]
+        arguments: list[str] = []
+        for known in counts:
+            keys += self.bucket(known.count)
+            seen = "-" if known.seen is None else known.seen
+            arguments.append(f"{known.used} {known.reset or '-'} {expires(known.count)} {seen}")
+        return ScriptCall("restore", keys, arguments)
 
     def _question(self, operation: ReadCounts) -> ScriptCall:
-        keys = [self.expired, f"{self.tag}:workers"]
-        arguments = [operation.worker, str(WORKER_SECONDS * 1000)]
-        for count, amount in operation.counts:
+        keys = [self.marker, self.expired, self.living, self.sharing]
+        kept = str(RETENTION_SECONDS * 1000)
+        arguments = [operation.worker, str(WORKER_SECONDS * 1000), self.run, kept]
+        for count, _ in operation.counts:
             keys += [*self.bucket(count), self.grants(count)]
-            arguments += [str(amount), count.unit]
+            arguments.append(count.unit)
         return ScriptCall("look", keys, arguments)
 
     def _done(self, identity: str) -> tuple[str, int]:
@@ -218,12 +263,12 @@ def block_member(identity: str, block: Block) -> str:
     return f"block:{identity}:{quote(block.reason, safe='')}"
 
 
-def reply_of(text: str) -> Reply:
+def reply_of(operation: Operation, text: str) -> Reply:
     """Decode the reply to an operation."""
     # The meaning of the fourth depends on the script; "0" if unused.
     status, now, lacking, more, *numbers = text.split()
-    is_look = status == "looked"
-    standings, positions, ends = standings_of(numbers), list[int](), [math.inf]
+    amounts = [each for _, each in operation.counts] if isinstance(operation, ReadCounts) else []
+    standings, positions, ends = standings_of(numbers, amounts), list[int](), [math.inf]
     for position, sign, why in UNMET.findall(lacking):
         positions.append(int(position))
         if sign == "=":
@@ -232,18 +277,25 @@ def reply_of(text: str) -> Reply:
             standings[positions[-1]] = replace(standings[positions[-1]], block=block)
         elif sign == "@" and status == "refused":
             ends.append(int(why) / 1000)
+    workers, _, living = more.partition("/")
     return Reply(
         cast("Status", status),
         int(now) / 1000,
         tuple(standings),
         tuple(positions),
         min(ends),
-        workers=int(more) if is_look else 0,
-        last_kill=0.0 if is_look else int(more) / 1000,
+        workers=int(workers) if living else 0,
+        living=int(living or 0),
+        last_kill=0.0 if living else int(more) / 1000,
     )
 
 
-def standings_of(numbers: list[str]) -> list[CountState]:
-    """Decode the states of counts."""
-    values = [int(each) for each in numbers]
-    return [CountState(*triple) for triple in zip(*[iter(values)] * 3, strict=True)]
+def standings_of(numbers: list[str], amounts: Iterable[int]) -> list[CountState]:
+    """Decode the states of counts; a limit is added to an amount, where there is one."""
+    states = zip(*[iter(numbers)] * 4, strict=True)
+    return [
+        CountState(int(used), int(reserved), amount + int(limit), reset=reset.strip("-"))
+        for (used, reserved, limit, reset), amount in zip(
+            states, chain(amounts, repeat(0)), strict=False
+        )
+    ]

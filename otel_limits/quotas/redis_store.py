@@ -30,6 +30,7 @@ from otel_limits.quotas.store import (
     CountState,
     Freed,
     Kill,
+    KnownCount,
     Operation,
     ReadCounts,
     Reply,
@@ -54,8 +55,8 @@ class RedisStore(SharedStore):
 
     def __init__(self, url: str, connect: Callable[[], Link], names: KeyNames) -> None:
         """Connect on first use."""
-        self._server = RedisExecutor(connect)
         self._names = replace(names, database=urlsplit(url).path.strip("/") or "0")
+        self._server = RedisExecutor(connect, self._names.beginning())
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
         """Apply `operations` in order, in one round trip.
@@ -63,13 +64,44 @@ class RedisStore(SharedStore):
         Raises:
             StoreError: Some may have been applied. Send all of them again.
         """
-        replies = self._server.replies([self._names.call_of(each) for each in operations])
-        return [
+        found = self._server.replies([self._names.call_of(each) for each in operations])
+        replies = [
             Reply("failed", time.time(), error=str(reply))
             if isinstance(reply, Exception)
-            else scripts.reply_of(reply)
-            for reply in replies
+            else scripts.reply_of(operation, reply)
+            for operation, reply in zip(operations, found, strict=True)
         ]
+        if any(reply.status == "lost" for reply in replies):
+            # A new connection begins a run if there is none: the server may have been emptied.
+            self._server.disconnect()
+        return replies
+
+    def restore(self, counts: Sequence[KnownCount]) -> str:
+        """Restore counts; return the name of the server's current run.
+
+        Raises:
+            StoreError: The server is unavailable.
+        """
+        pages = [counts[first : first + LOOKED_AT] for first in range(0, len(counts), LOOKED_AT)]
+        run = ""
+        for page in pages or [counts]:
+            run = str(self._server.evaluate(self._names.restoration(page)))
+        return run
+
+    def follow(self, run: str) -> None:
+        """From now on, apply operations in this run only."""
+        self._names = replace(self._names, run=run)
+
+    def join(self, worker: str, known: int, most: float) -> float | None:
+        """Join the run that this instance follows.
+
+        Raises:
+            StoreError: The server is unavailable.
+        """
+        arguments = [worker, self._names.run, str(known), str(int(most * 1000))]
+        keys = [self._names.marker, self._names.restored]
+        waits = int(self._server.evaluate(ScriptCall("join", keys, arguments)))
+        return waits / 1000 if waits >= 0 else None
 
     def warm(self) -> None:
         """Connect and load the scripts that every model call uses.
@@ -145,8 +177,9 @@ class RedisStore(SharedStore):
         Raises:
             StoreError: The server is unavailable.
         """
-        arguments = [str(scripts.expires(count))]
-        self._server.evaluate(ScriptCall("reset", [*self._names.bucket(count)], arguments))
+        arguments = [str(scripts.expires(count)), uuid.uuid4().hex]
+        keys = [self._names.marker, *self._names.bucket(count)]
+        self._server.evaluate(ScriptCall("reset", keys, arguments))
         self._publish_freed(count)
 
     def grant(self, count: Count, amount: int, until: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -141,6 +141,18 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownCount:
+    """The usage of a count in earlier runs of the store, as a process or a ledger knows it."""
+
+    count: Count
+    used: int
+    reset: str = ""
+    """The last reset that its usage follows, as in `CountState`."""
+    seen: int | None = None
+    """Usage in the store when this was found; `None` if it was found in an earlier run."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadCounts:
     """Read the state of counts without changing them."""
 
@@ -157,8 +169,10 @@ class Renew:
 
     id: str
     """The id of the reservation."""
-    counts: tuple[Count, ...]
+    demands: tuple[Demand, ...]
     lease_seconds: float
+    again: bool = False
+    """If true, what the store lost is reserved again."""
 
 
 Operation: TypeAlias = Reserve | Settle | Renew | ReadCounts
@@ -182,6 +196,8 @@ class CountState:
     limit: int
     """Including grants; 0 in the reply to a settlement."""
     block: Block | None = None
+    reset: str = field(default="", compare=False)
+    """Time and ID of the last reset in this window: the later of two is the greater text."""
 
     @property
     def remaining(self) -> int:
@@ -190,10 +206,11 @@ class CountState:
 
 
 Status: TypeAlias = Literal[
-    "admitted", "refused", "settled", "renewed", "looked", "elsewhere", "failed"
+    "admitted", "refused", "settled", "renewed", "looked", "elsewhere", "lost", "closed", "failed"
 ]
-"""`elsewhere`: a window does not contain the store's time; nothing was changed. `failed`: a key of
-this operation holds data of another program, so it can never be applied."""
+"""All but the first five changed nothing. `elsewhere`: a window does not contain the store's time.
+`lost`: the store may have lost counts, and this process has yet to restore them. `closed`: others
+have. `failed`: a key holds data of another program, so the operation can never be applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +229,9 @@ class Reply:
     error: str = ""
     """Set if it failed."""
     workers: int = 0
-    """Number of workers, in the reply to a worker's `ReadCounts`."""
+    """Processes that may use local shares, in the reply to a worker's `ReadCounts`."""
+    living: int = 0
+    """All processes of the fleet, in the same reply."""
     last_kill: float = 0.0
     """When the last kill was sent, in the reply to a reservation; the store's time."""
 
@@ -291,6 +310,35 @@ class QuotaStore(ABC):
         Raises:
             StoreError: The store is unavailable.
         """
+
+    def restore(self, counts: Sequence[KnownCount]) -> str:  # noqa: ARG002
+        """Restore counts that the store lost; return the name of its current run.
+
+        The greater usage wins, unless a later reset is known. Repeating it changes nothing.
+
+        Raises:
+            StoreError: The store is unavailable.
+        """
+        return ""
+
+    def follow(self, run: str) -> None:  # noqa: B027  optional
+        """From now on, apply operations of this instance in this run only, else reply `lost`."""
+
+    def join(self, worker: str, known: int, most: float) -> float | None:  # noqa: ARG002
+        """Join the run that this instance follows, after restoring what the process knows.
+
+        Args:
+            worker: ID of the process.
+            known: How many processes it knew in an earlier run; 0 if it was in none.
+            most: Seconds for which admissions wait for these to join, at most.
+
+        Returns:
+            The seconds for which admissions still wait; `None` if another run has begun.
+
+        Raises:
+            StoreError: The store is unavailable.
+        """
+        return 0.0
 
     def after_fork(self) -> None:  # noqa: B027  optional
         """Reset inherited state after a fork: another thread may have held a lock."""

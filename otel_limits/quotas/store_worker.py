@@ -11,6 +11,7 @@ import atexit
 import logging
 import threading
 import time
+import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -18,7 +19,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
+from otel_limits.core.wording import pluralize
+from otel_limits.quotas.fallback import look_seconds
+from otel_limits.quotas.knowledge import Knowledge
 from otel_limits.quotas.store import (
+    KnownCount,
     Operation,
     PermanentStoreError,
     QuotaStore,
@@ -50,10 +55,13 @@ CLOSE_SECONDS: Final = 1.0
 """How long the end of a process is delayed at most."""
 
 
+RESTORING: Final = "counts that it lost are being restored"
+
 TICK_SECONDS: Final = 1.0
 """When a tick that failed is tried again."""
 
 Tick: TypeAlias = Callable[[], float | None]
+InFlight: TypeAlias = Callable[[], Sequence[Renew]]
 
 
 class InlineExecutor:
@@ -66,13 +74,15 @@ class InlineExecutor:
 
     is_shared = False
     """Whether others use the store too, so that it outlives this process."""
+    worker = ""
+    """ID of this process among those that use the store."""
 
     def __init__(self, store: QuotaStore, free: Callable[[QueueKey], None]) -> None:
         """Take the store."""
         self._store = store
         self._free = free
 
-    def start(self, tick: Tick) -> None:
+    def start(self, tick: Tick, in_flight: InFlight) -> None:
         """Nothing has to be connected, and nothing is ever lost."""
 
     def send(self, operation: Operation) -> Future[Reply]:
@@ -109,6 +119,7 @@ class StoreWorker:
         """Start no thread yet."""
         self._store = store
         self._tick: Tick = lambda: None
+        self._in_flight: InFlight = tuple
         self._reset()
         # A daemon thread is killed at interpreter exit, with any unsent operations.
         atexit.register(self.close)
@@ -122,15 +133,20 @@ class StoreWorker:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_down = False
+        self.worker = uuid.uuid4().hex
+        self._knowledge = Knowledge()
+        self._living = 0
+        self._to_restore: Sequence[KnownCount] | None = None
 
-    def start(self, tick: Tick) -> None:
+    def start(self, tick: Tick, in_flight: InFlight) -> None:
         """Connect in the background, or the first call would wait for several round trips.
 
         Args:
             tick: Is called now and then while the store answers; returns the seconds until the
                 next time.
+            in_flight: Returns renewals that reserve again for all in-flight calls.
         """
-        self._tick = tick
+        self._tick, self._in_flight = tick, in_flight
         with self._wake:
             self._ensure_thread()
 
@@ -167,7 +183,7 @@ class StoreWorker:
         """Reset inherited state after a fork; the parent sends its own operations."""
         self._store.after_fork()
         self._reset()
-        self.start(self._tick)
+        self.start(self._tick, self._in_flight)
 
     def close(self) -> None:
         """Send pending operations within a second, then close the store."""
@@ -210,6 +226,7 @@ class StoreWorker:
         """Connect, so that a store that is away is known to be so before a call waits for it."""
         try:
             self._store.warm()
+            self._join()
         except Exception as error:  # noqa: BLE001  whatever it is, the store did not answer
             # At the end of a process the connection is closed while this thread waits on it.
             if not self._closing.is_set():
@@ -228,7 +245,7 @@ class StoreWorker:
         # Reservations of agents that gave up are dropped; from here on none can be cancelled.
         live = [each for each in batch if each[1].set_running_or_notify_cancel()]
         try:
-            replies = self._store.run([operation for operation, _ in live])
+            replies = self._run([operation for operation, _ in live])
         except Exception as error:  # noqa: BLE001  whatever it is, nothing was answered
             self._enter_outage(live, error)
             return
@@ -284,9 +301,66 @@ class StoreWorker:
     def _has_recovered(self) -> bool:
         try:
             self._store.check()
+            self._join()
         except Exception:  # noqa: BLE001  it was reported when it began
             return False
         return True
+
+    # --- a store that lost counts -----------------------------------------------------------------
+
+    def _run(self, operations: Sequence[Operation]) -> list[Reply]:
+        """Run operations; if the store lost counts, restore these first.
+
+        Raises:
+            StoreError: The store is unavailable, or others have yet to restore what they know.
+        """
+        replies = self._store.run(operations)
+        lost = [n for n, reply in enumerate(replies) if reply.status == "lost"]
+        if lost:
+            self._join()
+            again = self._store.run([operations[n] for n in lost])
+            for n, reply in zip(lost, again, strict=True):
+                replies[n] = reply
+        if any(reply.status in ("lost", "closed") for reply in replies):
+            raise StoreError(RESTORING)
+        for operation, reply in zip(operations, replies, strict=True):
+            self._knowledge.observe(operation, reply)
+            if isinstance(operation, ReadCounts) and operation.worker:
+                self._living = reply.living
+        return replies
+
+    def _join(self) -> None:
+        """Join the current run of the store, after restoring what it lost.
+
+        Raises:
+            StoreError: The store is unavailable, or others have yet to restore what they know.
+        """
+        most = 2 * look_seconds(self._living) + LOOK_INTERVAL_SECONDS
+        waits = self._store.join(self.worker, self._living, most)
+        if waits is None:
+            self._restore()
+            waits = self._store.join(self.worker, self._living, most)
+        if waits is None or waits > 0:
+            raise StoreError(RESTORING)
+        self._to_restore = None
+
+    def _restore(self) -> None:
+        """Send what is known of earlier runs, and all that happened since."""
+        # The same again if it fails half-way: usage seen afterwards may be of the new run.
+        if self._to_restore is None:
+            self._to_restore = self._knowledge.of_windows_at(self._store.now())
+            if self._living:
+                logger.warning(
+                    "otel-limits: quota store restarted or replaced; restoring %s.",
+                    pluralize(len(self._to_restore), "count", "counts"),
+                )
+        self._store.follow(self._store.restore(self._to_restore))
+        # Before others are admitted: calls that ended in the outage, and those still in flight.
+        with self._wake:
+            kept = list(self._kept.values())
+        for first in range(0, len(kept), BATCH):
+            self._store.run(kept[first : first + BATCH])
+        self._store.run(self._in_flight())
 
     def _send_buffered(self) -> bool:
         """Send buffered settlements; True if none is left."""
@@ -301,7 +375,7 @@ class StoreWorker:
                     self._is_down = False
                     return True
             try:
-                replies = self._store.run(batch)
+                replies = self._run(batch)
             except Exception:  # noqa: BLE001  it was reported when it began
                 return False
             for operation, reply in zip(batch, replies, strict=True):

@@ -53,9 +53,9 @@ class Worker:
         )
         self.engine.client.start()
 
-    def call(self) -> bool:
+    def call(self, agent: str = "a") -> bool:
         """Make one model call, from reservation to settlement; return whether it was admitted."""
-        invocation = self.ask()
+        invocation = self.ask(agent)
         if invocation is None:
             return False
         self.end(invocation)
@@ -65,10 +65,10 @@ class Worker:
         """Call until refused; return how many calls were admitted."""
         return next(number for number in itertools.count() if not self.call())
 
-    def ask(self) -> Invocation | None:
+    def ask(self, agent: str = "a") -> Invocation | None:
         """Reserve a call for a new invocation."""
         name = f"i{next(NUMBERS)}"
-        invocation = Invocation(agent="a", id=name, root_id=name)
+        invocation = Invocation(agent=agent, id=name, root_id=name)
         request = Request(invocation=invocation, model="m", input=1, output_cap=1)
         return None if asyncio.run(self.engine.admit(request)) else invocation
 

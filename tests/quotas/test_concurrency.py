@@ -222,7 +222,8 @@ def test_slots_are_renewed_three_times_per_lease_while_held(
         renew()
         assert seconds == 10.0
         (renewal,) = sent
-        assert (renewal.counts, renewal.lease_seconds) == ((count(),), 30.0)
+        (demand,) = renewal.demands
+        assert (demand.count, renewal.lease_seconds) == (count(), 30.0)
         model.may_answer.set()
         await task
         timers.pop()[1]()

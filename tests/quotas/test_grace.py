@@ -12,7 +12,16 @@ import pytest
 
 from otel_limits.quotas.fallback import Fallback
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.store import FOREVER, Block, CountState, Demand, Reply, StorePlace
+from otel_limits.quotas.redis_scripts import KeyNames
+from otel_limits.quotas.store import (
+    FOREVER,
+    LOOKED_AT,
+    Block,
+    CountState,
+    Demand,
+    Reply,
+    StorePlace,
+)
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.tickets import QuotaNeed
 from otel_limits.quotas.windows import Windows
@@ -172,6 +181,35 @@ def test_worker_without_a_refresh_has_no_share_of_the_new_window() -> None:
     assert left() == 10
 
 
+def test_key_that_is_no_longer_read_has_no_share(fleet: Fleet) -> None:
+    """Others may have used it up: a share is given out of what the last two reads have seen."""
+    held = {"amount": 40, "key": Template("agent")}
+    one, two = (Worker(fleet.wire.url, quota(**held)) for _ in range(2))  # type: ignore[arg-type]
+    fleet.workers += [one, two]
+    assert one.call("joe")
+    for number in range(LOOKED_AT + 5):
+        assert one.call(f"other {number}")
+    assert [two.call("joe") for _ in range(40)] == [True] * 39 + [False]
+    for _ in range(2):
+        one.look()
+    fleet.cut()
+    assert not one.call("joe")
+    assert one.call(f"other {LOOKED_AT}")
+
+
+def test_only_keys_with_a_call_in_the_last_minute_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle process reads nothing, so it does not reduce the shares of others."""
+    now = [1000.0]
+    monkeypatch.setattr("otel_limits.quotas.fallback.time.monotonic", lambda: now[0])
+    fallback = Fallback(lambda: 1000.0, 300.0)
+    demand = demand_of(quota(), 1000.0)
+    fallback.remember(need_of(quota()), demand, CountState(1, 0, 100))
+    now[0] = 1059.0
+    assert fallback.shared() == ((demand.count, 100),)
+    now[0] = 1060.0
+    assert fallback.shared() == ()
+
+
 def test_known_block_is_enforced_in_an_outage(
     hold: Hold, make_agent: MakeAgent, own_server: Server, store_of: StoreOf
 ) -> None:
@@ -257,12 +295,14 @@ def test_store_error_action_applies_after_the_share(fleet: Fleet, mode: str, cal
     assert [worker.call() for _ in range(120)].count(True) == calls
 
 
-def test_grace_of_zero_shares_nothing_and_sends_no_reads(fleet: Fleet, server: Server) -> None:
-    """A model call costs its two commands, and an outage takes effect immediately."""
+def test_grace_of_zero_shares_nothing_and_reads_no_counts(fleet: Fleet, server: Server) -> None:
+    """Its process does not reduce the shares of others, and an outage takes effect immediately."""
     worker = Worker(fleet.wire.url, quota(grace=0.0))
     fleet.workers.append(worker)
     assert worker.call()
-    assert server.calls() == 2
+    worker.look()
+    assert server.client.zcard(KeyNames().living) == 1
+    assert server.client.zcard(KeyNames().sharing) == 0
     fleet.cut()
     assert not worker.call()
 
@@ -274,7 +314,7 @@ def test_agent_continues_on_its_share_in_an_outage(
     hold({"calls": {"model_calls": 5, "window": "month"}}, own_server.url, [events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))))
     assert agent("go").stop_reason == "end_turn"
-    eventually(lambda: own_server.client.zcard("{otel_limits}:workers") == 1)
+    eventually(lambda: own_server.client.zcard("{otel_limits}:sharing") == 1)
     own_server.stop()
     reasons = [agent("go").stop_reason for _ in range(5)]
     assert reasons == ["end_turn"] * 4 + ["quota_unavailable"]

@@ -76,7 +76,7 @@ def test_the_documented_rights_are_enough(
     hold({"calls": CALLS}, url)
     agent = make_agent(ScriptedModel(endless(says("done"))), name="joe")
     assert agent("go").stop_reason == "end_turn"
-    eventually(lambda: own_server.client.zcard("{otel_limits}:workers") == 1)
+    eventually(lambda: own_server.client.zcard("{otel_limits}:sharing") == 1)
     for command in (
         ("quotas",),
         ("quotas", "grant", "calls", "joe", "5", "--until", "2999-01-01"),

@@ -65,7 +65,7 @@ class Process(NamedTuple):
 def process(wire: Wire) -> Iterator[Process]:
     """A worker that is connected."""
     store_worker = StoreWorker(open_shared_store(StorePlace(wire.url, TIMEOUT)))
-    store_worker.start(lambda: None)
+    store_worker.start(lambda: None, tuple)
     process = Process(store_worker, wire)
     process.send(settle(unique()))  # connected, scripts loaded
     process.send(Settle(unique(), ()))

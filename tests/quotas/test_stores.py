@@ -301,6 +301,20 @@ def test_counts_outlive_their_window_by_more_than_a_day(server: Server, on_serve
     assert RETENTION_SECONDS > DAY
 
 
+def test_a_count_lives_as_long_as_its_longest_window(server: Server, on_server: Bench) -> None:
+    """A rule is edited from a day to 20 days, which begin at the same time."""
+    on_server.reserve("a", 60)
+    on_server.settle("a", 60)
+    longer = count(window=Window(TODAY.start, TODAY.start + 20 * DAY))
+    demand = Demand(count=longer, amount=41, limit=100)
+    assert on_server.run(Reserve("b", (demand,), LEASE)).status == "refused"
+    assert on_server.run(Reserve("c", (replace(demand, amount=40),), LEASE)).status == "admitted"
+    on_server.reserve("d", 0)  # a worker with the former rule
+    expires = {key: server.client.expiretime(key) for key in server.client.keys("*q:k:*:tokens*")}
+    assert set(expires.values()) == {longer.window.end + RETENTION_SECONDS}
+    assert len(expires) == 2  # also the reservations
+
+
 def test_a_lease_does_not_grow_when_the_clock_goes_back(bench: Bench) -> None:
     """A dead worker's capacity is released within one lease of the new time."""
     bench.set_clock(TODAY.start + 3 * HOUR)
@@ -329,7 +343,7 @@ def test_a_lease_is_renewed_only_while_it_lasts(bench: Bench) -> None:
     """The slot of an expired lease may already belong to another call."""
     demand = Demand(count=PLACE, amount=1, limit=1, lease_seconds=30.0)
     now = float(int(time.time()))
-    renewal = Renew("a", (PLACE,), 30.0)
+    renewal = Renew("a", (demand,), 30.0)
     bench.set_clock(now)
     assert bench.run(Reserve("a", (demand,), 300.0)).status == "admitted"
     bench.set_clock(now + 29)
@@ -453,7 +467,14 @@ STEPS = st.lists(
         st.one_of(
             st.builds(Reserve, NAMES, DEMANDS, st.just(LEASE)),
             st.builds(Settle, NAMES, CHARGES),
-            st.builds(Renew, NAMES, st.tuples(COUNTS), st.just(LEASE)),
+            st.builds(
+                Renew,
+                NAMES,
+                st.tuples(
+                    st.builds(Demand, count=COUNTS, amount=st.integers(0, 60), limit=st.just(0))
+                ),
+                st.just(LEASE),
+            ),
         ),
         st.integers(0, 50),
     ),

@@ -190,6 +190,7 @@ class Journal:
 
     def __init__(self, executor: Any, path: Path) -> None:
         self._executor = executor
+        self.worker = executor.worker
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     async def ask(self, operation: Operation, seconds: float) -> Reply | None:
@@ -238,6 +239,7 @@ class Fatal:
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor
+        self.worker = executor.worker
 
     async def ask(self, operation: Operation, seconds: float) -> Reply | None:
         """Run any operation but a settlement."""

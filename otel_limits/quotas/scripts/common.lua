@@ -1,11 +1,16 @@
 -- Prefix of every script. Times are in milliseconds of the server's clock.
+-- run: hash about this run of the server, which lasts until it restarts or another takes over: server (its
+--       run_id), name, expected (how many workers have to restore counts), opens (when calls are admitted).
+-- restored: sorted set of the workers that sent what they know of earlier runs.
 -- bucket: hash of one count: used, reserved, doubtful, at (time of the last reservation), waited (until
---       when releases are published to waiters), and `lease:ID` = "AMOUNT CERTAIN".
+--       when releases are published to waiters), run, base (the part of used that is from earlier runs),
+--       reset ("TIME.ID" of the last one), kept (its expiry), and `lease:ID` = "AMOUNT CERTAIN".
 -- leases: sorted set of operation IDs by lease expiry.
 -- grants: sorted set of "AMOUNT:ID:UNIT" and "block:ID:REASON" by expiry.
 -- done: hash of the results of a hundred operations, by their last digits: "admitted UNMET", then
 --       "settled -". Compact, because it has a field for every model call of an hour.
--- workers: sorted set of the processes that may use a local share in an outage, by last read.
+-- living: sorted set of the processes of a fleet, by last read. sharing: the same for those that may use
+--       a local share in an outage.
 -- expired: sorted set of IDs of expired reservations by the time of detection. A process whose ledger
 --       has the settlement sends it, within an hour.
 
@@ -19,29 +24,65 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Read a count, and the lease of an operation if one is given.
-local function open(bucket, leases, operation)
-  local found = redis.call('HMGET', bucket, 'used', 'reserved', 'doubtful', 'at', 'waited',
-    'lease:' .. (operation or ''))
-  local doubtful = tonumber(found[3] or 0)
-  return {
-    bucket = bucket, leases = leases, exists = found[1],
-    used = tonumber(found[1] or 0), reserved = tonumber(found[2] or 0),
-    doubtful = doubtful, saved_doubtful = doubtful,
-    at = tonumber(found[4] or nil), waited = tonumber(found[5] or 0), lease = found[6],
-  }
+-- Return the name of the run, and when its calls are admitted.
+local function current(run)
+  local found = redis.call('HMGET', run, 'name', 'opens')
+  return found[1] or '', tonumber(found[2] or nil)
 end
 
--- Write the changed fields of a count, and the given ones.
-local function save(count, expires, ...)
-  local fields = { 'used', whole(count.used), 'reserved', whole(count.reserved), ... }
-  if count.doubtful ~= count.saved_doubtful then
-    fields[#fields + 1], fields[#fields + 2] = 'doubtful', whole(count.doubtful)
-    count.saved_doubtful = count.doubtful
+-- Add a field to those that are written with a count.
+local function note(count, field, value)
+  count.noted[#count.noted + 1], count.noted[#count.noted + 2] = field, value
+end
+
+-- Read a count, and the lease of an operation if one is given.
+local function open(run, bucket, leases, operation)
+  local found = redis.call('HMGET', bucket, 'used', 'reserved', 'doubtful', 'at', 'waited', 'run', 'base',
+    'reset', 'kept', 'lease:' .. (operation or ''))
+  local doubtful = tonumber(found[3] or 0)
+  local count = {
+    bucket = bucket, leases = leases, exists = found[1], noted = {},
+    used = tonumber(found[1] or 0), reserved = tonumber(found[2] or 0),
+    doubtful = doubtful, saved_doubtful = doubtful,
+    at = tonumber(found[4] or nil), waited = tonumber(found[5] or 0), base = tonumber(found[7] or 0),
+    reset = found[8] or '', kept = tonumber(found[9] or 0), lease = found[10],
+  }
+  if (found[6] or '') == run then
+    return count
   end
-  redis.call('HSET', count.bucket, unpack(fields))
-  if not count.exists then
+  note(count, 'run', run)
+  if count.exists then
+    -- Of an earlier run: its calls may have ended since. Those still in flight are reserved again.
+    for _, each in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
+      redis.call('HDEL', bucket, 'lease:' .. each)
+    end
+    redis.call('DEL', leases)
+    count.reserved, count.doubtful, count.base, count.lease = 0, 0, count.used, false
+    note(count, 'base', whole(count.base))
+  end
+  return count
+end
+
+-- Write a count and the given fields, and keep it for the longest of the windows it was used with.
+local function save(count, expires, ...)
+  for _, each in ipairs({ ... }) do
+    count.noted[#count.noted + 1] = each
+  end
+  if count.doubtful ~= count.saved_doubtful then
+    count.saved_doubtful = count.doubtful
+    note(count, 'doubtful', whole(count.doubtful))
+  end
+  local is_kept = count.kept >= tonumber(expires or 0)
+  if not is_kept then
+    count.kept = tonumber(expires)
+    note(count, 'kept', expires)
+  end
+  redis.call('HSET', count.bucket, 'used', whole(count.used), 'reserved', whole(count.reserved),
+    unpack(count.noted))
+  count.noted = {}
+  if not is_kept then
     redis.call('PEXPIREAT', count.bucket, expires)
+    redis.call('PEXPIREAT', count.leases, expires)
   end
 end
 
@@ -50,6 +91,29 @@ local function release(count, lease)
   local amount, certain = string.match(lease, '^(%d+) ([01])$')
   count.reserved = count.reserved - amount
   count.doubtful = count.doubtful - (certain == '0' and 1 or 0)
+end
+
+-- Calls of unknown size could each exceed their estimate, and together the limit.
+local DOUBTFUL = 2
+local function wanted(count, amount, certain)
+  return certain == '0' and count.doubtful > 0 and DOUBTFUL * amount or tonumber(amount)
+end
+
+-- Reserve for an operation, and write the count and the given fields.
+local function take(count, operation, amount, certain, ends, expires, ...)
+  -- A renewal may have reserved for it already, after a restart.
+  if count.lease then
+    release(count, count.lease)
+  end
+  local others = count.reserved
+  count.reserved = others + amount
+  count.doubtful = count.doubtful + (certain == '0' and 1 or 0)
+  save(count, expires, 'lease:' .. operation, whole(amount) .. ' ' .. certain, ...)
+  redis.call('ZADD', count.leases, whole(ends), operation)
+  -- With other leases, the expiry is already set.
+  if others == 0 then
+    redis.call('PEXPIREAT', count.leases, whole(count.kept))
+  end
 end
 
 -- Remember the result of an operation.
@@ -100,11 +164,30 @@ local function shorten(count, now, lease_ms)
   end
 end
 
--- If the count was lost, continue from the last usage seen by the client.
-local function restore(count, known)
-  if not count.exists then
-    count.used = tonumber(known)
+-- Add usage of earlier runs that is known elsewhere, unless as much is known here. A later reset wins.
+local function restore(count, used, reset, seen)
+  if reset > count.reset or (reset == count.reset and used > seen) then
+    count.used, count.base = count.used - seen + used, math.max(0, count.base - seen + used)
+    count.reset = reset
+    note(count, 'base', whole(count.base))
+    if reset ~= '' then
+      note(count, 'reset', reset)
+    end
   end
+end
+
+-- Restore a count that is missing here from the last usage seen by the client.
+local function resume(count, known)
+  if not count.exists and known ~= '0' then
+    restore(count, tonumber(known), count.reset, 0)
+  end
+end
+
+-- Add the state of a count to a reply.
+local function report(reply, count, limit)
+  local n = #reply
+  reply[n + 1], reply[n + 2], reply[n + 3] = whole(count.used), whole(count.reserved), limit
+  reply[n + 4] = count.reset ~= '' and count.reset or '-'
 end
 
 -- Return the sum of grants and, if the key is blocked, "UNTIL:REASON".

@@ -1,29 +1,58 @@
 -- Read the state of counts.
--- KEYS: expired, workers, then for each count: its bucket, leases and grants.
--- ARGV: worker ID, or empty; how long it counts as a worker; then for each count: the amount of its
---       quota, its unit.
+-- KEYS: run, expired, living, sharing, then for each count: its bucket, leases and grants.
+-- ARGV: worker ID, or empty; how long it counts as a worker; name of the run; how long that is remembered;
+--       then for each count: its unit.
+-- The state of a count has what is granted in the place of its limit.
 
-local now = now_ms()
-local workers = 0
-if ARGV[1] ~= '' then
-  redis.call('ZADD', KEYS[2], whole(now), ARGV[1])
-  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', whole(now - ARGV[2]))
-  redis.call('PEXPIRE', KEYS[2], ARGV[2])
-  workers = redis.call('ZCARD', KEYS[2])
+local now, run = now_ms(), current(KEYS[1])
+if ARGV[3] ~= '' and ARGV[3] ~= run then
+  return 'lost ' .. whole(now) .. ' - 0'
 end
 
-local reply, blocked = { 'looked', whole(now), '-', whole(workers) }, {}
-for n = 1, (#KEYS - 2) / 3 do
-  local key, unit = 3 * n - 1, ARGV[2 * n + 2]
-  local count = open(KEYS[key + 1], KEYS[key + 2])
-  void(count, KEYS[1], now, unit)
-  table.insert(reply, whole(count.used))
-  table.insert(reply, whole(count.reserved))
-  local more, block = granted(KEYS[key + 3], unit, now)
-  table.insert(reply, whole(ARGV[2 * n + 1] + more))
-  if block then
-    table.insert(blocked, (n - 1) .. '=' .. block)
+-- Note a worker, and return how many there are.
+local function enlist(workers)
+  redis.call('ZADD', workers, whole(now), ARGV[1])
+  redis.call('ZREMRANGEBYSCORE', workers, '-inf', whole(now - ARGV[2]))
+  redis.call('PEXPIRE', workers, ARGV[2])
+  return whole(redis.call('ZCARD', workers))
+end
+
+local living, sharing = '0', '0'
+if ARGV[1] ~= '' then
+  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+  living = enlist(KEYS[3])
+  if #KEYS > 4 then
+    sharing = enlist(KEYS[4])
   end
 end
-reply[3] = #blocked > 0 and table.concat(blocked, ',') or '-'
+
+-- Few keys have grants: whether any of them does is cheaper to read than the grants of each.
+local grants = {}
+for n = 7, #KEYS, 3 do
+  grants[#grants + 1] = KEYS[n]
+end
+local are_granted = #grants > 0 and redis.call('EXISTS', unpack(grants)) > 0
+
+local reply, blocked = { 'looked', whole(now), '-', sharing .. '/' .. living }, {}
+for n = 1, #grants do
+  local found = redis.call('HMGET', KEYS[3 * n + 2], 'used', 'reserved', 'reset')
+  if found[2] and found[2] ~= '0' then
+    local count = open(run, KEYS[3 * n + 2], KEYS[3 * n + 3])
+    void(count, KEYS[2], now, ARGV[n + 4])
+    found[1], found[2] = whole(count.used), whole(count.reserved)
+  end
+  local more, block = 0, nil
+  if are_granted then
+    more, block = granted(grants[n], ARGV[n + 4], now)
+  end
+  if block then
+    blocked[#blocked + 1] = (n - 1) .. '=' .. block
+  end
+  local size = 4 * n
+  reply[size + 1], reply[size + 2] = found[1] or '0', found[2] or '0'
+  reply[size + 3], reply[size + 4] = more, found[3] or '-'
+end
+if #blocked > 0 then
+  reply[3] = table.concat(blocked, ',')
+end
 return table.concat(reply, ' ')

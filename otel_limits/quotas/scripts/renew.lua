@@ -1,13 +1,23 @@
 -- Renew the leases of an operation.
--- KEYS: for each count: its bucket and leases. ARGV: operation ID, lease.
+-- KEYS: run, then for each count: its bucket and leases.
+-- ARGV: operation ID, lease, name of the run, whether to reserve again what is missing; then for each
+--       count: amount, certain and expiry in one text.
 
-local operation, now = ARGV[1], now_ms()
-for n = 2, #KEYS, 2 do
-  local leases = KEYS[n]
-  local ends = tonumber(redis.call('ZSCORE', leases, operation) or 0)
-  -- Only unexpired leases: another call may use the slot by now.
-  if ends > now then
-    redis.call('ZADD', leases, 'XX', whole(now + ARGV[2]), operation)
+local operation, now, run = ARGV[1], now_ms(), current(KEYS[1])
+if ARGV[3] ~= '' and ARGV[3] ~= run then
+  return 'lost ' .. whole(now) .. ' - 0'
+end
+for n = 1, (#KEYS - 1) / 2 do
+  local leases, ends = KEYS[2 * n + 1], whole(now + ARGV[2])
+  local held = tonumber(redis.call('ZSCORE', leases, operation) or 0)
+  local count = ARGV[4] == '1' and open(run, KEYS[2 * n], leases, operation)
+  if count and not count.lease then
+    -- Lost by a restart, and not used by another call: none was admitted since.
+    local amount, certain, expires = string.match(ARGV[n + 4], '^(%d+) ([01]) (%d+)$')
+    take(count, operation, wanted(count, amount, certain), certain, ends, expires)
+  elseif held > now then
+    -- Only an unexpired lease: another call may use the slot by now.
+    redis.call('ZADD', leases, 'XX', ends, operation)
   end
 end
 return 'renewed ' .. whole(now) .. ' - 0'

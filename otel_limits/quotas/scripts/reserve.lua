@@ -1,47 +1,49 @@
 -- Reserve the worst case of a call in all of its counts, or in none.
--- KEYS: done, expired, kills, then for each demand: its bucket, leases, grants, index.
--- ARGV: operation ID, its field in done, retention; then for each demand: its numbers, in one text for
---       fast parsing: amount, limit, start and end of the window, expiry of the bucket, enforced,
---       certain, alone, known, maximum wait of the client, lease; its unit; its index member.
+-- KEYS: run, done, expired, kills, then for each demand: its bucket, leases, grants, index.
+-- ARGV: operation ID, its field in done, retention, name of the run; then for each demand: its numbers, in
+--       one text for fast parsing: amount, limit, start and end of the window, expiry of the bucket,
+--       enforced, certain, alone, known, maximum wait of the client, lease; its unit; its index member.
 -- Returns status, time, unmet demands, time of the last kill, and the state of each count.
 -- An unmet demand is "POSITION", followed by "=UNTIL:REASON" if the key is blocked, or by "@TIME" of
 -- the first lease expiry of that count.
 
-local DOUBTFUL = 2
 local NUMBERS = '^' .. string.rep('(%S+) ', 10) .. '(%S+)$'
 local operation = ARGV[1]
 local now = now_ms()
 -- A repeated operation gets its remembered result and the current counts.
-local earlier, already = string.match(redis.call('HGET', KEYS[1], ARGV[2]) or '', '^(%a+) (.*)$')
+local earlier, already = string.match(redis.call('HGET', KEYS[2], ARGV[2]) or '', '^(%a+) (.*)$')
+local run, opens = current(KEYS[1])
+local is_known, is_open = ARGV[4] == '' or ARGV[4] == run, ARGV[4] == '' or (opens and now >= opens)
 
 local demands = {}
-for n = 1, (#KEYS - 3) / 4 do
-  local key, arg = 4 * n - 1, 3 * n
+for n = 1, (#KEYS - 4) / 4 do
+  local key, arg = 4 * n, 3 * n + 1
   local amount, limit, start, finish, expires, enforced, certain, alone, known, waits, lease =
     string.match(ARGV[arg + 1], NUMBERS)
   if not earlier and (now < tonumber(start) or now >= tonumber(finish)) then
     return 'elsewhere ' .. whole(now) .. ' - 0'
+  end
+  if not is_known then
+    return 'lost ' .. whole(now) .. ' - 0'
+  elseif enforced == '1' and not is_open then
+    return 'closed ' .. whole(now) .. ' - 0'
   end
   demands[n] = {
     bucket = KEYS[key + 1], leases = KEYS[key + 2], grants = KEYS[key + 3], index = KEYS[key + 4],
     amount = tonumber(amount), limit = tonumber(limit), finish = finish, expires = expires,
     enforced = enforced == '1', certain = certain, alone = alone == '1', known = known,
     waits = tonumber(waits), lease = tonumber(lease), unit = ARGV[arg + 2], member = ARGV[arg + 3],
-    -- An unbounded window starts at 0: its count continues, and the expiry of its keys is extended.
-    is_endless = start == '0',
   }
 end
 
 local unmet, refused = {}, false
 for n, demand in ipairs(demands) do
-  local count = open(demand.bucket, demand.leases)
+  local count = open(run, demand.bucket, demand.leases, operation)
   demand.count = count
-  restore(count, demand.known)
-  void(count, KEYS[2], now, demand.unit)
+  resume(count, demand.known)
+  void(count, KEYS[3], now, demand.unit)
   shorten(count, now, demand.lease)
-  if demand.certain == '0' and count.doubtful > 0 then
-    demand.amount = DOUBTFUL * demand.amount
-  end
+  demand.amount = wanted(count, demand.amount, demand.certain)
   local more, block = granted(demand.grants, demand.unit, now)
   demand.limit = demand.limit + more
   -- An estimate above the whole limit could never be met: admit one such call at a time.
@@ -63,28 +65,18 @@ end
 local short = already or (#unmet > 0 and table.concat(unmet, ',') or '-')
 -- For subscribed processes that miss messages: they then read the kills. pcall, because data of another
 -- program under this name must not block admissions.
-local kill = redis.pcall('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2]
+local kill = redis.pcall('ZRANGE', KEYS[4], -1, -1, 'WITHSCORES')[2]
 local status = earlier or (refused and 'refused' or 'admitted')
 local reply = { status, whole(now), short, kill and whole(kill) or '0' }
 for _, demand in ipairs(demands) do
   local count = demand.count
   if not earlier and not refused then
-    local others = count.reserved
-    count.reserved = others + demand.amount
-    count.doubtful = count.doubtful + (demand.certain == '0' and 1 or 0)
-    save(count, demand.expires, 'at', whole(now), 'lease:' .. operation,
-      whole(demand.amount) .. ' ' .. demand.certain)
-    redis.call('ZADD', count.leases, whole(now + demand.lease), operation)
-    -- With other leases, the expiry is already set.
-    if others == 0 or demand.is_endless then
-      redis.call('PEXPIREAT', count.leases, demand.expires)
-    end
-    if demand.is_endless then
-      redis.call('PEXPIREAT', count.bucket, demand.expires)
-    end
+    local is_kept = count.kept >= tonumber(demand.expires)
+    take(count, operation, demand.amount, demand.certain, now + demand.lease, demand.expires,
+      'at', whole(now))
     -- The index is updated once per window. pcall, because it is only for display: data of another
     -- program under its name must not block admissions.
-    if not count.at or demand.is_endless then
+    if not count.at or not is_kept then
       redis.pcall('ZADD', demand.index, 'GT', demand.finish, demand.member)
       redis.pcall('ZREMRANGEBYSCORE', demand.index, '-inf', whole(now))
       keep(demand.index, demand.expires, now)
@@ -92,12 +84,10 @@ for _, demand in ipairs(demands) do
   elseif not earlier and not count.exists and count.used > 0 then
     save(count, demand.expires)
   end
-  table.insert(reply, whole(count.used))
-  table.insert(reply, whole(count.reserved))
-  table.insert(reply, whole(demand.limit))
+  report(reply, count, whole(demand.limit))
 end
 
 if not earlier and not refused then
-  remember(KEYS[1], ARGV[2], 'admitted ' .. short, ARGV[3])
+  remember(KEYS[2], ARGV[2], 'admitted ' .. short, ARGV[3])
 end
 return table.concat(reply, ' ')
