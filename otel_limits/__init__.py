@@ -64,7 +64,7 @@ from otel_limits.core.quota_state import QuotaRefusal, Remaining
 from otel_limits.core.usage import Usage
 
 if TYPE_CHECKING:
-    from otel_limits.bindings.known import is_synthetic, stop_of
+    from otel_limits.bindings.known import is_synthetic, stop_of, stops_of
     from otel_limits.plugin import LimitsPlugin
     from otel_limits.quotas.remaining import remaining, remaining_async
     from otel_limits.runs.registry import kill
@@ -135,6 +135,7 @@ __all__ = [
     "remaining",
     "remaining_async",
     "stop_of",
+    "stops_of",
 ]
 
 
@@ -148,6 +149,7 @@ LAZY_NAMES = {
     "remaining": "otel_limits.quotas.remaining",
     "remaining_async": "otel_limits.quotas.remaining",
     "stop_of": "otel_limits.bindings.known",
+    "stops_of": "otel_limits.bindings.known",
 }
 """Names that import Strands or the OpenTelemetry SDK, which commands such as `audit` don't need."""
 

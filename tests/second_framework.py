@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import trace
 
 from otel_limits.bindings.framework import SpanNames
-from otel_limits.core.stop_json import stop_to_json
+from otel_limits.core.stop_json import stop_from_json, stop_to_json
 from otel_limits.core.texts import for_end_user
 from otel_limits.core.usage import Usage, measured
 from otel_limits.runs.calls import InFlightCall
@@ -106,6 +106,11 @@ class BotFramework(Listener):
         """Return the marker written by `mark`."""
         message = result.get("message", result) if isinstance(result, dict) else {}
         return message.get("stopped")
+
+    def stops_of(self, result: Any) -> list[Stop]:
+        """Return the stop in a marker."""
+        marker = self.marker_of(result)
+        return [] if marker is None else [stop_from_json(marker)]
 
     def put_stop(self, ending: Any, reason: str) -> None:
         """Set the reason."""

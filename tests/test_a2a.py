@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 import uuid
@@ -49,15 +50,17 @@ def serve() -> Iterator[Callable[..., str]]:
                 callback_handler=None,
             )
 
-        app = A2AServer(agent_factory=agent, host="127.0.0.1", **options).to_starlette_app()
-        server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_level="error"))
-        thread = threading.Thread(target=server.run, daemon=True)
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        card: dict[str, Any] = {"host": "127.0.0.1", "http_url": address}
+        app = A2AServer(agent_factory=agent, **card, **options).to_starlette_app()
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.01)
         servers.append((server, thread))
-        port = server.servers[0].sockets[0].getsockname()[1]
-        return f"http://127.0.0.1:{port}/"
+        return address
 
     yield start
     for server, thread in servers:
@@ -135,3 +138,45 @@ def test_task_while_disabled_has_no_metadata(serve: Callable[..., str]) -> None:
     address = serve([uses("search"), says("done")])
     otel_limits.disable()
     assert "otel_limits" not in (ask(address).get("metadata") or {})
+
+
+@pytest.mark.parametrize("action", ["halt", "wrap_up", "raise"])
+def test_result_of_client_has_the_stop_that_its_server_reports(
+    serve: Callable[..., str], action: Any
+) -> None:
+    """The client's process is enabled, too, and its own limit was not reached."""
+    from strands.agent.a2a_agent import A2AAgent
+
+    enable(Limits(max_turns=1), action=action)
+    result = A2AAgent(serve([uses("search"), says("summary")]))("go")
+    stop = otel_limits.stop_of(result)
+    assert stop is not None
+    assert (stop.reason, stop.agent) == ("max_turns", "served")
+    assert stop.breach is not None
+    assert (stop.breach.limit, stop.breach.cap, stop.breach.observed) == ("max_turns", 1, 1)
+    assert otel_limits.is_synthetic(result.message) == (action != "wrap_up")
+
+
+def test_graph_of_clients_has_their_stops(serve: Callable[..., str]) -> None:
+    """A remote node is a node like any other."""
+    from strands.agent.a2a_agent import A2AAgent
+    from strands.multiagent import GraphBuilder
+
+    enable(Limits(max_turns=1))
+    builder = GraphBuilder()
+    builder.add_node(A2AAgent(serve(endless(uses("search")))), "remote")
+    builder.set_entry_point("remote")
+    builder.set_max_node_executions(2)
+    stops = otel_limits.stops_of(builder.build()("go"))
+    assert [(stop.agent, stop.reason, stop.action) for stop in stops] == [
+        ("served", "max_turns", "halted")
+    ]
+
+
+def test_result_of_client_without_a_halt_has_no_stop(serve: Callable[..., str]) -> None:
+    """Nothing was halted."""
+    from strands.agent.a2a_agent import A2AAgent
+
+    enable(Limits(max_turns=9))
+    result = A2AAgent(serve([uses("search"), says("done")]))("go")
+    assert otel_limits.stop_of(result) is None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from otel_limits.core.events import Stop
     from otel_limits.core.policy import Overrides, Policy
     from otel_limits.runs.registry import RunRegistry
 
@@ -139,3 +140,6 @@ class Framework(Protocol):
 
         It consists of JSON values, plus `synthetic`.
         """
+
+    def stops_of(self, result: Any) -> Sequence[Stop]:
+        """Return the stops in a message, a result or an exception, in their order."""

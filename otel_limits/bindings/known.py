@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.strands.strands_framework import STRANDS
-from otel_limits.core.errors import stop_of_error
-from otel_limits.core.stop_json import stop_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,26 +20,29 @@ def is_synthetic(message: Mapping[str, Any]) -> bool:
 
     A model's answer is never synthetic, even if the provider reported zero tokens for it.
     """
-    marker = _marker_of(message)
-    return marker is not None and marker["synthetic"] is True
+    markers = (framework.marker_of(message) for framework in FRAMEWORKS)
+    return any(marker is not None and marker["synthetic"] is True for marker in markers)
 
 
 def stop_of(result: Any) -> Stop | None:
     """Return how otel-limits ended the invocation that `result` came from.
 
     Args:
-        result: What an agent returned, live or restored from a session, or an exception that it
-            raised.
+        result: What an agent, a graph, a swarm or an A2A client returned, live or restored from a
+            session, or an exception that it raised.
 
     Returns:
-        The stop with its breach, or `None` when the invocation was not halted.
+        The stop with its breach; of a graph, swarm or delegation the first within it. `None` if
+        nothing was halted.
     """
-    if isinstance(result, BaseException):
-        return stop_of_error(result)
-    marker = _marker_of(result)
-    return None if marker is None else stop_from_json(marker)
+    return next(iter(stops_of(result)), None)
 
 
-def _marker_of(result: Any) -> Mapping[str, Any] | None:
-    markers = (framework.marker_of(result) for framework in FRAMEWORKS)
-    return next((marker for marker in markers if marker is not None), None)
+def stops_of(result: Any) -> tuple[Stop, ...]:
+    """Return every stop within `result`, in the order in which the agents ended.
+
+    Args:
+        result: As for `stop_of`. A node of a graph that was halted twice has two stops.
+    """
+    found = (tuple(framework.stops_of(result)) for framework in FRAMEWORKS)
+    return next((stops for stops in found if stops), ())

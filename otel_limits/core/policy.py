@@ -32,6 +32,9 @@ ACTIONS: Final[tuple[Action, ...]] = ("observe", "halt", "wrap_up", "raise", "as
 Reached: TypeAlias = tuple[Breach, Action]
 """A limit that was reached, and the action of its policy."""
 
+HaltedNode = Literal["complete", "fail"]
+HALTED_NODES: Final[tuple[HaltedNode, ...]] = ("complete", "fail")
+
 Unmeasured = Literal["estimate", "ignore", "halt"]
 UNMEASURED: Final[tuple[Unmeasured, ...]] = ("estimate", "ignore", "halt")
 
@@ -39,6 +42,7 @@ Unpriced = Literal["warn", "halt"]
 UNPRICED: Final[tuple[Unpriced, ...]] = ("warn", "halt")
 
 ACTION: Final = choice(*ACTIONS)
+HALTED_NODE: Final = choice(*HALTED_NODES)
 UNMEASURED_CALLS: Final = choice(*UNMEASURED)
 UNPRICED_CALLS: Final = choice(*UNPRICED)
 
@@ -124,6 +128,13 @@ class Policy:
         metadata={
             "kind": HALT_MESSAGE,
             "help": "Text of a halt for the end user, with {agent}, {reason}, {limit} and {used}.",
+        },
+    )
+    halted_node: HaltedNode = field(
+        default="complete",
+        metadata={
+            "kind": HALTED_NODE,
+            "help": "Status of a halted node of a graph or swarm: complete or fail.",
         },
     )
     warn_at: tuple[float, ...] = field(

@@ -17,7 +17,7 @@ from otel_limits.bindings.strands.approval import (
     declined_verdict,
     extend,
 )
-from otel_limits.bindings.strands.marks import HOST
+from otel_limits.bindings.strands.marks import HOST, stops_of
 from otel_limits.bindings.strands.pending_waits import PendingWaits
 from otel_limits.bindings.strands.projection import ConversationTokens
 from otel_limits.bindings.strands.readers import audit_attributes, model_id
@@ -30,7 +30,7 @@ from otel_limits.runs.tree import CURRENT, TASK_SCOPE, for_threads
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from opentelemetry.context import Context
     from strands.agent import AgentResult
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from strands.types.events import ModelStopReason
 
     from otel_limits.bindings.strands.batch import Batch
+    from otel_limits.core.events import Stop
     from otel_limits.core.policy import Policy
     from otel_limits.runs.run import Run
     from otel_limits.runs.tree import TaskScope
@@ -87,6 +88,10 @@ class LiveInvocation:
     staged: bool = False
     """True while our stage tracks the leg: copied middleware may have it twice."""
     batch: Batch | None = None
+    inner_stops: Sequence[Stop] = ()
+    """The stops of the sub-agent that ended last."""
+    delegated: Sequence[Stop] = ()
+    """The stops of an agent whose answer becomes the next message."""
     text: str = ""
     """Text of the model in the current turn."""
     side_verdict: Verdict | None = None
@@ -326,6 +331,9 @@ def end(
     if run is None:
         return
     attach_stop(run, response)
+    parent = None if run.parent is None else getattr(run.parent, "state", None)
+    if isinstance(parent, LiveInvocation):
+        parent.inner_stops = stops_of(response)
     if response is not None:
         run.finish(response.stop_reason)
     elif isinstance(error, LimitReachedError) and _is_raised_by(error, run):

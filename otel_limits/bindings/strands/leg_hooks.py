@@ -14,6 +14,7 @@ from otel_limits.bindings.strands.approval import (
     is_unanswered,
 )
 from otel_limits.bindings.strands.halting import apply_halt, apply_halt_if_due
+from otel_limits.bindings.strands.inner_stops import put_delegated
 from otel_limits.bindings.strands.invocations import STATES, LiveInvocation, is_direct, live_of
 from otel_limits.bindings.strands.marks import put_stop
 from otel_limits.bindings.strands.requests import request_of
@@ -149,6 +150,7 @@ def message_added(event: MessageAddedEvent) -> None:
         return
     # Other assistant messages are earlier responses, denials or halts.
     if not (live.asked and _is_response(live, message)):
+        put_delegated(live, cast("Any", message))
         apply_halt_if_due(event.agent, live, message)
         return
     live.asked = live.waits.is_asking = False

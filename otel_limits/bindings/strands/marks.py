@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.framework import SpanNames
-from otel_limits.core.stop_json import MARKER, stop_to_json
+from otel_limits.core.errors import stop_of_error
+from otel_limits.core.stop_json import MARKER, stop_from_json, stop_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Mapping, MutableMapping, Sequence
 
     from otel_limits.bindings.framework import Host
     from otel_limits.core.events import Stop
@@ -19,6 +20,11 @@ SPANS: Final = SpanNames(
     cycle="execute_event_loop_cycle",
     session="bidi_session",
 )
+
+
+INNER: Final = "otel_limits_inner"
+"""Key of the stops within a result: an attribute of the result of a graph or swarm, else under the
+message's `metadata["custom"]`."""
 
 
 class HostSlot:
@@ -47,13 +53,36 @@ def mark(message: MutableMapping[str, Any], stop: Stop, *, synthetic: bool = Tru
 
 def marker_of(result: Any) -> Mapping[str, Any] | None:
     """Return what `mark` wrote into a message, or into the message of a result."""
-    message = result if isinstance(result, dict) else getattr(result, "message", None)
-    if not isinstance(message, dict):
-        return None
-    custom = (message.get("metadata") or {}).get("custom")
-    if not isinstance(custom, dict) or not isinstance(marker := custom.get(MARKER), dict):
+    custom = custom_of(result)
+    if not isinstance(marker := custom.get(MARKER), dict):
         return None
     return {**marker, "synthetic": custom.get("synthetic") is True}
+
+
+def custom_of(result: Any) -> Mapping[str, Any]:
+    """Return the custom metadata of a message, or of the message of a result."""
+    message = result if isinstance(result, dict) else getattr(result, "message", None)
+    metadata = message.get("metadata") if isinstance(message, dict) else None
+    custom = metadata.get("custom") if isinstance(metadata, dict) else None
+    return custom if isinstance(custom, dict) else {}
+
+
+def stops_of(result: Any) -> Sequence[Stop]:
+    """Return the stops in a result, a message or an exception, in their order."""
+    if isinstance(result, BaseException):
+        stop = stop_of_error(result)
+        return () if stop is None else (stop,)
+    kept = getattr(result, INNER, None)
+    if kept is not None:
+        return tuple(kept)
+    # Of a group whose run was not tracked, e.g. restored from a session.
+    nodes = getattr(result, "results", None)
+    if isinstance(nodes, dict):
+        return [stop for node in nodes.values() for stop in stops_of(getattr(node, "result", None))]
+    custom = custom_of(result)
+    if isinstance(own := custom.get(MARKER), dict):
+        return (stop_from_json(own),)
+    return [stop_from_json(each) for each in custom.get(INNER, ())]
 
 
 def put_stop(ending: Any, reason: str) -> None:

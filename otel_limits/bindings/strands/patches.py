@@ -100,6 +100,12 @@ class ClassPatcher:
 
         self._patches.wrap(module.StrandsA2AExecutor, "execute", track_execute)
 
+    def clients(self, module: Any) -> None:
+        """Patch the client for A2A."""
+        from otel_limits.bindings.strands.inner_stops import track_client
+
+        self._patches.wrap(module.A2AAgent, "stream_async", track_client)
+
     def sessions(self, module: Any) -> None:
         """Patch realtime agents."""
         from otel_limits.bindings.strands import bidi
@@ -242,6 +248,7 @@ class ClassPatcher:
 
     def _group_stream(self, original: Any) -> Any:
         """Wrap a graph or swarm, so that its nodes share one budget tree."""
+        from otel_limits.bindings.strands.inner_stops import note_event
 
         @keep_apart
         @functools.wraps(original)
@@ -250,9 +257,10 @@ class ClassPatcher:
             scope = self._group_begun(group) or self._group_begun(group)
             if scope is not None:
                 CURRENT.set(scope)
-            events = original(group, *args, **kwargs)
+            events, stops = original(group, *args, **kwargs), []
             try:
                 async for event in events:
+                    note_event(stops, event)
                     yield event
             finally:
                 try:
@@ -301,6 +309,7 @@ def _own_of(agent: Agent) -> Callable[[str], Policy] | None:
 
 
 PATCHES: Final[dict[str, Callable[[ClassPatcher, Any], None]]] = {
+    "strands.agent.a2a_agent": ClassPatcher.clients,
     "strands.agent.agent": ClassPatcher.agents,
     "strands.bidi.agent.agent": ClassPatcher.sessions,
     "strands.models.model": ClassPatcher.models,

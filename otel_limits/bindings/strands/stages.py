@@ -39,6 +39,7 @@ from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.texts import budget_note, failed_remark, not_run_note, wrap_up_note
 from otel_limits.runs.calls import InFlightCall
+from otel_limits.runs.run import Group, Run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -114,9 +115,15 @@ def _raised(agent: Agent) -> LimitReachedError | None:
     """Return the error that the halt of a leg raises, if any; a hook may have resumed the leg."""
     live = live_of(agent)
     run = live and live.run
-    if run and run.verdict and (run.raised or refused_to_loop(run)):
+    if run and run.verdict and (run.raised or refused_to_loop(run) or _fails_node(run)):
         return limit_reached(run.verdict, run.stop(run.verdict.reason))
     return None
+
+
+def _fails_node(run: Run) -> bool:
+    """Return whether a halted node of a graph or swarm fails; its last answer would not."""
+    is_halted = run.action in ("halted", "killed")
+    return is_halted and run.policy.halted_node == "fail" and isinstance(run.parent, Group)
 
 
 def _is_refused(live: LiveInvocation, error: Exception) -> bool:

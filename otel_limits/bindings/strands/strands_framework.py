@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.strands.marks import HOST, SPANS, marker_of
+from otel_limits.bindings.strands.marks import HOST, SPANS, marker_of, stops_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from otel_limits.bindings.framework import Gap, Host
     from otel_limits.bindings.strands.patches import ClassPatcher
+    from otel_limits.core.events import Stop
 
 
 class StrandsFramework:
@@ -106,6 +107,10 @@ class StrandsFramework:
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
         """Return the stop that a halt left in a message or a result, else `None`."""
         return marker_of(result)
+
+    def stops_of(self, result: Any) -> Sequence[Stop]:
+        """Return the stops in a result or an exception, in their order."""
+        return stops_of(result)
 
 
 STRANDS: Final = StrandsFramework()

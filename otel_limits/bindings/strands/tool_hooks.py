@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from otel_limits.bindings.strands.activities import note_request, owner_of
 from otel_limits.bindings.strands.batch import Batch
 from otel_limits.bindings.strands.halting import ends_loop
+from otel_limits.bindings.strands.inner_stops import note_delegation
 from otel_limits.bindings.strands.invocations import live_of
 from otel_limits.bindings.strands.notes import append_nudge, reword_results, reworded
 from otel_limits.bindings.strands.private import will_end_anyway
@@ -101,6 +102,7 @@ def after_tools(event: AfterToolsEvent) -> None:
     if live is None:
         return
     run = live.run
+    note_delegation(live, event)
     answered = _finish_batch(live, event)
     # Before limits are checked, so that a warning precedes its halt.
     if run.policy.warn_at:

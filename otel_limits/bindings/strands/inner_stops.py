@@ -1,0 +1,120 @@
+"""Stops of the agents within a result: of a graph, a swarm, a delegation or an A2A client.
+
+Such a result looks like any other, although an agent within it was halted.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.bindings.strands.marks import INNER, mark, stops_of
+from otel_limits.core.events import Stop
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.limits import STOP_REASONS
+from otel_limits.core.policy import Verdict
+from otel_limits.core.stop_json import MARKER, breach_from_json, stop_to_json
+from otel_limits.core.texts import for_operator
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping
+
+    from strands.agent.a2a_agent import A2AAgent
+    from strands.hooks import AfterToolsEvent
+
+    from otel_limits.bindings.strands.invocations import LiveInvocation
+
+HALTS: Final = ("halted", "wrapped_up", "raised", "killed")
+"""Actions of a halt at the other end of A2A."""
+
+
+# --- graphs and swarms ----------------------------------------------------------------------------
+
+
+@suppress_errors("binding")
+def note_event(stops: list[Stop], event: Mapping[str, Any]) -> None:
+    """Collect the stops of a node that ends, also if it is visited again, for the result."""
+    if (node := event.get("node_result")) is not None:
+        stops.extend(stops_of(node.result))
+    elif (result := event.get("result")) is not None:
+        setattr(result, INNER, tuple(stops))
+
+
+# --- delegation -----------------------------------------------------------------------------------
+
+
+@suppress_errors("binding")
+def note_delegation(live: LiveInvocation, event: AfterToolsEvent) -> None:
+    """Keep the stops of an agent whose answer becomes that of its caller."""
+    if not event.end_turn or live.batch is None:
+        return
+    tools = event.agent.tool_registry.registry
+    asked = [tools.get(each["name"]) for each in live.batch.requests]
+    if any(getattr(each, "delegate", False) is True for each in asked):
+        live.delegated = live.inner_stops
+
+
+@suppress_errors("binding")
+def put_delegated(live: LiveInvocation, message: MutableMapping[str, Any]) -> None:
+    """Write the stops of a delegation into the message with its answer."""
+    stops, live.delegated = live.delegated, ()
+    if stops:
+        metadata = message.get("metadata", {})
+        inner = {INNER: [stop_to_json(each) for each in stops]}
+        message["metadata"] = {**metadata, "custom": {**metadata.get("custom", {}), **inner}}
+
+
+# --- A2A ------------------------------------------------------------------------------------------
+
+
+def track_client(
+    original: Callable[..., AsyncGenerator[Any, None]],
+) -> Callable[..., AsyncGenerator[Any, None]]:
+    """Wrap the stream of an A2A client, whose server may report a halt."""
+
+    @functools.wraps(original)
+    async def stream_async(
+        client: A2AAgent, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        told, events = None, original(client, *args, **kwargs)
+        try:
+            async for event in events:
+                told = _report_in(event) or told
+                if told is not None and "result" in event:
+                    _put_remote(client, event["result"], told)
+                yield event
+        finally:
+            await events.aclose()
+
+    return stream_async
+
+
+@suppress_errors("binding")
+def _report_in(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the report of a halt in an event of the protocol: an update, or its task."""
+    found = event.get("event")
+    for each in found if isinstance(found, tuple) else (found,):
+        metadata = getattr(each, "metadata", None)
+        report = metadata.get(MARKER) if isinstance(metadata, dict) else None
+        if isinstance(report, dict) and report.get("action") in HALTS:
+            return report if report.get("reason") in STOP_REASONS else None
+    return None
+
+
+@suppress_errors("binding")
+def _put_remote(client: A2AAgent, result: Any, told: Mapping[str, Any]) -> None:
+    """Write the halt that a server reports into the result of its client."""
+    agent, reason, action = client.name or "", told["reason"], told["action"]
+    known = {name: told.get(name) for name in ("limit", "cap", "observed")}
+    breach = breach_from_json({**known, "reason": reason}) if known["limit"] else None
+    breaches = () if breach is None else (breach,)
+    sentence = for_operator(agent, Verdict(reason, breaches), action)
+    stop = Stop(
+        reason=reason,
+        action=action,
+        breach=breach,
+        breaches=breaches,
+        sentence=sentence,
+        agent=agent,
+    )
+    mark(result.message, stop, synthetic=told.get("synthetic") is True)
