@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Final
 import otel_limits
 import otel_limits.testing
 from otel_limits.cli.check import shown
-from otel_limits.core.limits import LIMITS, STOP_REASONS
+from otel_limits.core.halt_message import HALT_MESSAGE_DEFAULT
+from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
+from otel_limits.core.policy import KILLED, Verdict
+from otel_limits.core.texts import for_end_user, for_model, for_operator
 from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.instruments import METRICS
 from otel_limits.settings.table import SETTINGS
@@ -50,6 +53,30 @@ def reasons_table() -> str:
     """Format all stop reasons, in their order of precedence."""
     rows = ((f"`{reason}`", REASON_CAUSES[reason]) for reason in STOP_REASONS)
     return table(("stop reason", "cause"), rows)
+
+
+def halts_table() -> str:
+    """Format the texts of a halt by each limit, for each reader."""
+    verdicts = [
+        Verdict(
+            limit.reason,
+            (Breach(limit.name, 30, 30, limit.reason, limit.unit, origin="limits.yaml:3"),),
+        )
+        for limit in LIMITS.values()
+    ]
+    quota = Breach("daily", 30, 30, "quota_exceeded", "calls", note="quota daily permits 30 calls")
+    verdicts += [Verdict("quota_exceeded", (quota,)), KILLED]
+    names = (*LIMITS, *(verdict.reason for verdict in verdicts[len(LIMITS) :]))
+    rows = (
+        (
+            f"`{name}`",
+            for_operator("a", verdict, "killed" if verdict is KILLED else "halted"),
+            for_end_user("a", verdict, HALT_MESSAGE_DEFAULT),
+            for_model("a", verdict),
+        )
+        for name, verdict in zip(names, verdicts, strict=True)
+    )
+    return table(("limit", "operator", "end user", "model around the agent"), rows)
 
 
 def metrics_table() -> str:
@@ -102,6 +129,7 @@ ALIASES: Final[Mapping[str, str]] = {
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": settings_table,
     "reasons": reasons_table,
+    "halts": halts_table,
     "metrics": metrics_table,
     "conventions": conventions_table,
     "names": names_table,
