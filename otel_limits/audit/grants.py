@@ -31,7 +31,7 @@ def grants(inquiry: AuditQuery) -> Answer:
             row.quota,
             row.share,
             row.change,
-            f"{Decimal(row.amount):f}" if row.change == "grant" else None,
+            f"{Decimal(row.amount):f}" if row.change in ("grant", "set") else None,
             row.unit,
             row.until_us,
             row.changed_by,
@@ -46,7 +46,7 @@ def grants(inquiry: AuditQuery) -> Answer:
 
 GRANTS: Final = Question(
     name="grants",
-    help="List quota grants, resets and blocks.",
+    help="List quota grants, set amounts, resets and blocks.",
     answer=grants,
     tables={"grants": COLUMNS},
     selection=WINDOW,

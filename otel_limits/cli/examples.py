@@ -43,6 +43,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "otel-limits quotas": "otel-limits quotas --top 10 --key 'team-*'",
     "otel-limits quotas reset": "otel-limits quotas reset tenants acme",
     "otel-limits quotas revoke": "otel-limits quotas revoke tenants acme",
+    "otel-limits quotas unset": "otel-limits quotas unset tenants acme",
     "otel-limits quotas unblock": "otel-limits quotas unblock tenants acme",
     "otel-limits docs": "otel-limits docs limits",
     "otel-limits top": "otel-limits top --scrape http://localhost:9464/metrics",

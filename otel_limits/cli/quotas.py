@@ -19,7 +19,7 @@ from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import DATE_TIME, WHOLE_NUMBER
 from otel_limits.core.wording import closest_match, pluralize
 from otel_limits.quotas.key_use import KeyUse, Uses, find_key, read_use
-from otel_limits.quotas.quota import Quota, in_unit, unit_name
+from otel_limits.quotas.quota import Quota, in_unit, in_words, unit_name
 from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.section import FIELDS, parts_in
 from otel_limits.quotas.store import FOREVER, Block, Count, SharedStore, StoreError, StorePlace
@@ -83,6 +83,19 @@ Revoke grants for one quota key.
 Recorded usage is not reset.
 """
 
+SET_HELP: Final = """\
+Set the amount of one quota key.
+
+Replaces the amount in the policy file for this key, in every process, until WHEN or until it is
+unset. Grants add to it. The ledger records who set it and when: see otel-limits audit grants.
+
+  otel-limits quotas set tenants acme 5000000
+"""
+
+UNSET_HELP: Final = """\
+Restore the amount in the policy file for one quota key.
+"""
+
 BLOCK_HELP: Final = """\
 Block one quota key.
 
@@ -138,9 +151,11 @@ def add_changes(below: Any) -> None:
     reset = add_command(below, "reset", RESET_HELP, exit_status(reset_key))
     grant = add_command(below, "grant", GRANT_HELP, exit_status(grant_more))
     revoke = add_command(below, "revoke", REVOKE_HELP, exit_status(revoke_grants))
+    set_ = add_command(below, "set", SET_HELP, exit_status(set_amount))
+    unset = add_command(below, "unset", UNSET_HELP, exit_status(unset_amount))
     block = add_command(below, "block", BLOCK_HELP, exit_status(block_key))
     unblock = add_command(below, "unblock", UNBLOCK_HELP, exit_status(unblock_key))
-    for command in (reset, grant, revoke, block, unblock):
+    for command in (reset, grant, revoke, set_, unset, block, unblock):
         command.add_argument("name", metavar="NAME", help="the quota")
         command.add_argument(
             "key", metavar="KEY", nargs="?", default="", help="key of the quota, e.g. acme"
@@ -148,6 +163,8 @@ def add_changes(below: Any) -> None:
     grant.add_argument("amount", metavar="AMOUNT", help="increase, in the quota's unit")
     when = "end, in ISO 8601 (default time zone: UTC)"
     grant.add_argument("--until", metavar="WHEN", required=True, help=when)
+    set_.add_argument("amount", metavar="AMOUNT", help="amount, in the quota's unit")
+    set_.add_argument("--until", metavar="WHEN", help=f"{when}; unset: until changed")
     block.add_argument("--until", metavar="WHEN", help=f"{when}; unset: until unblocked")
     block.add_argument("--reason", metavar="TEXT", default="", help="reason shown to halted agents")
 
@@ -217,16 +234,13 @@ def grant_more(options: Namespace) -> None:
     """Raise the limit of a key temporarily."""
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
-    unit = unit_name(quota.unit)
-    # Parsed as in the policy file: 5.50 is valid in USD, 5.5 is not in tokens.
-    given = FIELDS[quota.unit].kind.of_text(f"AMOUNT (in {unit})", options.amount)
-    amount = parts_in(quota.unit, given)
+    amount = amount_in(quota, options.amount)
     until = end_of(store, options.until)
     store.grant(count_of(store, quota, key), amount, until)
     record(ledger, changed(quota, key, "grant", amount, until))
     sys.stdout.write(
         f"Raised the limit of {key.shown} in quota {quota.name!r} by "
-        f"{in_unit(quota.unit, amount)} {unit} until {shown_time(until)}.\n"
+        f"{in_words(quota.unit, amount)} until {shown_time(until)}.\n"
     )
 
 
@@ -240,6 +254,30 @@ def revoke_grants(options: Namespace) -> None:
     record(ledger, changed(quota, key, "revoke", 0, None))
     grants = pluralize(found, "grant", "grants")
     sys.stdout.write(f"Revoked {grants} of {key.shown} in quota {quota.name!r}.\n")
+
+
+def set_amount(options: Namespace) -> None:
+    """Set the amount of a key."""
+    store, ledger = shared_store(), recorded_ledger()
+    quota, key = named(store, options)
+    amount = amount_in(quota, options.amount)
+    until = None if options.until is None else end_of(store, options.until)
+    store.set_limit(count_of(store, quota, key), amount, FOREVER if until is None else until)
+    record(ledger, changed(quota, key, "set", amount, until))
+    end = "" if until is None else f" until {shown_time(until)}"
+    sys.stdout.write(
+        f"Set {key.shown} of quota {quota.name!r} to {in_words(quota.unit, amount)}{end}.\n"
+    )
+
+
+def unset_amount(options: Namespace) -> None:
+    """Restore the amount of a key."""
+    store, ledger = shared_store(), recorded_ledger()
+    quota, key = named(store, options)
+    if not store.unset_limit(count_of(store, quota, key)):
+        raise ValueError(f"{key.shown} of quota {quota.name!r} has no set amount.")
+    record(ledger, changed(quota, key, "unset", 0, None))
+    sys.stdout.write(f"Unset {key.shown} of quota {quota.name!r}.\n")
 
 
 def block_key(options: Namespace) -> None:
@@ -287,6 +325,16 @@ def count_of(store: SharedStore, quota: Quota, key: Key) -> Count:
     """Return the current count of a key."""
     # By the store's clock, which all processes use.
     return quota.count(key, store.now())
+
+
+def amount_in(quota: Quota, text: str) -> int:
+    """Parse AMOUNT as in the policy file: 5.50 is valid in USD, 5.5 is not in tokens.
+
+    Raises:
+        ValueError: It is not a valid amount.
+    """
+    given = FIELDS[quota.unit].kind.of_text(f"AMOUNT (in {unit_name(quota.unit)})", text)
+    return parts_in(quota.unit, given)
 
 
 def end_of(store: SharedStore, text: str) -> float:

@@ -317,16 +317,16 @@ class QuotaWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaGrant:
-    """A person granted, revoked, reset, blocked or unblocked a quota key."""
+    """A person granted, revoked, reset, set, unset, blocked or unblocked a quota key."""
 
     quota: str
     key: str
-    change: Literal["grant", "revoke", "reset", "block", "unblock"]
+    change: Literal["grant", "revoke", "reset", "set", "unset", "block", "unblock"]
     amount: Number
-    """The amount granted; 0 for any other change."""
+    """The amount granted or set; 0 for any other change."""
     unit: str
     until: float | None
-    """End of the grant or the block, in seconds since the epoch."""
+    """End of the grant, the set amount or the block, in seconds since the epoch."""
     by: str
     """User and host."""
     at: float

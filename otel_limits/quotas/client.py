@@ -165,9 +165,9 @@ class StoreClient:
         self._on_reply(future.result())
         self.fallback.looked(look.counts, future.result())
 
-    def question(self, quota: Quota, key: Key) -> ReadCounts:
-        """Return the operation that reads one key of a quota."""
-        return ReadCounts(uuid.uuid4().hex, ((quota.count(key, self.now()), quota.amount),))
+    def question(self, quota: Quota, key: Key, amount: int) -> ReadCounts:
+        """Return the operation that reads one key of a quota with an amount."""
+        return ReadCounts(uuid.uuid4().hex, ((quota.count(key, self.now()), amount),))
 
     async def ask(self, question: ReadCounts) -> CountState:
         """Read a count.

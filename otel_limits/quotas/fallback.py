@@ -52,6 +52,8 @@ class CachedCount:
     quota: Quota
     count: Count
     standing: CountState
+    limit: int
+    """The amount of its quota for the last call, without grants."""
     has_share: bool
     """Whether a local share of it may be used, which requires regular reads."""
     called_at: float
@@ -64,7 +66,7 @@ class CachedCount:
         # Runs every second, so the window is computed only if needed.
         is_present = now in self.count.window
         window = self.count.window if is_present else self.quota.windows.at(now)
-        return replace(self.count, window=window), self.quota.amount
+        return replace(self.count, window=window), self.limit
 
 
 @dataclass(slots=True)
@@ -133,6 +135,7 @@ class Fallback:
                     need.quota,
                     count,
                     standing,
+                    need.limit,
                     has_share=bool(need.quota.grace),
                     called_at=time.monotonic(),
                     seen=self.looks,

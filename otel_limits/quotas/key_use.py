@@ -91,7 +91,7 @@ def _order(use: KeyUse) -> tuple[float, str]:
 def _uses(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[KeyUse]:
     counts = _counts(store, quota, now, glob)
     while page := list(islice(counts, LOOKED_AT)):
-        standings = store.look([(count, quota.amount) for count in page])
+        standings = store.look([(count, quota.keys.get(count.key, quota.amount)) for count in page])
         for count, standing in zip(page, standings, strict=True):
             figures = quota.figures(standing)
             yield KeyUse(

@@ -8,8 +8,9 @@ from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from otel_limits.core.usage import EXACT
+from otel_limits.core.wording import pluralize
 from otel_limits.quotas.estimates import FIRST_OUTPUT, LEAST_EXPECTED
-from otel_limits.quotas.keys import Template
+from otel_limits.quotas.keys import Template, key_text
 from otel_limits.quotas.store import Count, CountState
 from otel_limits.quotas.windows import UnboundedWindow
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Action
     from otel_limits.core.usage import Number
     from otel_limits.quotas.estimates import Reserved
-    from otel_limits.quotas.keys import Key
+    from otel_limits.quotas.keys import Key, Lookup
     from otel_limits.quotas.windows import Windows
 
 Unit = Literal["tokens", "usd", "model_calls", "invocations", "concurrency"]
@@ -70,6 +71,12 @@ class Quota:
     amount: int
     """In whole parts: tokens, calls, invocations, billionths of a USD, or concurrent calls."""
     windows: Windows | UnboundedWindow
+    plan: str = ""
+    """The source that names the plan of a call, such as `attribute.plan`; empty for none."""
+    plans: Mapping[str, int] = field(default_factory=dict)
+    """Plan → amount; `amount` for any other plan."""
+    keys: Mapping[str, int] = field(default_factory=dict)
+    """Key ID → amount; takes precedence over the plan."""
     key: Template = NO_KEY
     """Each value of the key gets the full amount."""
     where: tuple[tuple[str, str], ...] = ()
@@ -89,6 +96,11 @@ class Quota:
     origin: str = field(default="", compare=False)
     """Its line in the policy file, such as `limits.yaml:12`."""
 
+    def amount_of(self, key: Key, lookup: Lookup) -> int:
+        """Return the amount of a key for a call, before changes in the store."""
+        plan = key_text(lookup(self.plan)) if self.plan else ""
+        return self.keys.get(key.id, self.plans.get(plan, self.amount))
+
     def count(self, key: Key, now: float) -> Count:
         """Return the count of a key at a time, in seconds since the epoch."""
         return Count(self.name, key.id, self.windows.at(now), self.unit, key.shown)
@@ -103,8 +115,13 @@ class Quota:
         per = "" if isinstance(self.windows, UnboundedWindow) else f" per {self.windows.rule}"
         key = f" for each {self.key.text}" if self.key.text else ""
         where = "".join(f" where {source} is {glob}" for source, glob in self.where)
+        plans = "".join(f"; {plan}: {in_words(self.unit, n)}" for plan, n in self.plans.items())
+        if plans:
+            plans = f"; by {self.plan}{plans}"
+        if self.keys:
+            plans += f"; other amounts for {pluralize(len(self.keys), 'key')}"
         settings = "".join(f"; {each}" for each in self._set())
-        return in_words(self.unit, self.amount) + per + key + where + settings
+        return in_words(self.unit, self.amount) + per + key + where + plans + settings
 
     def _set(self) -> Iterator[str]:
         """Describe settings that differ from their defaults."""

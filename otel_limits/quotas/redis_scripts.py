@@ -180,7 +180,8 @@ class KeyNames:
                 f"{demand.amount} {demand.limit} "
                 f"{window.start * 1000} {window.end * 1000} {expires(count)} "
                 f"{demand.enforced:d} {demand.certain:d} {demand.alone:d} {demand.known} "
-                f"{int(demand.waits * 1000)} {int(operation.lease_of(demand) * 1000)}"
+                f"{int(demand.waits * 1000)} {int(operation.lease_of(demand) * 1000)} "
+                f"{demand.planned:d}"
             )
             arguments += [numbers, count.unit, f"{count.key} {count.shown}"]
         return ScriptCall("reserve", keys, arguments)
@@ -294,8 +295,13 @@ def standings_of(numbers: list[str], amounts: Iterable[int]) -> list[CountState]
     """Decode the states of counts; a limit is added to an amount, where there is one."""
     states = zip(*[iter(numbers)] * 4, strict=True)
     return [
-        CountState(int(used), int(reserved), amount + int(limit), reset=reset.strip("-"))
+        CountState(int(used), int(reserved), _limit(amount, limit), reset=reset.strip("-"))
         for (used, reserved, limit, reset), amount in zip(
             states, chain(amounts, repeat(0)), strict=False
         )
     ]
+
+
+def _limit(amount: int, text: str) -> int:
+    """Decode a limit, which is complete with "=" and otherwise added to an amount."""
+    return int(text[1:]) if text.startswith("=") else amount + int(text)

@@ -201,6 +201,24 @@ class RedisStore(SharedStore):
         # No notification: less is left than before.
         return self._remove(count, "^%d+:")
 
+    def set_limit(self, count: Count, amount: int, until: float) -> None:
+        """Replace the amount of a key until a time.
+
+        Raises:
+            StoreError: The server is unavailable.
+        """
+        self._add_grant(count, f"set:{amount}:{uuid.uuid4().hex}:{count.unit}", until)
+
+    def unset_limit(self, count: Count) -> int:
+        """Restore the amount of the policy; return how many changes were active.
+
+        Raises:
+            StoreError: The server is unavailable.
+        """
+        found = self._remove(count, "^set:")
+        self._publish_freed(count)
+        return found
+
     def block(self, count: Count, block: Block) -> None:
         """Refuse every use of a key until a time.
 

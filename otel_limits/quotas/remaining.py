@@ -95,7 +95,7 @@ class _Question(NamedTuple):
 
     def unanswered(self) -> QuotaUnavailableError:
         """Return the error for an unavailable store."""
-        return QuotaUnavailableError(0, in_unit(self.quota.unit, self.quota.amount))
+        return QuotaUnavailableError(0, in_unit(self.quota.unit, self.look.counts[0][1]))
 
 
 def _question(
@@ -125,4 +125,5 @@ def _question(
         return given[source] if source in given else (attributes or {}).get(rest)
 
     key = quota.key.key(name, look_up)
-    return _Question(gate.client, quota, key, gate.client.question(quota, key))
+    look = gate.client.question(quota, key, quota.amount_of(key, look_up))
+    return _Question(gate.client, quota, key, look)

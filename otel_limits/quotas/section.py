@@ -72,8 +72,63 @@ def _grace(text: object) -> float:
     return 0.0 if text in (0, "0") and text is not False else DURATION.check(text).total_seconds()
 
 
-COUNT: Final = count_up_to(MAX_PARTS)
-MONEY: Final = money_up_to(MAX_PARTS // PARTS_PER_USD)
+@dataclass(frozen=True, kw_only=True)
+class AmountKind(Kind[Any]):
+    """An amount, or one for each plan."""
+
+    each: CheckedKind[Any]
+    """An amount."""
+
+    @property
+    def schema(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """The valid values, as JSON Schema."""
+        plans = {"type": "object", "additionalProperties": self.each.schema}
+        return {"anyOf": [self.each.schema, plans | {"required": [DEFAULT_PLAN]}]}
+
+    def of_text(self, name: str, text: str) -> Any:
+        """Parse an amount typed by an operator."""
+        return self.each.of_text(name, text)
+
+    def of_value(self, name: str, value: object, written: str | None = None) -> Any:
+        """Check an amount or a mapping of plans to amounts."""
+        if not isinstance(value, Mapping):
+            return self.each.of_value(name, value, written)
+        if DEFAULT_PLAN not in value:
+            raise ValueError(
+                f"{name} must have an amount for calls of any other plan, such as default: 100."
+            )
+        return amounts(self.each, name, value)
+
+
+def amounts(kind: Kind[Any], name: str, values: Mapping[Any, object]) -> dict[str, Any]:
+    """Check an amount for each of several names."""
+    return {
+        str(key): kind.of_value(
+            f'{name}["{key}"]', each, str(each) if isinstance(each, Decimal) else None
+        )
+        for key, each in values.items()
+    }
+
+
+def _keys(values: object) -> Mapping[Any, object]:
+    if not isinstance(values, Mapping) or not values:
+        raise InvalidValueError
+    return values
+
+
+DEFAULT_PLAN: Final = "default"
+COUNT: Final = AmountKind(each=count_up_to(MAX_PARTS))
+MONEY: Final = AmountKind(each=money_up_to(MAX_PARTS // PARTS_PER_USD))
+KEYS: Final = CheckedKind[Mapping[Any, object]](
+    phrase="a mapping of keys to amounts, such as acme: 5000000",
+    check=_keys,
+    parse=str,
+    schema={
+        "type": "object",
+        "additionalProperties": {"type": "number", "exclusiveMinimum": 0},
+        "minProperties": 1,
+    },
+)
 MAX_WAIT: Final = CheckedKind[float](
     phrase="a duration above 0 such as 30s or 5m",
     check=_wait,
@@ -123,6 +178,12 @@ FIELDS: Final[Mapping[str, Field]] = {
         "{agent}/{baggage.tenant.id}. Each key gets the full amount. If unset, all calls share one "
         "count.",
     ),
+    "plan": Field(
+        TextKind(read=require_source),
+        "Source of a call's plan, such as attribute.plan or baggage.plan, for amounts by plan as "
+        "tokens: {free: 1000, pro: 50000, default: 1000}.",
+    ),
+    "keys": Field(KEYS, "Amounts for single keys, whatever their plan, such as acme: 5000000."),
     "where": Field(
         CONDITIONS, "Sources and globs that a model call must match for the quota to apply."
     ),
@@ -198,15 +259,22 @@ class _Reading:
         for key in self._entry.keys() & set(WINDOW_KEYS) if windowless else ():
             self._refuse(f"limits concurrent calls and has no {key}: remove it.", key)
         self._refuse_idle(given, values)
+        amount = values[given[0]] if len(given) == 1 else None
+        self._check_plans(amount)
         windows = (
             None if self._sentences else UnboundedWindow() if windowless else self._windows(values)
         )
-        if windows is None:
+        keys = None if windows is None else self._amounts_of_keys(given[0], values)
+        if windows is None or keys is None:
             return None
+        by_plan = amount if isinstance(amount, Mapping) else {DEFAULT_PLAN: amount}
+        plans = {plan: parts_in(given[0], each) for plan, each in by_plan.items()}
         return Quota(
             name=self._name,
             unit=given[0],
-            amount=parts_in(given[0], values[given[0]]),
+            amount=plans.pop(DEFAULT_PLAN),
+            plans=plans,
+            keys=keys,
             windows=windows,
             **{key: values[key] for key in self._entry if key in OPTIONAL},
         )
@@ -221,6 +289,39 @@ class _Reading:
             )
         if "reserve" in values and len(given) == 1 and given[0] not in ESTIMATED:
             self._refuse(f"counts {given[0]}, and each call uses one: remove reserve.", "reserve")
+
+    def _check_plans(self, amount: object) -> None:
+        """Reject amounts by plan without a plan, and the reverse."""
+        if isinstance(amount, Mapping) and "plan" not in self._entry:
+            self._refuse(
+                "has amounts by plan but no plan: add the source of a call's plan, such as "
+                "plan: attribute.plan."
+            )
+        elif "plan" in self._entry and amount is not None and not isinstance(amount, Mapping):
+            self._refuse(
+                "has a plan but one amount for all: write amounts by plan, such as "
+                "tokens: {pro: 5000, default: 100}, or remove plan.",
+                "plan",
+            )
+        if "keys" in self._entry and "key" not in self._entry:
+            self._refuse(
+                "has amounts for single keys but one count for all calls: add a key, such as "
+                "key: baggage.tenant.id, or remove keys.",
+                "keys",
+            )
+
+    def _amounts_of_keys(self, unit: Unit, values: Mapping[str, Any]) -> dict[str, int] | None:
+        """Return the amounts of single keys by their ID; `None` if one is invalid."""
+        try:
+            kind = MONEY if unit == "usd" else COUNT
+            given = amounts(kind.each, "keys", values.get("keys", {}))
+            return {
+                values["key"].key_of_text(self._name, text).id: parts_in(unit, each)
+                for text, each in given.items()
+            }
+        except ValueError as error:
+            self._refuse(str(error), "keys", separator=": ")
+            return None
 
     def _read(self, key: str, value: object) -> Any:
         field = FIELDS.get(key)
@@ -257,6 +358,7 @@ ESTIMATED: Final[tuple[Unit, ...]] = ("tokens", "usd")
 
 OPTIONAL: Final = (
     "key",
+    "plan",
     "where",
     "action",
     "reserve",
@@ -287,6 +389,7 @@ def schema() -> dict[str, Any]:
                 "required": ["on_exceeded"],
                 "properties": {"on_exceeded": {"const": "wait"}},
             },
+            "keys": {"required": ["key"]},
             "reserve": {"anyOf": [{"required": [unit]} for unit in ESTIMATED]},
         },
     }

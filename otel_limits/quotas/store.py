@@ -94,6 +94,8 @@ class Demand:
     count: Count
     amount: int
     limit: int
+    planned: bool = False
+    """If true, the limit depends on the call: the store keeps it for those who read the count."""
     enforced: bool = True
     """If false, reserved even if the remainder is too small."""
     certain: bool = True
@@ -401,6 +403,14 @@ class SharedStore(QuotaStore):
     @abstractmethod
     def revoke(self, count: Count) -> int:
         """Revoke the grants of a key; return how many were active."""
+
+    @abstractmethod
+    def set_limit(self, count: Count, amount: int, until: float) -> None:
+        """Replace the amount of a key, before grants, until a time."""
+
+    @abstractmethod
+    def unset_limit(self, count: Count) -> int:
+        """Restore the amount of the policy for a key; return how many changes were active."""
 
     @abstractmethod
     def block(self, count: Count, block: Block) -> None:

@@ -59,6 +59,8 @@ class QuotaNeed:
 
     quota: Quota
     key: Key
+    limit: int
+    """The amount of the quota for this key and plan, before changes in the store."""
     amount: int
     """Reserved parts."""
     certain: bool
@@ -161,9 +163,11 @@ def need_of(
 ) -> QuotaNeed:
     """Return what a request needs of an applicable quota."""
     action = quota.action or request.action
+    key = quota.key.key(quota.name, lookup)
     return QuotaNeed(
         quota=quota,
-        key=quota.key.key(quota.name, lookup),
+        key=key,
+        limit=quota.amount_of(key, lookup),
         amount=_amount(quota.unit, request, estimate.usage, price),
         # Counts of calls do not depend on the answer.
         certain=estimate.certain or quota.unit not in ("tokens", "usd"),
@@ -180,7 +184,8 @@ def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> De
     return Demand(
         count=count,
         amount=need.amount,
-        limit=quota.amount,
+        limit=need.limit,
+        planned=bool(quota.plan),
         enforced=need.is_enforced and not forced,
         # `expected` already includes a margin: it reserves twice the mean.
         certain=need.certain or quota.reserve == "expected",
@@ -304,11 +309,11 @@ def unanswered(need: QuotaNeed, demand: Demand, known: CountState | None, retry:
     )
     refusal = _refusal(
         need,
-        known or CountState(0, 0, quota.amount),
+        known or CountState(0, 0, need.limit),
         resets_at=resets_at,
         retry_after=retry,
     )
-    breach = _breach(need, quota.amount, 0, note, refusal)
+    breach = _breach(need, need.limit, 0, note, refusal)
     return replace(breach, reason=QUOTA_UNAVAILABLE_STOP_REASON)
 
 
@@ -326,11 +331,11 @@ def without_price(need: QuotaNeed, demand: Demand, known: CountState | None, now
     ends = demand.count.window.end
     refusal = _refusal(
         need,
-        known or CountState(0, 0, need.quota.amount),
+        known or CountState(0, 0, need.limit),
         resets_at=ends,
         retry_after=max(0, math.ceil(ends - now)),
     )
-    return _breach(need, need.quota.amount, 0, note, refusal)
+    return _breach(need, need.limit, 0, note, refusal)
 
 
 def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDecision:

@@ -168,6 +168,38 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
             {"tokens": 1, "window": "day", "amount": 1},
             "has an unknown key 'amount'. Valid keys: tok",
         ),
+        (
+            {"tokens": {"pro": 5}, "window": "day", "plan": "attribute.plan"},
+            "tokens must have an amount for calls of any other plan, such as default: 100.",
+        ),
+        (
+            {"tokens": {"pro": 0, "default": 1}, "window": "day", "plan": "attribute.plan"},
+            'tokens["pro"] must be a whole number from 1 to',
+        ),
+        (
+            {"tokens": {"pro": 5, "default": 1}, "window": "day"},
+            "has amounts by plan but no plan: add the source of a call's plan",
+        ),
+        (
+            {"tokens": 5, "window": "day", "plan": "attribute.plan"},
+            "has a plan but one amount for all: write amounts by plan",
+        ),
+        (
+            {"tokens": {"default": 1}, "window": "day", "plan": "tier"},
+            "plan must be made of agent, model, baggage.NAME and attribute.NAME, got 'tier'.",
+        ),
+        (
+            {"tokens": 5, "window": "day", "keys": {"acme": 9}},
+            "has amounts for single keys but one count for all calls: add a key",
+        ),
+        (
+            {"tokens": 5, "window": "day", "key": "agent", "keys": {"acme": "many"}},
+            'keys["acme"] must be a whole number from 1 to',
+        ),
+        (
+            {"tokens": 5, "window": "day", "key": "{agent}/{model}", "keys": {"acme": 9}},
+            "Keys of quota 'q' look like '{agent}/{model}', got 'acme'.",
+        ),
         ("5 tokens", "must be a mapping with an amount and a window."),
     ],
 )

@@ -6,7 +6,7 @@
 --       when releases are published to waiters), run, base (the part of used that is from earlier runs),
 --       reset ("TIME.ID" of the last one), kept (its expiry), and `lease:ID` = "AMOUNT CERTAIN".
 -- leases: sorted set of operation IDs by lease expiry.
--- grants: sorted set of "AMOUNT:ID:UNIT" and "block:ID:REASON" by expiry.
+-- grants: sorted set of "AMOUNT:ID:UNIT", "set:AMOUNT:ID:UNIT" and "block:ID:REASON" by expiry.
 -- done: hash of the results of a hundred operations, by their last digits: "admitted UNMET", then
 --       "settled -". Compact, because it has a field for every model call of an hour.
 -- living: sorted set of the processes of a fleet, by last read. sharing: the same for those that may use
@@ -190,20 +190,23 @@ local function report(reply, count, limit)
   reply[n + 4] = count.reset ~= '' and count.reset or '-'
 end
 
--- Return the sum of grants and, if the key is blocked, "UNTIL:REASON".
+-- Return the sum of grants, "UNTIL:REASON" if the key is blocked, and the limit if one is set.
 local function granted(grants, unit, now)
-  local sum, block = 0, nil
+  local sum, block, set = 0, nil, nil
   local held = redis.call('ZRANGEBYSCORE', grants, '(' .. whole(now), '+inf', 'WITHSCORES')
   for n = 1, #held, 2 do
     local amount, of = string.match(held[n], '^(%d+):%x+:([%a_]*)$')
     local reason = string.match(held[n], '^block:%x+:(.*)$')
+    local changed, to = string.match(held[n], '^set:(%d+):%x+:([%a_]*)$')
     if amount and of == unit then
       sum = sum + amount
     elseif reason then
       block = held[n + 1] .. ':' .. reason
+    elseif changed and to == unit then
+      set = tonumber(changed)
     end
   end
-  return sum, block
+  return sum, block, set
 end
 
 -- Extend the expiry of a key; never shorten it.

@@ -1,12 +1,13 @@
--- Raise the limit of one key until a time, or block it.
--- KEYS: grants, index. ARGV: member "AMOUNT:ID:UNIT" or "block:ID:REASON", until, retention after that,
+-- Raise or set the limit of one key until a time, or block it.
+-- KEYS: grants, index. ARGV: member as in granted(), until, retention after that,
 -- index member.
 
 local now, last = now_ms(), ARGV[2] + ARGV[3]
--- A block atomically replaces an earlier one.
-if string.match(ARGV[1], '^block:') then
+-- A block, or a limit that is set, atomically replaces an earlier one.
+local kind = string.match(ARGV[1], '^%a+:')
+if kind then
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. whole(now), '+inf')) do
-    if string.match(member, '^block:') then
+    if string.sub(member, 1, #kind) == kind then
       redis.call('ZREM', KEYS[1], member)
     end
   end

@@ -2,12 +2,13 @@
 -- KEYS: run, done, expired, kills, then for each demand: its bucket, leases, grants, index.
 -- ARGV: operation ID, its field in done, retention, name of the run; then for each demand: its numbers, in
 --       one text for fast parsing: amount, limit, start and end of the window, expiry of the bucket,
---       enforced, certain, alone, known, maximum wait of the client, lease; its unit; its index member.
+--       enforced, certain, alone, known, maximum wait of the client, lease, whether to
+--       keep the limit; its unit; its index member.
 -- Returns status, time, unmet demands, time of the last kill, and the state of each count.
 -- An unmet demand is "POSITION", followed by "=UNTIL:REASON" if the key is blocked, or by "@TIME" of
 -- the first lease expiry of that count.
 
-local NUMBERS = '^' .. string.rep('(%S+) ', 10) .. '(%S+)$'
+local NUMBERS = '^' .. string.rep('(%S+) ', 11) .. '(%S+)$'
 local operation = ARGV[1]
 local now = now_ms()
 -- A repeated operation gets its remembered result and the current counts.
@@ -18,7 +19,7 @@ local is_known, is_open = ARGV[4] == '' or ARGV[4] == run, ARGV[4] == '' or (ope
 local demands = {}
 for n = 1, (#KEYS - 4) / 4 do
   local key, arg = 4 * n, 3 * n + 1
-  local amount, limit, start, finish, expires, enforced, certain, alone, known, waits, lease =
+  local amount, limit, start, finish, expires, enforced, certain, alone, known, waits, lease, planned =
     string.match(ARGV[arg + 1], NUMBERS)
   if not earlier and (now < tonumber(start) or now >= tonumber(finish)) then
     return 'elsewhere ' .. whole(now) .. ' - 0'
@@ -32,6 +33,7 @@ for n = 1, (#KEYS - 4) / 4 do
     bucket = KEYS[key + 1], leases = KEYS[key + 2], grants = KEYS[key + 3], index = KEYS[key + 4],
     amount = tonumber(amount), limit = tonumber(limit), finish = finish, expires = expires,
     enforced = enforced == '1', certain = certain, alone = alone == '1', known = known,
+    kept_limit = planned == '1' and limit,
     waits = tonumber(waits), lease = tonumber(lease), unit = ARGV[arg + 2], member = ARGV[arg + 3],
   }
 end
@@ -44,8 +46,8 @@ for n, demand in ipairs(demands) do
   void(count, KEYS[3], now, demand.unit)
   shorten(count, now, demand.lease)
   demand.amount = wanted(count, demand.amount, demand.certain)
-  local more, block = granted(demand.grants, demand.unit, now)
-  demand.limit = demand.limit + more
+  local more, block, set = granted(demand.grants, demand.unit, now)
+  demand.limit = (set or demand.limit) + more
   -- An estimate above the whole limit could never be met: admit one such call at a time.
   local lone = demand.alone and demand.amount > demand.limit and count.reserved == 0
     and count.used < demand.limit
@@ -72,6 +74,9 @@ for _, demand in ipairs(demands) do
   local count = demand.count
   if not earlier and not refused then
     local is_kept = count.kept >= tonumber(demand.expires)
+    if demand.kept_limit then
+      note(count, 'limit', demand.kept_limit)
+    end
     take(count, operation, demand.amount, demand.certain, now + demand.lease, demand.expires,
       'at', whole(now))
     -- The index is updated once per window. pcall, because it is only for display: data of another
