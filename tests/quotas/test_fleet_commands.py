@@ -412,7 +412,9 @@ def test_blocked_key_is_refused_with_its_reason(used: Any, run: Run) -> None:
     with carrying(tenant__id="acme"):
         result = used("go")
     assert result.stop_reason == "quota_exceeded"
-    assert "until it is unblocked: unpaid, = since 1 October" in str(result)
+    stop = otel_limits.stop_of(result)
+    assert stop is not None
+    assert "until it is unblocked: unpaid, = since 1 October" in stop.sentence
     assert used("go").stop_reason == "end_turn"
     rows = json.loads(run("quotas", "--format", "json")[1])
     assert [each["remaining"] for each in rows if each["blocked"] is not None] == [0]
