@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 import otel_limits
-
 from otel_limits.quotas.fallback import Fallback
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import KeyNames

@@ -78,7 +78,7 @@ def calls(make_agent: MakeAgent, plan: str | None, tenant: str, most: int = MANY
 def test_plan_of_the_call_chooses_the_amount_of_its_key(
     hold: Hold, make_agent: MakeAgent, url: str, plan: str | None, tenant: str, permitted: int
 ) -> None:
-    """An unknown plan has the default amount, and the amount of a single key precedes every plan."""
+    """An unknown plan has the default amount; that of a single key precedes plans."""
     hold({"q": PLANS}, url)
     assert calls(make_agent, plan, tenant) == permitted
     with carrying(tenant__id=tenant):
