@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from opentelemetry import context as otel_context
 from strands import Agent, ModelRetryStrategy, tool
 from strands.hooks import AfterInvocationEvent, AfterModelCallEvent
 from strands.multiagent import GraphBuilder, Swarm
@@ -23,6 +24,7 @@ from strands.types.exceptions import ModelThrottledException
 import otel_limits
 from otel_limits import Halt, Limits, LimitsPlugin, ModelCall, Stop
 from otel_limits.runs.registry import LIVE
+from otel_limits.runs.tree import CURRENT, TASK_SCOPE
 from otel_limits.testing import Answer, endless, fails, says
 from tests.books import Books
 from tests.metered import Metered
@@ -80,6 +82,8 @@ class Scene:
     models: list[Metered] = field(default_factory=list)
     """Those that tools ask by themselves."""
     events: list[Event] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
+    """Streams after whose events the reader did not have its own context."""
 
     def fork(self) -> random.Random:
         """Derive a separate random generator for code that may run in another thread."""
@@ -287,8 +291,10 @@ class Scene:
                 if is_left:
                     self.left.append(stream)
                 with self.work(), suppress(Exception):
+                    before = context_now()
                     async for _ in first_of(stream, number):
-                        pass
+                        if context_now() != before:
+                            self.leaks.append(first.name)
                     return await outcome(second.invoke_async(input))
             return "failed"
 
@@ -371,6 +377,11 @@ async def outcome(asked: Awaitable[Any]) -> str:
         return type(error).__name__
 
 
+def context_now() -> tuple[Any, ...]:
+    """Return what the current task works for, and its span and baggage."""
+    return CURRENT.get(), TASK_SCOPE.get(), otel_context.get_current()
+
+
 async def first_of(stream: Any, number: int) -> Any:
     """The first events of a stream."""
     for _ in range(number):
@@ -415,10 +426,20 @@ def problems_of(scene: Scene, books: Books) -> Iterator[str]:
     for fact in scene.events:
         if isinstance(fact, Halt) and fact.breaches and not reached(fact.breaches[0]):
             yield f"halted below its cap: {fact.breaches[0]}"
+    yield from (f"the reader of {name} has a context of its agent" for name in scene.leaks)
+    yield from halted_without_limit(scene, books)
     yield from invalid_histories(scene)
     told, made = sum(run.tally.model_calls for run in runs), scene.calls
     if told != made:
         yield f"{made} calls were made, and {told} were published"
+
+
+def halted_without_limit(scene: Scene, books: Books) -> Iterator[str]:
+    """Say which halts no limit explains."""
+    limited = {run.invocation.id for run in books.runs.values() if run.is_limited}
+    for fact in scene.events:
+        if isinstance(fact, Halt) and fact.invocation.id not in limited:
+            yield f"halted without a limit: {fact.sentence}"
 
 
 def reached(breach: Breach) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from strands.agent.agent import Agent
 
+    from otel_limits.core.events import Stop
     from otel_limits.core.policy import Policy
     from otel_limits.runs.run import Group
 
@@ -257,7 +258,8 @@ class ClassPatcher:
             scope = self._group_begun(group) or self._group_begun(group)
             if scope is not None:
                 CURRENT.set(scope)
-            events, stops = original(group, *args, **kwargs), []
+            events = original(group, *args, **kwargs)
+            stops: list[Stop] = []
             try:
                 async for event in events:
                     note_event(stops, event)
