@@ -33,7 +33,10 @@ def of_everything(inquiry: AuditQuery, total: Sums) -> str:
 
 
 def completeness(
-    inquiry: AuditQuery, found: Balance | None = None, failed: Sequence[str] | None = None
+    inquiry: AuditQuery,
+    found: Balance | None = None,
+    failed: Sequence[str] | None = None,
+    closes: Sequence[str] = (),
 ) -> str:
     """Describe in one line how complete the ledger is.
 
@@ -41,6 +44,7 @@ def completeness(
         inquiry: The query.
         found: Sums of its calls, if already known.
         failed: The checks that failed, if each row was checked.
+        closes: Files with closes with which the rows were compared.
     """
     from otel_limits.ledger.maintenance import damages
     from otel_limits.ledger.proof import balance
@@ -49,7 +53,7 @@ def completeness(
     # Added up once: `verify` has the sums already, and they take seconds in a large ledger.
     found = found or balance(inquiry.connection)
     damaged = sum(each.lines for each in damages(inquiry.connection) if each.accepted is None)
-    parts = [_verdict(found, failed, damaged)]
+    parts = [_verdict(found, failed, damaged, closes)]
     waiting = inquiry.waiting
     if waiting.rows:
         rows = pluralize(waiting.rows, "row waits", "rows wait")
@@ -69,7 +73,9 @@ def completeness(
     return "; ".join(parts) + "."
 
 
-def _verdict(found: Balance, failed: Sequence[str] | None, damaged: int) -> str:
+def _verdict(
+    found: Balance, failed: Sequence[str] | None, damaged: int, closes: Sequence[str]
+) -> str:
     if failed:
         return f"NOT complete: {pluralize(len(failed), 'check')} failed ({'; '.join(failed)})"
     if not found.is_balanced:
@@ -83,7 +89,8 @@ def _verdict(found: Balance, failed: Sequence[str] | None, damaged: int) -> str:
     add = pluralize(found.calls.calls, "call adds", "calls add")
     sums = f"{add} up to the totals of {pluralize(found.invocations, 'invocation')}"
     if failed is not None:
-        return f"Complete: {sums}, each verified; consistent; {NOT_PROVEN}"
+        proven = f"closed days as in {', '.join(closes)}" if closes else NOT_PROVEN
+        return f"Complete: {sums}, each verified; consistent; {proven}"
     # Only in sum: an excess in one may hide a shortfall in another.
     return f"Complete in sum: {sums}; otel-limits audit verify checks each"
 

@@ -6,10 +6,13 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, Column, Table
+from otel_limits.audit.closes import CHAIN, CLOSED_DAYS, Closes
+from otel_limits.audit.closes import TITLE as CLOSED
 from otel_limits.audit.completeness import completeness
 from otel_limits.audit.formatting import ranges, written
 from otel_limits.audit.question import AuditQuery, Option, Question
@@ -67,13 +70,14 @@ TROUBLES: Final = (
 def verify(
     inquiry: AuditQuery,
     stale: timedelta,
+    against: Sequence[Path] | None,
     prometheus: str | None,
     authorization_file: Secret | None = None,
 ) -> Answer:
     """Answer whether the ledger is complete.
 
     Raises:
-        LedgerError: Prometheus cannot be queried.
+        LedgerError: Prometheus cannot be queried, or a file is not a close.
     """
     from otel_limits.ledger import proof
 
@@ -99,23 +103,35 @@ def verify(
         _open(inquiry, balance, oldest),
         *_unknown(inquiry, balance),
     ]
+    closes = Closes(inquiry, against) if against else None
+    if closes is not None:
+        checks += _closed(inquiry, closes)
     if prometheus is not None:
         # Last, as it queries a server: the ledger's own problems are reported even if that is
         # unavailable.
         about = _compare(reconcile(inquiry, prometheus, TOLERANCE, authorization_file), findings)
         checks.append(_found(METRICS, findings, about))
     failed = [check.title for check in checks if check.state == FAILED]
-    return _answer(inquiry, checks, findings, completeness(inquiry, balance, failed))
+    names = [] if closes is None else closes.names
+    last = completeness(inquiry, balance, failed, names)
+    return _answer(inquiry, checks, findings, last, closes)
 
 
-def _answer(inquiry: AuditQuery, checks: list[Check], findings: Findings, last: str) -> Answer:
+def _answer(
+    inquiry: AuditQuery,
+    checks: list[Check],
+    findings: Findings,
+    last: str,
+    closes: Closes | None = None,
+) -> Answer:
+    tables = [_checks_table(checks), _troubles_table(findings)]
     # Status, verdict and last line have the same source.
     passed = all(check.state != FAILED for check in checks)
     return Answer(
         question="verify",
         title="Ledger verification",
         about=inquiry.about,
-        tables=[_checks_table(checks), _troubles_table(findings)],
+        tables=tables if closes is None else [*tables, closes.table()],
         status=int(not passed),
         passed=passed,
         complete=last,
@@ -417,6 +433,15 @@ def _unknown(inquiry: AuditQuery, balance: Balance) -> Iterator[Check]:
     yield Check("Unpriced tokens", found, OK, share, _command(inquiry, look) if found else "")
 
 
+def _closed(inquiry: AuditQuery, closes: Closes) -> Iterator[Check]:
+    state = FAILED if closes.failures else OK
+    command = _command(inquiry, "ledger export --format csv") if closes.failures else ""
+    yield Check(CLOSED, closes.failures, state, closes.details, command)
+    state = FAILED if closes.broken else OK
+    command = "sha256sum " + " ".join(closes.names) if closes.broken else ""
+    yield Check(CHAIN, len(closes.broken), state, "; ".join(closes.broken), command)
+
+
 def _checks_table(checks: list[Check]) -> Table:
     return Table(
         name="verify",
@@ -444,7 +469,8 @@ VERIFY: Final = Question(
     name="verify",
     help="Verify that the ledger is complete (exit status 1 if not).",
     answer=verify,
-    tables={"verify": CHECKS, "rows": TROUBLES},
+    tables={"verify": CHECKS, "rows": TROUBLES, "closed_days": CLOSED_DAYS},
+    optional=frozenset({"closed_days"}),
     has_verdict=True,
     options=(
         Option(
@@ -453,6 +479,13 @@ VERIFY: Final = Question(
             parsing.duration,
             "age after which pending rows and open invocations count as errors (default: 1h)",
             default=timedelta(hours=1),
+        ),
+        Option(
+            "--against",
+            "FILE",
+            lambda text: [Path(text)],
+            "compare with a close that was kept elsewhere; may be repeated",
+            is_repeated=True,
         ),
         Option(
             "--prometheus", "URL", str, "also compare with this server's counters for the last day"

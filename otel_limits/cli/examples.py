@@ -32,6 +32,8 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "otel-limits ledger reprice": "otel-limits ledger reprice --since 30d",
     "otel-limits ledger upgrade": "otel-limits ledger upgrade",
     "otel-limits ledger adopt": "otel-limits ledger adopt lost.spill --into ledger.db",
+    "otel-limits ledger close": "otel-limits ledger close --month 2026-10 "
+    "--after september.json > october.json",
     "otel-limits ledger accept": "otel-limits ledger accept 'ledger.db.spill-7-1a2b.damaged' "
     "--reason 'disk replaced, lines unreadable'",
     "otel-limits ledger end-lost": "otel-limits ledger end-lost --older-than 1d",

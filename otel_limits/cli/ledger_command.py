@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from otel_limits.audit import parsing
 from otel_limits.audit.question import SELECTION
-from otel_limits.cli import ledger_amendments, reprice
+from otel_limits.cli import close, ledger_amendments, reprice
 from otel_limits.cli.command import add_command, add_group, file_name
 from otel_limits.cli.ledger_options import (
     add_ledger_command,
@@ -75,6 +75,7 @@ def add(commands: Any) -> None:
     text = "Import a spill file whose ledger was moved or deleted."
     parser = add_ledger_command(group, "adopt", text, adopt, option="--into")
     parser.add_argument("file", type=file_name, metavar="FILE", help="the spill file")
+    close.add(group)
     ledger_amendments.add(group)
     text = "Recover a damaged SQLite ledger into a new file."
     parser = add_command(group, "salvage", text, report_ledger_errors(salvage))

@@ -1,4 +1,4 @@
-"""Alterations of a ledger that `verify` finds on its own, and what it proposes for each."""
+"""Alterations of a ledger that `verify` finds without a close, and the commands it proposes."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def observer_of(ledger: LedgerFile, event: Any) -> None:
 def test_tree_with_recent_records_is_not_lost(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An agent that works for days is not dead, and neither is the one that called it."""
+    """An agent that works for days is alive, as is its caller."""
     killed(entry(at=NOW - 2 * DAY), ledger)
     root = events_of(entry(), ledger)[0].invocation
     child = Entry(agent="child", calls=CALLS, at=NOW, parent=root)

@@ -588,3 +588,56 @@ def test_read_only_user_can_query(
         assert main(["audit", question, "--ledger", url, "--format", "json"]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert "2 calls add up" in answer["complete"]
+
+
+# --- proof ----------------------------------------------------------------------------------------
+
+
+def test_close_has_the_same_bytes_as_in_sqlite(
+    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A ledger that moves to a server is proven by the closes that it had before."""
+    entries = [
+        Entry(
+            agent=agent,
+            calls=[Call(price="0.1", tools=["search"], side=True), Call(cached=9, model='é,"')],
+            at=NINE + 40_000 * number,
+            attributes={"tenant.id": f"t{number % 2}"},
+        )
+        for number, agent in enumerate(("Zoë", "a", "Ä", "_", "b\\n"))
+    ]
+    closes = []
+    for text in (server.url(database), str(tmp_path / "ledger.db")):
+        write(parse("test", text, tmp_path / "data"), *entries)
+        assert main(["ledger", "close", "--month", "2025-10", "--ledger", text]) == 0
+        closes.append(capsys.readouterr().out)
+    assert closes[0] == closes[1]
+    path = tmp_path / "october.json"
+    path.write_text(closes[1], encoding="utf-8")
+    assert main(["audit", "verify", "--against", str(path)]) == 0
+    server.ask(database, "UPDATE otel_limits_attributes SET value = 't9' WHERE value = 't1'")
+    capsys.readouterr()
+    assert main(["audit", "verify", "--against", str(path), "--format", "json"]) == 1
+    rows = json.loads(capsys.readouterr().out)["closed_days"]
+    assert {(row["table"], row["difference"]) for row in rows} == {("attributes", "changed")}
+
+
+def test_unreadable_heap_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Indexes alone answer most queries, so that `verify` reads the rows."""
+    with own_server() as server:
+        url = server.url("postgres")
+        write(parse("test", url, tmp_path / "data"), *(Entry(at=NINE + n) for n in range(200)))
+        assert main(["audit", "verify", "--ledger", url]) == 0
+        server.ask("postgres", "CHECKPOINT")
+        path = "SELECT pg_relation_filepath('otel_limits_model_calls')"
+        ((heap,),) = server.ask("postgres", path)
+        server.stop()
+        with (server.data / heap).open("r+b") as opened:
+            opened.write(b"\xff" * 4096)
+        server.start()
+        capsys.readouterr()
+        assert main(["audit", "verify", "--ledger", url, "--format", "json"]) == 1
+        answer = json.loads(capsys.readouterr().out)
+    (check,) = answer["verify"]
+    assert (check["state"], answer["passed"]) == ("FAILED", False)
+    assert "invalid page" in check["why"]

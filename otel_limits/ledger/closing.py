@@ -1,0 +1,459 @@
+"""Closing the books: digests of each day, which show later that its rows are unchanged.
+
+The canonical form of a row is the JSON array of its columns, in ASCII and without spaces, and its
+digest is SHA-256 of that. The digest of a day and table is SHA-256 of the digests of its rows, in
+their own order: no database has to sort, so that SQLite and PostgreSQL give the same bytes.
+
+The index has the first four bytes of each digest. It shows which rows are new. Without those, the
+digest must be that of the close: rows added late hide no change.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.maintenance import pruned_before
+from otel_limits.ledger.repricing import RECORDED_PICO, UNPRICED
+from otel_limits.ledger.rows import LOST, dollars
+from otel_limits.ledger.schema import (
+    ATTRIBUTE_TABLE,
+    CALLS,
+    DAY_MICROSECONDS,
+    INVOCATION_TABLE,
+    MAINTENANCE_TABLE,
+    MODEL_CALL_TABLE,
+    QUOTA_CHANGE_TABLE,
+    RUNS,
+    TOOL_CALL_TABLE,
+)
+from otel_limits.ledger.selection import Joins, Selection, audit_keys
+from otel_limits.ledger.totals import SUMMED
+
+FORMAT: Final = "otel-limits/close/1"
+EPOCH: Final = date(1970, 1, 1)
+
+PORTION: Final = 2_000
+"""Rows fetched together from a server."""
+
+DIGEST: Final = 32
+INDEXED: Final = 4
+"""Bytes of a digest in the index."""
+PRICES: Final = struct.Struct(">qq")
+"""The present price of a call, and what its cache saved, in picodollars: repricing changes both."""
+UNKNOWN: Final = -(2**63)
+"""An unknown amount."""
+
+HAS_END: Final = RUNS.ended_us.is_not(None) & (RUNS.action != LOST)
+"""The real end of a lost invocation may still be recorded."""
+
+
+# --- canonical rows -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A table as it is closed."""
+
+    name: str
+    table: sa.Table
+    at: sa.ColumnElement[Any]
+    """The time that decides to which day a row belongs."""
+    columns: tuple[sa.ColumnElement[Any], ...]
+    """All that never change."""
+    is_pruned: bool = True
+    """Whether retention deletes its rows."""
+
+    def rows(self, connection: sa.Connection, since_us: int, until_us: int) -> Iterator[Any]:
+        """Iterate over day, present prices and canonical columns of the rows of some days."""
+        prices = (CALLS.price_pico, CALLS.cache_saved_pico)
+        if self.table is not MODEL_CALL_TABLE:
+            prices = (sa.null(), sa.null())  # type: ignore[assignment]
+        within = (self.at >= since_us) & (self.at < until_us)
+        if self.table is MODEL_CALL_TABLE:  # the first column of an index
+            within &= CALLS.day.between(since_us // DAY_MICROSECONDS, until_us // DAY_MICROSECONDS)
+        source: sa.FromClause = self.table
+        if self.at is RUNS.ended_us:
+            within &= HAS_END
+            if self.table is not INVOCATION_TABLE:
+                source = INVOCATION_TABLE.join(self.table, self.table.c.invocation_id == RUNS.id)
+        statement = sa.select(self.at, *prices, *self.columns).select_from(source).where(within)
+        compiled = statement.compile(
+            dialect=connection.dialect, compile_kwargs={"literal_binds": True}
+        )
+        # Without SQLAlchemy's processing of each value, which takes as long as the digest.
+        if connection.dialect.name == "sqlite":
+            driver: Any = connection.connection.driver_connection
+            yield from driver.execute(str(compiled))
+            return
+        result = connection.execution_options(yield_per=PORTION).exec_driver_sql(str(compiled))
+        for portion in result.partitions():
+            yield from portion
+
+
+def _columns(table: sa.Table, *left_out: str) -> tuple[sa.ColumnElement[Any], ...]:
+    return tuple(
+        # SQLite has no booleans.
+        sa.cast(column, sa.Integer) if isinstance(column.type, sa.Boolean) else column
+        for column in table.columns
+        if column.name not in left_out
+    )
+
+
+def _recorded(name: str) -> sa.ColumnElement[Any]:
+    """A part of the price with which a call was recorded."""
+    former: sa.ColumnElement[Any] = CALLS[f"former_{name}"]
+    if name == "price_source":
+        former = sa.func.nullif(former, UNPRICED)
+    return sa.case((CALLS.former_price_source.is_(None), CALLS[name]), else_=former)
+
+
+PRICE: Final = ("price_pico", "price_source", "price_version")
+
+SEALED: Final = (
+    Sealed(
+        "calls",
+        MODEL_CALL_TABLE,
+        CALLS.at_us,
+        (
+            *_columns(
+                MODEL_CALL_TABLE,
+                *("id", "day", "cache_saved_pico", *PRICE, *(f"former_{name}" for name in PRICE)),
+            ),
+            *map(_recorded, PRICE),
+        ),
+    ),
+    # Without the totals, which `verify` compares with the calls: calls that are added late, and
+    # prices, change them.
+    Sealed("invocations", INVOCATION_TABLE, RUNS.ended_us, _columns(INVOCATION_TABLE, *SUMMED)),
+    Sealed("attributes", ATTRIBUTE_TABLE, RUNS.ended_us, _columns(ATTRIBUTE_TABLE)),
+    Sealed("tools", TOOL_CALL_TABLE, RUNS.ended_us, _columns(TOOL_CALL_TABLE, "id")),
+    Sealed("grants", QUOTA_CHANGE_TABLE, QUOTA_CHANGE_TABLE.c.at_us, _columns(QUOTA_CHANGE_TABLE)),
+    Sealed(
+        "maintenance",
+        MAINTENANCE_TABLE,
+        MAINTENANCE_TABLE.c.at_us,
+        _columns(MAINTENANCE_TABLE),
+        is_pruned=False,
+    ),
+)
+
+
+class Digests:
+    """The digests of the rows of one day and table, with the present prices of calls."""
+
+    def __init__(self) -> None:
+        """Start without rows."""
+        # By the first byte, so that only a part is sorted at a time: a day may have a million rows.
+        self._parts = [bytearray() for _ in range(256)]
+
+    def add(self, digest: bytes, prices: bytes) -> None:
+        """Add a row."""
+        part = self._parts[digest[0]]
+        part += digest
+        part += prices
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over digests and prices, in the order of the digests."""
+        size = DIGEST + PRICES.size
+        for part in self._parts:
+            for row in sorted(bytes(part[at : at + size]) for at in range(0, len(part), size)):
+                yield row[:DIGEST], row[DIGEST:]
+
+
+def digests_of(
+    connection: sa.Connection, sealed: Sealed, since_us: int, until_us: int
+) -> dict[int, Digests]:
+    """Compute the digests of the rows of a table, by day."""
+    days: dict[int, Digests] = {}
+    encode, sha256 = json.JSONEncoder(separators=(",", ":")).encode, hashlib.sha256
+    pack, nothing = PRICES.pack, PRICES.pack(UNKNOWN, UNKNOWN)
+    for at, price, saved, *columns in sealed.rows(connection, since_us, until_us):
+        day = at // DAY_MICROSECONDS
+        digests = days.get(day)
+        if digests is None:
+            digests = days[day] = Digests()
+        prices = nothing
+        if price is not None or saved is not None:
+            prices = pack(UNKNOWN if price is None else price, UNKNOWN if saved is None else saved)
+        digests.add(sha256(encode(columns).encode()).digest(), prices)
+    return days
+
+
+# --- closing --------------------------------------------------------------------------------------
+
+
+def first_day(connection: sa.Connection) -> int:
+    """Return the first day with rows, since the epoch."""
+    times = (table.c[name] for table, name in FIRST_TIMES)
+    first = [connection.execute(sa.select(sa.func.min(each))).scalar() for each in times]
+    return int(min((each for each in first if each is not None), default=0)) // DAY_MICROSECONDS
+
+
+FIRST_TIMES: Final = (
+    (MODEL_CALL_TABLE, "at_us"),
+    (INVOCATION_TABLE, "started_us"),
+    (QUOTA_CHANGE_TABLE, "at_us"),
+    (MAINTENANCE_TABLE, "at_us"),
+)
+
+
+def unfinished(connection: sa.Connection, until_us: int) -> tuple[list[str], list[str]]:
+    """List the invocations that started before a time and are open, and those that are lost."""
+    started = RUNS.started_us < until_us
+    of_kind = (RUNS.ended_us.is_(None), RUNS.action == LOST)
+    opened, lost = (
+        sorted(connection.scalars(sa.select(RUNS.id).where(started, kind))) for kind in of_kind
+    )
+    return opened, lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Period:
+    """The days of a close."""
+
+    since: date | None
+    """`None` for the first day of the ledger."""
+    until: date
+    """Exclusive."""
+
+    def microseconds(self, connection: sa.Connection) -> tuple[int, int]:
+        """Return its first microsecond and the one after it."""
+        since = first_day(connection) if self.since is None else (self.since - EPOCH).days
+        until = (self.until - EPOCH).days
+        return min(since, until) * DAY_MICROSECONDS, until * DAY_MICROSECONDS
+
+
+def close(
+    connection: sa.Connection, period: Period, tenant_key: str, after: str | None, pending: int
+) -> dict[str, Any]:
+    """Compute the close of a period.
+
+    Args:
+        connection: The ledger.
+        period: The days.
+        tenant_key: Audit key by which sums are grouped.
+        after: SHA-256 of the previous close.
+        pending: Rows in spill files, which are included.
+    """
+    since_us, until_us = period.microseconds(connection)
+    days: dict[str, dict[str, Any]] = {}
+    for sealed in SEALED:
+        for number, digests in digests_of(connection, sealed, since_us, until_us).items():
+            days.setdefault(_name(number), {})[sealed.name] = _seal(digests, sealed)
+    for number, sums in _sums(connection, since_us, until_us, tenant_key):
+        days.setdefault(_name(number), {}).setdefault("sums", []).append(sums)
+    for day in days.values():
+        day.get("sums", []).sort(key=lambda row: [row[key] or "" for key in KEYS])
+    opened, lost = unfinished(connection, until_us)
+    return {
+        "format": FORMAT,
+        "version": importlib.metadata.version("otel-limits"),
+        "after": after,
+        "since": None if period.since is None else period.since.isoformat(),
+        "until": period.until.isoformat(),
+        "tenant_key": tenant_key,
+        "open_invocations": opened,
+        "lost_invocations": lost,
+        "pending_rows": pending,
+        "days": days,
+    }
+
+
+def as_text(document: Mapping[str, Any]) -> str:
+    """Format a close: the same bytes for the same content."""
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+def _name(day: int) -> str:
+    return (EPOCH + timedelta(days=day)).isoformat()
+
+
+def _seal(digests: Digests, sealed: Sealed) -> dict[str, Any]:
+    rows, prices, index, count = hashlib.sha256(), hashlib.sha256(), bytearray(), 0
+    for digest, price in digests:
+        rows.update(digest)
+        prices.update(price)
+        index += digest[:INDEXED]
+        count += 1
+    document = {
+        "rows": count,
+        "sha256": rows.hexdigest(),
+        "index": base64.b64encode(index).decode(),
+    }
+    if sealed.table is MODEL_CALL_TABLE:
+        document["prices_sha256"] = prices.hexdigest()
+    return document
+
+
+KEYS: Final = ("agent", "model", "tenant")
+TOKENS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
+
+
+def _sums(
+    connection: sa.Connection, since_us: int, until_us: int, tenant_key: str
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Add up the calls of each day by agent, model and tenant."""
+    joins = Joins(MODEL_CALL_TABLE)
+    # Without a join for a key that no invocation has.
+    has_key = tenant_key in audit_keys(connection)
+    tenant: Any = joins.column(f"key:{tenant_key}") if has_key else sa.null()
+    keys = [CALLS.day, CALLS.agent, CALLS.model, *([tenant] if has_key else [])]
+    figures = [
+        sa.func.count(),
+        *(sa.func.sum(CALLS[name]) for name in TOKENS),
+        sa.func.sum(RECORDED_PICO),
+        sa.func.sum(CALLS.price_pico),
+        sa.func.count().filter(CALLS.price_pico.is_(None)),
+    ]
+    selection = Selection(since_us=since_us, until_us=until_us)
+    for row in connection.execute(joins.select(selection, *keys, *figures).group_by(*keys)):
+        day, *of_group = row[: len(keys)]
+        calls, *tokens, recorded, present, unpriced = (int(each or 0) for each in row[len(keys) :])
+        yield (
+            int(day),
+            {
+                **dict(zip(KEYS, [*of_group, None], strict=False)),
+                "calls": calls,
+                **dict(zip(TOKENS, tokens, strict=True)),
+                "usd_recorded": f"{dollars(recorded):f}",
+                "usd_present": f"{dollars(present):f}",
+                "unpriced_calls": unpriced,
+            },
+        )
+
+
+# --- comparing ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Difference:
+    """How the rows of one day and table differ from a close."""
+
+    day: str
+    table: str
+    counts: dict[str, int] = field(default_factory=dict)
+    """Rows by kind: missing, changed, added late, pruned; 0 for repriced, of an unknown number."""
+
+
+MISSING: Final = "missing"
+CHANGED: Final = "changed"
+LATE: Final = "added late"
+REPRICED: Final = "repriced"
+GONE: Final = "pruned"
+FAILING: Final = (MISSING, CHANGED)
+"""Differences that no regular operation of a ledger makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """A close that was read from a file."""
+
+    path: Path
+    sha256: str
+    document: Mapping[str, Any]
+
+    @property
+    def period(self) -> Period:
+        """Its days."""
+        since = self.document["since"]
+        return Period(
+            since=None if since is None else date.fromisoformat(since),
+            until=date.fromisoformat(self.document["until"]),
+        )
+
+
+def read_close(path: Path) -> Close:
+    """Read a close.
+
+    Raises:
+        LedgerError: The file cannot be read, or is not a close.
+    """
+    try:
+        content = path.read_bytes()
+        close = Close(path, hashlib.sha256(content).hexdigest(), json.loads(content))
+        is_close = close.document["format"] == FORMAT and bool(close.period)
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError, KeyError):
+        is_close = False
+    if not is_close:
+        raise LedgerError(f"{path} is not a close. otel-limits ledger close writes one.")
+    return close
+
+
+def compare(connection: sa.Connection, close: Close) -> Iterator[Difference]:
+    """Compare the ledger with a close; yields each day and table that differs."""
+    since_us, until_us = close.period.microseconds(connection)
+    days = close.document["days"]
+    if days:  # the first rows may have been deleted
+        since_us = min(since_us, (date.fromisoformat(min(days)) - EPOCH).days * DAY_MICROSECONDS)
+    border = pruned_before(connection) or 0
+    if connection.dialect.name == "sqlite":  # other checks enlarge the cache
+        connection.exec_driver_sql("PRAGMA cache_size = -2000")
+    for sealed in SEALED:
+        found = {
+            _name(number): digests
+            for number, digests in digests_of(connection, sealed, since_us, until_us).items()
+        }
+        closed = {day for day, tables in days.items() if sealed.name in tables}
+        for day in sorted(closed | set(found)):
+            begin = (date.fromisoformat(day) - EPOCH).days * DAY_MICROSECONDS
+            counts = _difference(
+                days.get(day, {}).get(sealed.name, {}),
+                found.pop(day, Digests()),
+                is_pruned=sealed.is_pruned and begin < border,
+            )
+            if counts:
+                yield Difference(day, sealed.name, counts)
+
+
+def _difference(closed: Mapping[str, Any], digests: Digests, *, is_pruned: bool) -> dict[str, int]:
+    index = base64.b64decode(closed.get("index", ""))
+    rows, prices = hashlib.sha256(), hashlib.sha256()
+    missing = added = at = 0
+    for digest, price in digests:
+        start = digest[:INDEXED]
+        # Both are sorted.
+        while at < len(index) and index[at : at + INDEXED] < start:
+            missing += 1
+            at += INDEXED
+        if index[at : at + INDEXED] == start:
+            at += INDEXED
+            rows.update(digest)
+            prices.update(price)
+        else:
+            added += 1
+    missing += (len(index) - at) // INDEXED
+    counts = {}
+    changed = min(missing, added)
+    if not missing and closed and rows.hexdigest() != closed["sha256"]:
+        changed = 1  # another row has the same start
+    counts[CHANGED] = changed
+    counts[GONE if is_pruned else MISSING] = missing - min(missing, added)
+    counts[LATE] = added - min(missing, added)
+    if not missing and prices.hexdigest() != closed.get("prices_sha256", prices.hexdigest()):
+        counts[REPRICED] = 0
+    return {kind: count for kind, count in counts.items() if count or kind == REPRICED}
+
+
+def broken_links(closes: Sequence[Close]) -> list[str]:
+    """Describe where closes do not follow each other."""
+    in_order = sorted(closes, key=lambda close: close.period.until)
+    return [
+        f"{later.path} does not follow {earlier.path}"
+        for earlier, later in itertools.pairwise(in_order)
+        if later.document["after"] != earlier.sha256
+    ]

@@ -1,0 +1,286 @@
+"""Closed books: the same bytes from the same rows, and every later alteration found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import closing
+from dataclasses import replace
+from sqlite3 import connect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits.cli import main
+from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
+from tests.ledger.test_proof import ask, events_of, record, spill
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.ledger.conftest import LedgerFile
+
+CALLS = [
+    Call(price="0.01", cached=40, tools=["search", "fetch"]),
+    Call(price="0.02", model="n", tools=["search"]),
+    Call(),
+]
+
+
+def entry(agent: str = "worker", day: int = 0) -> Entry:
+    """An invocation of the given day after 2025-10-09."""
+    return Entry(agent=agent, calls=CALLS, at=NINE + day * DAY, attributes={"tenant.id": "acme"})
+
+
+def close(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> dict[str, Any]:
+    """Close, write it to a file, and read it."""
+    capsys.readouterr()
+    status = main(["ledger", "close", *options])
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    path.write_text(said.out, encoding="utf-8")
+    document: dict[str, Any] = json.loads(said.out)
+    return document
+
+
+def compare(
+    capsys: pytest.CaptureFixture[str], *paths: Path
+) -> tuple[int, set[tuple[str, str, str]]]:
+    """Verify against closes; return the status, and day, table and kind of each difference."""
+    status, answer = ask(capsys, "verify", *(f"--against={path}" for path in paths))
+    found = {(row["day"], row["table"], row["difference"]) for row in answer["closed_days"]}
+    return status, found
+
+
+@pytest.fixture
+def closed(ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A close of October 2025, in which two invocations ended on each of three days."""
+    write(ledger.address, *(entry(f"agent-{n % 2}", n // 2) for n in range(6)))
+    path = tmp_path / "october.json"
+    close(capsys, path, "--month", "2025-10")
+    return path
+
+
+def test_close_has_counts_sums_and_digests_of_each_day(
+    ledger: LedgerFile, closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An auditor reads the same sums as in `spend`, and closing again gives the same bytes."""
+    document = json.loads(closed.read_text("utf-8"))
+    assert sorted(document["days"]) == ["2025-10-09", "2025-10-10", "2025-10-11"]
+    day = document["days"]["2025-10-10"]
+    rows = {table: day[table]["rows"] for table in day if table != "sums"}
+    assert rows == {"calls": 6, "invocations": 2, "attributes": 2, "tools": 6}
+    assert [(row["agent"], row["model"], row["tenant"]) for row in day["sums"]] == [
+        (f"agent-{n}", model, "acme") for n in range(2) for model in "mn"
+    ]
+    first = day["sums"][0]
+    assert (first["calls"], first["input_tokens"], first["cache_read_tokens"]) == (2, 200, 40)
+    assert (first["usd_recorded"], first["unpriced_calls"]) == ("0.010000000000", 1)
+    again = close(capsys, closed.with_name("again.json"), "--month", "2025-10")
+    assert again == document
+    assert compare(capsys, closed) == (0, set())
+    assert (
+        f"closed days as in {closed.name}"
+        in ask(capsys, "verify", f"--against={closed}")[1]["complete"]
+    )
+
+
+DAY_OF = "2025-10-10"
+PARTS = {
+    "FIRST": "(SELECT min(id) FROM otel_limits_model_calls WHERE day = 20371)",
+    "RUN": "(SELECT invocation_id FROM otel_limits_model_calls WHERE day = 20371 LIMIT 1)",
+}
+ALTERATIONS = {
+    "renamed tenant": (
+        "UPDATE otel_limits_attributes SET value = 'x' WHERE invocation_id = RUN",
+        {("attributes", "changed")},
+    ),
+    "renamed model": (
+        "UPDATE otel_limits_model_calls SET model = 'cheap' WHERE id = FIRST",
+        {("calls", "changed")},
+    ),
+    "other stop reason": (
+        "UPDATE otel_limits_invocations SET reason = 'max_turns' WHERE id = RUN",
+        {("invocations", "changed")},
+    ),
+    "halved costs on both sides": (
+        """
+        UPDATE otel_limits_model_calls SET price_pico = price_pico / 2;
+        UPDATE otel_limits_invocations SET price_pico = price_pico / 2
+        """,
+        {("calls", "changed")},
+    ),
+    "deleted invocation with all of its rows": (
+        """
+        CREATE TEMP TABLE gone AS SELECT RUN AS id;
+        DELETE FROM otel_limits_tool_calls WHERE invocation_id IN gone;
+        DELETE FROM otel_limits_attributes WHERE invocation_id IN gone;
+        DELETE FROM otel_limits_model_calls WHERE invocation_id IN gone;
+        DELETE FROM otel_limits_invocations WHERE id IN gone
+        """,
+        {(table, "missing") for table in ("calls", "invocations", "attributes", "tools")},
+    ),
+    "renamed tool": (
+        "UPDATE otel_limits_tool_calls SET tool = 'x' WHERE invocation_id = RUN",
+        {("tools", "changed")},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALTERATIONS)
+def test_alteration_of_both_sides_is_found_by_day_table_and_kind(
+    ledger: LedgerFile, closed: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Sums stay consistent, so only the close shows what was done."""
+    statements, expected = ALTERATIONS[name]
+    alter(ledger, statements)
+    assert ask(capsys, "verify")[0] == 0
+    status, found = compare(capsys, closed)
+    assert status == 1
+    assert {(table, kind) for day, table, kind in found if day == DAY_OF} == expected
+
+
+def alter(ledger: LedgerFile, statements: str) -> None:
+    """Alter a ledger with SQL, in which the names of `PARTS` mean rows of the second day."""
+    for name, query in PARTS.items():
+        statements = statements.replace(name, query)
+    with closing(connect(ledger.path)) as connection:
+        connection.executescript(statements)
+
+
+def test_moved_day_is_missing_on_one_day_and_late_on_another(
+    ledger: LedgerFile, closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spend moved from one month's budget to another."""
+    alter(
+        ledger,
+        "UPDATE otel_limits_model_calls SET at_us = at_us + 86400000000 WHERE day = 20371",
+    )
+    status, found = compare(capsys, closed)
+    assert status == 1
+    assert found == {(DAY_OF, "calls", "missing"), ("2025-10-11", "calls", "added late")}
+
+
+def test_rows_added_late_pass_and_hide_no_change(
+    ledger: LedgerFile, closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The spill file of another host arrives; and with it, a row is changed."""
+    write(ledger.address, entry("late", 1), first=90)
+    tables = ("calls", "invocations", "attributes", "tools")
+    late = {(DAY_OF, table, "added late") for table in tables}
+    assert compare(capsys, closed) == (0, late)
+    alter(ledger, "UPDATE otel_limits_model_calls SET model = 'cheap' WHERE id = FIRST")
+    status, found = compare(capsys, closed)
+    assert status == 1
+    assert found == {*late, (DAY_OF, "calls", "changed")}
+
+
+def test_repriced_rows_pass(
+    ledger: LedgerFile, closed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The recorded price is kept, and hashed apart from the present one."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("models: {m: {price: {input: 1, output: 1}}}\n", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    assert main(["ledger", "reprice"]) == 0
+    assert "6 of 6 model calls were repriced" in capsys.readouterr().out
+    days = ("2025-10-09", DAY_OF, "2025-10-11")
+    assert compare(capsys, closed) == (0, {(day, "calls", "repriced") for day in days})
+
+
+def test_pruned_rows_pass(
+    ledger: LedgerFile, closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Retention records its border; later rows must exist."""
+    assert main(["ledger", "prune", "--older-than", "1d"]) == 0
+    status, found = compare(capsys, closed)
+    assert (status, {kind for _, _, kind in found}) == (0, {"pruned"})
+    assert len(found) == 12
+
+
+def test_close_is_refused_while_rows_wait_or_invocations_are_open(
+    faulty: None, ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their rows would change the closed days; `--with-open` lists them."""
+    *before, stop = events_of(entry(), ledger)
+    record(ledger, *before)
+    assert main(["ledger", "close", "--until", "2025-11-01"]) == 2
+    assert "Not closed: 1 invocation has no end" in capsys.readouterr().err
+    spill(ledger, entry("waiting"))
+    assert main(["ledger", "close", "--until", "2025-11-01"]) == 2
+    assert "rows wait in " in capsys.readouterr().err
+    document = close(capsys, tmp_path / "c.json", "--until", "2025-11-01", "--with-open")
+    assert document["open_invocations"] == [stop.invocation_id]
+    assert document["pending_rows"] > 0
+    # The end comes after the close, and the rows that waited are restored.
+    record(ledger, replace(stop, seconds=2.0))
+    status, found = compare(capsys, tmp_path / "c.json")
+    assert status == 0
+    assert {(table, kind) for _, table, kind in found} == {
+        (table, "added late") for table in ("invocations", "attributes", "tools")
+    }
+
+
+def test_closes_form_a_chain(
+    ledger: LedgerFile, closed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has the digest of the one before, so that none can be exchanged alone."""
+    write(ledger.address, entry("november", 30), first=40)
+    november = tmp_path / "november.json"
+    document = close(capsys, november, "--month", "2025-11", "--after", str(closed))
+    assert document["after"] == hashlib.sha256(closed.read_bytes()).hexdigest()
+    assert (document["since"], list(document["days"])) == ("2025-11-01", ["2025-11-08"])
+    assert compare(capsys, closed, november) == (0, set())
+    closed.write_text(closed.read_text("utf-8") + "\n", encoding="utf-8")
+    status, answer = ask(capsys, "verify", f"--against={closed}", f"--against={november}")
+    assert status == 1
+    assert "Each close follows the one before it" in answer["complete"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--month", "2999-01"], "Days can be closed when they are over"),
+        (["--month", "2025-12", "--after", "october.json"], "Close the days between them"),
+        (["--until", "2025-10-01", "--after", "october.json"], "--until must be later than"),
+        (["--until", "2025-11-02", "--after", "ledger.db"], "is not a close"),
+        (["--until", "2025-11-02", "--after", "none.json"], "cannot be read"),
+    ],
+)
+@pytest.mark.usefixtures("closed")
+def test_close_of_unsuitable_days_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    options: list[str], sentence: str,
+) -> None:  # fmt: skip
+    """A sentence names the fix."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["ledger", "close", *options]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_lost_invocation_may_still_end_after_the_close(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An operator only assumed its end, so that the real one is added late."""
+    *before, stop = events_of(entry(), ledger)
+    record(ledger, *before)
+    assert main(["ledger", "end-lost", "--older-than", "1d"]) == 0
+    document = close(capsys, tmp_path / "c.json", "--month", "2025-10")
+    assert document["lost_invocations"] == [stop.invocation_id]
+    record(ledger, stop)
+    status, found = compare(capsys, tmp_path / "c.json")
+    assert (status, {kind for _, _, kind in found}) == (0, {"added late"})
+
+
+def test_change_while_a_ledger_is_recorded_in_is_found(
+    ledger: LedgerFile, closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A ledger with an open log, which a copy without it would lack."""
+    book = Book(ledger.address, 200)
+    book.write(entry("now", 60))
+    alter(ledger, "DELETE FROM otel_limits_tool_calls WHERE invocation_id = RUN")
+    status, found = compare(capsys, closed)
+    book.close()
+    assert status == 1
+    assert found == {(DAY_OF, "tools", "missing")}
