@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -63,6 +63,9 @@ SERIES = {
 }
 TARGET_LABELS = {"cluster", "namespace", "job", "instance"}
 """Labels of a scrape target."""
+
+BATCH: Final = "batch"
+"""A label that users add to the targets of batch jobs."""
 
 PLAIN = r"otel_limits_\w+(?:{[^}]*})?"
 SELECTOR = re.compile(r"(otel_limits_\w+)(?:{([^}]*)})?(?:\[([^\]]+)\])?")
@@ -310,8 +313,8 @@ def test_query_uses_existing_metrics_and_labels(expr: str) -> None:
     """Otherwise a panel is empty, or an alert never fires."""
     for name, matchers, _ in SELECTOR.findall(re.sub(r"\w+:otel_limits_[\w:]+", "recorded", expr)):
         assert name in SERIES
-        for label in re.findall(r"(\w+)=", matchers):
-            assert label in {*TARGET_LABELS, "le", *SERIES[name].labels}, (name, label)
+        for label in re.findall(r"(\w+)!?=", matchers):
+            assert label in {*TARGET_LABELS, BATCH, "le", *SERIES[name].labels}, (name, label)
 
 
 def test_metrics_without_a_panel_or_alert_are_known() -> None:
