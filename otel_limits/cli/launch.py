@@ -16,8 +16,11 @@ NOT_EXECUTABLE: Final = 126
 
 
 def environment_for(base: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` updated with `variables`, and with the startup directory on its path."""
-    return {**base, **variables, "PYTHONPATH": path_with_hook(base.get("PYTHONPATH"))}
+    """Return `base` updated with `variables`, and with what enables otel-limits at startup."""
+    # `run` replaces this process, whose ID the program keeps; its child processes have others and
+    # print no notice at exit.
+    by_run = {"PYTHONPATH": path_with_hook(base.get("PYTHONPATH")), RUN: str(os.getpid())}
+    return {**base, **variables, **by_run}
 
 
 def replace_process(command: list[str], environ: Mapping[str, str]) -> tuple[int, str]:
@@ -26,8 +29,7 @@ def replace_process(command: list[str], environ: Mapping[str, str]) -> tuple[int
     Returns:
         Exit status and error message, only if the program cannot be started.
     """
-    # The program keeps this ID; its child processes have others and print no notice at exit.
-    environ = {**environ, RUN: str(os.getpid()), NOTE: _note()}
+    environ = {**environ, NOTE: _note()}
     try:
         os.execvpe(command[0], command, environ)  # noqa: S606  the user's own command
     except FileNotFoundError:
