@@ -22,11 +22,13 @@ from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.guard import Enforcement, probed
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, uses
+from tests.launching import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conftest import MakeAgent, Metric
+    from tests.launching import Ended
 
 RUNAWAY = """
 import importlib, json, sys
@@ -194,6 +196,67 @@ def test_untracked_group_is_reported(
     assert json.loads(done.stdout) == [3, 3, False], done.stderr
     assert "has no strands.multiagent.graph.Graph.stream_async. Without it the" in done.stderr
     assert "has no strands.multiagent.swarm.Swarm.stream_async. Without it the" in done.stderr
+
+
+REIMPORT = """
+import importlib, json, sys
+import otel_limits
+{early}
+import strands
+{again}
+import strands.multiagent
+{late}
+from prometheus_client import REGISTRY
+from otel_limits.runtime.runtime import RUNTIME
+json.dump([
+    REGISTRY.get_sample_value("otel_limits_enforcing", {{"source": "code"}}),
+    RUNTIME.enforcement().is_enforcing,
+], sys.stdout)
+"""
+ENABLE = "otel_limits.enable(max_turns=3)"
+REMOVE = "for name in [n for n in sys.modules if n.startswith('strands')]: del sys.modules[name]"
+AGAIN = {
+    "removed": f"{REMOVE}\nimport strands",
+    "reloaded": "import strands.agent.agent as agents; importlib.reload(agents)",
+    "graphs": "import strands.multiagent.graph as graphs; importlib.reload(graphs)",
+}
+
+
+def reimported(again: str, late: str = "", **variables: str) -> Ended:
+    """Import Strands again in a process that is enabled before, and run `late` afterwards."""
+    program = REIMPORT.format(early=ENABLE, again=again, late=late)
+    return execute(sys.executable, "-W", "ignore", "-c", program, **variables)
+
+
+@pytest.mark.parametrize("way", AGAIN)
+def test_reimported_framework_is_reported(way: str) -> None:
+    """Reloaders and test runners do this."""
+    ended = reimported(AGAIN[way])
+    assert json.loads(ended.output) == [0, False]
+    assert ended.log.count("limits are not enforced: ") == 1
+    assert "strands was imported again, and its new classes are not limited. Restart" in ended.log
+
+
+def test_framework_reimported_while_disabled_is_reported() -> None:
+    """Enabling again would attach to the first import's events, which the new agents never send."""
+    ended = reimported(f"otel_limits.disable()\n{AGAIN['removed']}", late=ENABLE)
+    assert json.loads(ended.output) == [0, False]
+    assert "was imported again" in ended.log
+
+
+def test_strict_ends_a_process_that_imports_a_framework_again() -> None:
+    """Before the new agents exist; a disabled process is not ended."""
+    ended = reimported(AGAIN["removed"], OTEL_LIMITS_STRICT="true")
+    assert (ended.status, ended.output) == (2, "")
+    assert "otel-limits: limits are not enforced: strands was imported again" in ended.log
+    again = f"otel_limits.disable()\n{AGAIN['removed']}"
+    assert reimported(again, OTEL_LIMITS_STRICT="true").status == 0
+
+
+def test_framework_imported_once_is_not_reported() -> None:
+    """Also if something looks for it."""
+    ended = reimported("import importlib.util; importlib.util.find_spec('strands.agent.agent')")
+    assert (json.loads(ended.output), ended.log) == ([1, True], "")
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ class Guard:
         """Log once, and publish, why limits are not enforced."""
         if sentence not in self._obstacles:
             self._add_obstacle(sentence)
-            if self._strict:
+            if self._source is not None and self._strict:
                 end_process([NOT_ENFORCED % sentence])
             self.publish_state()
 

@@ -22,6 +22,7 @@ from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.otel.provider import ProcessorInstaller
 from otel_limits.runs.registry import LIVE, RunRegistry
 from otel_limits.runtime.guard import Enforcement, Guard, Source
+from otel_limits.runtime.reimports import ReimportFinder
 from otel_limits.runtime.wiring import Wiring, make_otlp_providers, make_tracer_provider
 from otel_limits.settings import environment as config
 from otel_limits.settings.children import note_agent
@@ -54,6 +55,7 @@ class Runtime:
         self._observers: tuple[Observer, ...] = ()
         self._wiring = Wiring(runs)
         self._guard = Guard(runs.observers.publish)
+        self._reimports = ReimportFinder(self._report_reimport)
         self._installer = ProcessorInstaller(LimitsSpanProcessor(runs, frameworks))
         self._provides = False
         self._follows = False
@@ -155,7 +157,16 @@ class Runtime:
                 wrapt.register_post_import_hook(probe, part)
 
     def _probe(self, framework: Framework, _module: object, part: str | None = None) -> None:
+        self._reimports.watch(part or framework.module)
         self._guard.probe(framework, part)
+
+    def _report_reimport(self, module: str) -> None:
+        """Report that there will be new classes, while hooks wait for events of the first ones."""
+        package = module.partition(".")[0]
+        self._guard.report_not_enforcing(
+            f"{package} was imported again, and its new classes are not limited. Restart the "
+            "process instead."
+        )
 
     def _probe_without_module(self, framework: Framework, _package: object) -> None:
         """Report a release without the module, whose import would never be seen."""
