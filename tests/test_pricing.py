@@ -580,6 +580,16 @@ def test_nothing_is_imported_before_the_first_price() -> None:
 
 
 @listed
+def test_enabling_imports_the_http_client_of_the_package_whole() -> None:
+    """OpenAI's client looks into `sys.modules` for it, and fails if it is only partly imported."""
+    run(
+        "import sys, otel_limits\n"
+        "otel_limits.enable(max_turns=3)\n"
+        "assert hasattr(sys.modules['httpx2'], 'Client')"
+    )
+
+
+@listed
 def test_nothing_is_fetched() -> None:
     """A price is found without a connection or a look-up of a name."""
     run(

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from tests.wire.server import Vendor
 
-# Imported now: a client of OpenAI that is created while another thread imports `httpx2` fails.
-pytest.importorskip("genai_prices")
-
 
 def openai_error(
     code: str, kind: str = "insufficient_quota", message: str = "No."

@@ -120,6 +120,13 @@ class Catalogue:
             return self._installed
         return f"{self._installed}@{fetched.timestamp:%Y-%m-%dT%H:%M:%S}"
 
+    def import_package(self) -> None:
+        """Import the package, but not yet its list."""
+        with IMPORTS:
+            from genai_prices import data_snapshot
+
+            self._package = data_snapshot
+
     def find(self, model: str, provider: str) -> CatalogEntry | None:
         """Return the package's entry for a provider's model, looked up once per list."""
         fetched, found = self._found

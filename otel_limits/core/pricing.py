@@ -98,10 +98,16 @@ class Prices:
         return "+".join(filter(None, (self._policy_version, package)))
 
     @suppress_errors("pricing")
-    def load(self) -> None:
-        """Import the package before the first look-up, which happens during a model call."""
+    def import_package(self) -> None:
+        """Import the package of the price list in this thread."""
         if self._catalogue is not None:
-            # Any model will do: the first look-up imports and compiles the list.
+            self._catalogue.import_package()
+
+    @suppress_errors("pricing")
+    def load(self) -> None:
+        """Load the list before the first look-up, which happens during a model call."""
+        if self._catalogue is not None:
+            # Any model will do: the first look-up compiles the list.
             self._catalogue.find("gpt-4o", "openai")
 
     def price(self, model: str, usage: Usage, when: datetime | None = None) -> Decimal | None:

@@ -138,7 +138,10 @@ class Runtime:
         """Track invocations and connect observers according to `settings`."""
         self._follows = True
         self._wire(settings)
-        # In the background, because loading the price list would delay `enable()`.
+        # In the background, because loading the price list would delay `enable()`. Its package is
+        # imported here, with its HTTP client: vendors' clients in other threads look into
+        # `sys.modules` for it, and fail if it is only partly imported.
+        self._wiring.import_prices()
         threading.Thread(target=self._wiring.load_prices, daemon=True).start()
         self._installer.attach()
         for framework in self._frameworks:

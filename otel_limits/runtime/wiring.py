@@ -388,6 +388,10 @@ class Wiring:
         self._document = document
         self._runs.prices = self._prices_of(document)
 
+    def import_prices(self) -> None:
+        """Import the package of the price list in this thread."""
+        self._prices_of(self._document).import_package()
+
     def load_prices(self) -> None:
         """Load the price list before the first model call needs it."""
         self._prices_of(self._document).load()
