@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
 def check(options: Namespace) -> int:
     """Print the settings; return 1 if one is invalid."""
     from otel_limits.runtime.guard import probed
-    from otel_limits.settings.policy.file import policy_mistakes
+    from otel_limits.settings.policy.file import access_warning, policy_mistakes
 
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
@@ -88,7 +88,7 @@ def check(options: Namespace) -> int:
     ]
     refuse([f"{sentence} Limits are still enforced." for sentence in guarded.fallbacks])
     halted = unpriced_halts(effective_policies(reading, policy_file.document, options.agent))
-    refuse([] if halted is None else [halted])
+    refuse([each for each in (halted, access_warning(policy_file)) if each is not None])
     if quotas and not reading.mistakes:
         warnings, wrong = store_rights(reading.settings)
         refuse(warnings)

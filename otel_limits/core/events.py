@@ -369,6 +369,8 @@ class PolicyRead:
     """False if it was rejected, so that the previous version stays in effect."""
     loosened: tuple[str, ...] = ()
     """The limits that are looser than in the previous version, one phrase each."""
+    changeable: bool = False
+    """True if the user of this process, and so a tool of its agents, can change the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.events import Enforcing, Started
+from otel_limits.core.events import Enforcing, PolicyRead, Started
 from otel_limits.observers.protocol import BaseObserver
 
 if TYPE_CHECKING:
@@ -34,8 +34,13 @@ class FirstCalls(BaseObserver):
         self._is_logged = quiet
         self._quiet = quiet
         self._source = ""
+        self._is_policy_changeable = False
         self._unlimited: set[str] = set()
-        self.subscribes_to = {Enforcing: self._enforcing, Started: self._started}
+        self.subscribes_to = {
+            Enforcing: self._enforcing,
+            PolicyRead: self._policy_read,
+            Started: self._started,
+        }
 
     def after_fork(self) -> None:
         """Reset: a child logs its own first call."""
@@ -44,6 +49,9 @@ class FirstCalls(BaseObserver):
 
     def _enforcing(self, event: Enforcing) -> None:
         self._source = event.source
+
+    def _policy_read(self, event: PolicyRead) -> None:
+        self._is_policy_changeable = event.changeable
 
     def _started(self, event: Started) -> None:
         agent = event.invocation.agent
@@ -60,9 +68,11 @@ class FirstCalls(BaseObserver):
         source = "hooks" if event.unsampled else "spans"
         # Otherwise a model without a price would be an unexpected reason for a halt.
         unpriced = "unpriced=halt, " if event.unpriced == "halt" else ""
+        # A tool of an agent could change its limits.
+        policy = "policy=changeable, " if self._is_policy_changeable else ""
         sentence = (
             f"enforcing {caps} on agent {event.invocation.agent!r} "
-            f"(action={event.configured_action}, {unpriced}source={source})"
+            f"(action={event.configured_action}, {unpriced}{policy}source={source})"
         )
         if self._source == "run":
             # Visible in a shell whatever the program does with its log.

@@ -21,7 +21,7 @@ from otel_limits.quotas.windows import Window
 from otel_limits.runtime.wiring import PORT_IS_TAKEN
 from otel_limits.settings import environment as config
 from otel_limits.settings.ledgers import default_ledger, ledger_address
-from otel_limits.settings.policy.file import PolicyFile, policy_mistakes
+from otel_limits.settings.policy.file import PolicyFile, access_warning, policy_mistakes
 from otel_limits.top.endpoints import Endpoint
 from otel_limits.top.scrapes import ScrapeError
 
@@ -84,6 +84,8 @@ def _policy(reading: Reading, policy_file: PolicyFile) -> Iterator[Finding]:
         yield skipped("policy", "OTEL_LIMITS_POLICY is not set.")
     elif not policy_file.mistakes:
         yield ok("policy", f"{redact_url(reading.settings.policy_path)} is valid.")
+    if (warning := access_warning(policy_file)) is not None:
+        yield ok("policy file", warning)
     capped = policy.limits != NO_LIMITS or policy.tree != NO_LIMITS
     if not (capped or document.defaults or document.agents or document.quotas):
         yield skipped(

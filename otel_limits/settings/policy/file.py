@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import stat
@@ -17,6 +18,7 @@ from otel_limits.core.policy import Policy
 from otel_limits.core.pricing import MISSING, Prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.runs.registry import LIVE
+from otel_limits.settings.policy.changeable import CHANGEABLE, is_changeable, is_shared
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class PolicyFile:
     """The policy file of a process.
 
     Attributes:
+        path: Its path, if there is one.
         document: The latest valid version.
         mistakes: The mistakes in the latest version.
     """
@@ -52,7 +55,7 @@ class PolicyFile:
         self, path: str | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Read the file, if there is one."""
-        self._path = path
+        self.path = path
         self._shown = redact_url(path or "")
         self._clock = clock
         self._lock = threading.Lock()
@@ -77,7 +80,7 @@ class PolicyFile:
         Called at the start of an invocation. Checks at most once a second; other threads use the
         current version during the check.
         """
-        path = self._path
+        path = self.path
         # Before the lock, because every invocation calls this.
         if path is None or self._clock() < self._next_look:
             return
@@ -93,12 +96,24 @@ class PolicyFile:
                 self.announce(_loosened(before, self.document, base))
 
     def announce(self, loosened: tuple[str, ...] = ()) -> None:
-        """Log and publish whether the latest version was accepted, and what it loosens."""
-        if self._path is None:
+        """Log and publish whether the latest version was accepted, and what it loosens.
+
+        Also whether agents can change the file. The usual case, that its own user can, is left to
+        the line about the first call, so that developers are not warned at every start.
+        """
+        if self.path is None:
             return
+        changeable = is_changeable(self.path)
         LIVE.observers.publish(
-            PolicyRead(path=self._shown, valid=not self.mistakes, loosened=loosened)
+            PolicyRead(
+                path=self._shown,
+                valid=not self.mistakes,
+                loosened=loosened,
+                changeable=changeable,
+            )
         )
+        if changeable and is_shared(self.path):
+            _warn_about_access(self._shown)
         for each in loosened:
             logger.warning("otel-limits: policy file %s loosens a limit: %s.", self._shown, each)
         if not self.mistakes:
@@ -148,6 +163,12 @@ class PolicyFile:
         return True
 
 
+@functools.cache
+def _warn_about_access(path: str) -> None:
+    """Report once that agents can change a file of another user, or that all users can."""
+    logger.warning("otel-limits: %s", CHANGEABLE.format(path=path))
+
+
 NO_FILE: Final = PolicyFile()
 """Used if there is no policy file."""
 
@@ -160,6 +181,12 @@ def _loosened(before: Document, after: Document, base: Policy) -> tuple[str, ...
         for name in names
         for what in after.effective(name, base).loosened(before.effective(name, base))
     )
+
+
+def access_warning(policy_file: PolicyFile) -> str | None:
+    """Return a warning if agents that run as this user can change the policy file."""
+    path = policy_file.path
+    return CHANGEABLE.format(path=redact_url(path)) if path and is_changeable(path) else None
 
 
 def price_mistakes(limits: Iterable[Limits], document: Document) -> list[str]:
