@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import sqlite3
+import subprocess
+import sys
 import threading
+from contextlib import closing, nullcontext
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from tests.conftest import Metric
 
 
 async def read(agent: BidiAgent) -> list[Any]:
@@ -107,6 +114,25 @@ def test_cost_cap_ends_session(policy: Callable[[str], object], events: list[Eve
     session(RealtimeModel())
     (stop,) = stops_in(events)
     assert (stop.reason, stop.turns, stop.cost) == ("max_cost_usd", 3, Decimal("0.045"))
+
+
+def test_response_without_price_ends_session(
+    policy: Callable[[str], object], events: list[Event]
+) -> None:
+    """A cost limit on its own halts a model without a price."""
+    policy("models: {other: {price: {input: 1000, output: 1000}}}")
+    otel_limits.enable(Limits(max_cost_usd=0.04), observers=[events.append])
+    session(RealtimeModel())
+    (stop,) = stops_in(events)
+    assert (stop.action, stop.turns) == ("halted", 1)
+
+
+def test_cap_of_one_tool_refuses_its_call(events: list[Event]) -> None:
+    """The refused call does not run."""
+    otel_limits.enable(Limits(max_calls_per_tool={"search": 1}), observers=[events.append])
+    session(RealtimeModel("search"), tools=[search])
+    assert [each.status for each in events if isinstance(each, ToolCall)] == ["success", "refused"]
+    assert stops_in(events)[0].action == "halted"
 
 
 def test_quota_ends_session(policy: Callable[[str], object], events: list[Event]) -> None:
@@ -257,6 +283,25 @@ def test_silent_session_is_ended(events: list[Event], limited: str) -> None:
     assert isinstance(received[-1], BidiConnectionStopEvent)
 
 
+@pytest.mark.parametrize("action", ["observe", "raise"])
+def test_kill_ends_session_with_any_action(events: list[Event], action: Any) -> None:
+    """Alerts about limits do not count kills."""
+    otel_limits.enable(Limits(max_turns=9), action=action, observers=[events.append])
+
+    async def talk() -> None:
+        async with BidiAgent(model=RealtimeModel(), name="voice") as agent:
+            async for event in agent.receive():
+                if isinstance(event, BidiResponseStopEvent):
+                    otel_limits.kill(agent="voice")
+
+    raised = pytest.raises(otel_limits.KilledError) if action == "raise" else nullcontext()
+    with raised:
+        asyncio.run(asyncio.wait_for(talk(), 20))
+    (stop,), (halt,) = stops_in(events), [each for each in events if isinstance(each, Halt)]
+    assert (stop.reason, stop.action, stop.turns) == ("killed", "killed", 1)
+    assert halt.action == "killed"
+
+
 def test_session_without_reader_is_ended(events: list[Event]) -> None:
     """The model of a session without a reader is connected, and costs."""
     otel_limits.enable(Limits(max_duration_seconds=0.2), observers=[events.append])
@@ -363,6 +408,102 @@ def test_cap_that_cannot_hold_is_named(
     (warning,) = [each for each in warnings_logged() if "realtime" in each]
     assert ", ".join(named) in warning
     assert ("max_turns" in warning) == ("max_turns" in named)
+
+
+def test_cap_that_cannot_hold_is_named_before_a_response(
+    warnings_logged: Callable[[], list[str]],
+) -> None:
+    """OpenAI Live reports no usage of its voice, so the warning precedes the first response."""
+    name = "strands.bidi.models.openai.live"
+    assert importlib.util.find_spec(name) is not None
+    live = type("Live", (RealtimeModel,), {"__module__": name})
+    otel_limits.enable(max_turns=9, tree=Limits(max_token_budget=10**6))
+
+    async def start() -> list[str]:
+        agent = BidiAgent(model=live(), name="voice")
+        await agent.start()
+        at_start = warnings_logged()
+        await agent.stop()
+        return at_start
+
+    usage, turns = [each for each in asyncio.run(start()) if "realtime" in each]
+    assert "In this session tree_max_token_budget" in usage
+    assert "In this session max_turns" in turns
+
+
+def test_caps_that_hold_are_not_warned_of(warnings_logged: Callable[[], list[str]]) -> None:
+    """A model with responses and usage needs no warning."""
+    otel_limits.enable(Limits(max_turns=2, max_token_budget=10**6))
+    session(RealtimeModel())
+    assert [each for each in warnings_logged() if "realtime" in each] == []
+
+
+@pytest.mark.parametrize(
+    ("tree", "reason", "turns"),
+    [
+        (Limits(max_turns=3), "max_turns", 3),
+        (Limits(max_token_budget=40), "max_token_budget", 3),
+        (Limits(max_duration_seconds=0.3), "max_duration", 1),
+    ],
+)
+def test_tree_cap_ends_session(events: list[Event], tree: Limits, reason: str, turns: int) -> None:
+    """A session is the root of its tree."""
+    otel_limits.enable(tree=tree, observers=[events.append])
+    session(RealtimeModel(most=1 if reason == "max_duration" else 40))
+    (stop,) = stops_in(events)
+    assert (stop.reason, stop.action, stop.turns) == (reason, "halted", turns)
+    (halt,) = [each for each in events if isinstance(each, Halt)]
+    assert halt.breaches[0].limit.startswith("tree_")
+
+
+def test_session_has_metrics(metric: Metric) -> None:
+    """Dashboards and alerts see it like any invocation."""
+    otel_limits.enable(Limits(max_turns=3))
+    agent = BidiAgent(model=RealtimeModel("search"), name="metered voice", tools=[search])
+    asyncio.run(asyncio.wait_for(read(agent), 20))
+    counts = {"agent": "metered voice"}
+    assert metric("otel_limits_turns_total", **counts) == 3
+    assert metric("otel_limits_stops_total", **counts, reason="max_turns", action="halted") == 1
+
+
+def test_session_has_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger records its calls, tools and outcome like those of any invocation."""
+    path = tmp_path / "ledger.db"
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(path))
+    otel_limits.enable(Limits(max_turns=3))
+    session(RealtimeModel("search"), tools=[search])
+    otel_limits.disable()  # closes the ledger
+    with closing(sqlite3.connect(path)) as ledger:
+        (invocation,) = ledger.execute(
+            "SELECT agent, reason, action, turns FROM otel_limits_invocations"
+        )
+        calls = list(ledger.execute("SELECT model, input_tokens FROM otel_limits_model_calls"))
+        tools = list(ledger.execute("SELECT tool FROM otel_limits_tool_calls"))
+    assert invocation == ("voice", "max_turns", "halted", 3)
+    assert calls == [("realtime-1", 9)] * 3
+    assert tools == [("search",)] * 3
+
+
+def test_former_name_is_limited() -> None:
+    """Programs that still import the experimental package are limited in the same way."""
+    program = """
+import asyncio, warnings
+warnings.simplefilter("ignore")
+from strands.experimental.bidi import BidiAgent
+import otel_limits
+from tests.realtime import RealtimeModel
+
+async def talk():
+    async with BidiAgent(model=RealtimeModel(), name="voice") as agent:
+        return [event async for event in agent.receive()][-1]
+
+otel_limits.enable(max_turns=3)
+print(otel_limits.stop_of(asyncio.run(talk())).turns)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "3\n"
 
 
 def test_disable_leaves_session_alone(events: list[Event]) -> None:
