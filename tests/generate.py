@@ -36,6 +36,13 @@ def generate_images() -> None:
     top_picture.write()
 
 
+def generate_launchers() -> None:
+    """Write the table of launchers, each cell of which is a run of a program."""
+    from tests import matrix  # it needs the packages of the tests
+
+    matrix.write()
+
+
 def generate_screenshots() -> None:
     """Draw the dashboards of a simulated fleet."""
     from tests.dashboards.pictures import write
@@ -47,6 +54,7 @@ STEPS: Final[Mapping[str, Callable[[], None]]] = {
     "dashboards": generate_dashboards,
     "schema": policy_schema.write,
     "tables": readme.write,
+    "launchers": generate_launchers,
     "images": generate_images,
     "outputs": pages.write,
     "screenshots": generate_screenshots,

@@ -17,6 +17,7 @@ from otel_limits.cli.doctor.finding import fail
 from otel_limits.cli.doctor.runaway import FORCED, read_launcher, sandboxed
 from tests.launching import BIN, INSTRUMENT, NO_EXPORT, RUN, WITHOUT_EXPORTER, execute
 from tests.processes import SOON
+from tests.test_autoload import PACKAGES, ROOT
 
 if TYPE_CHECKING:
     from tests.launching import Ended
@@ -83,6 +84,22 @@ def test_instrument_without_its_exporter_is_found_to_be_uncapped() -> None:
     status, found, _ = examined(*INSTRUMENT, PYTHON, **WITHOUT_EXPORTER)
     assert (status, found["runaway"][0]) == (1, "FAIL")
     assert "needs the exporters of its distro" in found["enabled by"][1]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "option"),
+    [((*INSTRUMENT, PYTHON, "-I"), "-I or -E"), ((PYTHON, "-S"), "-S")],
+    ids=["instrument -I", "-S"],
+)
+def test_python_that_loads_nothing_of_ours_is_found(launcher: tuple[str, ...], option: str) -> None:
+    """No message can be logged there, and autoload does not help with `-S`."""
+    path = f"{ROOT}:{PACKAGES}"  # there is no site-packages with `-S`
+    status, found, _ = examined(*launcher, PYTHONPATH=path, **NO_EXPORT)
+    assert (status, found["runaway"][0], found["enabled by"][0]) == (1, "FAIL", "FAIL")
+    assert found["enabled by"][1] == (
+        f"Not enabled: Python runs with {option}, and loads nothing of otel-limits."
+        f"Start it without {option}, or call otel_limits.enable() in the application's code."
+    )
 
 
 def test_hooks_take_over_where_spans_do_not_arrive() -> None:

@@ -66,6 +66,13 @@ def call_in_child() -> dict[str, Any]:
         return {"error": repr(error)}
 
 
+def isolating_option() -> str | None:
+    """Return the option with which Python ignores PYTHONPATH or `sitecustomize`."""
+    if sys.flags.no_site:
+        return "-S"
+    return "-I or -E" if sys.flags.ignore_environment else None
+
+
 def run() -> dict[str, Any]:
     """Call the agent and return the report."""
     from opentelemetry import trace
@@ -93,6 +100,7 @@ def run() -> dict[str, Any]:
         "provider": f"{provider.__module__}.{provider.__qualname__}",
         "strands": version("strands-agents"),
         "python": sys.executable,
+        "option": isolating_option(),
         "autoload": str(installed_autoload() or ""),
     }
 

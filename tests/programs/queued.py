@@ -22,12 +22,14 @@ app.conf.worker_redirect_stdouts = False
 
 @app.task  # type: ignore[untyped-decorator]
 def work() -> None:
-    """Call an agent in a process of the worker, and end the worker as its supervisor would."""
+    """Call agents in a worker process and its child, and end the worker as its supervisor would."""
     sys.path.insert(0, str(Path(__file__).parent))
-    import served  # type: ignore[import-not-found, unused-ignore]  # in this folder
+    import launched  # type: ignore[import-not-found, unused-ignore]  # in this folder
 
-    print(json.dumps(served.call()), flush=True)  # noqa: T201  its output
-    os.kill(os.getppid(), signal.SIGTERM)
+    try:
+        print(json.dumps(launched.calls()), flush=True)  # noqa: T201  its output
+    finally:
+        os.kill(os.getppid(), signal.SIGTERM)
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]

@@ -319,6 +319,13 @@ def _source(report: Mapping[str, Any], launcher: Launcher) -> Finding:
     source = report["source"]
     if source is not None:
         return ok("enabled by", f"{SOURCES.get(source, source)}.")
+    option = report["option"]
+    if option is not None:
+        return fail(
+            "enabled by",
+            f"Not enabled: Python runs with {option}, and loads nothing of otel-limits.",
+            f"Start it without {option}, or call otel_limits.enable() in the application's code.",
+        )
     advice = SWITCH_ON
     if launcher.has("opentelemetry-instrument"):
         advice = f"{EXPORTERS} Or: {SWITCH_ON}"
