@@ -434,3 +434,56 @@ def test_untracked_invocation_is_reported(
     assert "calls of agent" in said[0]
     assert not RUNTIME.enforcement().is_enforcing
     monkeypatch.setattr(RUNTIME, "_guard", type(RUNTIME._guard)(LIVE.observers.publish))
+
+
+WITHOUT_AGENTS = """
+import json, sys
+{lines}
+state = prometheus_client.REGISTRY.get_sample_value("otel_limits_enforcing", {{"source": "code"}})
+json.dump([state, "strands" in sys.modules], sys.stdout)
+"""
+SWITCHED_ON = "import otel_limits; otel_limits.enable(max_turns=3)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [
+        ((SWITCHED_ON, "import prometheus_client"), 1),
+        (("import prometheus_client", SWITCHED_ON), 1),
+        ((SWITCHED_ON, "otel_limits.disable()", "import prometheus_client"), None),
+    ],
+    ids=["enabled first", "imported first", "disabled"],
+)
+def test_process_without_agents_exports_its_state(
+    lines: tuple[str, ...], state: int | None
+) -> None:
+    """A rollout without traffic must not look like one without limits."""
+    program = WITHOUT_AGENTS.format(lines="\n".join(lines))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [state, False]
+
+
+CONCURRENT = """
+import otel_limits, sys, threading
+from otel_limits.runs.registry import LIVE
+otel_limits.enable(max_turns=3)
+publish = lambda: LIVE.observers.publish_internal_error("config")
+threads = [threading.Thread(target=publish) for _ in range(4)]
+for each in threads:
+    each.start()
+import prometheus_client
+for each in threads:
+    each.join(30)
+sys.stdout.write(str(sum(each.is_alive() for each in threads)))
+"""
+
+
+def test_import_during_the_first_event_does_not_deadlock() -> None:
+    """That event creates the metrics, and waits for the same import."""
+    done = subprocess.run(
+        [sys.executable, "-c", CONCURRENT], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "0"), done.stderr

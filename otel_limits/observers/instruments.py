@@ -286,7 +286,8 @@ ENFORCING: Final = MetricSpec(
     labels=("source",),
     help="1 if limits are enforced, 0 if otel-limits is enabled but cannot halt agents. source "
     "is how it was enabled first: run, autoload, instrumentor, provider, code, parent or plugin. "
-    "Set when an agent framework is imported; the minimum of several processes.",
+    "Set when prometheus_client or an agent framework is imported, and 1 until a framework has "
+    "been probed; the minimum of several processes.",
     kind="minimum",
 )
 BUILD_INFO: Final = MetricSpec(

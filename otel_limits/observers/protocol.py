@@ -93,6 +93,18 @@ class LazyObserver(Generic[T]):
                     raise
         return self.made
 
+    def make_if_free(self) -> T | None:
+        """Return the observer as `make` does, or `None` while another thread creates it.
+
+        For import hooks: the other thread may wait for the import that called the hook.
+        """
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self.make()
+        finally:
+            self._lock.release()
+
     def after_fork(self) -> None:
         """Renew the lock, which another thread may have held, and reset the observer."""
         self._lock = threading.RLock()

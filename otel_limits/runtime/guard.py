@@ -114,10 +114,17 @@ class Guard:
                 end_process([NOT_ENFORCED % sentence])
             self.publish_state()
 
+    def state(self) -> Enforcing | None:
+        """Return whether limits are enforced as an event, or `None` while it is disabled."""
+        if self._source is None:
+            return None
+        return Enforcing(source=self._source, in_force=not self._obstacles)
+
     def publish_state(self) -> None:
         """Publish whether limits are enforced, also for observers added since."""
-        if self._source is not None:
-            self._publish(Enforcing(source=self._source, in_force=not self._obstacles))
+        state = self.state()
+        if state is not None:
+            self._publish(state)
 
     def _add_obstacle(self, sentence: str) -> None:
         self._obstacles.append(sentence)

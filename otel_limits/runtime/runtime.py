@@ -98,6 +98,7 @@ class Runtime:
             # Served only once a framework is imported: a supervisor of workers would otherwise
             # occupy the port and count nothing.
             wrapt.register_post_import_hook(lambda _: self._serve(), framework.module)
+        wrapt.register_post_import_hook(lambda _: self._export_state(), "prometheus_client")
         self._probe_when_imported()
         # After the observers are connected, and without the lock.
         policy_file.announce()
@@ -196,6 +197,17 @@ class Runtime:
     def _serve(self) -> None:
         with self._lock:
             self._wiring.serve()
+
+    @suppress_errors("prometheus")
+    def _export_state(self) -> None:
+        """Export whether limits are enforced as soon as the application can serve metrics.
+
+        A process without traffic may import no agents, and would look as if it was not limited.
+        """
+        # Without the lock: a thread that holds it may wait for the import that this is part of.
+        state = self._guard.state()
+        if state is not None:
+            self._wiring.export(state)
 
     def _after_fork(self) -> None:
         # A thread of the parent may have held any lock, and does not exist here.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
     from opentelemetry.trace import TracerProvider
 
-    from otel_limits.core.events import Observer
+    from otel_limits.core.events import Enforcing, Observer
     from otel_limits.core.labels import Names
     from otel_limits.observers.ledger import LedgerObserver
     from otel_limits.observers.log_events import EventObserver
@@ -343,6 +343,13 @@ class Wiring:
             observer = self.opened(entry.name)
             if observer is not None and entry.is_last is is_last:
                 yield (entry.is_lazy and observer.made) or observer
+
+    def export(self, state: Enforcing) -> None:
+        """Export the state of enforcement through prometheus_client, whose import calls this."""
+        metrics = self.opened("prometheus")
+        observer = None if metrics is None else metrics.make_if_free()
+        if observer is not None:
+            observer(state)
 
     @suppress_errors("prometheus")
     def serve(self) -> None:
