@@ -579,14 +579,25 @@ def test_nothing_is_imported_before_the_first_price() -> None:
     )
 
 
+WHOLE = """
+import sys
+import otel_limits
+from otel_limits.testing import ScriptedModel, says
+from strands import Agent
+class Client(ScriptedModel):
+    def stream(self, *args, **kwargs):
+        assert hasattr(sys.modules["httpx2"], "Client")
+        return super().stream(*args, **kwargs)
+otel_limits.enable(max_turns=3)
+assert "genai_prices" not in sys.modules
+Agent(model=Client([says("Done.")]), callback_handler=None)("go")
+"""
+
+
 @listed
-def test_enabling_imports_the_http_client_of_the_package_whole() -> None:
+def test_models_find_the_http_client_of_the_package_imported_whole() -> None:
     """OpenAI's client looks into `sys.modules` for it, and fails if it is only partly imported."""
-    run(
-        "import sys, otel_limits\n"
-        "otel_limits.enable(max_turns=3)\n"
-        "assert hasattr(sys.modules['httpx2'], 'Client')"
-    )
+    run(WHOLE)
 
 
 @listed

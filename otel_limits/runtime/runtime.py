@@ -58,6 +58,7 @@ class Runtime:
         self._reimports = ReimportFinder(self._report_reimport)
         self._installer = ProcessorInstaller(LimitsSpanProcessor(runs, frameworks))
         self._provides = False
+        self._loads_prices = False
         self._follows = False
         for framework in frameworks:
             framework.host = self
@@ -139,11 +140,7 @@ class Runtime:
         """Track invocations and connect observers according to `settings`."""
         self._follows = True
         self._wire(settings)
-        # In the background, because loading the price list would delay `enable()`. Its package is
-        # imported here, with its HTTP client: vendors' clients in other threads look into
-        # `sys.modules` for it, and fail if it is only partly imported.
-        self._wiring.import_prices()
-        threading.Thread(target=self._wiring.load_prices, daemon=True).start()
+        self._loads_prices = True
         self._installer.attach()
         for framework in self._frameworks:
             framework.watch()
@@ -283,6 +280,8 @@ class Runtime:
         """
         if has_own and not self._follows:
             self._follow_own(config.read().settings)
+        if self._loads_prices:
+            self._load_prices()
         if not self._provides:
             return
         # Other threads that call their first agent wait: their spans need the provider.
@@ -296,6 +295,19 @@ class Runtime:
         if is_first:
             note_agent()
             self._guard.publish_state()
+
+    def _load_prices(self) -> None:
+        """Load the price list, once.
+
+        Not earlier, because this process may be in the middle of an import. The package is imported
+        while other threads wait before they call an agent: a vendor's client looks into
+        `sys.modules` for the package's HTTP client, and fails if that is only partly imported.
+        """
+        with self._lock:
+            if self._loads_prices:
+                self._loads_prices = False
+                self._wiring.import_prices()
+                threading.Thread(target=self._wiring.load_prices, daemon=True).start()
 
     def _provide(self) -> None:
         self._connect_otlp()
