@@ -387,25 +387,27 @@ def test_only_possible_halts_are_there_at_0(
     """A counter that is born at 1 has no increase; one that always stays 0 is clutter."""
     way.publish(replace(STARTED, **started))
 
-    assert halts(way) == {(reason, "halted") for reason in expected}
+    assert halts(way) == {
+        (reason, "killed" if reason == "killed" else "halted") for reason in expected
+    }
     assert {reason for reason, _ in stops(way, "otel_limits_synthetic_messages_total")} == expected
 
 
 @pytest.mark.parametrize(
     ("action", "expected"),
     [
-        ("observed", {("max_turns", "observed"), ("killed", "halted")}),
-        ("raised", {("max_turns", "raised"), ("killed", "raised")}),
+        ("observed", {("max_turns", "observed"), ("killed", "killed")}),
+        ("raised", {("max_turns", "raised"), ("killed", "killed")}),
         (
             "wrapped_up",
-            {("max_turns", "wrapped_up"), ("max_turns", "halted"), ("killed", "halted")},
+            {("max_turns", "wrapped_up"), ("max_turns", "halted"), ("killed", "killed")},
         ),
     ],
 )
 def test_halts_are_there_by_what_would_be_done(
     way: Way, action: ActionTaken, expected: set[tuple[str, str]]
 ) -> None:
-    """A kill is never only observed, and a final answer is not always possible."""
+    """A kill has an action of its own, and a final answer is not always possible."""
     way.publish(replace(STARTED, limits=Limits(max_turns=2), action=action))
 
     assert halts(way) == expected

@@ -57,7 +57,7 @@ def test_workers_are_counted_together(
     samples = parsed(run("workers.py", tmp_path, *arguments))
 
     assert value(samples, "stops_total", reason="max_turns", action="halted") == processes
-    assert value(samples, "stops_total", reason="killed", action="halted") == 0
+    assert value(samples, "stops_total", reason="killed", action="killed") == 0
     assert value(samples, "turns_total") == 2 * processes
     assert value(samples, "tokens_total", model="scripted", type="input") == 20 * processes
     assert value(samples, "invocation_turns_count") == processes
