@@ -23,6 +23,7 @@ from strands.types.exceptions import ModelThrottledException
 
 import otel_limits
 from otel_limits import Halt, Limits, LimitsPlugin, ModelCall, Stop
+from otel_limits.core.events import CUT_SHORT
 from otel_limits.runs.registry import LIVE
 from otel_limits.runs.tree import CURRENT, TASK_SCOPE
 from otel_limits.testing import Answer, endless, fails, says
@@ -472,7 +473,7 @@ def invalid_histories(scene: Scene) -> Iterator[str]:
     ends = {fact.agent: fact for fact in scene.events if isinstance(fact, Stop)}
     for agent in scene.agents:
         end = ends.get(agent.name)
-        is_halted = end is not None and end.action in ("halted", "wrapped_up", "raised")
+        is_halted = end is not None and end.action in CUT_SHORT
         if is_halted and not is_valid(agent.messages):
             yield f"history of {agent.name}: {agent.messages[-3:]}"
 

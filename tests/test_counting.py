@@ -407,7 +407,7 @@ def test_only_possible_halts_are_there_at_0(
 def test_halts_are_there_by_what_would_be_done(
     way: Way, action: ActionTaken, expected: set[tuple[str, str]]
 ) -> None:
-    """A kill has an action of its own, and a final answer is not always possible."""
+    """Kills are counted as killed under every action; a final answer is not always possible."""
     way.publish(replace(STARTED, limits=Limits(max_turns=2), action=action))
 
     assert halts(way) == expected
