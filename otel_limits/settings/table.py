@@ -159,7 +159,7 @@ class Settings:
         metadata={
             "kind": choices(*METRICS),
             "default": None,
-            "help": "Metric exporters: prometheus, otlp, both (separated by a comma) or none. "
+            "help": "Exporters: prometheus, otlp, both (comma-separated) or none. "
             "Unset: prometheus; otlp as well if OTEL_EXPORTER_OTLP_* is set and "
             "OTEL_LIMITS_PROMETHEUS_PORT is not.",
         },
