@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits import Limits, Stop, enable
+from otel_limits import Limits, Stop, enable, stop_of
 from otel_limits.core.errors import MaxCostReachedError
 from otel_limits.observers import log
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
+    from strands.agent.agent_result import AgentResult
+
     from otel_limits.core.events import Event
     from otel_limits.core.policy import Action
     from tests.conftest import MakeAgent
@@ -34,6 +36,13 @@ def prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def runaway(name: str) -> ScriptedModel:
     """Make a model that always asks for tools."""
     return ScriptedModel(endless(uses("search")), model_id=name)
+
+
+def sentence_of(result: AgentResult) -> str:
+    """What the operator reads about a halt."""
+    stop = stop_of(result)
+    assert stop is not None
+    return stop.sentence
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
@@ -107,7 +116,7 @@ def test_a_halt_names_the_model_without_a_price(
     caplog: pytest.LogCaptureFixture,
     events: list[Event],
 ) -> None:
-    """The message, the log and the stop all do, and none says that nothing of the cap was used."""
+    """The log and the stop do, and neither says that nothing of the cap was used."""
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
     enable(CAP, observers=[events.append])
     model = runaway("unheard-of")
@@ -115,17 +124,17 @@ def test_a_halt_names_the_model_without_a_price(
     assert (result.stop_reason, model.calls) == ("max_cost_usd", 1)
     (stop,) = [event for event in events if isinstance(event, Stop)]
     note = "no price for unheard-of, so max_cost_usd=0.0001 cannot be kept"
-    assert note in str(result.message["content"])
+    assert note in sentence_of(result)
     assert note in caplog.text
     assert stop.breach is not None
     assert stop.breach.note == note
-    assert "0 of 0.0001" not in str(result.message["content"]) + caplog.text
+    assert "0 of 0.0001" not in sentence_of(result) + caplog.text
 
 
 def test_a_raise_names_the_model_without_a_price(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The exception says the same as the message."""
+    """The exception says the same."""
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
     enable(CAP, action="raise")
     with pytest.raises(MaxCostReachedError, match="no price for unheard-of") as raised:
@@ -136,7 +145,7 @@ def test_a_raise_names_the_model_without_a_price(
 def test_a_question_names_the_model_without_a_price(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So do the question that a human is asked, and the message where the answer is no."""
+    """So do the question that a human is asked, and the stop where the answer is no."""
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
     enable(CAP, action="ask")
     agent = make_agent(runaway("unheard-of"))
@@ -144,7 +153,7 @@ def test_a_question_names_the_model_without_a_price(
     assert "max_cost_usd: no price for unheard-of" in asked.reason["question"]
     answer: Any = [{"interruptResponse": {"interruptId": asked.id, "response": "no"}}]
     result = agent(answer)
-    assert "no price for unheard-of" in str(result.message["content"])
+    assert "no price for unheard-of" in sentence_of(result)
 
 
 def test_a_tree_names_the_model_without_a_price(
@@ -156,7 +165,7 @@ def test_a_tree_names_the_model_without_a_price(
     model = runaway("unheard-of")
     result = make_agent(model)("go")
     assert model.calls == 1
-    assert "no price for unheard-of, so tree_max_cost_usd=1 " in str(result.message["content"])
+    assert "no price for unheard-of, so tree_max_cost_usd=1 " in sentence_of(result)
 
 
 def test_unpriced_halt_names_the_cap(
@@ -166,7 +175,7 @@ def test_unpriced_halt_names_the_cap(
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
     enable(Limits(max_cost_usd=Decimal("0.00001")))
     result = make_agent(runaway("other"))("go")
-    assert "0.000015 of 0.00001 USD used" in str(result.message["content"])
+    assert "0.000015 of 0.00001 USD used" in sentence_of(result)
 
 
 def test_a_halt_names_the_model_that_reports_no_usage(
@@ -177,22 +186,18 @@ def test_a_halt_names_the_model_that_reports_no_usage(
     enable(Limits(max_token_budget=1_000_000))
     model = ScriptedModel(endless(uses("search", usage=None)), model_id="silent")
     result = make_agent(model)("go")
-    assert "no usage was reported by silent, so max_token_budget=1000000" in str(
-        result.message["content"]
-    )
+    assert "no usage was reported by silent, so max_token_budget=1000000" in sentence_of(result)
 
 
 def test_no_control_character_of_a_name_is_shown(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name comes from outside, and the message goes into the conversation."""
+    """The name comes from outside, and the sentence goes into logs and terminals."""
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
     enable(CAP)
     result = make_agent(runaway("a\x1b[31mb\nc"))("go")
-    assert (
-        "no price for a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}c"
-        in (result.message["content"][0]["text"])
-    )
+    shown = "no price for a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}c"
+    assert shown in sentence_of(result)
 
 
 # --- limits in USD alone --------------------------------------------------------------------------
@@ -230,7 +235,7 @@ def test_halt_at_the_only_cap_names_it_as_the_only_one(
     enable(ONLY_USD)
     result = make_agent(runaway("unheard-of"))("go")
     note = "no price for unheard-of, so max_cost_usd=0.0001 cannot be kept, and no other limit"
-    assert note in str(result.message["content"])
+    assert note in sentence_of(result)
     assert note in caplog.text
     assert not warnings_of(caplog, "count as 0 USD")
 
