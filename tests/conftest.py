@@ -56,6 +56,7 @@ LONGEST = (
     *("test_pipelines.py", "test_scene.py", "test_files.py", "test_doctor.py", "test_otlp.py"),
     *("test_metrics.py", "test_benchmarks.py", "test_outages.py", "test_matrix.py"),
     *("test_demo.py", "test_recording.py", "test_fleet_commands.py", "test_every_limit.py"),
+    *("test_built_wheel.py", "test_restarts.py", "test_children.py", "test_vendor_budgets.py"),
 )
 """The files that take longest, about 20 seconds of one process or more."""
 
@@ -67,14 +68,15 @@ NOT_QUICK = {
     ),
     "dashboards": ("*",),
     "ledger": (
-        *("audit", "counters", "emitters", "keeping", "page", "postgresql", "proof", "questions"),
-        *("reconcile", "selected", "shipped_times", "silent_spans", "spend", "terminals"),
-        "upgrade",
+        *("alterations", "audit", "closing", "counters", "emitters", "keeping", "page"),
+        *("postgresql", "proof", "questions", "reconcile", "selected", "shipped_times"),
+        *("silent_spans", "spend", "terminals", "upgrade"),
     ),
     "otlp": ("*",),
     "quotas": (
-        *("capacity", "concurrency", "doctor_store", "estimates", "grace", "leases", "refusals"),
-        *("rights", "shipped_times", "store_worker", "stores", "truth", "units", "waiting"),
+        *("capacity", "concurrency", "doctor_store", "estimates", "grace", "leases", "plans"),
+        *("refusals", "rights", "shipped_times", "store_worker", "stores", "truth", "units"),
+        "waiting",
     ),
     "top": ("screen",),
     "wire": ("cut", "output_caps"),
