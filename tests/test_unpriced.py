@@ -39,7 +39,7 @@ def runaway(name: str) -> ScriptedModel:
 
 
 def sentence_of(result: AgentResult) -> str:
-    """What the operator reads about a halt."""
+    """Return the operator's sentence about a halt."""
     stop = stop_of(result)
     assert stop is not None
     return stop.sentence
