@@ -56,7 +56,9 @@ def verify(place: Place) -> Verification:
     """Run `audit verify`."""
     status, answer = ask(place, "verify")
     states = {each["check"]: (each["found"], each["state"]) for each in answer["verify"]}
-    totals = re.findall(r"([\d,]+) (?:calls|tokens)", answer["verify"][0]["why"])
+    whys = {each["check"]: each["why"] for each in answer["verify"]}
+    sums = whys["Invocation totals match the sums of their calls"]
+    totals = re.findall(r"([\d,]+) (?:calls|tokens)", sums)
     calls, tokens = (int(each.replace(",", "")) for each in totals) if totals else (-1, -1)
     return Verification(status, calls, tokens, states)
 
