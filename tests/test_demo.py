@@ -263,8 +263,8 @@ def test_nonzero_counters_are_shown_in_full(
 def test_log_messages_are_shown(lines: list[str]) -> None:
     """One per reached limit."""
     text = "\n".join(lines)
-    assert text.count("Agent 'report-watcher'") == 4  # one of them is the halt message
-    assert text.count("6 of 6 turns") == 3
+    assert text.count("Agent 'report-watcher'") == 3
+    assert text.count("6 of 6 turns") == 2
 
 
 def test_halt_and_zero_token_call_are_compared(lines: list[str]) -> None:

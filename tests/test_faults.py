@@ -64,6 +64,7 @@ ENTRANCES = {
     "model_stage",
     "stream_async",
     "_follow_leg",
+    "ending_with_text",
     "_follow_call",
     "_follow",
     "_tracked",

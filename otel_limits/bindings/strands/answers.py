@@ -124,7 +124,7 @@ async def ending_with_text(
     try:
         async for event in events:
             if type(event) is ModelStreamChunkEvent:
-                open_parts = _open_after(event["event"])
+                open_parts = _open_after(event["event"]) or ()
             elif live.marked is not None:
                 is_message = event.get("message") is live.marked
                 if is_message and live.run.raised:
@@ -137,6 +137,7 @@ async def ending_with_text(
         await events.aclose()
 
 
+@suppress_errors("binding")
 def _open_after(chunk: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts of a streamed response that a chunk leaves open, the outer one first."""
     if "messageStop" in chunk or "metadata" in chunk:
