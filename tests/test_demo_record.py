@@ -106,7 +106,7 @@ def test_fleet_is_believable() -> None:
     """Screenshots show the sample fleet: most work succeeds, and one agent wastes money."""
     stops = [event for event in history(MONDAY) if isinstance(event, Stop)]
     assert 8 <= len({stop.agent for stop in stops}) <= 10
-    halted = sum(stop.action == "halted" for stop in stops)
+    halted = sum(stop.action in ("halted", "killed") for stop in stops)
     assert 0.02 <= halted / len(stops) <= 0.06
     wasted: dict[str, float] = defaultdict(float)
     for stop in stops:

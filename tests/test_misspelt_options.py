@@ -221,7 +221,7 @@ def test_every_help_has_an_example_that_can_be_typed(
     typed = [line for line in examples if "TOPIC" not in line]
     assert typed
     for line in typed:
-        arguments = shlex.split(line.partition(" | ")[0])[1:]
+        arguments = shlex.split(re.split(r" [|>] ", line)[0])[1:]
         assert make_parser().parse_args(arguments).call is not None
 
 

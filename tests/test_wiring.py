@@ -147,7 +147,7 @@ def test_a_frozen_application_without_metadata_is_limited(
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("otel_limits.runtime.wiring.version", missing)
+    monkeypatch.setattr("otel_limits.core.version.version", missing)
     enable(Limits(max_turns=1))
     assert make_agent(ScriptedModel(endless(uses("search"))))("go").stop_reason == "max_turns"
     unsaid = dict.fromkeys(("service_version", "service_namespace", "deployment_environment"), "")

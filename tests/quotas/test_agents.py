@@ -102,14 +102,15 @@ def test_quota_of_n_model_calls_admits_exactly_n(
     assert otel_limits.is_synthetic(result.message)
     roles = [message["role"] for message in agent.messages]
     assert roles == ["user", *["assistant", "user"] * amount, "assistant"]
-    (content,) = result.message["content"]
-    assert content["text"].startswith(
+    stop = otel_limits.stop_of(result)
+    assert stop is not None
+    assert stop.sentence.startswith(
         f"Agent 'tester' was halted by quota_exceeded: quota calls permits {amount} model calls "
         f"and with this call {amount + 1} model calls could be used: {amount} used, 0 reserved "
         "by in-flight calls; resets in "
     )
-    assert "T00:00:00Z. The limit is set in limits.yaml:" in content["text"]
-    assert "Wait for the quota to reset" in content["text"]
+    assert "T00:00:00Z. The limit is set in limits.yaml:" in stop.sentence
+    assert "Wait for the quota to reset" in stop.sentence
 
 
 def test_invocation_over_quota_halts_before_its_first_call(
@@ -516,7 +517,7 @@ def test_wrap_up_admits_and_counts_one_last_answer(
     assert (result.stop_reason, str(result).split("\n")[0]) == ("quota_exceeded", "summary")
     assert not otel_limits.is_synthetic(result.message)
     assert model.tool_specs[-1] in ([], None)
-    assert "permits 2 model calls" in str(model.requests[-1][-1])
+    assert "the quota of its model calls is used up" in str(model.requests[-1][-1])
     assert last_use(events, "calls") == (3, 0)
 
 
