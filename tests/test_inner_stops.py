@@ -22,6 +22,8 @@ from otel_limits import (
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from strands.multiagent.graph import Graph, GraphState
 
 pytestmark = pytest.mark.usefixtures("source")
@@ -177,6 +179,19 @@ def test_halted_node_fails_its_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
     result = Swarm([runaway("first")])("go")
     assert result.status is Status.FAILED
     assert names_of(result) == [("first", "halted")]
+
+
+def test_halted_node_follows_the_policy_of_its_own_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy file sets it for the reviewer alone; other halted nodes complete."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("agents: {reviewer: {halted_node: fail}}\n", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable(Limits(max_turns=2))
+    with pytest.raises(MaxTurnsReachedException):
+        reviewed(runaway("reviewer"))("go")
+    assert reviewed(runaway("editor"))("go").status is Status.COMPLETED
 
 
 def test_node_that_wrapped_up_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:

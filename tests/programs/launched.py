@@ -11,10 +11,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # not there with `python -I`
@@ -45,26 +43,7 @@ def main() -> None:
     print(json.dumps(calls()), flush=True)  # noqa: T201  its output
 
 
-def wsgi(_environ: dict[str, Any], start: Callable[..., object]) -> Iterable[bytes]:
-    """Answer a request of a server such as gunicorn."""
-    start("200 OK", [("Content-Type", "application/json")])
-    return [json.dumps(calls()).encode()]
-
-
-async def asgi(
-    scope: dict[str, Any],
-    receive: Callable[[], Awaitable[dict[str, Any]]],
-    send: Callable[[dict[str, Any]], Awaitable[None]],
-) -> None:
-    """Answer a request of a server such as uvicorn."""
-    if scope["type"] == "lifespan":
-        for answer in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{answer}.complete"})
-        return
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": json.dumps(calls()).encode()})
-
+wsgi, asgi = served.wsgi_app(calls), served.asgi_app(calls)
 
 if __name__ == "__main__":
     main()

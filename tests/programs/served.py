@@ -32,22 +32,33 @@ def call(name: str = "served") -> dict[str, Any]:
     return {"model_calls": model.calls, "stop_reason": reason}
 
 
-def wsgi(_environ: dict[str, Any], start: Callable[..., object]) -> Iterable[bytes]:
-    """Answer a request of a server such as gunicorn."""
-    start("200 OK", [("Content-Type", "application/json")])
-    return [json.dumps(call()).encode()]
+def wsgi_app(respond: Callable[[], object]) -> Any:
+    """Return an application of a server such as gunicorn."""
+
+    def app(_environ: dict[str, Any], start: Callable[..., object]) -> Iterable[bytes]:
+        start("200 OK", [("Content-Type", "application/json")])
+        return [json.dumps(respond()).encode()]
+
+    return app
 
 
-async def asgi(
-    scope: dict[str, Any],
-    receive: Callable[[], Awaitable[dict[str, Any]]],
-    send: Callable[[dict[str, Any]], Awaitable[None]],
-) -> None:
-    """Answer a request of a server such as uvicorn."""
-    if scope["type"] == "lifespan":
-        for answer in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{answer}.complete"})
-        return
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": json.dumps(call()).encode()})
+def asgi_app(respond: Callable[[], object]) -> Any:
+    """Return an application of a server such as uvicorn."""
+
+    async def app(
+        scope: dict[str, Any],
+        receive: Callable[[], Awaitable[dict[str, Any]]],
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        if scope["type"] == "lifespan":
+            for answer in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{answer}.complete"})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(respond()).encode()})
+
+    return app
+
+
+wsgi, asgi = wsgi_app(call), asgi_app(call)
