@@ -2,7 +2,7 @@
 
 `python -m tests.ledger.size 1000000` writes one model call with one tool call each, ten of them
 in an invocation, through the product, then runs `VACUUM`. It prints bytes per call, and CPU
-seconds and memory of each question in a process of its own, with bytecode of every module as an
+seconds and memory of each command in a process of its own, with bytecode of every module as an
 installation has it.
 """
 
@@ -33,9 +33,17 @@ from tests.ledger.book import NINE
 
 CALLS: Final = 10
 USAGE: Final = Usage(input=1_000, output=200, cache_read=600)
-QUESTIONS: Final = (
-    ["spend"], ["stops"], ["verify"], ["anomalies"], ["backtest", "--max-turns", "8"]
-)  # fmt: skip
+CLOSE: Final = "close.json"
+COMMANDS: Final = (
+    "audit spend",
+    "audit stops",
+    "audit verify",
+    "audit anomalies",
+    "audit backtest --max-turns 8",
+    "ledger close --until 2026-01-01",
+    f"audit verify --against {CLOSE}",
+)
+"""Commands to measure. The one that closes the ledger writes the file that the last one reads."""
 
 
 def one(number: int) -> rows.Rows:
@@ -103,7 +111,7 @@ def bytes_by_table(path: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Write, measure and ask."""
+    """Write a ledger and measure commands on it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("calls", type=int)
     calls = parser.parse_args().calls
@@ -119,16 +127,21 @@ def main() -> None:
         sys.stdout.write(f"a model call with one tool call: {pair / calls:.0f} bytes\n")
         # Spill files of other ledgers on this machine are none of its business.
         home = os.environ | {"XDG_DATA_HOME": directory}
-        for question in QUESTIONS:
-            ask = ["-m", "otel_limits.cli", "audit", *question, "--ledger", str(path)]
-            child = subprocess.Popen([sys.executable, *ask], stdout=subprocess.DEVNULL, env=home)
+        for command in COMMANDS:
+            ask = ["-m", "otel_limits.cli", *command.split(), "--ledger", str(path)]
+            name = CLOSE if command.startswith("ledger close") else os.devnull
+            with (Path(directory) / name).open("wb") as output:
+                child = subprocess.Popen(
+                    [sys.executable, *ask], stdout=output, env=home, cwd=directory
+                )
             # Of this child alone: RUSAGE_CHILDREN would report the largest child.
             _, status, used = os.wait4(child.pid, 0)
             child.returncode = os.waitstatus_to_exitcode(status)
             if child.returncode:
-                raise SystemExit(f"{question[0]} ended with status {child.returncode}.")
+                raise SystemExit(f"{command} ended with status {child.returncode}.")
             cpu, megabytes = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
-            sys.stdout.write(f"{question[0]}: {cpu:.2f} s of CPU, {megabytes:.0f} MB at most\n")
+            sys.stdout.write(f"{command}: {cpu:.2f} s of CPU, {megabytes:.0f} MB at most\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
