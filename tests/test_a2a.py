@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -25,6 +26,8 @@ pytest.importorskip("a2a")
 
 # Deprecation warnings of the a2a SDK and the web server are none of our business.
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+STEPS = "This request could not be completed because it took too many steps."
 
 
 @tool
@@ -140,17 +143,20 @@ def test_task_while_disabled_has_no_metadata(serve: Callable[..., str]) -> None:
     assert "otel_limits" not in (ask(address).get("metadata") or {})
 
 
+@pytest.mark.parametrize("compliant", [False, True])
 @pytest.mark.parametrize("action", ["halt", "wrap_up", "raise"])
 def test_result_of_client_has_the_stop_that_its_server_reports(
-    serve: Callable[..., str], action: Any
+    serve: Callable[..., str], action: Any, *, compliant: bool
 ) -> None:
     """The client's process is enabled, too, and its own limit was not reached."""
     from strands.agent.a2a_agent import A2AAgent
 
     enable(Limits(max_turns=1), action=action)
-    result = A2AAgent(serve([uses("search"), says("summary")]))("go")
+    script = [uses("search"), says("summary")]
+    result = A2AAgent(serve(script, enable_a2a_compliant_streaming=compliant))("go")
     stop = otel_limits.stop_of(result)
     assert stop is not None
+    assert otel_limits.stops_of(result) == (stop,)
     assert (stop.reason, stop.agent) == ("max_turns", "served")
     assert stop.breach is not None
     assert (stop.breach.limit, stop.breach.cap, stop.breach.observed) == ("max_turns", 1, 1)
@@ -180,3 +186,44 @@ def test_result_of_client_without_a_halt_has_no_stop(serve: Callable[..., str]) 
     enable(Limits(max_turns=9))
     result = A2AAgent(serve([uses("search"), says("done")]))("go")
     assert otel_limits.stop_of(result) is None
+
+
+def streamed(address: str) -> tuple[list[str], list[str]]:
+    """Stream a task to a client; return the texts of status updates and those of artifacts."""
+    from a2a.types import TaskArtifactUpdateEvent, TaskStatusUpdateEvent
+    from strands.agent.a2a_agent import A2AAgent
+
+    statuses: list[str] = []
+    artifacts: list[str] = []
+
+    async def read() -> None:
+        async for event in A2AAgent(address).stream_async("go"):
+            _, update = event.get("event", (None, None))
+            if isinstance(update, TaskStatusUpdateEvent) and update.status.message:
+                statuses.extend(part.root.text for part in update.status.message.parts)
+            elif isinstance(update, TaskArtifactUpdateEvent):
+                artifacts.extend(part.root.text for part in update.artifact.parts)
+
+    asyncio.run(read())
+    return statuses, artifacts
+
+
+@pytest.mark.parametrize("compliant", [False, True])
+@pytest.mark.parametrize(
+    ("action", "texts"),
+    [("halt", [STEPS]), ("wrap_up", ["summary", f"\n{STEPS}"])],
+)
+def test_text_of_a_halt_is_streamed_to_the_client_once(
+    serve: Callable[..., str], action: Any, texts: list[str], *, compliant: bool
+) -> None:
+    """As the server streams any answer: as an artifact, or as updates and then an artifact."""
+    enable(Limits(max_turns=1), action=action)
+    address = serve([uses("search"), says("summary")], enable_a2a_compliant_streaming=compliant)
+    expected = ([], [*texts, ""]) if compliant else (texts, ["\n".join([*texts, ""])])
+    assert streamed(address) == expected
+
+
+def test_raised_halt_streams_no_text_to_the_client(serve: Callable[..., str]) -> None:
+    """The task fails, with the framework's words."""
+    enable(Limits(max_turns=1), action="raise")
+    assert streamed(serve(endless(uses("search")))) == (["Agent execution failed"], [])

@@ -109,24 +109,25 @@ DELTA: Any = {"contentBlockDelta": {"delta": {"text": "Once"}}}
 
 
 @pytest.mark.parametrize(
-    ("chunks", "expected"),
+    ("chunks", "expected", "shown"),
     [
-        ((), TEXT_EVENTS),
-        ((START,), TEXT_EVENTS),
+        ((), TEXT_EVENTS, [TIME]),
+        ((START,), TEXT_EVENTS, [TIME]),
         (
             (START, BLOCK, DELTA),
             [*TEXT_EVENTS[:4], "contentBlockStop", *TEXT_EVENTS[1:]],
+            ["Once", f"\n{TIME}"],
         ),
     ],
     ids=["before", "message", "block"],
 )
 def test_cut_response_is_closed_first(
-    make_agent: MakeAgent, chunks: Any, expected: list[str]
+    make_agent: MakeAgent, chunks: Any, expected: list[str], shown: list[str]
 ) -> None:
-    """The text is a separate block, in the message that the model began."""
+    """The text is a separate block and line, in the message that the model began."""
     enable(Limits(max_duration_seconds=0.3))
     events = read(make_agent(Slow(*chunks)))
-    assert (kinds(events), texts(events)[-1]) == (expected, TIME)
+    assert (kinds(events), texts(events)) == (expected, shown)
     assert events[-1]["result"].stop_reason == "max_duration"
 
 

@@ -53,16 +53,17 @@ def start_command(name: str) -> list[str]:
 
 AGENTS = """\
 import os
-from served import call
+from served import call, make_agent
 def answer(prompt):
     return call("api") | {"pid": os.getpid()}
 """
 """The reader's own module: here, an agent that calls its tool 12 times."""
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[tuple[int, int]]:
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
     """Serve the page's application with two workers; yield its port and the metrics port."""
+    tmp_path = tmp_path_factory.mktemp("api")
     (tmp_path / "api.py").write_text(files(DOCS / "fastapi.md")["api.py"], encoding="utf-8")
     (tmp_path / "agents.py").write_text(AGENTS, encoding="utf-8")
     (tmp_path / "numbers").mkdir()
@@ -94,6 +95,18 @@ def test_fastapi_scrape_returns_metrics_of_all_workers(api: tuple[int, int]) -> 
         if sample.name == "otel_limits_turns_total" and sample.labels["agent"] == "api"
     ]
     assert sum(turns) == 3 * len(answers)
+
+
+def test_fastapi_chat_shows_the_text_of_a_halt(api: tuple[int, int]) -> None:
+    """The page of a chat is never empty: the end user's text arrives as an event, once."""
+    port, _ = api
+    ask(port, "ask?prompt=go")  # once the server is up
+    with urlopen(f"http://127.0.0.1:{port}/chat?prompt=go", timeout=PATIENCE_SECONDS) as answer:
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        events = answer.read().decode().split("\n\n")
+    assert [json.loads(each.removeprefix("data: ")) for each in events if each] == [
+        "This request could not be completed because it took too many steps."
+    ]
 
 
 def test_celery_task_is_limited(tmp_path: Path) -> None:

@@ -24,12 +24,17 @@ def search() -> str:
     return "nothing found"
 
 
+def make_agent(name: str = "served") -> Agent:
+    """Make an agent."""
+    model = ScriptedModel([*[uses("search")] * MOST_CALLS, says("I was never stopped")])
+    return Agent(model=model, tools=[search], name=name, callback_handler=None)
+
+
 def call(name: str = "served") -> dict[str, Any]:
     """Call a new agent."""
-    model = ScriptedModel([*[uses("search")] * MOST_CALLS, says("I was never stopped")])
-    agent = Agent(model=model, tools=[search], name=name, callback_handler=None)
+    agent = make_agent(name)
     reason = str(agent("go").stop_reason)
-    return {"model_calls": model.calls, "stop_reason": reason}
+    return {"model_calls": agent.model.calls, "stop_reason": reason}  # type: ignore[attr-defined]
 
 
 def wsgi_app(respond: Callable[[], object]) -> Any:

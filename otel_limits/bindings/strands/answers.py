@@ -161,12 +161,14 @@ def _text_events(
         return []
     live.has_streamed_text = True
     message: Any = live.marked
+    text = message["content"][0]["text"]
     events = []
     if "block" in open_parts:
         events.append(TypedEvent({"event": {"contentBlockStop": {}}}))
+        text = "\n" + text  # a chat page joins the texts
     if not open_parts:
         events.append(TypedEvent({"event": {"messageStart": {"role": "assistant"}}}))
-    events += _block_of(message["content"][0]["text"])
+    events += _block_of(text)
     events.append(TypedEvent({"event": {"messageStop": {"stopReason": "end_turn"}}}))
     if with_message:
         events.append(TypedEvent({"message": message}))
