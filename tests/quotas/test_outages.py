@@ -163,12 +163,14 @@ def decisions(events: list[Event]) -> list[str]:
 
 
 def test_deny_refuses_calls_in_an_outage(start_outage: StartOutage, events: list[Event]) -> None:
-    """No model is called, and the message gives the reason."""
+    """No model is called, and the operator reads the reason."""
     agent = start_outage("deny")
     model: Any = agent.model
     result = agent("go")
     assert (result.stop_reason, model.calls) == ("quota_unavailable", 1)
-    said = str(result)
+    stop = otel_limits.stop_of(result)
+    assert stop is not None
+    said = stop.sentence
     assert "could not be checked, because its store is unavailable; last known state" in said
     assert re.search(r"used \d of 5 model calls, reserved \d, resets at \S+;", said)
     assert decisions(events) == ["degraded_denied"]

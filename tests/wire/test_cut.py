@@ -72,7 +72,7 @@ class Reader:
         self.vendor.replies[:] = [self.provider.hangs(Bill(input=13, output=19), LONG)]
 
         def record(**event: Any) -> None:
-            if "data" in event and not self.has_read:
+            if event.get("data", "no text") in LONG and not self.has_read:  # not a halt's text
                 self.has_read = True
                 self.on_text()
 
