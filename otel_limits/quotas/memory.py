@@ -126,8 +126,10 @@ class MemoryStore(QuotaStore):
         """Set usage to 0."""
         with self._lock:
             bucket = self._bucket(count, 0)
-            # Padded, so that texts compare like times.
-            bucket.used, bucket.reset = 0, f"{int(self._clock() * 1000):014}.{uuid.uuid4().hex}"
+            # Later than the last one even in the same millisecond; padded, so texts compare like times.
+            last = int(bucket.reset.partition(".")[0] or 0)
+            at = max(int(self._clock() * 1000), last + 1)
+            bucket.used, bucket.reset = 0, f"{at:014}.{uuid.uuid4().hex}"
 
     def grant(self, count: Count, amount: int, until: float) -> None:
         """Raise the limit by `amount` until a time."""
