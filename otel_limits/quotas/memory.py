@@ -126,7 +126,7 @@ class MemoryStore(QuotaStore):
         """Set usage to 0."""
         with self._lock:
             bucket = self._bucket(count, 0)
-            # Later than the last one even in the same millisecond; padded, so texts compare like times.
+            # Later than the last one, also in its millisecond; padded, so texts compare like times.
             last = int(bucket.reset.partition(".")[0] or 0)
             at = max(int(self._clock() * 1000), last + 1)
             bucket.used, bucket.reset = 0, f"{at:014}.{uuid.uuid4().hex}"
