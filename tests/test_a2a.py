@@ -191,6 +191,7 @@ def test_result_of_client_without_a_halt_has_no_stop(serve: Callable[..., str]) 
 def streamed(address: str) -> tuple[list[str], list[str]]:
     """Stream a task to a client; return the texts of status updates and those of artifacts."""
     from a2a.types import TaskArtifactUpdateEvent, TaskStatusUpdateEvent
+    from a2a.utils import get_text_parts
     from strands.agent.a2a_agent import A2AAgent
 
     statuses: list[str] = []
@@ -200,9 +201,9 @@ def streamed(address: str) -> tuple[list[str], list[str]]:
         async for event in A2AAgent(address).stream_async("go"):
             _, update = event.get("event", (None, None))
             if isinstance(update, TaskStatusUpdateEvent) and update.status.message:
-                statuses.extend(part.root.text for part in update.status.message.parts)
+                statuses.extend(get_text_parts(update.status.message.parts))
             elif isinstance(update, TaskArtifactUpdateEvent):
-                artifacts.extend(part.root.text for part in update.artifact.parts)
+                artifacts.extend(get_text_parts(update.artifact.parts))
 
     asyncio.run(read())
     return statuses, artifacts

@@ -6,9 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from strands import Agent, tool
+from strands import Agent, ToolContext, tool
 from strands.multiagent import GraphBuilder, Swarm
 from strands.multiagent.base import Status
+from strands.session import FileSessionManager
 
 from otel_limits import (
     LimitReachedError,
@@ -135,6 +136,39 @@ def test_result_of_delegation_has_the_stop_of_the_delegate() -> None:
     assert names_of(result) == [("delegate", "halted")]
     assert not is_synthetic(result.message)
     assert stop_of(caller("go")) is None
+
+
+@tool(context=True)
+def approve(tool_context: ToolContext) -> str:
+    """Ask a human."""
+    return str(tool_context.interrupt("approve", reason="May it look?"))
+
+
+def test_delegation_resumed_after_a_restart_has_the_stop_of_the_delegate(tmp_path: Path) -> None:
+    """A human answered the delegate, and a new process resumed both agents from the session."""
+    enable(Limits(max_turns=2))
+
+    def restarted(*answers: Any) -> Agent:
+        model = ScriptedModel([*answers, *[uses("look")] * 9])
+        delegate = Agent(
+            model=model, tools=[look, approve], name="delegate", callback_handler=None
+        ).as_tool(name="delegate", description="Ask.", delegate=True)
+        return Agent(
+            model=ScriptedModel([uses("delegate", arguments={"input": "go"})]),
+            tools=[delegate],
+            name="caller",
+            agent_id="caller",
+            callback_handler=None,
+            session_manager=FileSessionManager("one", storage_dir=str(tmp_path)),
+        )
+
+    first = restarted(uses("approve"))("go")
+    assert (first.stop_reason, stops_of(first)) == ("interrupt", ())
+    (asked,) = first.interrupts or ()
+    answer: Any = {"interruptResponse": {"interruptId": asked.id, "response": "yes"}}
+    result = restarted()([answer])
+    assert (result.stop_reason, names_of(result)) == ("end_turn", [("delegate", "halted")])
+    assert names_of(restarted().messages[-1]) == [("delegate", "halted")]
 
 
 def test_sub_agent_of_a_tool_leaves_no_stop_in_its_callers_result() -> None:
