@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import otel_limits
 import otel_limits.testing
+from otel_limits.bindings.gateways import SPENT
 from otel_limits.cli.check import shown
 from otel_limits.core.halt_message import HALT_MESSAGE_DEFAULT
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
@@ -57,24 +59,34 @@ def reasons_table() -> str:
 
 def halts_table() -> str:
     """Format the texts of a halt by each limit, for each reader."""
-    verdicts = [
-        Verdict(
-            limit.reason,
-            (Breach(limit.name, 30, 30, limit.reason, limit.unit, origin="limits.yaml:3"),),
-        )
-        for limit in LIMITS.values()
-    ]
     quota = Breach("daily", 30, 30, "quota_exceeded", "calls", note="quota daily permits 30 calls")
-    verdicts += [Verdict("quota_exceeded", (quota,)), KILLED]
-    names = (*LIMITS, *(verdict.reason for verdict in verdicts[len(LIMITS) :]))
+    store = "quota daily could not be checked, because its store is unavailable"
+    breaches = {
+        f"`{limit.name}`": Breach(limit.name, 30, 30, limit.reason, limit.unit)
+        for limit in LIMITS.values()
+    }
+    breaches |= {
+        "`tree_max_turns`": replace(breaches["`max_turns`"], limit="tree_max_turns"),
+        "`max_cost_usd`, and a price is unknown": replace(
+            breaches["`max_cost_usd`"],
+            note="no price for model-x, so max_cost_usd=30 cannot be enforced",
+        ),
+        "a quota": quota,
+        "a quota without its store": replace(quota, reason="quota_unavailable", note=store),
+    }
+    verdicts = {
+        name: Verdict(breach.reason, (replace(breach, origin="limits.yaml:3"),))
+        for name, breach in breaches.items()
+    }
+    verdicts |= {"the budget of a vendor or gateway": SPENT, "a kill": KILLED}
     rows = (
         (
-            f"`{name}`",
+            name,
             for_operator("a", verdict, "killed" if verdict is KILLED else "halted"),
             for_end_user("a", verdict, HALT_MESSAGE_DEFAULT),
             for_model("a", verdict),
         )
-        for name, verdict in zip(names, verdicts, strict=True)
+        for name, verdict in verdicts.items()
     )
     return table(("limit", "operator", "end user", "model around the agent"), rows)
 

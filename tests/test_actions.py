@@ -47,8 +47,8 @@ def test_last_call_gets_the_reason(make_agent: MakeAgent, source: str) -> None:
     agent = make_agent(model)
     enable(Limits(max_turns=1), action="wrap_up")
     agent("go")
-    assert "budget of this task is spent" in str(model.requests[-1][-1])
-    assert "budget of this task is spent" not in str(agent.messages)
+    assert "This task must end now" in str(model.requests[-1][-1])
+    assert "This task must end now" not in str(agent.messages)
 
 
 def test_last_answer_with_tool_use_becomes_plain_halt(

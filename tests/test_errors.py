@@ -251,7 +251,7 @@ def test_the_exception_is_a_sentence() -> None:
     )
     assert str(error) == (
         "Agent 'tester' was halted by max_turns: 3 of 3 turns used. "
-        "Call the agent again to continue, or raise the limit."
+        "Run the agent again to continue, or raise the limit."
     )
     assert str(MaxTurnsReachedException(3, 3)) == "max_turns reached: 3 of 3 turns used."
 

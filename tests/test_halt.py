@@ -129,7 +129,7 @@ def test_the_warning_of_turns(
     make_agent(ScriptedModel(endless(uses("search"))), name="crawler")("go")
     sentence = (
         "Agent 'crawler' was halted by max_turns: 3 of 3 turns used. The limit is set in "
-        "OTEL_LIMITS_MAX_TURNS. Call the agent again to continue, or raise the limit there."
+        "OTEL_LIMITS_MAX_TURNS. Run the agent again to continue, or raise the limit there."
     )
     assert warnings_logged() == [sentence]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SENTENCE = (
     "Agent 'tester' was halted by max_turns: 2 of 2 turns used. The limit is set in "
-    "OTEL_LIMITS_MAX_TURNS. Call the agent again to continue, or raise the limit there."
+    "OTEL_LIMITS_MAX_TURNS. Run the agent again to continue, or raise the limit there."
 )
 
 
@@ -126,7 +126,7 @@ def test_tree_halt_points_to_the_root_agent(
     parent("go")
     assert warnings_logged() == [
         f"Agent {name!r} was halted by tree_max_turns: 2 of 2 turns used. The limit is set in "
-        "OTEL_LIMITS_TREE_MAX_TURNS. The whole tree shares this limit: call the root agent again, "
+        "OTEL_LIMITS_TREE_MAX_TURNS. The whole tree shares this limit: run the root agent again, "
         "or raise it there."
         for name in ("child", "parent")
     ]
@@ -171,4 +171,4 @@ def test_every_reason_names_the_next_step(reason: str) -> None:
     what, *_, then = for_operator("tester", Verdict(reason, breaches), "halted").split(". ")
     assert what.startswith("Agent 'tester' was ")
     assert then.endswith(".")
-    assert then.split(" ")[0] in ("Call", "Check", "Wait", "Restore")
+    assert then.split(" ")[0] in ("Run", "Check", "Wait", "Restore")

@@ -123,7 +123,7 @@ def test_a_halt_names_the_model_without_a_price(
     result = make_agent(model)("go")
     assert (result.stop_reason, model.calls) == ("max_cost_usd", 1)
     (stop,) = [event for event in events if isinstance(event, Stop)]
-    note = "no price for unheard-of, so max_cost_usd=0.0001 cannot be kept"
+    note = "no price for unheard-of, so max_cost_usd=0.0001 cannot be enforced"
     assert note in sentence_of(result)
     assert note in caplog.text
     assert stop.breach is not None
@@ -234,7 +234,7 @@ def test_halt_at_the_only_cap_names_it_as_the_only_one(
     """The sentence explains why this halts and the same model elsewhere only warns."""
     enable(ONLY_USD)
     result = make_agent(runaway("unheard-of"))("go")
-    note = "no price for unheard-of, so max_cost_usd=0.0001 cannot be kept, and no other limit"
+    note = "no price for unheard-of, so max_cost_usd=0.0001 cannot be enforced, and no other limit"
     assert note in sentence_of(result)
     assert note in caplog.text
     assert not warnings_of(caplog, "count as 0 USD")

@@ -104,6 +104,22 @@ PHRASES: Final[Mapping[int, Mapping[str, str]]] = {
 """By status and vendor, the text of such a refusal that has no code."""
 
 
+SPENT: Final = Verdict(
+    QUOTA_EXCEEDED_STOP_REASON,
+    (
+        Breach(
+            GATEWAY_BUDGET,
+            1,
+            1,
+            QUOTA_EXCEEDED_STOP_REASON,
+            "refusals by the gateway",
+            note="a gateway or vendor reports that its budget is spent",
+        ),
+    ),
+)
+"""The halt by such a refusal."""
+
+
 def budget_refusal(error: BaseException) -> Verdict | None:
     """Return the halt for a vendor's refusal because a budget is spent, else `None`."""
     # Not one that was only being handled: a fallback may have replaced that vendor.
@@ -116,11 +132,7 @@ def budget_refusal(error: BaseException) -> Verdict | None:
     told = [each for each in chain_of(refusal) if status_of(each) in (status, None)]
     if not any(map(_is_budget_spent, told)):
         return None
-    note = "a gateway or vendor reports that its budget is spent"
-    breach = Breach(
-        GATEWAY_BUDGET, 1, 1, QUOTA_EXCEEDED_STOP_REASON, "refusals by the gateway", note=note
-    )
-    return Verdict(QUOTA_EXCEEDED_STOP_REASON, (breach,))
+    return SPENT
 
 
 def _is_of_vendor(error: BaseException) -> bool:

@@ -298,7 +298,7 @@ class Policy:
                 kind.observed(tally),
                 kind.reason,
                 kind.unit,
-                note=f"{why}, so {name}={cap} cannot be kept{and_so}",
+                note=f"{why}, so {name}={cap} cannot be enforced{and_so}",
             )
             for kind, cap in self.limits.active
             if unit in kind.unit and (name := prefix + kind.name) not in named

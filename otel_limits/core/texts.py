@@ -45,6 +45,8 @@ MOST_OF_ERROR: Final = 200
 GATEWAY_BUDGET: Final = "gateway_budget"
 """Replaces the name of a limit if a gateway or a vendor has refused a call."""
 
+QUOTA_REASONS: Final = (QUOTA_EXCEEDED_STOP_REASON, QUOTA_UNAVAILABLE_STOP_REASON)
+
 
 # --- the operator ---------------------------------------------------------------------------------
 
@@ -57,12 +59,12 @@ DONE: Final[Mapping[str, str]] = {
 }
 """The outcome for the agent, by the action that was taken."""
 
-KILLED_NEXT: Final = "Call the agent again when it may go on."
+KILLED_NEXT: Final = "Run the agent again once it may continue."
 OBSERVED_NEXT: Final = "Continuing because the action is observe."
 
 NEXT: Final[Mapping[str, str]] = {
-    QUOTA_EXCEEDED_STOP_REASON: "Wait for the quota to reset, or ask an operator to raise or "
-    "unblock it with `otel-limits quotas`.",
+    QUOTA_EXCEEDED_STOP_REASON: "Wait for the quota to reset, or raise or unblock it with "
+    "`otel-limits quotas`.",
     QUOTA_UNAVAILABLE_STOP_REASON: "Restore the quota store; on_store_error in the policy file "
     "sets the behavior during an outage.",
 }
@@ -72,7 +74,7 @@ EXEMPT: Final = "OTEL_LIMITS_EXEMPT_TOOLS exempts a tool that is meant to poll."
 
 LOOP_NEXT: Final[Mapping[str, str]] = {
     "max_consecutive_same_tool": "No other tool was called in between. Check whether the task "
-    f"needs as many calls before raising the limit; {EXEMPT}",
+    f"needs this many calls before raising the limit; {EXEMPT}",
     "max_identical_tool_calls": "Arguments and results were the same each time. Check why the "
     f"agent repeats the call before raising the limit; {EXEMPT}",
     "max_repeated_tool_cycles": "The same few calls returned the same results each time. Check why "
@@ -118,8 +120,7 @@ def failed_remark(error: Exception) -> str:
 def usage_of(breach: Breach) -> str:
     """Return the limit with its tool, usage and cap."""
     # The note of a quota contains its name, its key and its window.
-    is_quota = breach.reason in (QUOTA_EXCEEDED_STOP_REASON, QUOTA_UNAVAILABLE_STOP_REASON)
-    limit = breach.reason if is_quota else breach.limit
+    limit = breach.reason if breach.reason in QUOTA_REASONS else breach.limit
     tool = f" for tool {breach.subject!r}" if breach.subject else ""
     return f"{limit}{tool}: {breach.note or breach.amount}"
 
@@ -136,7 +137,7 @@ def _next_step(breach: Breach) -> str:
         return "Raise the budget there."
     if breach.reason in NEXT or breach.limit in LOOP_NEXT:
         return NEXT.get(breach.reason) or LOOP_NEXT[breach.limit]
-    if breach.note:  # the cap was not reached, but the usage of a call is unknown
+    if _is_unmeasured(breach):
         return (
             "Give the price under models in the policy file."
             if breach.unit == "USD"
@@ -145,8 +146,9 @@ def _next_step(breach: Breach) -> str:
     there = " there" if breach.origin else ""
     # The tree is exhausted: the agent would be halted immediately if called again within it.
     if breach.limit.startswith(TREE_PREFIX):
-        return f"The whole tree shares this limit: call the root agent again, or raise it{there}."
-    return f"Call the agent again to continue, or raise the limit{there}."
+        return f"The whole tree shares this limit: run the root agent again, or raise it{there}."
+    # A realtime agent is started, others are called; "run" suits both.
+    return f"Run the agent again to continue, or raise the limit{there}."
 
 
 # --- the end user ---------------------------------------------------------------------------------
@@ -181,7 +183,14 @@ def for_end_user(agent: str, verdict: Verdict, message: str) -> str:
     """
     limit, used = _limit_and_use(verdict.breach)
     reason = WHY.get(verdict.reason, "it reached a limit")
+    if _is_unmeasured(verdict.breach):
+        reason = "its usage could not be measured"
     return message.format(agent=agent, reason=reason, limit=limit, used=used)
+
+
+def _is_unmeasured(breach: Breach | None) -> bool:
+    """Return whether a cap was not reached, but the usage of a call is unknown."""
+    return breach is not None and bool(breach.note) and breach.reason not in QUOTA_REASONS
 
 
 def _limit_and_use(breach: Breach | None) -> tuple[str, str]:
@@ -221,21 +230,23 @@ def for_model(agent: str, verdict: Verdict) -> str:
 
 
 CAUSES: Final[Mapping[str, str]] = {
-    LOOP_DETECTED_STOP_REASON: "it repeated itself without progress",
-    QUOTA_EXCEEDED_STOP_REASON: "the quota of its model calls is used up",
-    QUOTA_UNAVAILABLE_STOP_REASON: "the quota of its model calls cannot be checked",
-    KILLED_STOP_REASON: "an operator stopped it",
+    LOOP_DETECTED_STOP_REASON: "the same steps were repeated without progress",
+    QUOTA_EXCEEDED_STOP_REASON: "the quota of model calls is used up",
+    QUOTA_UNAVAILABLE_STOP_REASON: "the quota of model calls cannot be checked",
+    KILLED_STOP_REASON: "an operator intervened",
 }
 """The cause of a halt for a model, by stop reason, if it is not a cap."""
 
 
 def cause_of(verdict: Verdict) -> str:
-    """Return why an agent was halted, as half a sentence for a model."""
+    """Return why an agent was halted, as half a sentence for its own model or another one."""
     breach = verdict.breach
     if breach is not None and breach.limit == GATEWAY_BUDGET:
-        return "the budget of its model is used up"
+        return "the budget at the vendor of the model is used up"
     if verdict.reason in CAUSES or breach is None:
         return CAUSES.get(verdict.reason, "a limit was reached")
+    if _is_unmeasured(breach):
+        return "the usage could not be measured"
     shared = "shared " if breach.limit.startswith(TREE_PREFIX) else ""
     unit = breach.unit
     if breach.reason == MAX_TOOL_CALLS_STOP_REASON:
@@ -249,7 +260,7 @@ def cause_of(verdict: Verdict) -> str:
 def wrap_up_note(verdict: Verdict) -> str:
     """Return the note that the next answer is the last."""
     return (
-        f"The budget of this task is spent: {cause_of(verdict)}. You can no longer use tools. "
+        f"This task must end now: {cause_of(verdict)}. You can no longer use tools. "
         "Give your final answer now, from what you know already, and say what is missing."
     )
 

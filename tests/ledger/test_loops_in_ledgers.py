@@ -153,7 +153,7 @@ def test_show_opens_with_what_halted_it(
 CAP = "by max_turns: 1 of 1 turns used."
 OPERATOR = "Agent 'worker' was killed."
 GOES_ON = "Continuing because the action is observe."
-AGAIN = "Call the agent again to continue, or raise the limit."
+AGAIN = "Run the agent again to continue, or raise the limit."
 OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
 
 
@@ -163,7 +163,7 @@ OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
         (Entry(), "worker ended with end_turn after 1 turn without a halt. It used"),
         (
             Entry(reason="killed", action="killed"),
-            f"{OPERATOR} Call the agent again when it may go on. It had used",
+            f"{OPERATOR} Run the agent again once it may continue. It had used",
         ),
         (
             Entry(action="observed", breach=OBSERVED),

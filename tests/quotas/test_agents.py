@@ -517,7 +517,7 @@ def test_wrap_up_admits_and_counts_one_last_answer(
     assert (result.stop_reason, str(result).split("\n")[0]) == ("quota_exceeded", "summary")
     assert not otel_limits.is_synthetic(result.message)
     assert model.tool_specs[-1] in ([], None)
-    assert "the quota of its model calls is used up" in str(model.requests[-1][-1])
+    assert "the quota of model calls is used up" in str(model.requests[-1][-1])
     assert last_use(events, "calls") == (3, 0)
 
 
