@@ -416,7 +416,7 @@ def test_a_reset_forgets_what_was_used_and_keeps_what_is_reserved(bench: Bench) 
     assert bench.standing() == CountState(0, 30, 100)
 
 
-def test_of_two_resets_in_a_millisecond_the_second_is_the_later_one(bench: Bench) -> None:
+def test_second_reset_in_a_millisecond_is_the_later_one(bench: Bench) -> None:
     """Clients would otherwise report the usage before the second one until the window ends."""
     found = []
     for _ in range(10):
