@@ -190,7 +190,8 @@ def _agent_limits(played: Scene) -> dict[str, list[Expected]]:
         return [Expected(times(rounds, each)) for each in values]
 
     tools = merged({tool: n} for a in ACTORS for (tool, _), n in a.produces.tools.items())
-    agents = {a.name for a in ACTORS}  # agents without halts have a rate of 0
+    # Agents without halts have a rate of 0; one that only observes has none, since nothing halts it.
+    agents = {a.name for a in ACTORS if a.action != "observe"}
     return {
         **_last_hour(played),
         "Finished invocations": increases({ONE: len(ACTORS)}),

@@ -306,6 +306,7 @@ ACTORS = (
 SETTINGS = {
     "OTEL_LIMITS_WARN_AT": "0.5,0.8",
     "OTEL_LIMITS_UNMEASURED": "ignore",
+    "OTEL_LIMITS_UNPRICED": "warn",  # the only limit of `quiet` is a quota in USD
     "OTEL_LIMITS_METRICS_MAX_AGENTS": "16",
     "OTEL_PYTHON_TRACER_PROVIDER": "otel_limits",
     "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=stage,service.version=1.2.3",
