@@ -190,8 +190,9 @@ def _agent_limits(played: Scene) -> dict[str, list[Expected]]:
         return [Expected(times(rounds, each)) for each in values]
 
     tools = merged({tool: n} for a in ACTORS for (tool, _), n in a.produces.tools.items())
-    # Agents without halts have a rate of 0; one that only observes has none, since nothing halts it.
-    agents = {a.name for a in ACTORS if a.action != "observe"}
+    agents = {a.name for a in ACTORS}
+    # Agents without halts have a rate of 0, but nothing halts one that only observes.
+    enforcing = {a.name for a in ACTORS if a.action != "observe"}
     return {
         **_last_hour(played),
         "Finished invocations": increases({ONE: len(ACTORS)}),
@@ -202,7 +203,7 @@ def _agent_limits(played: Scene) -> dict[str, list[Expected]]:
         ),
         "Halt rate by agent": [
             Expected(
-                {name: by(agent, enforced)[name] / by(agent, one)[name] for name in agents},
+                {name: by(agent, enforced)[name] / by(agent, one)[name] for name in enforcing},
                 exact=True,
             )
         ],
