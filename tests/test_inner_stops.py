@@ -23,6 +23,7 @@ from otel_limits import (
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from strands.multiagent.graph import Graph, GraphState
@@ -110,6 +111,91 @@ def test_result_of_graph_has_the_stops_of_all_visits_and_nested_graphs() -> None
     assert names_of(result) == [("loops", "halted")] * 3 + [("swarms", "halted")]
 
 
+@tool(context=True)
+def approve(tool_context: ToolContext) -> str:
+    """Ask a human."""
+    return str(tool_context.interrupt("approve", reason="May it go on?"))
+
+
+def asking(name: str) -> Agent:
+    """Make an agent that asks a human, and then looks forever."""
+    model = ScriptedModel([uses("approve"), *[uses("look")] * 9])
+    return Agent(model=model, tools=[look, approve], name=name, callback_handler=None)
+
+
+def line(*nodes: Any, **arguments: Any) -> Graph:
+    """Make a graph whose nodes run one after the other; the first one runs twice."""
+    builder = GraphBuilder()
+    names = [getattr(node, "name", "nested") for node in nodes]
+    for name, node in zip(names, nodes, strict=True):
+        builder.add_node(node, name)
+    builder.set_entry_point(names[0])
+    if len(nodes) > 1:
+        builder.add_edge(names[0], names[0], condition=lambda state: len(state.execution_order) < 2)
+        builder.add_edge(names[0], names[1], condition=lambda state: len(state.execution_order) > 1)
+    builder.set_max_node_executions(9)
+    if arguments:
+        builder.set_session_manager(**arguments)
+    return builder.build()
+
+
+def in_graph() -> Any:
+    """The node that asks follows the halted one."""
+    return line(runaway("first"), asking("second"))
+
+
+def in_nested_graph() -> Any:
+    """Both are in a graph that is a node itself."""
+    return line(line(runaway("first"), asking("second")))
+
+
+def in_swarm() -> Any:
+    """The halted agent has handed over to the one that asks."""
+    message = {"agent_name": "second", "message": "go", "context": {}}
+    return Swarm(
+        [
+            answering("first", uses("handoff_to_agent", arguments=message), says("never")),
+            asking("second"),
+        ]
+    )
+
+
+def answers_to(result: Any) -> Any:
+    """Answer the questions of a result."""
+    return [
+        {"interruptResponse": {"interruptId": each.id, "response": "yes"}}
+        for each in result.interrupts
+    ]
+
+
+@pytest.mark.parametrize(("make", "times"), [(in_graph, 2), (in_nested_graph, 2), (in_swarm, 1)])
+def test_resumed_group_has_the_stops_before_its_interrupt(
+    make: Callable[[], Any], times: int
+) -> None:
+    """A human answers a later node: the halt before that is still within the result, once."""
+    enable(Limits(max_turns=1))
+    group = make()
+    first = group("go")
+    assert first.status is Status.INTERRUPTED
+    assert names_of(first) == [("first", "halted")] * times
+    result = group(answers_to(first))
+    assert result.status is Status.COMPLETED
+    assert names_of(result) == [*names_of(first), ("second", "halted")]
+
+
+def test_group_resumed_after_a_restart_has_the_stops_before_its_interrupt(tmp_path: Path) -> None:
+    """Its session has the last result of each node."""
+    enable(Limits(max_turns=1))
+
+    def restarted(second: Agent) -> Graph:
+        sessions = FileSessionManager("one", storage_dir=str(tmp_path))
+        return line(runaway("first"), second, session_manager=sessions)
+
+    first = restarted(asking("second"))("go")
+    result = restarted(runaway("second"))(answers_to(first))
+    assert names_of(result) == [("first", "halted"), ("second", "halted")]
+
+
 def test_result_of_swarm_has_the_stops_of_its_agents() -> None:
     """Also of one that wrote a last answer."""
     enable(Limits(max_turns=1), action="wrap_up")
@@ -136,12 +222,6 @@ def test_result_of_delegation_has_the_stop_of_the_delegate() -> None:
     assert names_of(result) == [("delegate", "halted")]
     assert not is_synthetic(result.message)
     assert stop_of(caller("go")) is None
-
-
-@tool(context=True)
-def approve(tool_context: ToolContext) -> str:
-    """Ask a human."""
-    return str(tool_context.interrupt("approve", reason="May it look?"))
 
 
 def test_delegation_resumed_after_a_restart_has_the_stop_of_the_delegate(tmp_path: Path) -> None:

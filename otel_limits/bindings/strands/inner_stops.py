@@ -17,7 +17,7 @@ from otel_limits.core.stop_json import MARKER, breach_from_json, stop_to_json
 from otel_limits.core.texts import for_operator
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping
+    from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping, Sequence
 
     from strands.agent.a2a_agent import A2AAgent
     from strands.hooks import AfterToolsEvent
@@ -31,13 +31,49 @@ HALTS: Final = ("halted", "wrapped_up", "raised", "killed")
 # --- graphs and swarms ----------------------------------------------------------------------------
 
 
-@suppress_errors("binding")
-def note_event(stops: list[Stop], event: Mapping[str, Any]) -> None:
-    """Collect the stops of a node that ends, also if it is visited again, for the result."""
-    if (node := event.get("node_result")) is not None:
-        stops.extend(stops_of(node.result))
-    elif (result := event.get("result")) is not None:
-        setattr(result, INNER, tuple(stops))
+class GroupStops:
+    """Collects the stops within a graph or swarm while it runs."""
+
+    def __init__(self, group: Any) -> None:
+        """Create an empty collection."""
+        self._group = group
+        self._ended: set[str] = set()
+        """The nodes that have ended in this run."""
+        self._stops: list[Stop] = []
+        """In the order in which nodes ended, also those that are visited again."""
+        self._interrupted: list[Stop] = []
+        """Within groups that are nodes and wait for a human: they will be noted once more."""
+
+    @suppress_errors("binding")
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Note an event of the group, and put all stops into its result."""
+        inner = event.get("event")
+        if (node := event.get("node_result")) is not None:
+            self._ended.add(event["node_id"])
+            self._stops.extend(stops_of(node.result))
+        elif isinstance(inner, dict) and _is_interrupted(inner.get("result")):
+            self._interrupted.extend(stops_of(inner["result"]))
+        elif (result := event.get("result")) is not None:
+            stops = (*self._before(result), *self._stops)
+            setattr(result, INNER, (*stops, *self._interrupted))
+            if _is_interrupted(result):  # the same state object continues when it is resumed
+                setattr(self._group.state, INNER, stops)
+
+    def _before(self, result: Any) -> Sequence[Stop]:
+        """Return the stops before the interrupt that this run resumes."""
+        kept: Sequence[Stop] | None = getattr(self._group.state, INNER, None)
+        if kept is not None:
+            return kept
+        # Another process was interrupted: its session has the last result of each node.
+        nodes = ((name, node) for name, node in result.results.items() if name not in self._ended)
+        return [stop for _, node in nodes for stop in stops_of(node.result)]
+
+
+def _is_interrupted(result: Any) -> bool:
+    """Return whether a result is that of a graph or swarm that waits for a human."""
+    from strands.multiagent.base import Status
+
+    return getattr(result, "status", None) is Status.INTERRUPTED
 
 
 # --- delegation -----------------------------------------------------------------------------------

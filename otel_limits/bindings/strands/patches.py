@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from strands.agent.agent import Agent
 
-    from otel_limits.core.events import Stop
     from otel_limits.core.policy import Policy
     from otel_limits.runs.run import Group
 
@@ -249,7 +248,7 @@ class ClassPatcher:
 
     def _group_stream(self, original: Any) -> Any:
         """Wrap a graph or swarm, so that its nodes share one budget tree."""
-        from otel_limits.bindings.strands.inner_stops import note_event
+        from otel_limits.bindings.strands.inner_stops import GroupStops
 
         @keep_apart
         @functools.wraps(original)
@@ -259,10 +258,10 @@ class ClassPatcher:
             if scope is not None:
                 CURRENT.set(scope)
             events = original(group, *args, **kwargs)
-            stops: list[Stop] = []
+            stops = GroupStops(group)
             try:
                 async for event in events:
-                    note_event(stops, event)
+                    stops.note(event)
                     yield event
             finally:
                 try:
