@@ -113,12 +113,12 @@ def test_result_of_graph_has_the_stops_of_all_visits_and_nested_graphs() -> None
 
 @tool(context=True)
 def approve(tool_context: ToolContext) -> str:
-    """Ask a human."""
-    return str(tool_context.interrupt("approve", reason="May it go on?"))
+    """Interrupt for a human."""
+    return str(tool_context.interrupt("approve", reason="May it continue?"))
 
 
 def asking(name: str) -> Agent:
-    """Make an agent that asks a human, and then looks forever."""
+    """Make an agent that interrupts for a human, and then looks forever."""
     model = ScriptedModel([uses("approve"), *[uses("look")] * 9])
     return Agent(model=model, tools=[look, approve], name=name, callback_handler=None)
 
