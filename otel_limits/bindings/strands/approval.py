@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, cast
 
@@ -138,35 +138,49 @@ def declined_verdict(answer: Interrupt | None) -> Verdict | None:
     if answer is None or extension_of(answer.response) is not None:
         return None
     breach = _asked_about(answer)
-    return Verdict(breach.reason, (breach,), remark=_misunderstood(answer.response))
+    problem = _problem_of(answer.response, breach.limit)
+    remark = f"The answer was not understood: {problem}" if problem else ""
+    return Verdict(breach.reason, (breach,), remark=remark)
 
 
-def _misunderstood(response: object) -> str:
-    """Return the remark about an answer that is meant as an extension but is not one, if it is."""
+def _problem_of(response: object, asked: str) -> str:
+    """Return why an answer that is meant as an extension is not one; empty if it is not meant so.
+
+    Args:
+        response: The answer.
+        asked: The limit that was reached.
+    """
+    if isinstance(response, str) and response.lstrip().startswith("{"):
+        return "it is text, not a mapping."
     if not isinstance(response, Mapping):
         return ""
-    if EXTEND not in response:
-        near = next((each for each in response if closest_match(str(each), [EXTEND])), None)
-        return "" if near is None else _unknown(near, [EXTEND])
-    more = response[EXTEND] or {}
-    if not isinstance(more, Mapping):
-        return f"The answer was not understood: {EXTEND!r} must map limits to caps."
-    unknown = next((each for each in more if each not in LIMIT_NAMES), None)
-    if unknown is not None:
-        return _unknown(unknown, LIMIT_NAMES)
-    try:
-        Limits(**more)
-    except ValueError as error:
-        return f"The answer was not understood: {error}"
+    if EXTEND in response:
+        return _problem_with(response[EXTEND] or {}, asked)
+    for field in response:
+        if closest_match(str(field), [EXTEND]):
+            return _unknown(field, EXTEND)
+        if closest_match(str(field), LIMIT_NAMES):
+            return f"{clean(str(field))!r} must be within {EXTEND!r}."
     return ""
 
 
-def _unknown(field: object, known: Collection[str]) -> str:
-    """Return the remark about a field with an unknown name."""
-    near = closest_match(str(field), known)
-    name = clean(str(field))
-    hint = f" Did you mean {near!r}?" if near else ""
-    return f"The answer was not understood: {name!r} is unknown.{hint}"
+def _problem_with(more: object, asked: str) -> str:
+    """Return why an extension is invalid; empty if it is valid, or has no cap."""
+    if not isinstance(more, Mapping):
+        return f"{EXTEND!r} must map limits to caps."
+    unknown = next((each for each in more if each not in LIMIT_NAMES), None)
+    if unknown is not None:
+        return _unknown(unknown, closest_match(str(unknown), LIMIT_NAMES) or asked)
+    try:
+        Limits(**more)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _unknown(field: object, near: str) -> str:
+    """Return the problem with a field with an unknown name."""
+    return f"{clean(str(field))!r} is unknown. Did you mean {near!r}?"
 
 
 def _asked_about(question: Interrupt) -> Breach:
