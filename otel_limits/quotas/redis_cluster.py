@@ -55,7 +55,8 @@ class ClusterLink:
         """Close every connection."""
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
-            cluster.disconnect_connection_pools()  # type: ignore[no-untyped-call]  close() leaves them open
+            # `close()` leaves them open.
+            cluster.disconnect_connection_pools()  # type: ignore[no-untyped-call]
             cluster.close()
 
 
