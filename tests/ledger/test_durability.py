@@ -319,6 +319,7 @@ def test_unannounced_fork_is_detected(ledger: LedgerFile) -> None:
     observer = LedgerObserver(ledger.address)
     writer = observer.writer
     writer.put([("otel_limits_attributes", {"invocation_id": "i", "key": "k", "value": "parent"})])
+    writer.wait_until_durable()  # a child has no thread of its parent, but this process has
     writer._pid = -1
     writer.put([("otel_limits_attributes", {"invocation_id": "j", "key": "k", "value": "child"})])
     writer.wait_until_durable()
