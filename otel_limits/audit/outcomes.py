@@ -1,9 +1,10 @@
-"""Costs of successful invocations, and spend on halted ones."""
+"""What was spent on successful, halted, failed and lost invocations."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.answer import Column, Table
@@ -19,53 +20,62 @@ if TYPE_CHECKING:
 
 OUTCOMES: Final = (
     Column("invocations", "Invocations", "count"),
-    Column("successful", "Successful", "count"),
-    Column("cost_per_success_usd", "Cost per success", "money", is_key=True),
+    Column("successful", "Successful", "count", is_key=True),
     Column("halted", "Halted", "count", is_key=True),
-    Column("wasted_usd", "Halted cost", "money", is_key=True),
-    Column("wasted_share", "Share of cost", "share"),
+    Column("failed", "Failed", "count"),
+    Column("lost", "Lost", "count"),
+    Column("spent_on_successful_usd", "Spent on successful", "money"),
+    Column("spent_on_halted_usd", "Spent on halted", "money", is_key=True),
+    Column("spent_on_failed_usd", "Spent on failed", "money", is_key=True),
+    Column("spent_on_lost_usd", "Spent on lost", "money"),
+    Column("successful_cost_per_success_usd", "Successful cost / successful", "money"),
+    Column("total_cost_per_success_usd", "Total cost / successful", "money", is_key=True),
+    Column("unsuccessful_share", "Unsuccessful share of cost", "share"),
 )
+KINDS: Final = ("successful", "halted", "failed", "lost")
+"""Each ended invocation is exactly one of these."""
 
 
 @dataclass(slots=True)
 class Outcomes:
-    """Invocations grouped by outcome, with their picodollars."""
+    """Ended invocations by outcome, with their cost in picodollars."""
 
-    invocations: int = 0
-    successful: int = 0
-    halted: int = 0
-    pico: int = 0
-    success_pico: int = 0
-    halted_pico: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    pico: Counter[str] = field(default_factory=Counter)
     unpriced: int = 0
     """Model calls without a known price."""
 
-    def add(self, sums: Sequence[Any]) -> None:
-        """Add sums over further invocations, in the order of the fields."""
-        for name, more in zip(self.__slots__, sums, strict=True):
-            setattr(self, name, getattr(self, name) + int(more))
+    def add(self, outcome: str, invocations: int, pico: int, unpriced: int) -> None:
+        """Add invocations of an outcome."""
+        self.counts[outcome] += invocations
+        self.pico[outcome] += pico
+        self.unpriced += unpriced
 
     @property
     def figures(self) -> tuple[Any, ...]:
         """The values of `OUTCOMES`."""
-        # Whole picodollars: money is never a float.
-        per_success = self.success_pico // self.successful if self.successful else None
+        successful, of_successful, total = (
+            self.counts["successful"],
+            self.pico["successful"],
+            self.pico.total(),
+        )
         return (
-            self.invocations,
-            self.successful,
-            self._usd(per_success),
-            self.halted,
-            self._usd(self.halted_pico),
-            self.halted_pico / self.pico if self.pico else None,
+            self.counts.total(),
+            *(self.counts[kind] for kind in KINDS),
+            *(self._usd(self.pico[kind]) for kind in KINDS),
+            # Whole picodollars: money is never a float.
+            self._usd(of_successful // successful if successful else None),
+            self._usd(total // successful if successful else None),
+            (total - of_successful) / total if total else None,
         )
 
     def _usd(self, pico: int | None) -> Decimal | None:
         # If nothing has a price, 0 would look free.
-        return None if self.unpriced and not self.pico else dollars(pico)
+        return None if self.unpriced and not self.pico.total() else dollars(pico)
 
 
 def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
-    """Build a table with one row per group, the highest halted cost first.
+    """Build a table with one row per group, the highest unsuccessful cost first.
 
     Invocations are not grouped by what they lack, e.g. a model. Returns `None` if the selection is
     by such a property.
@@ -78,13 +88,16 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
     zone, total = inquiry.selection.zone, Outcomes()
     groups: dict[tuple[Any, ...], Outcomes] = {}
     found = queries.outcomes(inquiry.connection, names, inquiry.selection, SUCCESSES)
-    for keys, sums in found:
+    for keys, (outcome, *sums) in found:
         key = tuple(property_of(keys, name, zone) for name in names)
-        groups.setdefault(key, Outcomes()).add(sums)
-        total.add(sums)
-    ranked = sorted(
-        groups.items(), key=lambda item: (-item[1].halted_pico, -item[1].pico, *map(str, item[0]))
-    )
+        for each in (groups.setdefault(key, Outcomes()), total):
+            each.add(outcome, *map(int, sums))
+
+    def rank(item: tuple[tuple[Any, ...], Outcomes]) -> tuple[Any, ...]:
+        pico = item[1].pico
+        return (pico["successful"] - pico.total(), -pico.total(), *map(str, item[0]))
+
+    ranked = sorted(groups.items(), key=rank)
     return Table(
         name="outcomes",
         title="Invocations by " + ", ".join(names) if names else "Invocations",
@@ -92,5 +105,6 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
         rows=[(*key, *each.figures) for key, each in ranked],
         total=("total", *("" for _ in names[1:]), *total.figures) if names else None,
         note="Finished invocations that started in the selected period, with their own cost. "
-        "Successful ones ended naturally; halted ones were ended by a limit.",
+        "Successful ones ended naturally, halted ones were ended by a limit, lost ones by "
+        "`otel-limits ledger end-lost`; all others failed.",
     )

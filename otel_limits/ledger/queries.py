@@ -12,7 +12,7 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.core.events import HALTED
 from otel_limits.ledger.database import DatabaseError
 from otel_limits.ledger.reading import open_for_query
-from otel_limits.ledger.rows import MAX_INTEGER, UNKNOWN_SIZE
+from otel_limits.ledger.rows import LOST, MAX_INTEGER, UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
     CALL_TOKENS,
     CALLS,
@@ -303,7 +303,7 @@ def quota_changes(connection: sa.Connection, selection: Selection) -> Sequence[A
 def outcomes(
     connection: sa.Connection, by: Sequence[str], selection: Selection, successes: Collection[str]
 ) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
-    """Add up invocations: all, successful and halted ones, their picodollars, unpriced calls.
+    """Add up ended invocations by outcome: outcome, number, picodollars, unpriced calls.
 
     Args:
         connection: The ledger.
@@ -313,16 +313,19 @@ def outcomes(
     """
     names = columns_for(by, selection.zone)
     succeeded = RUNS.reason.in_(sorted(successes)) & RUNS.action.in_(NOT_HALTED)
-    halted = RUNS.action.in_(HALTED)
-    count, pico = sa.func.count(), sa.func.sum(COST)
+    outcome = sa.case(
+        (succeeded, "successful"),
+        (RUNS.action.in_(HALTED), "halted"),
+        (RUNS.action == LOST, "lost"),
+        else_="failed",
+    )
     sums = [
-        count,
-        count.filter(succeeded),
-        count.filter(halted),
-        sa.func.coalesce(pico, 0),
-        sa.func.coalesce(pico.filter(succeeded), 0),
-        sa.func.coalesce(pico.filter(halted), 0),
+        outcome,
+        sa.func.count(),
+        sa.func.coalesce(sa.func.sum(COST), 0),
         sa.func.coalesce(sa.func.sum(RUNS.unpriced_calls), 0),
     ]
     statement = grouped(INVOCATION_TABLE, names, selection, sums)
-    yield from keyed(connection.execute(statement.where(RUNS.ended_us.is_not(None))), names)
+    statement = statement.where(RUNS.ended_us.is_not(None))
+    statement = statement.group_by(f"k{len(names)}")  # the label of the outcome
+    yield from keyed(connection.execute(statement), names)

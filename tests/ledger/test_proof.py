@@ -606,7 +606,7 @@ def test_an_invocation_beyond_64_bits_costs_the_same_in_every_question(
     total = "18000000.000000000001"
     _, spent = ask(capsys, "spend")
     assert spent["totals"]["spend"]["cost_usd"] == total
-    assert spent["totals"]["outcomes"]["wasted_usd"] == total
+    assert spent["totals"]["outcomes"]["spent_on_halted_usd"] == total
     _, stops = ask(capsys, "stops")
     assert stops["totals"]["stops"]["cost_usd"] == total
     assert [row["cost_usd"] for row in stops["costliest_halted"]] == [total]

@@ -204,24 +204,30 @@ def test_cache_savings_are_shown(ledger: LedgerFile, capsys: Output) -> None:
     assert rows["without"]["cache_saved_usd"] is None
 
 
-def test_cost_per_success_and_waste(ledger: LedgerFile, capsys: Output) -> None:
-    """Only what came to its natural end is a success; an open one is neither."""
+def test_spend_is_split_by_outcome(ledger: LedgerFile, capsys: Output) -> None:
+    """What went into failed and lost invocations is not spent on successful ones either."""
     write(
         ledger.address,
         Entry(calls=[Call(price="1")]),
         Entry(calls=[Call(price="2")]),
         Entry(calls=[Call(price="5")] * 2, **HALT),
         Entry(calls=[Call(price="7")], reason="error"),
+        Entry(calls=[Call(price="4")], reason="killed", action="killed"),
+        Entry(calls=[Call(price="6")], reason="lost", action="lost"),
         Entry(agent="silent", calls=[Call()], **HALT),
     )
     answer = asked(capsys, "--by", "agent,model")
     worker, silent = answer["outcomes"]
-    assert (worker["invocations"], worker["successful"], worker["halted"]) == (4, 2, 1)
-    assert Decimal(worker["cost_per_success_usd"]) == Decimal("1.5")
-    assert Decimal(worker["wasted_usd"]) == 10
-    assert worker["wasted_share"] == 0.5
-    assert (silent["wasted_usd"], silent["cost_per_success_usd"]) == (None, None)
-    assert Decimal(answer["totals"]["outcomes"]["wasted_usd"]) == 10
+    kinds = ("successful", "halted", "failed", "lost")
+    assert worker["invocations"] == 6
+    assert [worker[kind] for kind in kinds] == [2, 1, 2, 1]
+    assert [Decimal(worker[f"spent_on_{kind}_usd"]) for kind in kinds] == [3, 10, 11, 6]
+    assert Decimal(worker["successful_cost_per_success_usd"]) == Decimal("1.5")
+    assert Decimal(worker["total_cost_per_success_usd"]) == 15
+    assert worker["unsuccessful_share"] == 0.9
+    assert silent["spent_on_halted_usd"] is None
+    assert silent["total_cost_per_success_usd"] is None
+    assert Decimal(answer["totals"]["outcomes"]["spent_on_halted_usd"]) == 10
 
 
 def test_without_a_way_to_select_invocations_there_are_no_outcomes(
