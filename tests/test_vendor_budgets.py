@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,6 +50,15 @@ def vendor() -> Iterator[Vendor]:
     with serving() as vendor:
         vendor.replies = [SPENT]
         yield vendor
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sockets_collected() -> Iterator[None]:
+    """Collect the sockets that clients leave open, which would warn in a later test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 def calling(model: Any, **arguments: Any) -> Agent:
@@ -223,6 +234,12 @@ def google_error(quota: str) -> dict[str, Any]:
     return {"error": {**error, "details": [failure, retry]}}
 
 
+def bedrock_error(window: str) -> dict[str, Any]:
+    """Make the body of an error of Amazon Bedrock."""
+    message = f"Too many tokens{window}, please wait before trying again."
+    return {"__type": "ThrottlingException", "message": message}
+
+
 Case = tuple["Callable[..., Any]", int, dict[str, Any]]
 
 REFUSALS: dict[str, Case] = {
@@ -257,6 +274,7 @@ REFUSALS: dict[str, Case] = {
         429,
         google_error("GenerateRequestsPerDayPerProjectPerModel-FreeTier"),
     ),
+    "Amazon Bedrock, per day": (models.bedrock, 429, bedrock_error(" per day")),
     "LiteLLM": (models.litellm, 429, openai_error("insufficient_quota", message=OPENAI_TEXT)),
 }
 
@@ -287,6 +305,7 @@ OTHERS: dict[str, Case] = {
         429,
         google_error("GenerateRequestsPerMinutePerProjectPerModel-FreeTier"),
     ),
+    "Amazon Bedrock, per minute": (models.bedrock, 429, bedrock_error("")),
     "a broken server": (models.openai, 500, {"error": {"message": "budget exceeded"}}),
 }
 

@@ -97,6 +97,9 @@ PHRASES: Final[Mapping[int, Mapping[str, str]]] = {
         # Every rate is a quota, and comes with a retry delay of seconds; a daily one does not pass
         # that soon (https://ai.google.dev/gemini-api/docs/rate-limits).
         "Google": r"quotaId\W+\w*PerDay",
+        # Its tokens per minute have the same text without "per day"
+        # (https://github.com/minorun365/agent-book/issues/29).
+        "Amazon Bedrock": r"Too many tokens per day",
         # Of a user, from litellm/proxy/hooks/max_budget_limiter.py.
         "LiteLLM": r"Max budget limit reached",
     },
