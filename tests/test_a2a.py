@@ -163,11 +163,15 @@ def test_result_of_client_has_the_stop_that_its_server_reports(
     assert otel_limits.is_synthetic(result.message) == (action != "wrap_up")
 
 
-def test_graph_of_clients_has_their_stops(serve: Callable[..., str]) -> None:
-    """A remote node is a node like any other."""
+@pytest.mark.parametrize("policy", ["complete", "fail"])
+def test_graph_of_clients_has_their_stops(
+    serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """A remote node is no agent of this process: it completes, and the result shows its halt."""
     from strands.agent.a2a_agent import A2AAgent
     from strands.multiagent import GraphBuilder
 
+    monkeypatch.setenv("OTEL_LIMITS_HALTED_NODE", policy)
     enable(Limits(max_turns=1))
     builder = GraphBuilder()
     builder.add_node(A2AAgent(serve(endless(uses("search")))), "remote")

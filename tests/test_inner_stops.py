@@ -317,18 +317,23 @@ def test_node_that_wrapped_up_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> 
     assert names_of(result) == [("reviewer", "wrapped_up")]
 
 
-def test_halted_agent_outside_of_a_group_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("delegate", [False, True])
+def test_halted_agent_outside_of_a_group_does_not_fail(
+    monkeypatch: pytest.MonkeyPatch, *, delegate: bool
+) -> None:
     """Called alone, or as a tool of a node, it returns as always."""
     failing(monkeypatch, max_turns=2)
     assert runaway("alone")("go").stop_reason == "max_turns"
-    child = runaway("child").as_tool(name="child", description="Ask.")
+    child = runaway("child").as_tool(name="child", description="Ask.", delegate=delegate)
     parent = Agent(
         model=ScriptedModel([uses("child", arguments={"input": "go"}), says("done")]),
         tools=[child],
         name="parent",
         callback_handler=None,
     )
-    assert reviewed(parent)("go").status is Status.COMPLETED
+    result = reviewed(parent)("go")
+    assert result.status is Status.COMPLETED
+    assert names_of(result) == ([("child", "halted")] if delegate else [])
 
 
 @pytest.mark.parametrize("policy", ["complete", "fail"])
