@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import functools
 import logging
@@ -20,7 +21,8 @@ from otel_limits.core.wording import closest_match
 from otel_limits.runs.registry import LIVE, kill
 from otel_limits.runtime.guard import Source, end_process
 from otel_limits.runtime.runtime import RUNTIME
-from otel_limits.runtime.shutdown import flush_on_sigterm, report_unscraped
+from otel_limits.runtime.shutdown import report_unscraped
+from otel_limits.runtime.sigterm import flush_on_sigterm
 from otel_limits.settings import environment as config
 from otel_limits.settings.children import (
     CHILD_ENVIRONMENT,
@@ -234,7 +236,6 @@ def _kill_on_signal() -> None:
     if name is None or threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(name) is signal.SIG_DFL:
-        # The main thread, which runs the handler, may hold one of our locks; another thread can
-        # wait for it.
-        end_all = functools.partial(kill, all=True)
-        signal.signal(name, lambda *_: threading.Thread(target=end_all).start())
+        # The main thread, which runs the handler, may hold one of our locks, or of `threading`;
+        # another thread can wait for it.
+        signal.signal(name, lambda *_: _thread.start_new_thread(kill, (), {"all": True}))

@@ -1,23 +1,16 @@
-"""Flush telemetry at exit and on SIGTERM."""
+"""Flush telemetry at exit."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.variables import otlp_timeout_seconds
-
-FIRST: Final = 1
-"""PID of the first process of a container."""
-BY_SIGNAL: Final = 128
-"""Added to a signal's number in the exit status of a process it ended."""
 
 UNSCRAPED: Final = (
     "otel-limits: metrics on {host}:{port} were never scraped and are lost. For short processes, "
@@ -68,37 +61,3 @@ def report_unscraped() -> None:
     if where is not None and RUNTIME.enforcement().source == "run":
         sys.stderr.write(UNSCRAPED.format(host=where[0], port=where[1]))
         sys.stderr.flush()
-
-
-def flush_on_sigterm() -> None:
-    """Flush on SIGTERM before the process ends, unless the program handles the signal."""
-    # Python sets handlers only in the main thread.
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _end)
-
-
-def _end(number: int, _frame: Any) -> None:
-    # A second signal ends the process immediately.
-    signal.signal(number, signal.SIG_DFL)
-    # The main thread, which runs this handler, may hold a lock that a flush needs; another thread
-    # can wait for it. Not a daemon, otherwise a program that ends now would not end by the signal.
-    thread = threading.Thread(target=_flush_and_raise, args=(number,), name="otel-limits-sigterm")
-    try:
-        thread.start()
-    except RuntimeError:  # Python 3.12 or later, during shutdown, which flushes as well
-        return
-
-
-def _flush_and_raise(number: int) -> None:
-    try:
-        report_unscraped()
-        flush()
-    finally:
-        # To the process, where the signal has its default action again.
-        os.kill(os.getpid(), number)
-        # Linux does not deliver signals with the default action to the first process of a container
-        # (pid_namespaces(7)), and the container runtime would wait for its grace period.
-        if os.getpid() == FIRST and signal.getsignal(number) is signal.SIG_DFL:
-            os._exit(BY_SIGNAL + number)

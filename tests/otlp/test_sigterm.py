@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.launching import BIN, RUN, fresh_environment
+from tests.launching import BIN, RUN, execute, fresh_environment
 from tests.ledger.conftest import LedgerFile
 from tests.ledger.test_durability import restore
 from tests.otlp.receiver import Received
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows ends processes without a word.")
 
 STAYING = str(Path(__file__).with_name("staying.py"))
+POOLING = str(Path(__file__).parents[1] / "programs" / "pools.py")
 BY_RUN = (*RUN, "--max-turns", "2", "--", sys.executable, STAYING)
 LINE = (
     "from otel_limits.startup import otel_limits_startup as startup; "
@@ -195,3 +196,39 @@ def test_a_program_with_a_handler_keeps_it() -> None:
             assert process.stdout.read() == "True\n"
         assert process.returncode == 3
         assert arrived(received) == ALL
+
+
+POOLS = (*RUN, "--max-turns", "2", "--", sys.executable, "-W", "ignore", POOLING)
+
+
+def test_pools_without_agents_end() -> None:
+    """A worker that misses the signal would keep its program waiting forever.
+
+    With a handler of Python in the workers, one in twenty pools hangs.
+    """
+    assert execute(*POOLS, "60").output == "ended\n"
+
+
+def test_pool_ends_after_its_workers_have_exported() -> None:
+    """They called agents, and what they measured must not depend on how a pool ends."""
+    received = Received()
+    with over("http/protobuf", received) as endpoint:
+        assert execute(*POOLS, "2", "agents", **export_to(endpoint)).output == "ended\n"
+        names = [span.name for span in received.spans]
+        assert (names.count("invoke_agent Strands Agents"), len(received.logs)) == (2, 2)
+
+
+WITHOUT_THREADS = """
+import os, resource, signal, threading, time
+import strands
+threading.stack_size(1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(60)
+"""
+
+
+def test_process_without_memory_for_a_thread_ends() -> None:
+    """Nothing can be flushed, but a signal that ends a process must end it."""
+    ended = execute(*RUN, "--max-turns", "2", "--", sys.executable, "-c", WITHOUT_THREADS)
+    assert ended.status == -signal.SIGTERM

@@ -1,0 +1,156 @@
+"""Flushes telemetry on SIGTERM, before the process ends by it."""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import functools
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import threading
+import time
+from typing import Any, Final
+
+from otel_limits.runtime.shutdown import flush, report_unscraped
+from otel_limits.settings.variables import otlp_timeout_seconds
+
+FIRST: Final = 1
+"""PID of the first process of a container."""
+BY_SIGNAL: Final = 128
+"""Added to a signal's number in the exit status of a process it ended."""
+MARGIN_SECONDS: Final = 2.0
+"""What a flush may take beyond its timeout before the process ends without it."""
+PATIENCE_SECONDS: Final = 0.1
+"""How long the main thread of a child may take to run the handler before the signal is repeated."""
+
+
+def flush_on_sigterm() -> None:
+    """Flush on SIGTERM before the process ends, unless the program handles the signal."""
+    # Python sets handlers only in the main thread.
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
+        _prepare_forks()
+        if multiprocessing.parent_process() is not None:
+            _prepare_child()
+
+
+def _end(number: int, _frame: Any) -> None:
+    # A second signal ends the process immediately.
+    signal.signal(number, signal.SIG_DFL)
+    # The main thread, which runs this handler, may hold any lock that a flush needs, or one of
+    # `threading`. So other threads flush, and it waits for none of them.
+    is_flushed = _thread.allocate_lock()
+    is_flushed.acquire()
+    try:
+        _thread.start_new_thread(_flush, (is_flushed,))
+        _thread.start_new_thread(_raise_when_flushed, (number, is_flushed))
+    except RuntimeError:
+        # Python 3.12 or later, during shutdown, which flushes as well. Otherwise there are too
+        # many threads.
+        if threading.main_thread().is_alive():
+            os.kill(os.getpid(), number)
+        return
+    # A program that ends now still ends by the signal.
+    atexit.register(time.sleep, _longest_flush_seconds())
+
+
+def _flush(is_flushed: _thread.LockType) -> None:
+    try:
+        report_unscraped()
+        flush()
+    finally:
+        is_flushed.release()
+
+
+def _raise_when_flushed(number: int, is_flushed: _thread.LockType) -> None:
+    # Not forever: a flush may need a lock whose thread a fork did not copy.
+    is_flushed.acquire(timeout=_longest_flush_seconds())
+    # To the process, where the signal has its default action again.
+    os.kill(os.getpid(), number)
+    # Linux does not deliver signals with the default action to the first process of a container
+    # (pid_namespaces(7)), and the container runtime would wait for its grace period.
+    if os.getpid() == FIRST and signal.getsignal(number) is signal.SIG_DFL:
+        os._exit(BY_SIGNAL + number)
+
+
+def _longest_flush_seconds() -> float:
+    return otlp_timeout_seconds() + MARGIN_SECONDS
+
+
+# --- child processes ------------------------------------------------------------------------------
+
+
+@functools.cache
+def _prepare_forks() -> None:
+    """Lose no signal during a fork, nor in children of `multiprocessing`."""
+    if not hasattr(os, "register_at_fork"):
+        return
+    forking = threading.local()
+
+    # Python discards signals that a child receives before its fork is complete.
+    def hold() -> None:
+        forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def deliver() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
+
+    os.register_at_fork(before=hold, after_in_parent=deliver, after_in_child=REPEATER.after_fork)
+    os.register_at_fork(after_in_child=deliver)
+    multiprocessing.util.register_after_fork(REPEATER, lambda _: _prepare_child())
+
+
+def _prepare_child() -> None:
+    if signal.getsignal(signal.SIGTERM) is _end:
+        REPEATER.start()
+        # A worker that its pool lets end by itself does not run `atexit`.
+        multiprocessing.util.Finalize(None, flush, exitpriority=0)
+
+
+class Repeater:
+    """Repeats SIGTERM in a child process until the main thread runs the handler.
+
+    `multiprocessing.Pool` ends its workers with SIGTERM and waits for them. If the signal arrives
+    just when a worker begins to wait for a lock of the pool, the C library keeps waiting, and
+    Python does not run the handler.
+    """
+
+    def __init__(self) -> None:
+        """Start without a thread."""
+        self._writing = -1
+
+    def start(self) -> None:
+        """Start a thread, unless the program itself has signals written to a file descriptor."""
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        others = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        if others != -1:
+            signal.set_wakeup_fd(others)
+            return
+        self._writing = writing
+        threading.Thread(
+            target=self._repeat, args=(reading,), name="otel-limits-sigterm", daemon=True
+        ).start()
+
+    def after_fork(self) -> None:
+        """Stop writing signals to the parent."""
+        if self._writing != -1:
+            others = signal.set_wakeup_fd(-1)
+            if others != self._writing:
+                signal.set_wakeup_fd(others)
+            self._writing = -1
+
+    def _repeat(self, reading: int) -> None:
+        while signal.SIGTERM not in os.read(reading, 1):  # a byte for each signal
+            pass
+        time.sleep(PATIENCE_SECONDS)
+        while signal.getsignal(signal.SIGTERM) is _end:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(PATIENCE_SECONDS)
+
+
+REPEATER: Final = Repeater()
+"""The repeater of this process."""
