@@ -114,6 +114,8 @@ class Answer:
     title: str
     about: str
     """The part of the ledger that it covers."""
+    made: str = ""
+    """When and by which version it was made, and the time that it covers; only for pages."""
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
     text: str = ""

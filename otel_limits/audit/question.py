@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import parsing
@@ -12,6 +13,7 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import closest_match
 from otel_limits.ledger.calendar import PERIODS
 from otel_limits.ledger.options import KEY_PREFIX, OWN_NAMES
+from otel_limits.ledger.rows import MICROSECONDS
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -141,6 +143,19 @@ class AuditQuery:
         if str(self.selection.zone) != "UTC":
             parts.append(f"days of {self.selection.zone}")
         return ", ".join(parts)
+
+    def made_at(self, now: float) -> str:
+        """Describe when and by which version the answer is made, and the time that it covers."""
+        from otel_limits.ledger import queries
+
+        first, last = queries.first_and_last(self.connection)
+        since, until = self.selection.since_us, self.selection.until_us
+        covered = "no invocation"
+        if (begin := first if since is None else since) is not None:
+            end = last if until is None else until
+            covered = f"{written(begin, 'time')} to {written(end, 'time')} UTC"
+        at = written(int(now * MICROSECONDS), "time")
+        return f"Made {at} UTC by otel-limits {version('otel-limits')}, covers {covered}"
 
     def key_columns(self, by: Iterable[str], others: Iterable[Column]) -> list[Column]:
         """Build the columns to group by; an ambiguous audit key gets its prefix."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import parsing
@@ -13,15 +14,18 @@ from otel_limits.audit.charts import overview
 from otel_limits.audit.compare import CHANGES, changes_table, periods_of
 from otel_limits.audit.completeness import of_everything
 from otel_limits.audit.forecast import forecast
+from otel_limits.audit.formatting import money, written
 from otel_limits.audit.outcomes import OUTCOMES, outcomes_table
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.sums import DATES, Groups, SummedCalls, Sums, fold
+from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.options import AFTER_TOOLS
 
 if TYPE_CHECKING:
     from otel_limits.audit.by_tool import UseByGroup
 
 CURRENT, RECORDED = parsing.PRICES
+DEFAULT_BY: Final = ("agent", "model")
 
 FIGURES: Final = (
     Column("calls", "Calls", "count"),
@@ -45,26 +49,41 @@ ALL_NOTE: Final = (
 
 def spend(
     inquiry: AuditQuery,
-    by: Sequence[str],
+    by: Sequence[str] | None,
     prices: str,
     top: int | None,
     compare: parsing.Against | None,
+    fail_above: Decimal | None,
 ) -> Answer:
     """Answer what was spent.
 
+    With `fail_above` the exit status is 1 if that many USD were exceeded in total, or in any group
+    of `by`.
+
     Raises:
-        LedgerError: The ledger lacks a property, or there is nothing to compare.
+        LedgerError: The ledger lacks a property, there is nothing to compare, or `fail_above` is
+            combined with a comparison.
     """
+    groups_to_judge = by or ()
+    by = DEFAULT_BY if by is None else by
     inquiry.require_known(by)
     # Recorded prices have no forecast and no outcomes, which cover actual spend.
     is_recorded = prices == RECORDED
     title = "Token spend at recorded prices" if is_recorded else "Token spend"
     if compare is not None:
+        if fail_above is not None:
+            raise LedgerError(
+                "--fail-above judges one period: use --since and --until instead of --compare."
+            )
         return _changes(inquiry, by, compare, top, title, is_recorded=is_recorded)
     rows = rows_of(inquiry, by, is_recorded=is_recorded)
     total = fold(rows, ()).get((), Sums())
     uses = uses_of(inquiry, by) if TOOL in by else None
     outcomes = None if is_recorded else outcomes_table(inquiry, by)
+    status, summary = 0, ""
+    if fail_above is not None:
+        judged = fold(rows, groups_to_judge, inquiry.selection.zone)
+        status, summary = _judge(judged, groups_to_judge, fail_above)
     # Without groups there is no row of totals, but only one row.
     ended = outcomes.total or outcomes.rows[0] if outcomes is not None else ()
     return Answer(
@@ -79,7 +98,26 @@ def spend(
         totals=_totals(total, ended),
         forecast=None if is_recorded else forecast(inquiry),
         complete="" if is_recorded else of_everything(inquiry, total),
+        status=status,
+        summary=summary,
     )
+
+
+def _judge(groups: Groups, by: Sequence[str], most: Decimal) -> tuple[int, str]:
+    """Return exit status and sentence: which groups cost more than `most` USD."""
+    costs = {
+        ", ".join(written(part, "text") for part in key) or "total": each.cost or Decimal(0)
+        for key, each in groups.items()
+    }
+    above = sorted((name for name in costs if costs[name] > most), key=lambda name: -costs[name])
+    named = [f"{name} {money(costs[name])}" for name in above]
+    sentence = f"Above {money(most)}: {'; '.join(named)}."
+    if not above:
+        subject = f"No group by {', '.join(by)} is" if by else "The total is not"
+        sentence = f"{subject} above {money(most)}."
+    if unpriced := sum(each.unpriced_tokens for each in groups.values()):
+        sentence += f" {unpriced:,} tokens of calls without a known price are not included."
+    return int(bool(above)), sentence
 
 
 def rows_of(inquiry: AuditQuery, by: Sequence[str], *, is_recorded: bool = False) -> SummedCalls:
@@ -215,7 +253,6 @@ SPEND: Final = Question(
             "properties to group by, separated by commas: agent, model, provider, tool, state, "
             "side, session, reason, hour, day, week, month, or an audit key; key:NAME is an "
             "audit key with the same name as a property (default: agent,model)",
-            default=("agent", "model"),
         ),
         Option(
             "--top",
@@ -236,6 +273,12 @@ SPEND: Final = Question(
             parsing.prices,
             "prices: current, or recorded (before `otel-limits ledger reprice`; default: current)",
             default=CURRENT,
+        ),
+        Option(
+            "--fail-above",
+            "USD",
+            parsing.usd,
+            "exit with status 1 if more than this was spent: in total, or with --by in any group",
         ),
     ),
 )

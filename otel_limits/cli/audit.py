@@ -7,6 +7,7 @@ import functools
 import gc
 import json
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
@@ -123,7 +124,10 @@ def _ask(question: Question, arguments: Namespace) -> Answer:
     values = {option.name: getattr(arguments, option.name) for option in question.options}
     with open_query(arguments) as inquiry:
         # With the ledger open, as an answer may be read lazily.
-        return with_exact_sums(inquiry, lambda: _answered(question, inquiry, values))
+        answer = with_exact_sums(inquiry, lambda: _answered(question, inquiry, values))
+        if arguments.format == "html":
+            answer = replace(answer, made=inquiry.made_at(time.time()))
+        return answer
 
 
 def _answered(question: Question, inquiry: AuditQuery, values: dict[str, Any]) -> Answer:

@@ -300,6 +300,14 @@ def quota_changes(connection: sa.Connection, selection: Selection) -> Sequence[A
     return connection.execute(statement).all()
 
 
+def first_and_last(connection: sa.Connection) -> tuple[int | None, int | None]:
+    """Return when the first and the last invocation started; `None` in an empty ledger."""
+    times = (sa.func.min(RUNS.started_us), sa.func.max(RUNS.started_us))
+    # One by one, because SQLite uses the index for a single one only.
+    first, last = (connection.execute(sa.select(time)).scalar() for time in times)
+    return first, last
+
+
 def outcomes(
     connection: sa.Connection, by: Sequence[str], selection: Selection, successes: Collection[str]
 ) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,15 @@ def test_the_totals_are_those_of_the_ledger(page: Any) -> None:
     assert total(page, "Tokens") == str(5 * 120 + 9020)
     assert total(page, "Cost") == "2.000000000000"
     assert "9,620" in texts(page, "dl.totals dd")
+
+
+def test_the_head_says_what_the_report_is(page: Any) -> None:
+    """A report is kept for years: when, by which version, over which time, from which ledger."""
+    head = page.find_element(By.TAG_NAME, "header").text
+    made = rf"Made [-\d]+ [:\d]+ UTC by otel-limits {re.escape(version('otel-limits'))}, covers "
+    assert re.search(made + r"[-\d]+ [:\d]+ to [-\d]+ [:\d]+ UTC", head), head
+    assert "ledger.db" in head
+    assert "Complete" in head
 
 
 def test_the_table_has_every_group(page: Any) -> None:

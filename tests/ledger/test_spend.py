@@ -191,6 +191,42 @@ def test_a_cell_of_a_csv_is_no_formula(ledger: LedgerFile, capsys: Output, value
     assert row["cache_saved_usd"] == "-0.500000000000"
 
 
+# --- a bound that fails a build -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "sentence"),
+    [
+        (["--fail-above", "9"], 1, "Above $9.00: total $10.00."),
+        (["--fail-above", "10"], 0, "The total is not above $10.00."),
+        (["--fail-above", "2", "--by", "agent"], 1, "Above $2.00: b $6.00; a $3.00."),
+        (["--fail-above", "4", "--by", "agent", "--top", "1"], 1, "Above $4.00: b $6.00."),
+        (["--fail-above", "6", "--by", "agent"], 0, "No group by agent is above $6.00."),
+    ],
+)
+def test_fail_above_is_the_exit_status(
+    ledger: LedgerFile, capsys: Output, options: list[str], status: int, sentence: str
+) -> None:
+    """A build fails on spend, and its log names each group and what is not included."""
+    write(
+        ledger.address,
+        Entry(agent="a", calls=[Call(price="3"), Call()]),
+        Entry(agent="b", calls=[Call(price="6")]),
+        Entry(agent="c", calls=[Call(price="1")]),
+    )
+    capsys.readouterr()
+    assert main(["audit", "spend", *options]) == status
+    unpriced = "120 tokens of calls without a known price are not included."
+    assert f"{sentence} {unpriced}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_fail_above_is_never_ignored(ledger: LedgerFile, capsys: Output) -> None:
+    """With a comparison it is refused, since it would judge neither period."""
+    write(ledger.address, Entry(calls=[Call(price="3")]))
+    assert main(["audit", "spend", "--fail-above", "1", "--compare", "7d"]) == 2
+    assert "--fail-above judges one period" in capsys.readouterr().err
+
+
 # --- caches and waste -----------------------------------------------------------------------------
 
 

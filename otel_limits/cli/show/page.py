@@ -28,8 +28,9 @@ def as_page(answer: Answer) -> str:
     style, script = _asset("page.css"), _asset("page.js")
     body = "".join(
         (
-            f"<header><div><h1>{escape(answer.title)}</h1><p>{escape(answer.about)}</p></div>",
-            '<button type="button" id="theme">Dark</button></header>',
+            f"<header><div><h1>{escape(answer.title)}</h1><p>{escape(answer.about)}</p>",
+            f'<p id="made">{escape(answer.made)}</p><p id="complete">{escape(answer.complete)}</p>',
+            '</div><button type="button" id="theme">Dark</button></header>',
             f'<p id="summary">{escape(answer.summary)}</p>' if answer.summary else "",
             _totals(answer.totals),
             hatches() if answer.charts else "",
@@ -37,7 +38,6 @@ def as_page(answer: Answer) -> str:
             *map(_table, answer.tables),
             f"<pre>{escape(answer.text)}</pre>" if answer.text else "",
             f'<p id="forecast">{escape(answer.forecast.sentence)}</p>' if answer.forecast else "",
-            f'<p id="complete">{escape(answer.complete)}</p>' if answer.complete else "",
         )
     )
     return (
