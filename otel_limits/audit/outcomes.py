@@ -28,8 +28,8 @@ OUTCOMES: Final = (
     Column("spent_on_halted_usd", "Spent on halted", "money", is_key=True),
     Column("spent_on_failed_usd", "Spent on failed", "money", is_key=True),
     Column("spent_on_lost_usd", "Spent on lost", "money"),
-    Column("successful_cost_per_success_usd", "Successful cost / successful", "money"),
-    Column("total_cost_per_success_usd", "Total cost / successful", "money", is_key=True),
+    Column("own_cost_per_success_usd", "Own cost per success", "money"),
+    Column("total_cost_per_success_usd", "Total cost per success", "money", is_key=True),
     Column("unsuccessful_share", "Unsuccessful share of cost", "share"),
 )
 KINDS: Final = ("successful", "halted", "failed", "lost")

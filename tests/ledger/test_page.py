@@ -110,7 +110,7 @@ def test_the_totals_are_those_of_the_ledger(page: Any) -> None:
     assert "9,620" in texts(page, "dl.totals dd")
 
 
-def test_the_head_says_what_the_report_is(page: Any) -> None:
+def test_the_head_has_time_version_ledger_and_completeness(page: Any) -> None:
     """A report is kept for years: when, by which version, over which time, from which ledger."""
     head = page.find_element(By.TAG_NAME, "header").text
     made = rf"Made [-\d]+ [:\d]+ UTC by otel-limits {re.escape(version('otel-limits'))}, covers "

@@ -258,7 +258,7 @@ def test_spend_is_split_by_outcome(ledger: LedgerFile, capsys: Output) -> None:
     assert worker["invocations"] == 6
     assert [worker[kind] for kind in kinds] == [2, 1, 2, 1]
     assert [Decimal(worker[f"spent_on_{kind}_usd"]) for kind in kinds] == [3, 10, 11, 6]
-    assert Decimal(worker["successful_cost_per_success_usd"]) == Decimal("1.5")
+    assert Decimal(worker["own_cost_per_success_usd"]) == Decimal("1.5")
     assert Decimal(worker["total_cost_per_success_usd"]) == 15
     assert worker["unsuccessful_share"] == 0.9
     assert silent["spent_on_halted_usd"] is None
