@@ -202,8 +202,9 @@ def call(agent: Agent, *prompts: str, after: Callable[[], object] = list) -> Non
             with contextlib.suppress(LimitReachedError):
                 result = await agent.invoke_async(prompt)
                 for each in result.interrupts or ():
-                    declined: Any = {"interruptId": each.id, "response": "no"}
-                    await agent.invoke_async([{"interruptResponse": declined}])
+                    answer = {"interruptId": each.id, "response": "no"}
+                    declined: Any = [{"interruptResponse": answer}]
+                    await agent.invoke_async(declined)
             after()
 
     asyncio.run(call_all())
