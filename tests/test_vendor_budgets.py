@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from openai import RateLimitError
-from strands import Agent, ModelRetryStrategy
+from strands import Agent, ModelRetryStrategy, tool
 from strands.hooks import AfterModelCallEvent
 from strands.middleware import InvokeModelStage
 from strands.models import ModelRouter
@@ -18,8 +18,10 @@ from strands.types.exceptions import ModelThrottledException
 import otel_limits
 from otel_limits import Event, Halt, Limits, Stop, enable
 from otel_limits.bindings.gateways import budget_refusal
-from otel_limits.testing import ScriptedModel, endless, says
+from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.wire import models
+from tests.wire.formats import Answer
+from tests.wire.providers import BY_NAME
 from tests.wire.server import Reply, serving
 
 if TYPE_CHECKING:
@@ -194,6 +196,35 @@ def test_error_raised_by_action_raise_has_the_stop_in_its_notes(
     assert note.stop.reason == "quota_exceeded"  # type: ignore[attr-defined]
     assert otel_limits.stop_of(error) == note.stop  # type: ignore[attr-defined]
     assert outcomes(events) == (["raised"], ["quota_exceeded"])
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_model_around_an_agent_that_raised_reads_not_to_repeat_it(
+    vendor: Vendor, source: str, calls: int
+) -> None:
+    """The vendor's error is for the application: a model might take it for a passing failure."""
+    enable(Limits(max_turns=9), action="raise")
+    own = [BY_NAME["OpenAI Chat"].stream_reply(Answer(tool=("look", "{}"), parts=()))] * calls
+    vendor.replies = [*own, SPENT]
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "nothing"
+
+    child = Agent(
+        model=models.openai(vendor.url), tools=[look], name="child", callback_handler=None
+    )
+    model = ScriptedModel([uses("child", arguments={"input": "go"}), says("done")])
+    parent = Agent(model=model, tools=[child.as_tool()], callback_handler=None)
+    parent("go")
+    assert parent.messages[2]["content"][0]["toolResult"]["content"] == [
+        {
+            "text": "Agent error: Agent 'child' stopped before it was finished: the budget at the "
+            "vendor of the model is used up. Do not call it again for this task. Answer with what "
+            "you have, and say what is missing."
+        }
+    ]
 
 
 @pytest.mark.parametrize("place", ["tree", "quota"])

@@ -35,6 +35,8 @@ def is_halted_by_vendor(live: LiveInvocation, error: Exception) -> bool:
         run.halt(verdict, "observed")
     elif action == "raise":
         run.halt(verdict, "raised")
+        if text := str(error):  # which a tool returns to the model around this agent
+            run.note_halt(text, verdict)
         StopNote.add(error, run.stop(verdict.reason))
     else:
         live.verdict, live.wrapping = verdict, None
