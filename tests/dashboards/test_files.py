@@ -21,7 +21,7 @@ from tests.dashboards.servers import RELEASES, ROOT, RULES, Find, program
 DASHBOARDS = ROOT / "dashboards"
 README = (DASHBOARDS / "README.md").read_text(encoding="utf-8")
 PROVISIONING = DASHBOARDS / "grafana/provisioning"
-NAMES = ("tests", "tests_of_days", "tests_of_weeks")
+NAMES = ("tests", "tests_of_days", "tests_of_near_misses", "tests_of_weeks")
 RULE_TESTS = [DASHBOARDS / f"prometheus/{name}.yaml" for name in NAMES]
 
 
@@ -56,8 +56,8 @@ def test_alerts_fire_in_their_minute(find: Find) -> None:
 
 
 @pytest.mark.parametrize("path", RULE_TESTS[1:], ids=NAMES[1:])
-def test_alerts_that_need_days_fire(path: Path) -> None:
-    """Evaluated less often."""
+def test_alerts_fire_for_their_reason_only(path: Path) -> None:
+    """Not for what is almost one, and not on an ordinary day."""
     run(program("promtool"), "test", "rules", str(path))
 
 
@@ -102,6 +102,20 @@ def test_alert_has_rule_tests(alert: dict[str, Any]) -> None:
         if each["alertname"] == alert["alert"]
     ]
     assert {bool(each["exp_alerts"]) for each in tests} == {True, False}
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_alert_has_a_test_of_a_near_miss(alert: dict[str, Any]) -> None:
+    """An alert that fires for nothing is soon ignored. All share the test of an ordinary day."""
+    short = alert["alert"].removeprefix("OtelLimits")
+    silent = [
+        each["expr"]
+        for path in RULE_TESTS
+        for group in load(path)["tests"]
+        for each in group.get("promql_expr_test", ())
+        if not each["exp_samples"]
+    ]
+    assert [expr for expr in silent if re.search(rf"\b(OtelLimits)?{short}\b", expr)]
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
