@@ -90,7 +90,7 @@ def check(options: Namespace) -> int:
     halted = unpriced_halts(effective_policies(reading, policy_file.document, options.agent))
     refuse([each for each in (halted, access_warning(policy_file)) if each is not None])
     if quotas and not reading.mistakes:
-        warnings, wrong = store_rights(reading.settings)
+        warnings, wrong = store_mistakes(reading.settings)
         refuse(warnings)
         mistakes += wrong
     status = refuse(mistakes, FOUND_MISTAKES) if mistakes else 0
@@ -101,8 +101,8 @@ def check(options: Namespace) -> int:
     return status
 
 
-def store_rights(settings: Settings) -> tuple[list[str], list[str]]:
-    """Test the permissions of the quota store's user; return warnings and mistakes."""
+def store_mistakes(settings: Settings) -> tuple[list[str], list[str]]:
+    """Test the quota store's version and its user's permissions; return warnings and mistakes."""
     from otel_limits.quotas.store import StoreAuthenticationError, StoreError, StorePlace
     from otel_limits.quotas.stores import is_shared, open_shared_store
 
@@ -111,23 +111,24 @@ def store_rights(settings: Settings) -> tuple[list[str], list[str]]:
     place = StorePlace(settings.quota_store, settings.quota_store_timeout, settings.quota_namespace)
     store = open_shared_store(place)
     try:
-        missing = store.missing_rights()
+        missing, problem = store.missing_rights(), store.outdated()
     except StoreAuthenticationError as error:
         sentence = f"authentication failed ({redact_url(str(error))})"
         return [], [f"OTEL_LIMITS_QUOTA_STORE: {sentence}. Check its user and password."]
     except StoreError as error:
         return [f"Quota store unavailable ({error}); permissions not tested."], []
     else:
+        wrong = [f"OTEL_LIMITS_QUOTA_STORE: {problem}"] if problem else []
         if not missing:
-            return cannot_write(store), []
+            return cannot_write(store), wrong
     finally:
         store.close()
     rule = f"Run on the server: ACL SETUSER <user> {' '.join(missing)}"
     # Quotas work without these.
     if all(each == "+subscribe" or each.startswith("&") for each in missing):
         sentence = "cannot subscribe; polling once a second for kills and freed quota"
-        return [f"OTEL_LIMITS_QUOTA_STORE: {sentence}. {rule}"], []
-    return [], [f"OTEL_LIMITS_QUOTA_STORE: its user lacks permissions. {rule}"]
+        return [f"OTEL_LIMITS_QUOTA_STORE: {sentence}. {rule}"], wrong
+    return [], [*wrong, f"OTEL_LIMITS_QUOTA_STORE: its user lacks permissions. {rule}"]
 
 
 def cannot_write(store: SharedStore) -> list[str]:

@@ -315,7 +315,7 @@ def kill_named(pattern: str) -> str:
         ValueError: No shared store is configured.
         StoreError: The store is unavailable.
     """
-    received = shared_store(NO_WAY_TO_AGENTS).kill(pattern)
+    received = fleet_store(NO_WAY_TO_AGENTS).kill(pattern)
     sent = f"Sent kill for {pattern!r} to {pluralize(received, 'process', 'processes')}."
     # The store answered, so most likely the namespace is another.
     return sent if received else f"{sent} {NO_SUBSCRIBERS}"
@@ -400,7 +400,21 @@ def known_quotas() -> list[Quota]:
     return quotas
 
 
-def shared_store(unset: str = IN_MEMORY) -> SharedStore:
+def shared_store() -> SharedStore:
+    """Open the shared store of the fleet, to read or change quotas.
+
+    Raises:
+        ValueError: Quotas are kept in memory, the URL is invalid, or the server is too old.
+        StoreError: It is unavailable.
+    """
+    store = fleet_store(IN_MEMORY)
+    # It might show keys as unused.
+    if problem := store.outdated():
+        raise ValueError(f"OTEL_LIMITS_QUOTA_STORE: {problem}")
+    return store
+
+
+def fleet_store(unset: str) -> SharedStore:
     """Open the shared store of the fleet.
 
     Args:

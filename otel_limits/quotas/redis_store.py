@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import methodcaller
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
+
+from redis.exceptions import ResponseError
 
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
@@ -21,6 +23,7 @@ from otel_limits.quotas.redis_executor import Link, RedisExecutor
 from otel_limits.quotas.redis_listening import messages
 from otel_limits.quotas.redis_rights import missing
 from otel_limits.quotas.redis_scripts import KeyNames, ScriptCall
+from otel_limits.quotas.redis_version import outdated
 from otel_limits.quotas.store import (
     LOOKED_AT,
     RECOVERABLE_SECONDS,
@@ -110,6 +113,22 @@ class RedisStore(SharedStore):
             StoreError: The server is unavailable.
         """
         self._server.load(scripts.EVERY_CALL)
+
+    def outdated(self) -> str:
+        """Return what is wrong with the server's version; empty if nothing is, or it is unknown.
+
+        Raises:
+            StoreError: The server is unavailable.
+        """
+
+        def read(client: Any) -> str:
+            try:
+                return outdated(client.info("server"))
+            except ResponseError:  # denied, or not offered by a hosted service
+                return ""
+
+        found: str = self._server.ask(read)
+        return found
 
     def check(self) -> None:
         """Verify that the server accepts writes.

@@ -313,6 +313,14 @@ class QuotaStore(ABC):
             StoreError: The store is unavailable.
         """
 
+    def outdated(self) -> str:
+        """Return what is wrong with the store's version; empty if nothing is, or it is unknown.
+
+        Raises:
+            StoreError: The store is unavailable.
+        """
+        return ""
+
     def restore(self, counts: Sequence[KnownCount]) -> str:  # noqa: ARG002
         """Restore counts that the store lost; return the name of its current run.
 

@@ -15,6 +15,7 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -210,6 +211,7 @@ class StoreWorker:
     def _work(self) -> None:
         self._warm()
         self._send_buffered()  # what came while no thread could be started
+        self._warn_of_old_version()
         while not self._closing.is_set():
             batch = self._next_batch()
             if batch:
@@ -232,6 +234,11 @@ class StoreWorker:
             if not self._closing.is_set():
                 self._enter_outage((), error)
                 self._wait_for_store()
+
+    def _warn_of_old_version(self) -> None:
+        with suppress(StoreError):  # reported when it is used
+            if problem := self._store.outdated():
+                logger.warning("otel-limits: quota store: %s", problem)
 
     def _next_batch(self) -> list[tuple[Operation, Future[Reply]]]:
         """Wait for something to carry; nothing when it is time for a tick, and at the end."""

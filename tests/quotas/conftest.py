@@ -119,7 +119,7 @@ class Server:
 
 
 class Wire:
-    """A proxy between client and server that delays, cuts or swallows replies."""
+    """A proxy between client and server that delays, changes, cuts or swallows replies."""
 
     def __init__(self, port: int, spoiled: re.Pattern[bytes] = FROM_A_SCRIPT) -> None:
         self._target = port
@@ -132,6 +132,8 @@ class Wire:
         """Replies still to be forwarded before one is cut."""
         self.faults: deque[str] = deque()
         """Faults of the next replies to scripts: `delay`, `cut`, `truncate`, `hang`."""
+        self.replaced: dict[bytes, bytes] = {}
+        """Texts in replies, and those that clients receive instead, of the same length."""
         self.cuts = 0
         """Replies still to be swallowed, each with its connection."""
         self._start(self._accept)
@@ -185,6 +187,8 @@ class Wire:
         Returns:
             The data to forward, and whether the connection lasts.
         """
+        for text, other in self.replaced.items():
+            data = data.replace(text, other)
         fault = self.faults.popleft() if self.faults and self._spoiled.search(data) else ""
         if fault in ("cut", "truncate", "hang"):
             return data[: len(data) // 2] if fault == "truncate" else b"", fault == "hang"

@@ -218,7 +218,8 @@ def _store(settings: Settings) -> Finding:
     try:
         store = open_shared_store(place)
         try:
-            seconds = _round_trip(store)
+            problem = store.outdated()
+            seconds = 0.0 if problem else _round_trip(store)
         finally:
             store.close()
     except StoreError as error:
@@ -227,6 +228,8 @@ def _store(settings: Settings) -> Finding:
             f"Unavailable: {error}.",
             "Check OTEL_LIMITS_QUOTA_STORE, and that its user can write keys and run scripts.",
         )
+    if problem:
+        return fail("quota store", f"Unsupported: {problem}")
     text = f"Round trip: {seconds * 1000:.1f} ms (timeout: {timeout * 1000:.0f} ms)."
     if seconds > timeout / 2:
         return fail("quota store", text, "Move the store closer, or calls will often time out.")
