@@ -35,6 +35,10 @@ class Knowledge:
         """Know nothing yet."""
         self._known: OrderedDict[Name, KnownCount] = OrderedDict()
 
+    def __bool__(self) -> bool:
+        """Return whether any count is known."""
+        return bool(self._known)
+
     def observe(self, operation: Operation, reply: Reply) -> None:
         """Remember the counts in a reply."""
         # Not strict: an operation that changed nothing has no counts in its reply.

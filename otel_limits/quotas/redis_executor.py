@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 FAILURES: Final = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 """Errors of an unavailable server; a cluster's is not a `RedisError`."""
+
+INFO_LINE: Final = re.compile(r"^(\w+):(\S+)", re.MULTILINE)
 
 
 class Link(Protocol):
@@ -83,13 +86,15 @@ class RedisExecutor:
         result: list[Any] = self.ask(load_and_evaluate)
         return result
 
-    def load(self, names: Collection[str]) -> None:
-        """Connect and load these scripts.
+    def load(self, names: Collection[str]) -> dict[str, str]:
+        """Connect and load these scripts; return the server's reply to `INFO server`.
 
         Raises:
-            StoreError: The server is unavailable, or rejects them.
+            StoreError: The server is unavailable, or rejects the scripts.
         """
-        self.ask(lambda client: self._load(client, names))
+        (info,) = self.ask(lambda client: self._load(client, names, ["INFO", "server"]))
+        # An error if it is denied, or not offered by a hosted service.
+        return dict(INFO_LINE.findall(str(info)))
 
     def ask(self, question: Callable[[Any], Any]) -> Any:
         """Send a command, and retry once if the connection was cut: operations are idempotent."""
@@ -125,11 +130,14 @@ class RedisExecutor:
         self.disconnect()
         self.link.learn()
 
-    def _load(self, client: Any, names: Collection[str]) -> None:
+    def _load(self, client: Any, names: Collection[str], *more: Sequence[str]) -> list[Any]:
+        """Load scripts; return the replies to more commands, sent in the same round trip."""
         sources = [["SCRIPT", "LOAD", scripts.source_of(name)] for name in names]
-        for reply in self._exchange(client, sources):
+        replies = self._exchange(client, [*sources, *more])
+        for reply in replies[: len(sources)]:
             if isinstance(reply, Exception):
                 raise reply
+        return replies[len(sources) :]
 
     def _exchange(self, client: Any, commands: Sequence[Sequence[str]]) -> list[Any]:
         """Send commands and return their replies, including errors."""

@@ -42,8 +42,8 @@ REMEMBERED_TOGETHER: Final = 100
 """Operations of one process per hash: a server stores hashes of up to 128 fields compactly
 (https://redis.io/docs/latest/operate/oss_and_stack/management/optimization/memory-optimization/)."""
 
-EVERY_CALL: Final = ("reserve", "settle", "look", "join")
-"""Scripts that are loaded in advance: those of a model call, and of regular reads."""
+LOADED: Final = ("reserve", "settle", "renew", "look", "restore", "join")
+"""Scripts that are loaded in advance: those of a model call, of regular reads and of a start."""
 
 
 class ScriptCall(NamedTuple):

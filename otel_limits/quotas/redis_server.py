@@ -73,6 +73,8 @@ def client_settings(place: StorePlace) -> dict[str, Any]:
         "socket_connect_timeout": place.timeout,
         # We retry: the client's retries would take longer than an agent waits.
         "retry": Retry(NoBackoff(), 0),
+        # The third version of the protocol needs two more round trips to connect.
+        "protocol": 2,
         # All our data is ASCII or UTF-8 text.
         "decode_responses": True,
     }

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import methodcaller
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
-
-from redis.exceptions import ResponseError
 
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
@@ -101,34 +99,27 @@ class RedisStore(SharedStore):
         Raises:
             StoreError: The server is unavailable.
         """
+        if not self._names.run:
+            return None
         arguments = [worker, self._names.run, str(known), str(int(most * 1000))]
         keys = [self._names.marker, self._names.restored]
         waits = int(self._server.evaluate(ScriptCall("join", keys, arguments)))
         return waits / 1000 if waits >= 0 else None
 
-    def warm(self) -> None:
-        """Connect and load the scripts that every model call uses.
+    def warm(self) -> str:
+        """Connect and load the scripts that a process uses; return a problem of its version.
 
         Raises:
             StoreError: The server is unavailable.
         """
-        self._server.load(scripts.EVERY_CALL)
+        return outdated(self._server.load(scripts.LOADED))
 
     def outdated(self) -> str:
-        """Return what is wrong with the server's version; empty if nothing is, or it is unknown.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
-
-        def read(client: Any) -> str:
-            try:
-                return outdated(client.info("server"))
-            except ResponseError:  # denied, or not offered by a hosted service
-                return ""
-
-        found: str = self._server.ask(read)
-        return found
+        """Return what is wrong with the server's version; empty if nothing is, or it is unknown."""
+        try:
+            return outdated(self._server.ask(lambda client: client.info("server")))
+        except StoreError:  # unavailable, denied, or not offered by a hosted service
+            return ""
 
     def check(self) -> None:
         """Verify that the server accepts writes.

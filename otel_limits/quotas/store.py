@@ -306,15 +306,11 @@ class QuotaStore(ABC):
     def grant(self, count: Count, amount: int, until: float) -> None:
         """Raise the limit by `amount` until a time, in seconds since the epoch."""
 
-    def warm(self) -> None:  # noqa: B027  optional
+    def warm(self) -> str:
         """Connect in advance, so that the first operation need not wait for it.
 
-        Raises:
-            StoreError: The store is unavailable.
-        """
-
-    def outdated(self) -> str:
-        """Return what is wrong with the store's version; empty if nothing is, or it is unknown.
+        Returns:
+            What is wrong with the store's version; empty if nothing is, or it is unknown.
 
         Raises:
             StoreError: The store is unavailable.
@@ -343,7 +339,8 @@ class QuotaStore(ABC):
             most: Seconds for which admissions wait for these to join, at most.
 
         Returns:
-            The seconds for which admissions still wait; `None` if another run has begun.
+            The seconds for which admissions still wait; `None` if another run has begun, or this
+            instance follows none.
 
         Raises:
             StoreError: The store is unavailable.
@@ -379,6 +376,10 @@ class SharedStore(QuotaStore):
             StoreError: The connection was lost.
         """
         raise SubscribeDeniedError("this store has no channels")
+
+    def outdated(self) -> str:
+        """Return what is wrong with the store's version; empty if nothing is, or it is unknown."""
+        return ""
 
     def missing_rights(self) -> list[str]:
         """Return the access rules that this process lacks, ready to be added.

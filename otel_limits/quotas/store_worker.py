@@ -15,7 +15,6 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -211,7 +210,6 @@ class StoreWorker:
     def _work(self) -> None:
         self._warm()
         self._send_buffered()  # what came while no thread could be started
-        self._warn_of_old_version()
         while not self._closing.is_set():
             batch = self._next_batch()
             if batch:
@@ -227,18 +225,14 @@ class StoreWorker:
     def _warm(self) -> None:
         """Connect, so that a store that is away is known to be so before a call waits for it."""
         try:
-            self._store.warm()
+            if problem := self._store.warm():
+                logger.warning("otel-limits: quota store: %s", problem)
             self._join()
         except Exception as error:  # noqa: BLE001  whatever it is, the store did not answer
             # At the end of a process the connection is closed while this thread waits on it.
             if not self._closing.is_set():
                 self._enter_outage((), error)
                 self._wait_for_store()
-
-    def _warn_of_old_version(self) -> None:
-        with suppress(StoreError):  # reported when it is used
-            if problem := self._store.outdated():
-                logger.warning("otel-limits: quota store: %s", problem)
 
     def _next_batch(self) -> list[tuple[Operation, Future[Reply]]]:
         """Wait for something to carry; nothing when it is time for a tick, and at the end."""
@@ -355,7 +349,8 @@ class StoreWorker:
         """Send what is known of earlier runs, and all that happened since."""
         # The same again if it fails half-way: usage seen afterwards may be of the new run.
         if self._to_restore is None:
-            self._to_restore = self._knowledge.of_windows_at(self._store.now())
+            known = self._knowledge
+            self._to_restore = known.of_windows_at(self._store.now()) if known else ()
             if self._living:
                 logger.warning(
                     "otel-limits: quota store restarted or replaced; restoring %s.",

@@ -134,6 +134,8 @@ class Wire:
         """Faults of the next replies to scripts: `delay`, `cut`, `truncate`, `hang`."""
         self.replaced: dict[bytes, bytes] = {}
         """Texts in replies, and those that clients receive instead, of the same length."""
+        self.round_trips: list[int] = []
+        """Round trips of each connection."""
         self.cuts = 0
         """Replies still to be swallowed, each with its connection."""
         self._start(self._accept)
@@ -169,16 +171,25 @@ class Wire:
             hang_up(client)
             return
         self._ends.append(server)
-        is_replica = threading.Event()
+        is_replica, is_answered = threading.Event(), threading.Event()
+        is_answered.set()
+        number = len(self.round_trips)
+        self.round_trips.append(0)
 
         def look(data: bytes) -> tuple[bytes, bool]:
             if b"PSYNC" in data:
                 is_replica.set()
+            self.round_trips[number] += is_answered.is_set()
+            is_answered.clear()
             return data, True
 
         self._start(self._carry, client, server, look)
+
         # A replica receives its data whole or not at all: TCP loses nothing in between.
-        spoil = lambda data: (data, True) if is_replica.is_set() else self._spoil(data)  # noqa: E731
+        def spoil(data: bytes) -> tuple[bytes, bool]:
+            is_answered.set()
+            return (data, True) if is_replica.is_set() else self._spoil(data)
+
         self._start(self._carry, server, client, spoil)
 
     def _spoil(self, data: bytes) -> tuple[bytes, bool]:

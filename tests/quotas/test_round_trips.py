@@ -111,6 +111,44 @@ def test_a_model_call_costs_two_commands_however_many_quotas_apply(
     assert commands.keys() - within_scripts - others == {"evalsha"}
 
 
+def test_first_call_finds_everything_prepared(
+    hold: Hold, make_agent: MakeAgent, own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connection, password, database and scripts: it costs what later calls cost."""
+    monkeypatch.setattr(fallback, "LOOK_SECONDS", PATIENCE)  # no regular read in between
+    monkeypatch.setattr(fallback, "MAX_LOOK_SECONDS", PATIENCE)
+    client = own_server.client
+    client.execute_command("ACL", "SETUSER", "agents", "on", ">pw", "~*", "&*", "+@all")
+    hold({"calls": CALLS}, f"redis://agents:pw@127.0.0.1:{own_server.port}/3")
+    gate: Any = LIVE.observers.gate
+    eventually(lambda: gate._client.fallback.looks > 0 and client.pubsub_channels())
+    eventually(lambda: client.info("commandstats").get("cmdstat_zrangebyscore"))  # no kills
+    client.config_resetstat()
+    make_agent(ScriptedModel([says("done")]))("go")
+    eventually(lambda: own_server.calls() == 2)
+    sent = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
+    assert sent.isdisjoint({"auth", "hello", "select", "client|setinfo", "script|load"})
+
+
+def test_call_right_after_enabling_waits_for_few_round_trips(
+    hold: Hold, make_agent: MakeAgent, server: Server, wire: Wire
+) -> None:
+    """Over a slow network it would otherwise miss the timeout: at 250 ms, there are eight in it."""
+    hold({"calls": CALLS}, wire.url)
+    assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
+    # Two for the client's name, scripts, run, joining, the call's two; one for a read in between.
+    assert max(wire.round_trips) <= 8
+
+
+def test_enabling_does_not_wait_for_the_store(hold: Hold, own_server: Server) -> None:
+    """Nor would the application start while the network hangs."""
+    own_server.freeze()
+    begin = time.monotonic()
+    hold({"calls": CALLS}, own_server.url, timeout=PATIENCE)
+    assert time.monotonic() - begin < PATIENCE / 2
+    own_server.thaw()
+
+
 def test_a_call_that_no_quota_applies_to_sends_nothing(
     hold: Hold, make_agent: MakeAgent, server: Server
 ) -> None:

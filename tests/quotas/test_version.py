@@ -48,8 +48,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("policy")
 @pytest.mark.parametrize("command", ["check", "quotas"])
 @pytest.mark.parametrize(
-    ("name", "version", "shown"),
-    [("redis", "6.0.9", "Redis 6.0.9"), ("valkey", "7.1.4", "Valkey 7.1.4")],
+    "found", [("redis", "6.0.9", "Redis 6.0.9"), ("valkey", "7.1.4", "Valkey 7.1.4")]
 )
 def test_commands_on_an_old_server_fail(
     server: Server,
@@ -57,11 +56,10 @@ def test_commands_on_an_old_server_fail(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     command: str,
-    name: str,
-    version: str,
-    shown: str,
+    found: tuple[str, str, str],
 ) -> None:
     """`quotas` would show used keys as unused."""
+    name, version, shown = found
     change_version(server, wire, name, version)
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", wire.url)
     assert cli.main([command]) != 0
@@ -98,7 +96,7 @@ def test_start_on_an_old_server_warns_and_enforces(
 
 @pytest.mark.usefixtures("policy")
 @pytest.mark.parametrize(
-    ("name", "version"),
+    "found",
     [("redis", "6.2.0"), ("redis", "10.0"), ("valkey", "7.2.0"), ("redis", ""), ("redis", "x")],
 )
 def test_check_on_a_recent_or_unknown_version_passes(
@@ -106,11 +104,10 @@ def test_check_on_a_recent_or_unknown_version_passes(
     wire: Wire,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    version: str,
+    found: tuple[str, str],
 ) -> None:
     """Hosted services can hide it."""
-    change_version(server, wire, name, version)
+    change_version(server, wire, *found)
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", wire.url)
     assert cli.main(["check"]) == 0
     assert "Upgrade" not in capsys.readouterr().err
@@ -129,3 +126,4 @@ def test_denied_version_is_a_missing_right_only(
     said = capsys.readouterr().err
     assert "ACL SETUSER <user> +info\n" in said
     assert "the server is" not in said
+    assert cli.main(["quotas"]) == 0

@@ -1,7 +1,9 @@
 -- Mark a new run of the server, at each connection. Nothing changes if it is the same process as before.
 -- KEYS: run, restored, living, sharing, expired. ARGV: how long the run is remembered.
 
-local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or 'unknown'
+-- pcall, because a hosted service may not offer it: then only an emptied server is a new run.
+local info = redis.pcall('INFO', 'server')
+local server = type(info) == 'string' and string.match(info, 'run_id:(%x+)') or 'unknown'
 if redis.call('HGET', KEYS[1], 'server') == server then
   return 0
 end
