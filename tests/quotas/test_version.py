@@ -31,7 +31,7 @@ NEEDED: Final = "but quotas need Redis 6.2 or Valkey 7.2 or later. Upgrade it."
 def change_version(server: Server, wire: Wire, name: str, version: str) -> None:
     """Let clients read this version in the replies of the server."""
     info = server.client.info("server")
-    # In the place of another line of the same length.
+    # Replace a line, and keep its length.
     replaced = "run_id" if name == "valkey" else "redis_version"
     line = f"{replaced}:{info[replaced]}"
     wire.replaced = {line.encode(): f"{name}_version:{version}".ljust(len(line)).encode()}
