@@ -59,8 +59,15 @@ def reasons_table() -> str:
 
 def halts_table() -> str:
     """Format the texts of a halt by each limit, for each reader."""
-    quota = Breach("daily", 30, 30, "quota_exceeded", "calls", note="quota daily permits 30 calls")
-    store = "quota daily could not be checked, because its store is unavailable"
+    quota = Breach(
+        "daily",
+        30,
+        30,
+        "quota_exceeded",
+        "calls",
+        note="quota 'daily' allows 30 calls: 30 used, and this call needs 1",
+    )
+    store = "quota 'daily' could not be checked because the quota store is unavailable"
     breaches = {
         f"`{limit.name}`": Breach(limit.name, 30, 30, limit.reason, limit.unit)
         for limit in LIMITS.values()
@@ -69,7 +76,7 @@ def halts_table() -> str:
         "`tree_max_turns`": replace(breaches["`max_turns`"], limit="tree_max_turns"),
         "`max_cost_usd`, and a price is unknown": replace(
             breaches["`max_cost_usd`"],
-            note="no price for model-x, so max_cost_usd=30 cannot be enforced",
+            note="no price for model 'model-x', so max_cost_usd=30 cannot be enforced",
         ),
         "a quota": quota,
         "a quota without its store": replace(quota, reason="quota_unavailable", note=store),

@@ -286,7 +286,7 @@ def test_parallel_calls_beyond_cap_are_refused(
     results = [block["toolResult"] for block in agent.messages[2]["content"]]
     assert (result.stop_reason, model.calls, len(tool_runs)) == ("max_tool_calls", 1, 2)
     assert [each["status"] for each in results] == ["success", "success", "error", "error"]
-    assert "limit of 2 calls" in str(results[2]["content"])
+    assert "limit of 2 tool calls" in str(results[2]["content"])
 
 
 def test_tool_retry_is_not_another_call(

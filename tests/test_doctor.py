@@ -69,7 +69,7 @@ def test_plain_python_is_found_to_be_uncapped() -> None:
     assert (status, ended.status) == (1, 1)
     assert found["runaway"][0] == "FAIL"
     assert "Not halted at max_turns=3: it made 31 model calls" in found["runaway"][1]
-    assert found["enabled by"][1].startswith("Not enabled.Start it with `otel-limits run")
+    assert found["enabled by"][1].startswith("Not enabled.Start your program with `otel-limits run")
     assert found["spans"][0] == "-"
 
 

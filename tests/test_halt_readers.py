@@ -76,7 +76,7 @@ def test_obedient_model_calls_halted_agent_once(
     assert leaf.calls == 5 + (action == "wrap_up")
     read = parent.messages[2]["content"][0]["toolResult"]["content"][0]["text"]
     assert read.strip().endswith(
-        "Agent 'child' stopped before it was finished: the limit of 5 turns was reached. Do not "
+        "Agent 'child' stopped before it finished: the limit of 5 turns was reached. Do not "
         "call it again for this task. Answer with what you have, and say what is missing."
     )
     assert ("half of it" in read) is (action == "wrap_up")
@@ -111,7 +111,7 @@ def test_grandchild_passed_through_is_reworded(make_agent: MakeAgent, source: st
         name="top", model=Obedient("middle"), tools=[middle.as_tool()], callback_handler=None
     )
     assert str(top("go")) == "what there is\n"
-    assert "Agent 'leaf' stopped before it was finished" in str(top.messages[2])
+    assert "Agent 'leaf' stopped before it finished" in str(top.messages[2])
 
 
 def test_refused_side_call_of_a_tool_is_reworded(make_agent: MakeAgent, source: str) -> None:

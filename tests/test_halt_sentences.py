@@ -91,7 +91,7 @@ def test_a_preset(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("OTEL_LIMITS_PRESET", "recommended")
     enable()
     assert origin_of(make_agent(runaway())("go")) == (
-        "preset recommended, which OTEL_LIMITS_MAX_IDENTICAL_TOOL_CALLS overrides"
+        "preset recommended (override it with OTEL_LIMITS_MAX_IDENTICAL_TOOL_CALLS)"
     )
 
 
@@ -142,7 +142,7 @@ def test_the_tools_of_two_places(
     (warning,) = warnings_logged()
     assert warning.startswith(
         "Agent 'tester' was halted by max_calls_per_tool for tool 'search': 1 of 1 calls used, and "
-        "one more was asked for. The limit is set in OTEL_LIMITS_MAX_CALLS_PER_TOOL. "
+        "one more was requested. The limit is set in OTEL_LIMITS_MAX_CALLS_PER_TOOL. "
     )
 
 

@@ -152,5 +152,5 @@ def test_program_of_pyinstaller_is_refused_with_the_way_that_works(script: str) 
     for front in ((), ("env", "nice")):
         ended = execute(*RUN, "--", *front, script)
         assert (ended.status, ended.output) == (2, "")
-        assert "is a program of PyInstaller, which ignores PYTHONPATH" in ended.log
+        assert "is a PyInstaller program, which ignores PYTHONPATH" in ended.log
         assert "call otel_limits.enable() in its code" in ended.log

@@ -244,9 +244,9 @@ def test_last_request_has_no_blank_text(make_agent: MakeAgent, result: Any) -> N
 @pytest.mark.parametrize(
     ("last", "remark"),
     [
-        (fails(OSError("gone")), "Its last answer failed (OSError: gone)."),
-        (says(" "), "Its last answer was empty."),
-        (uses("search"), "Instead of a last answer, the model requested tools."),
+        (fails(OSError("gone")), "Its final answer failed (OSError: gone)."),
+        (says(" "), "Its final answer was empty."),
+        (uses("search"), "Instead of a final answer, the model requested tools."),
     ],
 )
 def test_missing_last_answer_is_named_to_the_operator(

@@ -770,4 +770,4 @@ def test_why_a_price_is_unknown_is_said_once(
             Agent(model=model, callback_handler=None)("go")
     said = [each.getMessage() for each in caplog.records if "unheard-of" in each.getMessage()]
     assert len(said) == 1
-    assert said[0].startswith("No price for model 'unheard-of': no price is known for")
+    assert said[0].startswith("Cannot price model 'unheard-of': no price is known for")

@@ -83,7 +83,7 @@ def test_unpriced_model_without_a_cost_cap_logs_no_warning(
     with caplog.at_level(logging.INFO, "otel_limits"):
         make_agent(runaway("unheard-of"))("go")
     assert not warnings_of(caplog, "unheard-of")
-    assert "No price for model 'unheard-of': " in caplog.text
+    assert "Cannot price model 'unheard-of': " in caplog.text
 
 
 def test_a_model_that_halts_is_not_said_to_pass(
@@ -94,7 +94,7 @@ def test_a_model_that_halts_is_not_said_to_pass(
     enable(CAP)
     make_agent(runaway("unheard-of"))("go")
     assert not warnings_of(caplog, "does not cover")
-    assert len(warnings_of(caplog, "no price for unheard-of")) == 1
+    assert len(warnings_of(caplog, "no price for model 'unheard-of'")) == 1
 
 
 def test_models_beyond_a_number_are_warned_of_together(
@@ -123,7 +123,7 @@ def test_a_halt_names_the_model_without_a_price(
     result = make_agent(model)("go")
     assert (result.stop_reason, model.calls) == ("max_cost_usd", 1)
     (stop,) = [event for event in events if isinstance(event, Stop)]
-    note = "no price for unheard-of, so max_cost_usd=0.0001 cannot be enforced"
+    note = "no price for model 'unheard-of', so max_cost_usd=0.0001 cannot be enforced"
     assert note in sentence_of(result)
     assert note in caplog.text
     assert stop.breach is not None
@@ -137,7 +137,7 @@ def test_a_raise_names_the_model_without_a_price(
     """The exception says the same."""
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
     enable(CAP, action="raise")
-    with pytest.raises(MaxCostReachedError, match="no price for unheard-of") as raised:
+    with pytest.raises(MaxCostReachedError, match="no price for model 'unheard-of'") as raised:
         make_agent(runaway("unheard-of"))("go")
     assert "used" not in str(raised.value)
 
@@ -150,10 +150,10 @@ def test_a_question_names_the_model_without_a_price(
     enable(CAP, action="ask")
     agent = make_agent(runaway("unheard-of"))
     asked = (agent("go").interrupts or [])[0]
-    assert "max_cost_usd: no price for unheard-of" in asked.reason["question"]
+    assert "max_cost_usd: no price for model 'unheard-of'" in asked.reason["question"]
     answer: Any = [{"interruptResponse": {"interruptId": asked.id, "response": "no"}}]
     result = agent(answer)
-    assert "no price for unheard-of" in sentence_of(result)
+    assert "no price for model 'unheard-of'" in sentence_of(result)
 
 
 def test_a_tree_names_the_model_without_a_price(
@@ -165,7 +165,7 @@ def test_a_tree_names_the_model_without_a_price(
     model = runaway("unheard-of")
     result = make_agent(model)("go")
     assert model.calls == 1
-    assert "no price for unheard-of, so tree_max_cost_usd=1 " in sentence_of(result)
+    assert "no price for model 'unheard-of', so tree_max_cost_usd=1 " in sentence_of(result)
 
 
 def test_unpriced_halt_names_the_cap(
@@ -186,7 +186,7 @@ def test_a_halt_names_the_model_that_reports_no_usage(
     enable(Limits(max_token_budget=1_000_000))
     model = ScriptedModel(endless(uses("search", usage=None)), model_id="silent")
     result = make_agent(model)("go")
-    assert "no usage was reported by silent, so max_token_budget=1000000" in sentence_of(result)
+    assert "model 'silent' reported no usage, so max_token_budget=1000000" in sentence_of(result)
 
 
 def test_no_control_character_of_a_name_is_shown(
@@ -196,7 +196,7 @@ def test_no_control_character_of_a_name_is_shown(
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
     enable(CAP)
     result = make_agent(runaway("a\x1b[31mb\nc"))("go")
-    shown = "no price for a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}c"
+    shown = "no price for model 'a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}c'"
     assert shown in sentence_of(result)
 
 
@@ -221,7 +221,7 @@ def test_cost_cap_alone_halts_at_the_first_call_without_a_price(
     model = runaway("unheard-of")
     agent = make_agent(model)
     if action == "raise":
-        with pytest.raises(MaxCostReachedError, match="no price for unheard-of"):
+        with pytest.raises(MaxCostReachedError, match="no price for model 'unheard-of'"):
             agent("go")
     else:
         agent("go")
@@ -234,7 +234,10 @@ def test_halt_at_the_only_cap_names_it_as_the_only_one(
     """The sentence explains why this halts and the same model elsewhere only warns."""
     enable(ONLY_USD)
     result = make_agent(runaway("unheard-of"))("go")
-    note = "no price for unheard-of, so max_cost_usd=0.0001 cannot be enforced, and no other limit"
+    note = (
+        "no price for model 'unheard-of', so max_cost_usd=0.0001 cannot be enforced, and no other "
+        "limit applies"
+    )
     assert note in sentence_of(result)
     assert note in caplog.text
     assert not warnings_of(caplog, "count as 0 USD")

@@ -86,10 +86,11 @@ def policy_file(
     about: str,
 ) -> str:
     """Write a policy file with limits for each agent with enough successful invocations."""
+    covered = f"{100 * share:g}% of an agent's invocations"
     lines = [
         f"# Suggested by otel-limits from {about}:",
-        f"# limits that cover {100 * share:g}% of an agent's invocations, plus {headroom:.0%}.",
-        "# A halted invocation needed at least what it had used.",
+        f"# limits that cover {covered}, plus {headroom:.0%} headroom.",
+        "# A halted invocation counts as needing at least what it used.",
     ]
     for agent, each in sorted(needs.items()):
         if len(each.turns) < min_invocations:
@@ -135,7 +136,7 @@ def _unknown(agent: str, needs: UsageSamples, share: float) -> Iterator[str]:
     turns = pluralize(max(needs.halted_turns), "turn")
     tokens = pluralize(max(needs.halted_tokens), "token")
     yield f"  # {json.dumps(agent)}: {halted:,} of {of_all}, so the limit"
-    yield f"  # that covers {100 * share:g}% is unknown: more than {turns} or {tokens}."
+    yield f"  # that covers {100 * share:g}% is unknown, but above {turns} or {tokens}."
     yield "  # Record for a while with a higher cap, or with the action observe."
 
 

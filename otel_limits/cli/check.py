@@ -62,7 +62,11 @@ def check(options: Namespace) -> int:
     rows = policy_file.document.rows(reading.values, reading.sources, options.agent)
     # What happens at a limit is of interest even if it is the default.
     shown_rows = [
-        (VARIABLES.get(row.name, row.name), shown(row.value), row.source)
+        (
+            VARIABLES.get(row.name, row.name),
+            shown(row.value or "none" if row.name == "metrics" else row.value),
+            row.source,
+        )
         for row in rows
         if options.all or row.source != DEFAULT or (row.name == "action" and is_limited)
     ]

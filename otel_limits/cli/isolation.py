@@ -1,7 +1,7 @@
 """Detects programs that would run without otel-limits, before they start.
 
 `otel-limits run` uses PYTHONPATH. Python ignores it with -E and -I, skips `sitecustomize` with -S,
-and a PEX runs Python with -E. A program of PyInstaller has its own Python, which ignores it, too.
+and a PEX runs Python with -E. A PyInstaller program has its own Python, which ignores it, too.
 The Python of another environment may have agents, but not otel-limits. Such commands are rejected.
 """
 
@@ -262,7 +262,7 @@ def _bundle_problem(path: Path) -> str | None:
     if _is_pex(path):
         kind, then = "a PEX", "Add otel-limits to its requirements"
     elif _is_of_pyinstaller(path):
-        kind, then = "a program of PyInstaller", "Install otel-limits where it is built"
+        kind, then = "a PyInstaller program", "Install otel-limits where it is built"
     else:
         return None
     return (

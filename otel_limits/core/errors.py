@@ -215,7 +215,7 @@ class LoopDetectedError(LimitReachedError):
 
 
 class QuotaExceededError(LimitReachedError):
-    """A quota is exhausted, or the budget of a gateway."""
+    """A quota, or the budget of a gateway, is exhausted."""
 
     limit = "quota"
 

@@ -275,7 +275,7 @@ class Breach:
         # A tree limit has the same name with a prefix.
         kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
         if kind is not None and kind.is_refusal:  # `observed` includes the refused call
-            return f"{self.cap} of {self.cap} {self.unit} used, and one more was asked for"
+            return f"{self.cap} of {self.cap} {self.unit} used, and one more was requested"
         if self.reason == LOOP_DETECTED_STOP_REASON:
             return f"{self.observed} of {self.cap} {self.unit}"
         if not self.reserved:

@@ -57,7 +57,7 @@ class Verdict:
     action: Action | None = None
     """The action to take; `None` for that of the agent's policy."""
     remark: str = ""
-    """A sentence for the operator about a last answer or a question, if something went wrong."""
+    """A sentence for the operator about a final answer or a question, if something went wrong."""
 
     @property
     def breach(self) -> Breach | None:
@@ -268,10 +268,10 @@ class Policy:
         breaches = self.limits.breaches(tally, prefix, reserved)
         # After the caps themselves, so that a cap that was reached is reported with its count.
         if tally.unmeasured_calls and self.unmeasured == "halt":
-            why = f"no usage was reported by {clean(tally.unmeasured_model)}"
+            why = f"model {clean(tally.unmeasured_model)!r} reported no usage"
             breaches += self._unknown(tally, breaches, "token", prefix, why)
         if tally.unpriced_calls and (self.unpriced or unpriced_default) == "halt":
-            why = f"no price for {clean(tally.unpriced_model)}"
+            why = f"no price for model {clean(tally.unpriced_model)!r}"
             and_so = "" if self.unpriced else ", and no other limit applies"
             breaches += self._unknown(tally, breaches, "USD", prefix, why, and_so)
         if not breaches:

@@ -53,17 +53,17 @@ QUOTA_REASONS: Final = (QUOTA_EXCEEDED_STOP_REASON, QUOTA_UNAVAILABLE_STOP_REASO
 DONE: Final[Mapping[str, str]] = {
     "halted": "was halted",
     "raised": "was halted",
-    "wrapped_up": "was halted after a last answer",
+    "wrapped_up": "was halted after a final answer",
     "observed": "would have been halted",
     "none": "was refused a model call",
 }
 """The outcome for the agent, by the action that was taken."""
 
-KILLED_NEXT: Final = "Run the agent again once it may continue."
+KILLED_NEXT: Final = "Run the agent again when it is safe to continue."
 OBSERVED_NEXT: Final = "Continuing because the action is observe."
 
 NEXT: Final[Mapping[str, str]] = {
-    QUOTA_EXCEEDED_STOP_REASON: "Wait for the quota to reset, or raise or unblock it with "
+    QUOTA_EXCEEDED_STOP_REASON: "Run the agent again later, or raise or unblock the quota with "
     "`otel-limits quotas`.",
     QUOTA_UNAVAILABLE_STOP_REASON: "Restore the quota store; on_store_error in the policy file "
     "sets the behavior during an outage.",
@@ -107,14 +107,14 @@ def for_operator(agent: str, verdict: Verdict, action: str) -> str:
     return " ".join(filter(None, about))
 
 
-EMPTY_REMARK: Final = "Its last answer was empty."
-TOOLS_REMARK: Final = "Instead of a last answer, the model requested tools."
+EMPTY_REMARK: Final = "Its final answer was empty."
+TOOLS_REMARK: Final = "Instead of a final answer, the model requested tools."
 
 
 def failed_remark(error: Exception) -> str:
-    """Return the remark about a last answer that failed."""
+    """Return the remark about a final answer that failed."""
     text = redact_url(clean(str(error), MOST_OF_ERROR))
-    return f"Its last answer failed ({type(error).__name__}{f': {text}' if text else ''})."
+    return f"Its final answer failed ({type(error).__name__}{f': {text}' if text else ''})."
 
 
 def usage_of(breach: Breach) -> str:
@@ -139,9 +139,9 @@ def _next_step(breach: Breach) -> str:
         return NEXT.get(breach.reason) or LOOP_NEXT[breach.limit]
     if _is_unmeasured(breach):
         return (
-            "Give the price under models in the policy file."
+            "Add a price under models in the policy file."
             if breach.unit == "USD"
-            else "OTEL_LIMITS_UNMEASURED=estimate counts such calls by an estimate."
+            else "Set OTEL_LIMITS_UNMEASURED=estimate to count such calls by estimate."
         )
     there = " there" if breach.origin else ""
     # The tree is exhausted: the agent would be halted immediately if called again within it.
@@ -224,7 +224,7 @@ def for_model(agent: str, verdict: Verdict) -> str:
     """Return the text for the model whose tool is, or calls, the halted agent."""
     who = f"Agent {agent!r}" if agent else "The agent"
     return (
-        f"{who} stopped before it was finished: {cause_of(verdict)}. Do not call it again for this "
+        f"{who} stopped before it finished: {cause_of(verdict)}. Do not call it again for this "
         "task. Answer with what you have, and say what is missing."
     )
 
@@ -242,16 +242,21 @@ def cause_of(verdict: Verdict) -> str:
     """Return why an agent was halted, as half a sentence for its own model or another one."""
     breach = verdict.breach
     if breach is not None and breach.limit == GATEWAY_BUDGET:
-        return "the budget at the vendor of the model is used up"
+        return "the model vendor's budget is used up"
     if verdict.reason in CAUSES or breach is None:
         return CAUSES.get(verdict.reason, "a limit was reached")
     if _is_unmeasured(breach):
         return "the usage could not be measured"
+    return f"{_cap_of(breach)} was reached"
+
+
+def _cap_of(breach: Breach) -> str:
+    """Name the limit by its cap, e.g. `the shared limit of 30 turns`."""
     shared = "shared " if breach.limit.startswith(TREE_PREFIX) else ""
     unit = breach.unit
     if breach.reason == MAX_TOOL_CALLS_STOP_REASON:
-        unit = f"calls of tool {breach.subject!r}" if breach.subject else "tool calls"
-    return f"the {shared}limit of {_amount(breach.cap, unit)} was reached"
+        unit = f"calls to tool {breach.subject!r}" if breach.subject else "tool calls"
+    return f"the {shared}limit of {_amount(breach.cap, unit)}"
 
 
 # --- the halted agent's own model -----------------------------------------------------------------
@@ -261,7 +266,7 @@ def wrap_up_note(verdict: Verdict) -> str:
     """Return the note that the next answer is the last."""
     return (
         f"This task must end now: {cause_of(verdict)}. You can no longer use tools. "
-        "Give your final answer now, from what you know already, and say what is missing."
+        "Give your final answer now, based on what you already know, and say what is missing."
     )
 
 
@@ -272,10 +277,9 @@ def not_run_note(verdict: Verdict) -> str:
 
 def refusal_note(breach: Breach) -> str:
     """Return why a tool call beyond its cap did not run."""
-    which = f"tool {breach.subject!r}" if breach.subject else "tools"
     return (
-        f"Not run: the limit of {breach.cap} calls of {which} is reached. "
-        "Don't ask for it again; answer with what you have."
+        f"Not run: {_cap_of(breach)} was reached. Do not request it again; answer with what you "
+        "have."
     )
 
 

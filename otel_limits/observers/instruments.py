@@ -170,7 +170,7 @@ LIMIT: Final = MetricSpec(
 OVERSHOOT: Final = MetricSpec(
     name="otel_limits_overshoot_tokens",
     labels=("agent", "limit"),
-    help="Tokens above a token limit at halt. Tokens of a model call are known only after it.",
+    help="Tokens above a token limit at halt. A model call's tokens are known only after the call.",
     unit="{token}",
     kind="histogram",
     buckets=(0.0, 256.0, 1024.0, 4096.0, 16384.0),
@@ -229,8 +229,8 @@ QUOTA_LIMIT: Final = MetricSpec(
 QUOTA_RESETS: Final = MetricSpec(
     name="otel_limits_quota_resets_timestamp_seconds",
     labels=("quota", "key"),
-    help="End of the current quota window. Quotas on concurrent model calls have no window: one "
-    "to two days ahead.",
+    help="End of the current quota window. Quotas on concurrent model calls have no window, so "
+    "it is one to two days ahead.",
     unit="s",
     kind="gauge",
 )
@@ -287,7 +287,7 @@ ENFORCING: Final = MetricSpec(
     help="1 if limits are enforced, 0 if otel-limits is enabled but cannot halt agents. source "
     "is how it was enabled first: run, autoload, instrumentor, provider, code, parent or plugin. "
     "Set when prometheus_client or an agent framework is imported, and 1 until a framework has "
-    "been probed; the minimum of several processes.",
+    "been probed. With several processes, the minimum.",
     kind="minimum",
 )
 BUILD_INFO: Final = MetricSpec(

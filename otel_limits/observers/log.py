@@ -54,7 +54,7 @@ class LogObserver(BaseObserver):
             return
         logger.log(
             level,
-            "No price for model %r: %s. %s Add a price under models in the policy file.",
+            "Cannot price model %r: %s. %s Add a price under models in the policy file.",
             clean(event.model),
             event.unpriced,
             UNPRICED_EFFECT[level],

@@ -159,9 +159,9 @@ def waits_in_vain(quota: Quota) -> str | None:
         return None
     return (
         f'quotas["{quota.name}"] lets calls wait up to {quota.max_wait:.15g} s, but used '
-        f"{unit_name(quota.unit)} return only in the next window: until the last "
-        f"{quota.max_wait:.15g} s of a window, calls are refused immediately. Use a window of at "
-        "most max_wait, or remove on_exceeded: wait."
+        f"{unit_name(quota.unit)} only return in the next window, so calls are refused immediately "
+        f"except in the last {quota.max_wait:.15g} s of a window. Use a window of at most "
+        "max_wait, or remove on_exceeded: wait."
     )
 
 
@@ -182,4 +182,7 @@ def unit_name(unit: Unit) -> str:
 
 def in_words(unit: Unit, parts: int) -> str:
     """Return an amount with its unit."""
-    return f"{in_unit(unit, parts):{'f' if unit == 'usd' else 'd'}} {unit_name(unit)}"
+    name = unit_name(unit)
+    if unit == "usd":
+        return f"{in_unit(unit, parts):f} {name}"
+    return f"{parts} {name.removesuffix('s') if parts == 1 else name}"

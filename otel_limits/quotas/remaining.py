@@ -29,20 +29,20 @@ def remaining(
     baggage: Mapping[str, str] | None = None,
     attributes: Mapping[str, object] | None = None,
 ) -> Remaining:
-    """Return what is left of a quota, for the key of such a model call.
+    """Return what is left of a quota, for the key of a model call.
 
-    Waits for the store, for `OTEL_LIMITS_QUOTA_STORE_TIMEOUT` at most; in an event loop use
+    Waits for the store for at most `OTEL_LIMITS_QUOTA_STORE_TIMEOUT`. In an event loop, use
     `remaining_async`.
 
     Args:
-        name: The quota, as the policy file names it.
-        agent: Name of the agent, where the quota's key has it.
-        model: Model id, where the quota's key has it.
-        baggage: Values instead of the present baggage.
+        name: Name of the quota in the policy file.
+        agent: Name of the agent, if the quota's key includes it.
+        model: Model ID, if the quota's key includes it.
+        baggage: Values to use instead of the current baggage.
         attributes: Trace attributes of the agent.
 
     Raises:
-        ValueError: No such quota is held, or its key needs what was not given.
+        ValueError: No such quota is enforced, or a part of its key is missing.
         QuotaUnavailableError: The store is unavailable.
     """
     question = _question(name, agent, model, baggage, attributes)

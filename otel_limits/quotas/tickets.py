@@ -229,21 +229,22 @@ def verdict_of(denied: Sequence[Denied]) -> Verdict | None:
 def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: CountState) -> Breach:
     """Describe a refusal: usage including this call, and the reset time."""
     # The reserved amount already includes an admitted call.
-    this = need.amount if reply.status == "refused" else 0
+    is_refused = reply.status == "refused"
+    this = need.amount if is_refused else 0
     total = standing.used + standing.reserved + this
     quota, window = need.quota, demand.count.window
-    figures = quota.figures(standing)
     if standing.block is not None:
         return _blocked(need, standing, standing.block, window.end, reply.now)
-    whose = _whose(need)
+    including = "" if is_refused else ", including this one"
     if quota.unit == "concurrency":
-        return _no_slot(need, standing, total, reply.now)
+        return _no_slot(need, standing, total, reply.now, including)
     wait = max(0, math.ceil(window.end - reply.now))
+    figures = quota.figures(standing)
+    reserved = f", {figures.reserved} reserved by in-flight calls" if standing.reserved else ""
+    needs = f", and this call needs {in_unit(quota.unit, this)}" if is_refused else including
     note = (
-        f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{whose} and with this "
-        f"call {in_words(quota.unit, total)} could be used: {figures.used} used, "
-        f"{figures.reserved} reserved by in-flight calls; "
-        f"resets in {wait} s, at {shown_time(window.end)}"
+        f"quota {quota.name!r} allows {in_words(quota.unit, standing.limit)}{_whose(need)}: "
+        f"{figures.used} used{reserved}{needs}; resets at {shown_time(window.end)}"
     )
     refusal = _refusal(need, standing, resets_at=window.end, retry_after=wait)
     return _breach(need, standing.limit, total, note, refusal)
@@ -254,13 +255,14 @@ def _whose(need: QuotaNeed) -> str:
     return f" for {need.key.shown}" if need.quota.key.text else ""
 
 
-def _no_slot(need: QuotaNeed, standing: CountState, total: int, now: float) -> Breach:
+def _no_slot(
+    need: QuotaNeed, standing: CountState, total: int, now: float, including: str
+) -> Breach:
     """Describe a refusal for lack of a free slot."""
     quota, retry = need.quota, SLOT_RETRY_SECONDS
     note = (
-        f"quota {quota.name} permits {in_words(quota.unit, standing.limit)}{_whose(need)}, and "
-        f"with this call it would be {total}; {standing.reserved} are in flight, and a slot is "
-        f"free as soon as one of them ends; retry in {retry:g} s"
+        f"quota {quota.name!r} allows {in_words(quota.unit, standing.limit)}{_whose(need)}: "
+        f"{standing.reserved} in flight{including}; a slot is released when one of them ends"
     )
     refusal = _refusal(need, standing, resets_at=now + retry, retry_after=retry)
     return _breach(need, standing.limit, total, note, refusal)
@@ -281,7 +283,7 @@ def _blocked(
     until = "it is unblocked" if block.until >= FOREVER else shown_time(block.until)
     reason = f": {block.reason}" if block.reason else ""
     note = (
-        f"quota {need.quota.name} is blocked for {need.key.shown} until {until}{reason}; "
+        f"quota {need.quota.name!r} is blocked{_whose(need)} until {until}{reason}; "
         f"{_state(need, standing, resets_at)}"
     )
     wait = math.ceil(block.until - now)
@@ -298,14 +300,11 @@ def unanswered(need: QuotaNeed, demand: Demand, known: CountState | None, retry:
         known: Last known state of the count.
         retry: Seconds until the store is tried again.
     """
-    quota = need.quota
     resets_at = demand.count.window.end
-    last = "no earlier state is known"
-    if known is not None:
-        last = f"last known state: {_state(need, known, resets_at)}"
+    last = "" if known is None else f"; last known state: {_state(need, known, resets_at)}"
     note = (
-        f"quota {quota.name} could not be checked{_whose(need)}, because its store is "
-        f"unavailable; {last}; retry in {retry:g} s"
+        f"quota {need.quota.name!r} could not be checked{_whose(need)} because the quota store is "
+        f"unavailable{last}"
     )
     refusal = _refusal(
         need,
@@ -322,12 +321,15 @@ def _state(need: QuotaNeed, standing: CountState, resets_at: float) -> str:
     quota, figures = need.quota, need.quota.figures(standing)
     permitted = in_words(quota.unit, standing.limit)
     again = "" if quota.unit == "concurrency" else f", resets at {shown_time(resets_at)}"
-    return f"used {figures.used} of {permitted}, reserved {figures.reserved}{again}"
+    return f"{figures.used} of {permitted} used, {figures.reserved} reserved{again}"
 
 
 def without_price(need: QuotaNeed, demand: Demand, known: CountState | None, now: float) -> Breach:
     """Describe a refusal because the price is unknown."""
-    note = f"quota {need.quota.name} is in USD{_whose(need)} and the price of the model is unknown"
+    note = (
+        f"quota {need.quota.name!r}{_whose(need)} is in USD, and the model has no known price; add "
+        "one under models in the policy file"
+    )
     ends = demand.count.window.end
     refusal = _refusal(
         need,

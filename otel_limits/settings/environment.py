@@ -180,7 +180,7 @@ def _origins(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str,
     variables = {name: PREFIX + name.upper() for name in caps if values[name] is not None}
     return {
         # The variable is named although it is unset, because setting it overrides the preset.
-        name: f"{sources[name]}, which {variable} overrides"
+        name: f"{sources[name]} (override it with {variable})"
         if sources[name].startswith(PRESET)
         else variable
         for name, variable in variables.items()

@@ -51,7 +51,7 @@ def test_a_cap_that_was_too_low_suggests_nothing(ledger: LedgerFile, capsys: Out
     text, agents = suggested(capsys)
     assert agents == {}
     assert "18 of 40 invocations were halted" in text
-    assert "more than 5 turns or 600 tokens" in text
+    assert "above 5 turns or 600 tokens" in text
 
 
 def test_half_of_a_thousand_halted_at_fifteen_turns() -> None:

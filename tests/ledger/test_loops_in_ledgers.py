@@ -163,7 +163,7 @@ OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
         (Entry(), "worker ended with end_turn after 1 turn without a halt. It used"),
         (
             Entry(reason="killed", action="killed"),
-            f"{OPERATOR} Run the agent again once it may continue. It had used",
+            f"{OPERATOR} Run the agent again when it is safe to continue. It had used",
         ),
         (
             Entry(action="observed", breach=OBSERVED),
@@ -171,7 +171,7 @@ OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
         ),
         (
             Entry(action="wrapped_up", breach=OBSERVED),
-            f"Agent 'worker' was halted after a last answer {CAP} {AGAIN} It had used",
+            f"Agent 'worker' was halted after a final answer {CAP} {AGAIN} It had used",
         ),
     ],
     ids=["ended", "killed", "observed", "wrapped up"],

@@ -105,12 +105,11 @@ def test_quota_of_n_model_calls_admits_exactly_n(
     stop = otel_limits.stop_of(result)
     assert stop is not None
     assert stop.sentence.startswith(
-        f"Agent 'tester' was halted by quota_exceeded: quota calls permits {amount} model calls "
-        f"and with this call {amount + 1} model calls could be used: {amount} used, 0 reserved "
-        "by in-flight calls; resets in "
+        f"Agent 'tester' was halted by quota_exceeded: quota 'calls' allows {amount} model "
+        f"call{'s' * (amount > 1)}: {amount} used, and this call needs 1; resets at "
     )
     assert "T00:00:00Z. The limit is set in limits.yaml:" in stop.sentence
-    assert "Wait for the quota to reset" in stop.sentence
+    assert "Run the agent again later, or raise or unblock the quota" in stop.sentence
 
 
 def test_invocation_over_quota_halts_before_its_first_call(

@@ -171,8 +171,8 @@ def test_deny_refuses_calls_in_an_outage(start_outage: StartOutage, events: list
     stop = otel_limits.stop_of(result)
     assert stop is not None
     said = stop.sentence
-    assert "could not be checked, because its store is unavailable; last known state" in said
-    assert re.search(r"used \d of 5 model calls, reserved \d, resets at \S+;", said)
+    assert "could not be checked because the quota store is unavailable; last known state" in said
+    assert re.search(r"\d of 5 model calls used, \d reserved, resets at \S+\.", said)
     assert decisions(events) == ["degraded_denied"]
 
 

@@ -81,9 +81,10 @@ def question(verdict: Verdict, invocation: Invocation) -> InterruptException:
                 "origin": breach.origin,
                 "agent": invocation.agent,
                 "invocation_id": invocation.id,
-                "question": f"Agent {invocation.agent!r} asks for more than {usage_of(breach)}"
-                f"{place_of(breach)} Its invocation is {invocation.id}. Answer "
-                f"{{'extend': {{{breach.limit!r}: …}}}} to go on, anything else to stop.",
+                "question": f"Agent {invocation.agent!r} reached {usage_of(breach)}"
+                f"{place_of(breach)} Answer {{'extend': {{{breach.limit!r}: N}}}} to raise the "
+                "limit by N and continue, or anything else to stop. Invocation ID: "
+                f"{invocation.id}.",
             },
         )
     )

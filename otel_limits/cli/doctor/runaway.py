@@ -204,8 +204,8 @@ SOURCES: Final[Mapping[str, str]] = {
 }
 
 SWITCH_ON: Final = (
-    "Start it with `otel-limits run -- ...`, or run `otel-limits autoload install` once in the "
-    "environment of its Python."
+    "Start your program with `otel-limits run -- ...`, or run `otel-limits autoload install` once "
+    "in its Python environment."
 )
 
 EXPORTERS: Final = (
@@ -233,7 +233,10 @@ def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
         # Without a report, the program did not start; its output is all there is.
         except (OSError, ValueError):
             outcome = redact_text(outcome, launcher.words)
-            return [fail("runaway", f"It did not run under {launcher.shown}: {outcome}")]
+            named = any(word.endswith(".py") for word in launcher.words)
+            advice = "Leave out your program, e.g. otel-limits doctor -- python." if named else ""
+            text = f"The test agent did not run under {launcher.shown}: {outcome}"
+            return [fail("runaway", text, advice)]
     return list(_findings(report, launcher))
 
 
