@@ -22,7 +22,7 @@ from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.guard import Enforcement, probed
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, uses
-from tests.launching import execute
+from tests.launching import RUN, execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -464,6 +464,13 @@ def test_process_without_agents_exports_its_state(
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [state, False]
+
+
+def test_program_under_run_exports_its_state_before_agents_are_imported() -> None:
+    """It serves prometheus_client's metrics itself, and may import agents at the first request."""
+    program = WITHOUT_AGENTS.format(lines="import prometheus_client").replace("code", "run")
+    ended = execute(*RUN, "--max-turns", "3", "--", sys.executable, "-c", program)
+    assert json.loads(ended.output) == [1, False], ended.log
 
 
 CONCURRENT = """

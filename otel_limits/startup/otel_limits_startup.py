@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 # A test compares this with `otel_limits.bindings.known`, which must not be imported yet.
 FRAMEWORKS = {"strands.agent.agent": "strands-agents"}
 """The module of each framework that every program with agents imports, and its distribution."""
-TRIGGERS = ("opentelemetry.sdk.trace",) + tuple(FRAMEWORKS)  # noqa: RUF005  Python 3.6
-"""Imports after which otel-limits can attach, also to a provider that is created early."""
+TRIGGERS = ("opentelemetry.sdk.trace", "prometheus_client") + tuple(FRAMEWORKS)  # noqa: RUF005  Python 3.6
+"""Imports after which otel-limits can attach, also to a provider that is created early, and export
+that limits are enforced before there is an agent."""
 
 WAYS = {
     "run": "enable_for_run",
