@@ -17,6 +17,7 @@ from otel_limits.ledger.calendar import PERIODS, label, span
 from otel_limits.ledger.rows import MICROSECONDS, dollars
 
 if TYPE_CHECKING:
+    from otel_limits.ledger.options import Condition
     from otel_limits.ledger.selection import Selection
 
 DAY_MICROSECONDS: Final = 24 * 3600 * MICROSECONDS
@@ -72,15 +73,17 @@ def periods_of(selection: Selection, against: Against, by: Sequence[str]) -> Two
             f"--compare compares two periods, which have no {dates[0]} in common. "
             f"Remove {dates[0]} from --by."
         )
-    named = [each for each in selection.where if each[0] in PERIODS]
+    named = [each for each in selection.where if each.name in PERIODS]
+    if any(each.is_excluded for each in named):
+        raise LedgerError("--compare takes one period, and cannot exclude one by != in --where.")
     if len(named) > 1:
         raise LedgerError(f"--compare takes one period, got {len(named)} in --where.")
     # Read once, so that both periods end at the same time.
     now_us = round(time.time() * MICROSECONDS)
-    kept = tuple(each for each in selection.where if each[0] not in PERIODS)
+    kept = tuple(each for each in selection.where if each.name not in PERIODS)
     part = replace(selection, where=kept)
     if named:
-        begin, end = span(*named[0], selection.zone)
+        begin, end = span(named[0].name, named[0].value, selection.zone)
         part = replace(
             part,
             since_us=max(begin, selection.since_us or begin),
@@ -90,7 +93,7 @@ def periods_of(selection: Selection, against: Against, by: Sequence[str]) -> Two
 
 
 def _paired(
-    part: Selection, named: Sequence[tuple[str, str]], against: Against, now_us: int
+    part: Selection, named: Sequence[Condition], against: Against, now_us: int
 ) -> TwoPeriods:
     zone, until = part.zone, min(part.until_us or now_us, now_us)
     since = part.since_us
@@ -110,7 +113,7 @@ def _paired(
         begin = since - (against.microseconds or until - since)
         end = begin + until - since
         if against.text == PREVIOUS and named:
-            begin, end = _previous(since, until, *named[0], zone)
+            begin, end = _previous(since, until, named[0].name, named[0].value, zone)
     if begin < 0:
         # Earlier times are negative in a ledger, which has no such rows.
         raise LedgerError(TOO_EARLY)

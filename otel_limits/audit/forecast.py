@@ -39,7 +39,7 @@ def forecast(inquiry: AuditQuery) -> Forecast | None:
 
     selection = inquiry.selection
     # A part of a day does not predict its rest.
-    if selection.until_us is not None or any(name in PERIODS for name, _ in selection.where):
+    if selection.until_us is not None or any(each.name in PERIODS for each in selection.where):
         return None
     now = datetime.fromtimestamp(time.time(), selection.zone)
     since = min(midnight(now, -HISTORY_DAYS), *(bounds(each, now)[0] for each in PERIODS_AHEAD))

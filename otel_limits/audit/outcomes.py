@@ -83,7 +83,7 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
     from otel_limits.ledger import queries
 
     names = [name for name in by if name not in OF_CALLS]
-    if any(name in OF_CALLS for name, _ in inquiry.selection.where):
+    if any(each.name in OF_CALLS for each in inquiry.selection.where):
         return None
     zone, total = inquiry.selection.zone, Outcomes()
     groups: dict[tuple[Any, ...], Outcomes] = {}

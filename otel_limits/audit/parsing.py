@@ -27,6 +27,7 @@ from otel_limits.core.values import (
     split_names,
 )
 from otel_limits.ledger.calendar import kind_of
+from otel_limits.ledger.options import Condition
 from otel_limits.ledger.rows import MICROSECONDS
 from otel_limits.settings.credentials import authorization_in
 
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Conditions: TypeAlias = tuple[tuple[str, str], ...]
-"""Names and required values; any of several values of one name matches."""
+Conditions: TypeAlias = tuple[Condition, ...]
 
 
 def argument(kind: Kind[T]) -> Callable[[str], T]:
@@ -100,14 +100,16 @@ def authorization_file(text: str) -> Secret:
 
 def _conditions(text: str) -> Conditions:
     # Values may contain commas: what follows a separator must look like a condition.
-    return tuple(map(_condition, re.split(r",(?=[\w.:-]+=)", text)))
+    return tuple(map(_condition, re.split(r",(?=[\w.:-]+!?=)", text)))
 
 
-def _condition(text: str) -> tuple[str, str]:
+def _condition(text: str) -> Condition:
     name, equals, value = text.partition("=")
-    if not equals or not name.strip():
+    is_excluded = name.endswith("!")
+    name = name.removesuffix("!").strip()
+    if not equals or not name:
         raise InvalidValueError
-    return name.strip(), value
+    return Condition(name, value, is_excluded)
 
 
 SELECTABLE: Final = ("agent", "model", "reason")
@@ -126,7 +128,7 @@ def _selected(variables: list[tuple[str, str]]) -> Conditions:
         raise InvalidValueError(
             f"{OTHER} combines several names, which a ledger records separately: select All."
         )
-    return tuple((name, _uncut(value)) for name, value in named if value not in ALL)
+    return tuple(Condition(name, _uncut(value)) for name, value in named if value not in ALL)
 
 
 def _uncut(value: str) -> str:

@@ -12,7 +12,7 @@ from otel_limits.audit.formatting import written
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import closest_match
 from otel_limits.ledger.calendar import PERIODS
-from otel_limits.ledger.options import KEY_PREFIX, OWN_NAMES
+from otel_limits.ledger.options import KEY_PREFIX, OWN_NAMES, Condition
 from otel_limits.ledger.rows import MICROSECONDS
 
 if TYPE_CHECKING:
@@ -68,14 +68,14 @@ WHERE: Final = Option(
     "--where",
     "NAME=VALUE",
     parsing.conditions,
-    "filter, e.g. tenant.id=acme or agent='research-*'; repeat or use commas to match any, e.g. "
-    "agent=a,agent=b",
+    "filter, e.g. tenant.id=acme, agent='research-*', 'tenant.id!=acme', or tenant.id= for rows "
+    "without one; repeat or use commas to match any (with != to exclude all), e.g. agent=a,agent=b",
     is_repeated=True,
 )
 AGENT: Final = Option(
     "--agent",
     "GLOB",
-    lambda text: (("agent", text),),
+    lambda text: (Condition("agent", text),),
     "short for --where agent=GLOB",
     is_repeated=True,
     means="where",
@@ -138,7 +138,7 @@ class AuditQuery:
             parts.append(f"since {written(self.selection.since_us, 'time')} UTC")
         if self.selection.until_us is not None:
             parts.append(f"until {written(self.selection.until_us, 'time')} UTC")
-        parts += [f"{name} = {value}" for name, value in self.selection.where]
+        parts += map(str, self.selection.where)
         # Times are written in UTC, so only other zones are mentioned.
         if str(self.selection.zone) != "UTC":
             parts.append(f"days of {self.selection.zone}")
@@ -175,7 +175,7 @@ class AuditQuery:
 
         keys = audit_keys(self.connection)
         known = (*OWN_NAMES, *keys)
-        names = (*by, *(name for name, _ in self.selection.where))
+        names = (*by, *(each.name for each in self.selection.where))
         # With the prefix, too: an audit key may have the name of a property.
         prefixed = {KEY_PREFIX + key for key in keys}
         unknown = [name for name in names if name not in known and name not in prefixed]

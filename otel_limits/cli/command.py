@@ -146,12 +146,12 @@ def add_group(commands: Any, name: str, text: str) -> Any:
 
 
 def file_name(text: str) -> str:
-    """Parse a file name. A URL, which may contain a password, is rejected.
+    """Parse a file name. A URL is rejected: it may contain a password, and is no place for a file.
 
     Raises:
         ArgumentTypeError: It is a URL.
     """
-    if redact_url(text) != text:
+    if re.match(r"[\w.+-]+://", text) or redact_url(text) != text:
         raise ArgumentTypeError(f"{redact_url(text)!r} is a URL, not a file name")
     return text
 

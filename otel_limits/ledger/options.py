@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 LedgerSync = Literal["invocation", "call", "background"]
 LEDGER_SYNCS: Final[tuple[LedgerSync, ...]] = ("invocation", "call", "background")
@@ -22,3 +22,17 @@ AFTER_TOOLS: Final = "(after tools)"
 
 KEY_PREFIX: Final = "key:"
 """Prefix of an audit key with the name of another property, e.g. `key:tokens`."""
+
+
+class Condition(NamedTuple):
+    """A property or audit key, and the value that its rows must have, or must not have."""
+
+    name: str
+    value: str
+    """`*` matches any characters; an empty value matches rows without one."""
+    is_excluded: bool = False
+
+    def __str__(self) -> str:
+        """Return it as `about` shows it."""
+        value = self.value or "(none)"
+        return f"{self.name} {'!=' if self.is_excluded else '='} {value}"

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.limits import LIMITS, QUOTA_EXCEEDED_STOP_REASON, TREE_PREFIX
 from otel_limits.ledger.calendar import PERIODS, QUARTER, QUARTER_SECONDS, span
-from otel_limits.ledger.options import AFTER_TOOLS, KEY_PREFIX, OWN_NAMES
+from otel_limits.ledger.options import AFTER_TOOLS, KEY_PREFIX, OWN_NAMES, Condition
 from otel_limits.ledger.rows import MICROSECONDS
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
@@ -34,8 +34,8 @@ class Selection:
 
     since_us: int | None = None
     until_us: int | None = None
-    where: tuple[tuple[str, str], ...] = ()
-    """Names and values; any of several values of a name matches. `*` matches any characters."""
+    where: tuple[Condition, ...] = ()
+    """Any of several values of a name matches; all values to exclude are excluded."""
     zone: tzinfo = timezone.utc
     """Time zone of hours, days, weeks and months."""
 
@@ -87,7 +87,8 @@ class Joins:
     def conditions(self, selection: Selection) -> list[sa.ColumnElement[bool]]:
         """Build the conditions of a selection; may join further tables."""
         wanted: dict[str, list[sa.ColumnElement[bool]]] = {}
-        for name, value in selection.where:
+        excluded = []
+        for name, value, is_excluded in selection.where:
             if name in PERIODS:
                 condition = sa.and_(*self._within(*span(name, value, selection.zone)))
             elif name in SELECTED_BY_CALLS and self._base is not MODEL_CALL_TABLE:
@@ -101,9 +102,13 @@ class Joins:
                 condition = matches(self.column(name), value) | matches(REASON_COUNTED, value)
             else:
                 condition = matches(self.column(name), value)
-            wanted.setdefault(name, []).append(condition)
+            if is_excluded:
+                # A comparison with a missing value is neither true nor false in SQL.
+                excluded.append(sa.not_(sa.func.coalesce(condition, sa.false())))
+            else:
+                wanted.setdefault(name, []).append(condition)
         conditions = [sa.or_(*alternatives) for alternatives in wanted.values()]
-        return [*conditions, *self._within(selection.since_us, selection.until_us)]
+        return [*conditions, *excluded, *self._within(selection.since_us, selection.until_us)]
 
     def _within(
         self, since_us: int | None, until_us: int | None
@@ -189,7 +194,9 @@ IS_SIDE: Final[sa.ColumnElement[Any]] = sa.case((CALLS.side, "yes"), (~CALLS.sid
 
 
 def matches(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[bool]:
-    """Compare with a value in which `*` matches any characters."""
+    """Compare with a value in which `*` matches any characters; an empty one is a missing one."""
+    if not value:
+        return column.is_(None) | (column == "")
     if "*" not in value:
         return column == value
     # Only the star is a wildcard: those of SQL are escaped.

@@ -80,7 +80,7 @@ def spend(
         tokens, picodollars, those that caching saved, unpriced tokens and unmeasured calls. A
         group may come in several parts.
     """
-    named = {*by, *(name for name, _ in selection.where)}
+    named = {*by, *(each.name for each in selection.where)}
     rows: Iterable[Sequence[Any]]
     if named <= FROM_INDEX and not recorded:
         names = ["agent", "model", *columns_for(by, selection.zone)]

@@ -137,6 +137,42 @@ def test_one_name_twice_is_either(week: LedgerFile, ask: Ask) -> None:
     assert found["totals"]["spend"]["tokens"] == 4142
 
 
+TENANTS = (("a", "acme"), ("b", "other"), ("c", None), ("d", ""))
+"""Agents and the tenant that they work for."""
+
+
+@pytest.mark.parametrize(
+    ("condition", "agents"),
+    [
+        ("tenant.id=", "cd"),
+        ("tenant.id!=", "ab"),
+        ("tenant.id!=acme", "bcd"),
+        ("tenant.id!=a*", "bcd"),
+        ("tenant.id!=acme,tenant.id!=other", "cd"),
+        ("tenant.id!=acme,tenant.id!=", "b"),
+        ("agent!=a,tenant.id=acme,tenant.id=other", "b"),
+        ("model!=model-of-b", "acd"),
+        ("reason!=end_turn", ""),
+    ],
+)
+def test_conditions_exclude(ledger: LedgerFile, ask: Ask, condition: str, agents: str) -> None:
+    """What has another value or none, of calls as of invocations; several are all excluded."""
+    write(
+        ledger.address,
+        *(
+            Entry(
+                agent=agent,
+                calls=[Call(model=f"model-of-{agent}")],
+                attributes={} if tenant is None else {"tenant.id": tenant},
+            )
+            for agent, tenant in TENANTS
+        ),
+    )
+    found = ask("spend", "--by", "agent", "--where", condition)["spend"]
+    assert "".join(sorted(row["agent"] for row in found)) == agents
+    assert ask("stops", "--where", condition)["totals"]["stops"]["invocations"] == len(agents)
+
+
 def test_conditions_can_be_one_argument(ledger: LedgerFile, ask: Ask) -> None:
     """With commas, as a dashboard writes several agents; a comma within a value is left alone."""
     write(ledger.address, *(Entry(agent=name) for name in ("a", "b", "c", "a, or b=2")))

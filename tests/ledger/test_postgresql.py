@@ -248,6 +248,8 @@ def test_every_question_has_the_same_answer(
 QUESTIONS = (
     ("audit", "spend", "--by", "agent,model,day,tenant.id,session", "--format", "json"),
     ("audit", "spend", "--by", "week,agent", "--where", "tenant.id=ac*", "--format", "json"),
+    ("audit", "spend", "--where", "tenant.id!=other,model!=x", "--format", "json"),
+    ("audit", "stops", "--where", "tenant.id=,tenant.id=acme,model!=x", "--format", "json"),
     (
         "audit",
         "spend",

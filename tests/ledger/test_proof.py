@@ -753,6 +753,17 @@ def test_rows_of_another_table_are_damage(
     assert "otel-limits ledger salvage" in said
 
 
+def test_salvage_writes_to_a_file_only(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A URL would be a folder `postgresql:` here, and the rows would not be in the database."""
+    write(ledger.address, entry())
+    output = "postgresql://localhost/books"
+    with pytest.raises(SystemExit):
+        main(["ledger", "salvage", str(ledger.path), "--output", output])
+    assert "is a URL, not a file name" in capsys.readouterr().err
+
+
 def test_salvage_overwrites_nothing(ledger: LedgerFile, capsys: pytest.CaptureFixture[str]) -> None:
     """A file that is there already is refused."""
     write(ledger.address, entry())
