@@ -266,7 +266,7 @@ def test_interrupted_last_answer_gets_no_note() -> None:
     texts, result = asyncio.run(main())
     assert result.stop_reason == "killed"
     assert otel_limits.is_synthetic(result.message)
-    assert texts == ["Once upon", "This request could not be completed because it was stopped."]
+    assert texts == ["Once upon", "\nThis request could not be completed because it was stopped."]
 
 
 def test_invocation_started_after_kill_is_not_cancelled() -> None:
