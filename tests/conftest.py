@@ -63,25 +63,30 @@ LONGEST = (
 
 NOT_QUICK = {
     "": (
-        *("deadlines", "demo_with_a_real_model", "faults", "fuzz", "multiprocess", "pages"),
-        *("production", "providers", "release", "secrets", "streams", "trees", "unscraped"),
+        *("a2a", "attaching", "bidi", "compositions_by_hand", "deadlines", "demo_record"),
+        *("demo_with_a_real_model", "faults", "first_calls", "fork", "fuzz", "isolation"),
+        *("label_values", "language", "logfire", "multiprocess", "pages", "paths"),
+        *("policy_access", "price_lists", "production", "providers", "reference_model", "release"),
+        *("secrets", "serverless", "stream_readers", "streams", "trees", "unsampled"),
+        "unscraped",
     ),
     "dashboards": ("*",),
     "ledger": (
-        *("alterations", "audit", "closing", "counters", "emitters", "keeping", "page"),
-        *("postgresql", "proof", "questions", "reconcile", "selected", "shipped_times"),
-        *("silent_spans", "spend", "terminals", "upgrade"),
+        *("alterations", "audit", "canary", "closing", "counters", "emitters", "hostile_import"),
+        *("keeping", "page", "postgresql", "proof", "questions", "reconcile", "selected"),
+        *("shipped_times", "silent_spans", "spend", "terminals", "upgrade"),
     ),
     "otlp": ("*",),
     "quotas": (
-        *("capacity", "concurrency", "doctor_store", "estimates", "grace", "leases", "plans"),
-        *("refusals", "rights", "shipped_times", "store_worker", "stores", "truth", "units"),
-        "waiting",
+        *("agents", "capacity", "concurrency", "doctor_store", "estimates", "grace", "leases"),
+        *("plans", "refusals", "rights", "shipped_times", "store_table", "store_worker"),
+        *("stores", "truth", "units", "waiting"),
     ),
-    "top": ("screen",),
+    "top": ("live", "screen"),
+    "usage": ("unreadable",),
     "wire": ("cut", "output_caps"),
 }
-"""By folder, other files that need a server or more than 10 seconds."""
+"""By folder, other files that need a server, or 5 seconds and more."""
 
 
 def is_quick(path: Path) -> bool:

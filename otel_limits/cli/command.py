@@ -146,7 +146,7 @@ def add_group(commands: Any, name: str, text: str) -> Any:
 
 
 def file_name(text: str) -> str:
-    """Parse a file name. A URL is rejected: it may contain a password, and is no place for a file.
+    """Parse a file name. A URL is rejected: it may contain a password, and names no file.
 
     Raises:
         ArgumentTypeError: It is a URL.
