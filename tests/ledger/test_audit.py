@@ -156,7 +156,7 @@ TENANTS = (("a", "acme"), ("b", "other"), ("c", None), ("d", ""))
     ],
 )
 def test_conditions_exclude(ledger: LedgerFile, ask: Ask, condition: str, agents: str) -> None:
-    """What has another value or none, of calls as of invocations; several are all excluded."""
+    """Rows with another value or none are selected; several values are all excluded."""
     write(
         ledger.address,
         *(
