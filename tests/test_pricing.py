@@ -614,21 +614,39 @@ def test_nothing_is_fetched() -> None:
     )
 
 
+FROZEN = """
+import sys
+sys.path += sys.argv[1:]
+import otel_limits
+otel_limits.enable(max_turns=3, children=False)
+from strands import Agent
+from otel_limits.testing import ScriptedModel, endless, uses
+model = ScriptedModel(endless(uses("search")), model_id="gpt-4o")
+print(Agent(model=model, callback_handler=None)("go").stop_reason, model.calls)
+try:
+    otel_limits.enable(max_cost_usd=1, children=False)
+except otel_limits.ConfigurationError as error:
+    print(error)
+"""
+
+
 @listed
-def test_price_list_without_metadata_is_used(tmp_path: Path) -> None:
-    """PyInstaller freezes packages without the files that name their version."""
-    packages = Path(sysconfig.get_path("purelib"))
-    for path in packages.iterdir():
-        if not path.name.startswith("genai_prices-"):
+def test_frozen_program_without_metadata_is_limited(tmp_path: Path) -> None:
+    """PyInstaller omits the files that name a version, without which genai-prices fails to import.
+
+    So there is no price list, and nothing else is affected.
+    """
+    without = ("genai_prices-", "otel_limits-", "strands_agents-")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(without):
             (tmp_path / path.name).symlink_to(path)
-    program = (
-        "import sys; sys.path += sys.argv[1:]; from otel_limits.core.catalogue import "
-        "installed_version; print(installed_version())"
-    )
     done = subprocess.run(
-        [sys.executable, "-S", "-c", program, str(Path(__file__).parents[1]), str(tmp_path)],
+        [sys.executable, "-S", "-c", FROZEN, str(Path(__file__).parents[1]), str(tmp_path)],
         check=True,
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "unknown\n"
+    limited, refused = done.stdout.splitlines()
+    assert limited == "max_turns 3"
+    assert "max_cost_usd needs prices, and there are none." in refused
+    assert "PackageNotFoundError" not in done.stderr

@@ -156,13 +156,13 @@ class Catalogue:
 
 
 def installed_version() -> str | None:
-    """Return the version of the package, without importing it."""
+    """Return the version of the package, without importing it; `None` if it cannot be imported."""
     if importlib.util.find_spec(PACKAGE.replace("-", "_")) is None:
         return None
     try:
         return importlib.metadata.version(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:  # in a frozen application
-        return "unknown"
+    except importlib.metadata.PackageNotFoundError:
+        return None  # in a frozen application, where its import fails, too
 
 
 def bundled_catalog() -> DataSnapshot:
