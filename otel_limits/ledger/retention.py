@@ -46,12 +46,12 @@ def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterato
             ids = _oldest(connection, before_us, portion)
             for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE, ATTRIBUTE_TABLE):
                 connection.execute(table.delete().where(table.c.invocation_id.in_(ids)))
-            connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
+            deleted = connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
             if ids:
                 insert(connection, MAINTENANCE_TABLE, [pruned_row(before_us)])
         if not ids:
             break
-        yield len(ids)
+        yield deleted.rowcount  # another process may have deleted some in the meantime
     while _delete_orphans(database, before_us, portion):
         yield 0
     with database.changing() as connection:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
 import pwd
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +24,7 @@ import pytest
 from otel_limits import Limits, disable, enable
 from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
+from otel_limits.ledger import retention
 from otel_limits.ledger.access import write_error
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
@@ -301,6 +305,23 @@ def test_prune_and_import(
     for _ in range(2):
         assert main(["ledger", "import", str(path)]) == 0
         assert server.ask(database, counts.format("otel_limits_invocations")) == [(2, 1)]
+
+
+def test_concurrent_prunes_count_each_invocation_once(
+    server: Server, database: str, tmp_path: Path
+) -> None:
+    """Six cron jobs at the same minute report together what was deleted."""
+    address = parse("test", server.url(database), tmp_path / "data")
+    write(address, *(Entry() for _ in range(300)))
+    gate = threading.Barrier(6)
+
+    def prune(_: int) -> int:
+        with contextlib.closing(Database(address)) as ledger:
+            gate.wait()
+            return sum(retention.prune(ledger, round(time.time() * 1e6), portion=50))
+
+    with ThreadPoolExecutor(6) as jobs:
+        assert sum(jobs.map(prune, range(6))) == 300
 
 
 def test_an_invocation_beyond_64_bits_is_added_up(
