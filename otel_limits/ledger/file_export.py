@@ -113,7 +113,7 @@ def field_of(column: Any, joins: Joins) -> ExportedColumn:
         return ExportedColumn(column.name, "text", joins.column(column.name.removesuffix("_id")))
     if column.name in ("at_us", "started_us", "ended_us"):
         return ExportedColumn(column.name.removesuffix("_us"), "time", column)
-    if column.name in ("price_pico", "cache_saved_pico"):
+    if column.name.endswith("_pico"):
         return ExportedColumn(column.name.replace("_pico", "_usd"), "money", column)
     if isinstance(column.type, sa.Boolean):
         return ExportedColumn(column.name, "boolean", column)

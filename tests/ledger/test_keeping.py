@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -299,6 +300,16 @@ def test_csv(kept: LedgerFile, capsys: Output) -> None:
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [row["input_tokens"] for row in rows] == ["3", str(2**53 + 1)]
     assert rows[1]["price_usd"] == ""
+
+
+def test_prices_before_repricing_are_exported_in_usd(kept: LedgerFile, capsys: Output) -> None:
+    """As all money: a spreadsheet would read picodollars as dollars."""
+    with contextlib.closing(sqlite3.connect(kept.path)) as connection, connection:
+        connection.execute("UPDATE otel_limits_model_calls SET former_price_pico = 1500000000000")
+    assert main(["ledger", "export", "--format", "jsonl"]) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert row["former_price_usd"] == "1.500000000000"
+    assert [name for name in row if name.endswith("_pico")] == []
 
 
 @pytest.mark.parametrize(("what", "count"), [("calls", 3), ("invocations", 2), ("tools", 1)])
