@@ -45,6 +45,8 @@ class RealtimeModel(BidiModel):
         self.tool, self.usage, self.bounded, self.most = tool, usage, bounded, most
         self.responses = self.stops = self.starts = 0
         self.timeouts: set[int] = set()
+        self.sent: list[Any] = []
+        """The results of tools, and the texts."""
         self.answered = asyncio.Event()
         self.stopped = asyncio.Event()
 
@@ -65,8 +67,8 @@ class RealtimeModel(BidiModel):
         self.stopped.set()
 
     async def send(self, content: Any) -> None:
-        """Note that the results of a tool, or a text, were sent."""
-        del content
+        """Note the results of a tool, or a text."""
+        self.sent.append(content)
         self.answered.set()
 
     async def receive(self) -> AsyncIterator[Any]:

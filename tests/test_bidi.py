@@ -24,7 +24,7 @@ from strands.bidi.types import (
 )
 
 import otel_limits
-from otel_limits import Limits
+from otel_limits import Limits, LimitsPlugin
 from otel_limits.core.events import Event, Halt, ModelCall, Stop, ToolCall
 from otel_limits.testing import ScriptedModel, endless, uses
 from tests.realtime import RealtimeModel
@@ -265,6 +265,27 @@ def test_sub_agents_belong_to_session_tree(events: list[Event]) -> None:
     assert len({each.invocation.root_id for each in calls}) == 1
     assert [each.reason for each in stops_in(events)] == ["max_model_calls"] * 2
     assert stops_in(events)[-1].agent == "voice"
+
+
+@pytest.mark.parametrize("action", ["halt", "raise"])
+def test_model_of_session_reads_not_to_repeat_a_halted_agent(action: Any) -> None:
+    """The result of the tool has neither the end user's text nor the operator's."""
+    otel_limits.enable(Limits(max_turns=2))
+    model = ScriptedModel(endless(uses("search")))
+    helper = Agent(
+        model=model,
+        tools=[search],
+        name="helper",
+        plugins=[LimitsPlugin(action=action)],
+        callback_handler=None,
+    )
+    voice = RealtimeModel("helper")
+    session(voice, tools=[helper.as_tool()])
+    told = str(voice.sent)
+    assert "Agent 'helper' stopped before it was finished" in told
+    assert "Do not call it again for this task." in told
+    assert "could not be completed" not in told
+    assert "Run the agent again" not in told
 
 
 @pytest.mark.parametrize("limited", ["time", "kill"])

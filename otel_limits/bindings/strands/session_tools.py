@@ -9,6 +9,7 @@ from strands.hooks import AfterToolCallEvent, BeforeToolCallEvent, MessageAddedE
 
 from otel_limits.bindings.strands.attach import FIRST, LAST
 from otel_limits.bindings.strands.batch import SessionBatch
+from otel_limits.bindings.strands.notes import reworded
 from otel_limits.bindings.strands.readers import call_of, identity_of, status_of, text_of
 from otel_limits.bindings.strands.sessions import session_of
 from otel_limits.bindings.strands.span_writer import write_warnings
@@ -106,8 +107,9 @@ def after_tool(event: AfterToolCallEvent[Any]) -> None:
     """Keep the final attempt of a tool."""
     session = session_of(event.agent)
     found = None if session is None else _batch_of(session, event.tool_use)
-    if found is not None and not event.retry:
+    if session is not None and found is not None and not event.retry:
         batch, position = found
+        event.result = reworded(event.result, session.run)
         batch.results[position] = event
         if position in batch.scopes:
             batch.scopes[position].has_ended = True
