@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from strands import Agent, tool
+from strands.multiagent import GraphBuilder
 
 import otel_limits
 from otel_limits import Limits, LimitsPlugin, enable
@@ -15,7 +16,7 @@ from otel_limits.core.halt_message import HALT_MESSAGE_DEFAULT
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_end_user, for_model
-from otel_limits.testing import ScriptedModel, endless, says, uses
+from otel_limits.testing import Answer, ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ def as_tool(child: Agent) -> Any:
 def as_function(child: Agent) -> Any:
     """The way of many programs."""
 
-    @tool(name="child")
+    @tool(name=child.name)
     def ask() -> str:
         """Call the child."""
         return str(child("go"))
@@ -59,7 +60,23 @@ def as_function(child: Agent) -> Any:
     return ask
 
 
-@pytest.mark.parametrize("way", [as_tool, as_function])
+def as_graph(child: Agent) -> Any:
+    """A tool that runs a graph; its result has each answer behind the name of its node."""
+    builder = GraphBuilder()
+    builder.add_node(child, "child")
+    builder.set_entry_point("child")
+    builder.set_max_node_executions(1)
+    graph = builder.build()
+
+    @tool(name="child")
+    def ask() -> str:
+        """Call the graph."""
+        return str(graph("go"))
+
+    return ask
+
+
+@pytest.mark.parametrize("way", [as_tool, as_function, as_graph])
 @pytest.mark.parametrize("action", ["halt", "raise", "wrap_up"])
 def test_obedient_model_calls_halted_agent_once(
     make_agent: MakeAgent, source: str, way: Callable[[Agent], Any], action: Any
@@ -82,6 +99,72 @@ def test_obedient_model_calls_halted_agent_once(
     assert ("half of it" in read) is (action == "wrap_up")
     assert FOR_USER not in read
     assert "halted by" not in read
+
+
+@pytest.mark.parametrize("is_parallel", [False, True])
+@pytest.mark.parametrize("way", [as_tool, as_function])
+def test_each_tool_tells_of_its_own_agent(
+    make_agent: MakeAgent, source: str, way: Callable[[Agent], Any], *, is_parallel: bool
+) -> None:
+    """Agents that were halted for the same reason have the same last message."""
+    enable()
+    names = ("first", "second", "third")
+    children = [
+        make_agent(
+            ScriptedModel(endless(uses("search"))),
+            name=name,
+            plugins=[LimitsPlugin(Limits(max_turns=turns))],
+        )
+        for turns, name in enumerate(names, start=2)
+    ]
+    asks = [(name, {"input": "go"} if way is as_tool else {}) for name in names]
+    script = (
+        [Answer(tools=tuple(asks))] if is_parallel else [Answer(tools=(each,)) for each in asks]
+    )
+    parent = Agent(
+        model=ScriptedModel([*script, says("done")]),
+        tools=[way(child) for child in children],
+        callback_handler=None,
+    )
+    parent("go")
+    read = [
+        block["toolResult"]["content"][0]["text"].strip().split(". ")[0]
+        for message in parent.messages
+        for block in message["content"]
+        if "toolResult" in block
+    ]
+    assert read == [
+        f"Agent '{name}' stopped before it was finished: the limit of {turns} turns was reached"
+        for turns, name in enumerate(names, start=2)
+    ]
+
+
+def test_each_node_in_the_result_of_a_tool_has_its_own_text(
+    make_agent: MakeAgent, source: str
+) -> None:
+    """`str(result)` of a graph has each answer behind the name of its node."""
+    enable()
+    builder = GraphBuilder()
+    for turns, name in ((2, "first"), (3, "second")):
+        plugin = LimitsPlugin(Limits(max_turns=turns))
+        child = make_agent(ScriptedModel(endless(uses("search"))), name=name, plugins=[plugin])
+        builder.add_node(child, name)
+        builder.set_entry_point(name)
+    builder.set_max_node_executions(2)
+    graph = builder.build()
+
+    @tool
+    def ask() -> str:
+        """Call the graph."""
+        return str(graph("go"))
+
+    agent = Agent(model=ScriptedModel([uses("ask"), says("x")]), tools=[ask], callback_handler=None)
+    agent("go")
+    text = agent.messages[2]["content"][0]["toolResult"]["content"][0]["text"]
+    assert sorted(line.split(" turns")[0] for line in text.splitlines()) == [
+        "first: Agent 'first' stopped before it was finished: the limit of 2",
+        "second: Agent 'second' stopped before it was finished: the limit of 3",
+    ]
 
 
 def test_delegation_answers_with_the_end_users_text(make_agent: MakeAgent, source: str) -> None:

@@ -21,7 +21,7 @@ from otel_limits.runs.budget import Budget, new_tree
 from otel_limits.runs.run import Group, Run
 from otel_limits.runs.scope import Services
 from otel_limits.runs.spans import Spans
-from otel_limits.runs.tree import current, leave_all
+from otel_limits.runs.tree import current, current_scope, leave_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -148,6 +148,7 @@ class RunRegistry(Services):
             forget=self.forget,
             unsampled=unsampled,
         )
+        _, run.task_scope = current_scope()
         if span_id and not unsampled:
             self.spans.begin(span_id, run)
         # Inlined here and in three places below, because a function call may fail. The invocation

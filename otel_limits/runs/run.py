@@ -59,6 +59,8 @@ class Run(Scope):
 
     state: Any = None
     """State that the framework's binding stores with the run."""
+    task_scope: Any = None
+    """The tool call or the node that started it, if any: a `tree.TaskScope`."""
     reason: str | None = None
     """Stop reason of the last leg that ended."""
     released = False

@@ -84,6 +84,14 @@ def _is_active(owner: Run | Group, scope: TaskScope | None) -> bool:
     return scope is not None and not scope.has_ended
 
 
+def is_within(run: Run, scope: TaskScope | None) -> bool:
+    """Return whether a tool call or node started an invocation, directly or not."""
+    around: TaskScope | None = run.task_scope
+    while around is not None and around is not scope:
+        around = around.outer
+    return around is not None
+
+
 def leave_all() -> None:
     """Make the current task or thread work for nothing that was started before."""
     CURRENT.set(None)

@@ -43,10 +43,10 @@ def note_request(event: BeforeToolCallEvent) -> None:
             requested.pop(next(iter(requested)))
 
 
-def owner_of(event: AfterToolCallEvent) -> Run | Group | None:
-    """Return the invocation that a tool ran for, if known."""
+def scope_of(event: AfterToolCallEvent) -> TaskScope | None:
+    """Return the scope of a tool call, if known: its owner is the invocation that it ran for."""
     requested = _requested(event)
-    return None if requested is None else requested[0].owner
+    return None if requested is None else requested[0]
 
 
 @suppress_errors("binding")

@@ -109,7 +109,7 @@ def after_tool(event: AfterToolCallEvent[Any]) -> None:
     found = None if session is None else _batch_of(session, event.tool_use)
     if session is not None and found is not None and not event.retry:
         batch, position = found
-        event.result = reworded(event.result, session.run)
+        event.result = reworded(event.result, session.run, batch.scopes.get(position))
         batch.results[position] = event
         if position in batch.scopes:
             batch.scopes[position].has_ended = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from otel_limits.bindings.strands.activities import note_request, owner_of
+from otel_limits.bindings.strands.activities import note_request, scope_of
 from otel_limits.bindings.strands.batch import Batch
 from otel_limits.bindings.strands.halting import ends_loop
 from otel_limits.bindings.strands.inner_stops import note_delegation
@@ -84,11 +84,12 @@ def before_tool(event: BeforeToolCallEvent) -> None:
 @suppress_errors("binding")
 def after_tool(event: AfterToolCallEvent) -> None:
     """Keep the final attempt: each retry overwrites it."""
-    live = live_of(event.agent)
+    live, scope = live_of(event.agent), scope_of(event)
     # The result of a delegation becomes the answer to the end user.
     if live is not None and not getattr(event.selected_tool, "delegate", False):
-        event.result = reworded(event.result, live.run)
-    if live is not None and live.batch is not None and owner_of(event) in (live.run, None):
+        event.result = reworded(event.result, live.run, scope)
+    is_own = live is not None and (scope is None or scope.owner is live.run)
+    if live is not None and live.batch is not None and is_own:
         position = live.batch.position_of(event.tool_use)
         if position is not None:
             # The event, as hooks that run after ours may still replace its result.
