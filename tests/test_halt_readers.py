@@ -103,7 +103,7 @@ def test_obedient_model_calls_halted_agent_once(
 
 @pytest.mark.parametrize("is_parallel", [False, True])
 @pytest.mark.parametrize("way", [as_tool, as_function])
-def test_each_tool_tells_of_its_own_agent(
+def test_each_tool_names_its_own_agent(
     make_agent: MakeAgent, source: str, way: Callable[[Agent], Any], *, is_parallel: bool
 ) -> None:
     """Agents that were halted for the same reason have the same last message."""
