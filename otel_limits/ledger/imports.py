@@ -1,7 +1,8 @@
 """Import of past spend: exported spans become rows, by the same rules as live ones.
 
 Model calls are counted once, not again in the sums of the spans above them. A model call within
-another is the same call, seen by another instrumentation. Calls that the ledger recorded live are
+another is the same call, seen by another instrumentation, and so is one in another trace that shows
+the same response at the same time. Calls that the ledger recorded live are
 unchanged.
 """
 
@@ -12,7 +13,7 @@ import zlib
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
@@ -171,12 +172,15 @@ class Traces:
                     counted.append(span)
         counted.sort(key=_tokens, reverse=True)  # spans with tokens take precedence
         shown: dict[str, SeenResponses] = {}
+        elsewhere: dict[tuple[Any, ...], list[Span]] = {}
         for span in counted:
             inner = within.get(span.key, [])
             is_weaker = not _tokens(span) or span.is_possible_call
             has_inner_tokens = is_weaker and any(map(_tokens, inner))
             responses = shown.setdefault(span.trace_id, SeenResponses())
-            if not has_inner_tokens and _is_new([span, *inner], responses):
+            if has_inner_tokens or not _is_new([span, *inner], responses):
+                continue
+            if not _is_in_another_trace(span, elsewhere):
                 yield span, [each for each in self.above(span) if each.is_agent]
 
 
@@ -192,6 +196,24 @@ def _is_new(spans: Sequence[Span], responses: SeenResponses) -> bool:
     for each in shown:
         responses.add(*each)
     return not is_known
+
+
+def _is_in_another_trace(span: Span, shown: dict[tuple[Any, ...], list[Span]]) -> bool:
+    """Return whether a span of another trace has shown this call, and add the span to `shown`.
+
+    A client and a gateway that are not connected by a trace show one response during the same time.
+    """
+    response = span.first(RESPONSE_IDS)
+    if response is None:
+        return False
+    others = shown.setdefault((response, model_of(span.attributes), _tokens(span)), [])
+    others.append(span)
+    return any(
+        each.trace_id != span.trace_id
+        and each.start_us <= span.end_us
+        and span.start_us <= each.end_us
+        for each in others
+    )
 
 
 def import_files(

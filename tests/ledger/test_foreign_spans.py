@@ -223,6 +223,39 @@ def test_an_import_counts_as_it_was_counted_live(
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("second", "calls"),
+    [
+        ({}, 1),
+        ({"gen_ai.response.id": "s"}, 2),
+        ({"gen_ai.request.model": "n"}, 2),
+        ({"gen_ai.usage.output_tokens": 99}, 2),
+    ],
+    ids=["the same", "response", "model", "tokens"],
+)
+@pytest.mark.parametrize("seconds_later", [1, 60])
+def test_a_call_in_two_traces_is_imported_once(
+    ledger: LedgerFile,
+    tmp_path: Path,
+    spans: InMemorySpanExporter,
+    second: dict[str, Any],
+    calls: int,
+    seconds_later: int,
+) -> None:
+    """A client and a gateway show one call; an ID that comes again later is another call."""
+    first = OPENLLMETRY | {"gen_ai.response.id": "r"}
+    for scope, attributes, later in (("app", first, 0), ("gateway", first | second, seconds_later)):
+        begin = (1_760_000_000 + later) * 10**9
+        span = trace.get_tracer(scope).start_span(
+            "call", Context(), attributes=attributes, start_time=begin
+        )
+        span.end(begin + 5 * 10**9)
+    file = tmp_path / "spans.jsonl"
+    file.write_text(line(spans.get_finished_spans()))
+    assert main(["ledger", "import", str(file)]) == 0
+    assert len(ledger.calls()) == (calls if seconds_later == 1 else 2)
+
+
 @pytest.mark.usefixtures("source")
 def test_traced_call_counts_in_the_budget_and_is_published(
     ledger: LedgerFile, metric: Metric, events: list[Event]
