@@ -102,6 +102,21 @@ def test_isolated_python_warns_that_children_are_not_limited(option: str) -> Non
     assert "pass children=False" in ended.log
 
 
+@pytest.mark.parametrize("enabled_before", [True, False])
+def test_fork_server_that_runs_already_is_reported(*, enabled_before: bool) -> None:
+    """Its children have its environment, so they miss the limits silently."""
+    program = (
+        "import multiprocessing, otel_limits, sys\n"
+        "if sys.argv[1] == 'True': otel_limits.enable(max_turns=3)\n"
+        "process = multiprocessing.get_context('forkserver').Process(target=print)\n"
+        "process.start(), process.join()\n"
+        "for cap in (3, 4): otel_limits.enable(max_turns=cap)\n"
+    )
+    ended = execute(sys.executable, "-c", program, str(enabled_before))
+    said = ended.log.count("it was started before enable(). Call enable() before the first")
+    assert said == (0 if enabled_before else 1), ended.log
+
+
 def test_child_without_agents_imports_nothing_of_the_package() -> None:
     """The environment also reaches Python programs that have nothing to do with agents."""
     environ = fresh_environment(PYTHONPATH=str(ON_PATH))

@@ -131,6 +131,18 @@ def test_the_cap_holds_in_workers_of_servers(
         assert [ask(port) for _ in range(3)] == [HALTED] * 3
 
 
+@pytest.mark.parametrize(("application", "is_reported"), [("asgi", False), ("idle", True)])
+def test_supervisor_of_uvicorn_reports_that_no_worker_called_an_agent(
+    application: str, *, is_reported: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It never calls one itself, and its workers end before it."""
+    port = free_port()
+    front = (*RUN, "--", sys.executable, "-m", "uvicorn", f"served:{application}")
+    with served([*front, "--workers=2", f"--port={port}"], OTEL_LIMITS_QUIET="false"):
+        ask(port)
+    assert ("no Strands agent ran in this process" in capsys.readouterr().out) is is_reported
+
+
 def test_the_cap_holds_in_workers_of_celery(environment: Environment) -> None:
     """In the processes that it forks, and in their children."""
     words = ("-m", "celery", "--workdir", str(PROGRAMS), "-A", "queued", "-q", "worker")

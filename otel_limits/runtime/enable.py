@@ -27,6 +27,7 @@ from otel_limits.settings import environment as config
 from otel_limits.settings.children import (
     CHILD_ENVIRONMENT,
     Inherited,
+    has_fork_server,
     inherited,
     obstacle_of_children,
 )
@@ -42,6 +43,11 @@ logger = logging.getLogger("otel_limits")
 
 ARGUMENTS: Final = ("limits", "action", "tree", "halt_message", "observers", "children")
 """Arguments of `enable()` other than single caps."""
+
+LATE_FOR_FORK_SERVER: Final = (
+    "otel-limits: children of the fork server of multiprocessing are not limited, because it was "
+    "started before enable(). Call enable() before the first of them, or in each."
+)
 
 
 def enable(
@@ -110,6 +116,8 @@ def enable(
         return
     obstacle = obstacle_of_children()
     if obstacle is None:
+        if has_fork_server() and not CHILD_ENVIRONMENT.is_written:
+            logger.warning(LATE_FOR_FORK_SERVER)
         CHILD_ENVIRONMENT.write(own, len(observers))
     else:
         _warn_about_children(obstacle)

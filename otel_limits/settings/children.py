@@ -63,6 +63,13 @@ def obstacle_of_children() -> str | None:
     return None
 
 
+def has_fork_server() -> bool:
+    """Return whether `multiprocessing` has a fork server, whose environment children inherit."""
+    # There is no public way to ask.
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    return getattr(server, "_forkserver_pid", None) is not None
+
+
 def path_with_hook(path: str | None) -> str:
     """Return PYTHONPATH with the directory of our `sitecustomize`."""
     entries = path.split(os.pathsep) if path else []
@@ -77,6 +84,11 @@ class ChildEnvironment:
         """Start without changes."""
         self._before: dict[str, str | None] = {}
         self._written: dict[str, str] = {}
+
+    @property
+    def is_written(self) -> bool:
+        """True while children inherit the arguments of `enable()`."""
+        return bool(self._written)
 
     def write(self, own: Overrides, observers: int) -> None:
         """Let later children limit their agents with these arguments of `enable()`."""

@@ -67,3 +67,4 @@ def asgi_app(respond: Callable[[], object]) -> Any:
 
 
 wsgi, asgi = wsgi_app(call), asgi_app(call)
+idle = asgi_app(dict)
