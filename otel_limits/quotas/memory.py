@@ -6,7 +6,7 @@ import math
 import threading
 import time
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 from otel_limits.quotas.keys import Key
 from otel_limits.quotas.store import (
     DOUBTFUL,
+    REMEMBERED_CALLS,
     REMEMBERED_SECONDS,
     RETENTION_SECONDS,
     Charge,
@@ -45,6 +46,8 @@ class Lease:
     amount: int
     certain: bool
     expires: float
+    lost: int = 0
+    """Charged if it expires."""
 
 
 @dataclass(slots=True)
@@ -54,7 +57,8 @@ class Bucket:
     count: Count
     used: int = 0
     leases: dict[str, Lease] = field(default_factory=dict)
-
+    lost: dict[str, int] = field(default_factory=dict)
+    """Operations whose leases expired → what they were charged."""
     reset: str = ""
 
     @property
@@ -67,13 +71,16 @@ class Bucket:
         return CountState(self.used, self.reserved, limit, reset=self.reset)
 
     def purge(self, now: float, longest: float) -> None:
-        """Drop leases that have expired."""
+        """Drop leases that have expired, and charge those that are charged."""
         # A copy, because leases are dropped in the loop.
         for operation, lease in list(self.leases.items()):
             # The clock may have been set back: no lease lasts longer than a new one.
             lease.expires = min(lease.expires, now + longest)
             if lease.expires <= now:
                 del self.leases[operation]
+                if lease.lost:
+                    self.used += lease.lost
+                    self.lost[operation] = lease.lost
 
 
 class CompletedOperation(NamedTuple):
@@ -93,6 +100,8 @@ class MemoryStore(QuotaStore):
         self._lock = threading.Lock()
         self._buckets: dict[Name, Bucket] = {}
         self._grants: dict[tuple[str, str, str], list[tuple[float, int]]] = {}
+        self._last_calls: dict[tuple[str, str, str], deque[int]] = {}
+        """Quota, unit and model → usage of its last calls."""
         self._done: OrderedDict[str, CompletedOperation] = OrderedDict()
         self._sweep_at = SWEEP_AT
 
@@ -130,6 +139,7 @@ class MemoryStore(QuotaStore):
             last = int(bucket.reset.partition(".")[0] or 0)
             at = max(int(self._clock() * 1000), last + 1)
             bucket.used, bucket.reset = 0, f"{at:014}.{uuid.uuid4().hex}"
+            bucket.lost.clear()
 
     def grant(self, count: Count, amount: int, until: float) -> None:
         """Raise the limit by `amount` until a time."""
@@ -190,7 +200,8 @@ class MemoryStore(QuotaStore):
                 lease.expires = ends
             elif lease is None and operation.again:
                 bucket = self._bucket(demand.count, 0)
-                bucket.leases[operation.id] = Lease(demand.amount, demand.certain, ends)
+                lost = demand.amount if demand.model else 0
+                bucket.leases[operation.id] = Lease(demand.amount, demand.certain, ends, lost)
         return Reply("renewed", now)
 
     def _reserve(self, operation: Reserve, now: float) -> Reply:
@@ -220,7 +231,8 @@ class MemoryStore(QuotaStore):
             bucket = self._bucket(demand.count, demand.known)
             # Kept for the longest of the windows it was used with: a rule may change.
             bucket.count = max(bucket.count, demand.count, key=lambda each: each.window.end)
-            bucket.leases[operation.id] = Lease(amount, demand.certain, now + lease)
+            lost = self._charged_if_lost(demand, amount)
+            bucket.leases[operation.id] = Lease(amount, demand.certain, now + lease, lost)
         taken = tuple(
             replace(each, reserved=each.reserved + amount)
             for each, amount in zip(standings, wanted, strict=True)
@@ -243,8 +255,22 @@ class MemoryStore(QuotaStore):
         # A missing count is created: usage must be counted even without a reservation.
         bucket = self._bucket(charge.count, charge.known)
         bucket.leases.pop(operation, None)
-        bucket.used += charge.amount
+        # The actual usage replaces what was charged when the lease expired.
+        bucket.used += charge.amount - bucket.lost.pop(operation, 0)
+        if charge.model:
+            self._calls_of(charge.count, charge.model).append(charge.amount)
         return bucket.state(0)
+
+    def _charged_if_lost(self, demand: Demand, amount: int) -> int:
+        """Return what to charge for a call if its lease expires."""
+        if not demand.model:
+            return 0
+        calls = self._calls_of(demand.count, demand.model)
+        return min(amount, math.ceil(sum(calls) / len(calls))) if calls else amount
+
+    def _calls_of(self, count: Count, model: str) -> deque[int]:
+        name = (count.quota, count.unit, model)
+        return self._last_calls.setdefault(name, deque(maxlen=REMEMBERED_CALLS))
 
     def _standing(
         self, count: Count, amount: int, now: float, longest: float = float("inf"), known: int = 0

@@ -27,6 +27,9 @@ UNITS: Final[tuple[Unit, ...]] = ("tokens", "usd", "model_calls", "invocations",
 BackendError = Literal["deny", "allow", "local"]
 BACKEND_ERRORS: Final[tuple[BackendError, ...]] = ("deny", "allow", "local")
 
+Lost = Literal["free", "charge"]
+LOST: Final[tuple[Lost, ...]] = ("free", "charge")
+
 Exceeded = Literal["refuse", "wait"]
 EXCEEDED: Final[tuple[Exceeded, ...]] = ("refuse", "wait")
 
@@ -89,6 +92,8 @@ class Quota:
     """Seconds of an outage during which a worker may use its local share."""
     on_store_error: BackendError = "deny"
     """Behavior during an outage without a local share."""
+    on_lost: Lost = "free"
+    """Whether a call whose reservation expired is charged until it is settled."""
     on_exceeded: Exceeded = "refuse"
     """Whether a call is refused immediately or waits if too little is left."""
     max_wait: float = MAX_WAIT_SECONDS
@@ -134,6 +139,8 @@ class Quota:
             yield f"calls wait up to {self.max_wait:.15g} s"
         if self.grace != GRACE_SECONDS:
             yield f"grace {self.grace:.15g} s"
+        if self.on_lost != "free":
+            yield "lost calls are charged"
         if self.on_store_error != "deny":
             yield f"on_store_error {self.on_store_error}"
 

@@ -149,6 +149,10 @@ class KeyNames:
         """Key of the grants and blocks of one quota key."""
         return f"{self.tag}:{count.quota}:{count.key}:grants"
 
+    def history(self, count: Count) -> str:
+        """Key of the last calls of a quota, by model."""
+        return f"{self.tag}:{count.quota}:{count.unit}:history"
+
     def index(self, quota: str) -> str:
         """Key of the recently used keys of a quota."""
         return f"{self.tag}:{quota}:index"
@@ -176,12 +180,13 @@ class KeyNames:
         for demand in operation.demands:
             count, window = demand.count, demand.count.window
             keys += [*self.bucket(count), self.grants(count), self.index(count.quota)]
+            keys.append(self.history(count))
             numbers = (
                 f"{demand.amount} {demand.limit} "
                 f"{window.start * 1000} {window.end * 1000} {expires(count)} "
                 f"{demand.enforced:d} {demand.certain:d} {demand.alone:d} {demand.known} "
                 f"{int(demand.waits * 1000)} {int(operation.lease_of(demand) * 1000)} "
-                f"{demand.planned:d}"
+                f"{demand.planned:d} {model_field(demand.model)}"
             )
             arguments += [numbers, count.unit, f"{count.key} {count.shown}"]
         return ScriptCall("reserve", keys, arguments)
@@ -193,8 +198,9 @@ class KeyNames:
         arguments = [operation.id, str(place), remembered, self.run, self.freed_channel]
         for charge in operation.charges:
             count = charge.count
-            keys += self.bucket(count)
-            numbers = f"{charge.amount} {expires(count)} {charge.known}"
+            keys += [*self.bucket(count), self.history(count)]
+            model = model_field(charge.model)
+            numbers = f"{charge.amount} {expires(count)} {charge.known} {model}"
             arguments += [numbers, line_of(count)]
         return ScriptCall("settle", keys, arguments)
 
@@ -204,7 +210,9 @@ class KeyNames:
         arguments = [operation.id, lease, self.run, f"{operation.again:d}"]
         for demand in operation.demands:
             keys += self.bucket(demand.count)
-            arguments.append(f"{demand.amount} {demand.certain:d} {expires(demand.count)}")
+            arguments.append(
+                f"{demand.amount} {demand.certain:d} {bool(demand.model):d} {expires(demand.count)}"
+            )
         return ScriptCall("renew", keys, arguments)
 
     def restoration(self, counts: Iterable[KnownCount]) -> ScriptCall:
@@ -238,6 +246,11 @@ class KeyNames:
 def expires(count: Count) -> int:
     """Return when a count may be forgotten, in milliseconds since the epoch."""
     return (count.window.end + RETENTION_SECONDS) * 1000
+
+
+def model_field(model: str) -> str:
+    """Encode the model of a demand or charge without spaces; "-" if there is none."""
+    return f"={quote(model, safe='')}" if model else "-"
 
 
 def line_of(count: Count) -> str:

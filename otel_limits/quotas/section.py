@@ -27,6 +27,7 @@ from otel_limits.quotas.keys import Template, require_source
 from otel_limits.quotas.quota import (
     BACKEND_ERRORS,
     EXCEEDED,
+    LOST,
     MAX_PARTS,
     PARTS_PER_USD,
     UNITS,
@@ -197,6 +198,11 @@ FIELDS: Final[Mapping[str, Field]] = {
         "Amount reserved for a call: worst_case (default) or expected (twice the average of the "
         "model's recent answers).",
     ),
+    "on_lost": Field(
+        choice(*LOST),
+        "What happens to the reservation of a call whose process was killed, when it expires: free "
+        "(default) or charge (the mean of the model's last 20 calls).",
+    ),
     "on_exceeded": Field(
         choice(*EXCEEDED),
         "Behavior when too little is left: refuse (default) or wait.",
@@ -289,6 +295,8 @@ class _Reading:
             )
         if "reserve" in values and len(given) == 1 and given[0] not in ESTIMATED:
             self._refuse(f"counts {given[0]}, and each call uses one: remove reserve.", "reserve")
+        if "on_lost" in values and given == ["concurrency"]:
+            self._refuse("limits concurrent calls and charges nothing: remove on_lost.", "on_lost")
 
     def _check_plans(self, amount: object) -> None:
         """Reject amounts by plan without a plan, and the reverse."""
@@ -362,6 +370,7 @@ OPTIONAL: Final = (
     "where",
     "action",
     "reserve",
+    "on_lost",
     "on_exceeded",
     "max_wait",
     "grace",
@@ -391,6 +400,7 @@ def schema() -> dict[str, Any]:
             },
             "keys": {"required": ["key"]},
             "reserve": {"anyOf": [{"required": [unit]} for unit in ESTIMATED]},
+            "on_lost": {"not": {"required": ["concurrency"]}},
         },
     }
     return {

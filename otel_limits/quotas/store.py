@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 RETENTION_SECONDS: Final = 25 * 3600
 """How long a count outlives its window: it survives a clock set back by a day."""
 
+REMEMBERED_CALLS: Final = 20
+"""Calls of a model by whose mean usage a lost call is charged."""
+
 REMEMBERED_SECONDS: Final = 3600
 """How long operation IDs are remembered, to apply each once."""
 
@@ -108,6 +111,8 @@ class Demand:
     """Overrides the lease of the reservation."""
     waits: float = 0.0
     """Maximum seconds the client waits if refused; it is notified of releases."""
+    model: str = ""
+    """The model by whose last calls it is charged if its lease expires; empty if it is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +122,8 @@ class Charge:
     count: Count
     amount: int
     known: int = 0
+    model: str = ""
+    """The model to whose last calls it is added; empty if it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +133,7 @@ class Reserve:
     id: str
     demands: tuple[Demand, ...]
     lease_seconds: float
-    """The reservation expires after this: its worker is presumed dead."""
+    """The reservation expires after this, and may be charged: its worker is presumed dead."""
 
     def lease_of(self, demand: Demand) -> float:
         """Return the lease of a demand, in seconds."""

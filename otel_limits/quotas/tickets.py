@@ -65,6 +65,7 @@ class QuotaNeed:
     """Reserved parts."""
     certain: bool
     """True if actual usage cannot exceed it."""
+    model: str
     action: Action
 
     @property
@@ -115,7 +116,11 @@ class Ticket:
         # Not strict: without a store request, needs have no demands.
         return tuple(
             Charge(
-                count=demand.count, amount=charged_amount(need.quota.unit, self), known=demand.known
+                count=demand.count,
+                amount=charged_amount(need.quota.unit, self),
+                known=demand.known,
+                # A call that was not sent says nothing about others.
+                model=demand.model if self.calls else "",
             )
             for need, demand in zip(self.needs, self.demands, strict=False)
         )
@@ -171,6 +176,7 @@ def need_of(
         amount=_amount(quota.unit, request, estimate.usage, price),
         # Counts of calls do not depend on the answer.
         certain=estimate.certain or quota.unit not in ("tokens", "usd"),
+        model=request.model,
         # A quota cannot be extended by a prompt: the whole fleet shares it.
         action="halt" if action == "ask" else action,
     )
@@ -194,6 +200,7 @@ def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> De
         known=standing.used if standing is not None else 0,
         lease_seconds=SLOT_LEASE_SECONDS if quota.unit == "concurrency" else None,
         waits=quota.max_wait if need.waits and not forced else 0.0,
+        model=need.model if quota.on_lost == "charge" else "",
     )
 
 

@@ -229,6 +229,18 @@ def test_surviving_worker_settles_for_killed_worker(
     eventually(lambda: store.expired(0, 10) == [])
 
 
+def test_killed_workers_calls_are_charged_until_they_are_settled(
+    fleet: Fleet, server: Server, store: SharedStore, ledger: Path
+) -> None:
+    """Two workers are killed before they settle 100 each; their ledger then does."""
+    quota = {"tokens": 1000, "window": "month", "on_lost": "charge"}
+    fleet(quota, "die", 2, -signal.SIGKILL, lease=0.1)
+    eventually(lambda: standing(store, 1000).reserved == 0)
+    assert standing(store, 1000).used > 200
+    assert shown(server, ledger) == 200
+    assert standing(store, 1000) == CountState(200, 0, 1000)
+
+
 def test_second_call_counts_after_another_worker_settled_the_first(
     hold: Hold, make_agent: MakeAgent, events: list[Event], server: Server, store: SharedStore
 ) -> None:

@@ -63,7 +63,7 @@ def store_of() -> Iterator[StoreOf]:
 def need_of(held: Quota) -> QuotaNeed:
     """The need of one call for a quota."""
     key = held.key.key(held.name, lambda _: None)
-    return QuotaNeed(held, key, limit=held.amount, amount=1, certain=True, action="halt")
+    return QuotaNeed(held, key, limit=held.amount, amount=1, certain=True, model="m", action="halt")
 
 
 def demand_of(held: Quota, now: float) -> Demand:

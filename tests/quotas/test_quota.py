@@ -165,6 +165,11 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
             "counts concurrency, and each call uses one: remove reserve.",
         ),
         (
+            {"concurrency": 1, "on_lost": "charge"},
+            "limits concurrent calls and charges nothing: remove on_lost.",
+        ),
+        ({"tokens": 1, "window": "day", "on_lost": "x"}, "on_lost must be one of free, charge"),
+        (
             {"tokens": 1, "window": "day", "amount": 1},
             "has an unknown key 'amount'. Valid keys: tok",
         ),

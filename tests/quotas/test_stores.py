@@ -27,6 +27,7 @@ from otel_limits.quotas.store import (
     Demand,
     Operation,
     QuotaStore,
+    ReadCounts,
     Renew,
     Reply,
     Reserve,
@@ -74,9 +75,10 @@ class Bench:
         demand = Demand(count=count(), amount=amount, limit=limit, **more)  # type: ignore[arg-type]
         return self.run(Reserve(name, (demand,), LEASE))
 
-    def settle(self, name: str, amount: int, *, known: int = 0) -> Reply:
+    def settle(self, name: str, amount: int, *, known: int = 0, model: str = "") -> Reply:
         """Settle a reservation."""
-        return self.run(Settle(name, (Charge(count=count(), amount=amount, known=known),)))
+        charge = Charge(count=count(), amount=amount, known=known, model=model)
+        return self.run(Settle(name, (charge,)))
 
     def standing(self, which: Count | None = None, amount: int = 100) -> CountState:
         """The state of a count."""
@@ -247,6 +249,62 @@ def test_expired_call_of_unknown_size_does_not_double_others(bench: Bench) -> No
     bench.set_clock(TODAY.start + HOUR + LEASE)
     bench.reserve("b", 10, certain=False)
     assert bench.standing() == CountState(0, 10, 100)
+
+
+# --- lost calls -----------------------------------------------------------------------------------
+
+MODEL = "a model: 1"
+
+
+def lose(bench: Bench, name: str, amount: int) -> None:
+    """Reserve for a call that is charged when its lease expires, and let it expire."""
+    bench.reserve(name, amount, limit=10**6, model=MODEL)
+    bench.set_clock(bench.run(ReadCounts("", ())).now + LEASE)
+
+
+def test_lost_call_without_history_is_charged_all_that_it_reserved(bench: Bench) -> None:
+    """A process that crashes again and again would otherwise use the provider for free."""
+    lose(bench, "a", 60)
+    assert bench.standing() == CountState(60, 0, 100)
+    assert bench.reserve("b", 41).status == "refused"
+
+
+def test_lost_call_is_charged_the_mean_of_the_last_twenty(bench: Bench) -> None:
+    """Of its model, in any process; rounded up."""
+    for n, amount in enumerate([90, *[1] * 19, 4]):
+        bench.reserve(f"call {n}", amount, limit=10**6, model=MODEL)
+        bench.settle(f"call {n}", amount, model=MODEL)
+    bench.settle("of another", 50, model="other")
+    bench.settle("of none", 50)
+    used = bench.standing().used
+    lose(bench, "a", 60)
+    assert bench.standing().used == used + 2  # 1.15
+
+
+def test_lost_call_is_charged_what_it_reserved_at_most(bench: Bench) -> None:
+    """Its worst case was less than the usual call."""
+    bench.settle("usual", 50, model=MODEL)
+    lose(bench, "a", 20)
+    assert bench.standing() == CountState(70, 0, 100)
+
+
+@pytest.mark.parametrize("actual", [7, 60, 90])
+def test_late_settlement_replaces_the_charge_of_a_lost_call(bench: Bench, actual: int) -> None:
+    """Its process was only suspended, or a ledger has the call; also if it is sent twice."""
+    lose(bench, "a", 60)
+    assert bench.standing().used == 60
+    assert bench.settle("a", actual).standings == (CountState(actual, 0, 0),)
+    assert bench.settle("a", actual).standings == (CountState(actual, 0, 0),)
+    assert bench.standing() == CountState(actual, 0, 100)
+
+
+def test_late_settlement_after_a_reset_counts_in_full(bench: Bench) -> None:
+    """The reset removed the charge already."""
+    lose(bench, "a", 60)
+    assert bench.standing().used == 60
+    bench.store.reset(count())
+    bench.settle("a", 7)
+    assert bench.standing() == CountState(7, 0, 100)
 
 
 # --- windows and clocks ---------------------------------------------------------------------------
@@ -461,13 +519,20 @@ DEMANDS = st.lists(
         certain=st.booleans(),
         known=st.integers(0, 30),
         waits=st.sampled_from((0.0, 30.0)),
+        model=st.sampled_from(("", "a model: 1")),
     ),
     min_size=1,
     max_size=2,
     unique_by=lambda demand: demand.count,
 ).map(tuple)
 CHARGES = st.lists(
-    st.builds(Charge, count=COUNTS, amount=st.integers(0, 80), known=st.integers(0, 30)),
+    st.builds(
+        Charge,
+        count=COUNTS,
+        amount=st.integers(0, 80),
+        known=st.integers(0, 30),
+        model=st.sampled_from(("", "a model: 1")),
+    ),
     max_size=2,
     unique_by=lambda charge: charge.count,
 ).map(tuple)

@@ -4,8 +4,10 @@
 -- restored: sorted set of the workers that sent what they know of earlier runs.
 -- bucket: hash of one count: used, reserved, doubtful, at (time of the last reservation), waited (until
 --       when releases are published to waiters), run, base (the part of used that is from earlier runs),
---       reset ("TIME.ID" of the last one), kept (its expiry), and `lease:ID` = "AMOUNT CERTAIN".
+--       reset ("TIME.ID" of the last one), kept (its expiry), `lease:ID` = "AMOUNT CERTAIN LOST" (LOST is
+--       charged if it expires), and `lost:ID` = "CHARGED RESET" of a lease that did.
 -- leases: sorted set of operation IDs by lease expiry.
+-- history: hash of a quota in one unit: by model, the usage of its last 20 calls.
 -- grants: sorted set of "AMOUNT:ID:UNIT", "set:AMOUNT:ID:UNIT" and "block:ID:REASON" by expiry.
 -- done: hash of the results of a hundred operations, by their last digits: "admitted UNMET", then
 --       "settled -". Compact, because it has a field for every model call of an hour.
@@ -38,7 +40,7 @@ end
 -- Read a count, and the lease of an operation if one is given.
 local function open(run, bucket, leases, operation)
   local found = redis.call('HMGET', bucket, 'used', 'reserved', 'doubtful', 'at', 'waited', 'run', 'base',
-    'reset', 'kept', 'lease:' .. (operation or ''))
+    'reset', 'kept', 'lease:' .. (operation or ''), 'lost:' .. (operation or ''))
   local doubtful = tonumber(found[3] or 0)
   local count = {
     bucket = bucket, leases = leases, exists = found[1], noted = {},
@@ -47,6 +49,9 @@ local function open(run, bucket, leases, operation)
     at = tonumber(found[4] or nil), waited = tonumber(found[5] or 0), base = tonumber(found[7] or 0),
     reset = found[8] or '', kept = tonumber(found[9] or 0), lease = found[10],
   }
+  -- A reset removed what was charged before it.
+  local charged, reset = string.match(found[11] or '', '^(%d+) (.*)$')
+  count.lost = reset == count.reset and tonumber(charged) or 0
   if (found[6] or '') == run then
     return count
   end
@@ -86,11 +91,12 @@ local function save(count, expires, ...)
   end
 end
 
--- Deduct one lease from a count.
+-- Deduct one lease from a count; return what is charged if it expired.
 local function release(count, lease)
-  local amount, certain = string.match(lease, '^(%d+) ([01])$')
+  local amount, certain, lost = string.match(lease, '^(%d+) ([01]) (%d+)$')
   count.reserved = count.reserved - amount
   count.doubtful = count.doubtful - (certain == '0' and 1 or 0)
+  return lost
 end
 
 -- Calls of unknown size could each exceed their estimate, and together the limit.
@@ -100,7 +106,7 @@ local function wanted(count, amount, certain)
 end
 
 -- Reserve for an operation, and write the count and the given fields.
-local function take(count, operation, amount, certain, ends, expires, ...)
+local function take(count, operation, amount, certain, lost, ends, expires, ...)
   -- A renewal may have reserved for it already, after a restart.
   if count.lease then
     release(count, count.lease)
@@ -108,7 +114,7 @@ local function take(count, operation, amount, certain, ends, expires, ...)
   local others = count.reserved
   count.reserved = others + amount
   count.doubtful = count.doubtful + (certain == '0' and 1 or 0)
-  save(count, expires, 'lease:' .. operation, whole(amount) .. ' ' .. certain, ...)
+  save(count, expires, 'lease:' .. operation, whole(amount) .. ' ' .. certain .. ' ' .. whole(lost), ...)
   redis.call('ZADD', count.leases, whole(ends), operation)
   -- With other leases, the expiry is already set.
   if others == 0 then
@@ -120,6 +126,39 @@ end
 local function remember(done, place, what, remember_ms)
   redis.call('HSET', done, place, what)
   redis.call('PEXPIRE', done, remember_ms)
+end
+
+local REMEMBERED_CALLS = 20
+
+-- Return the usage of a model's last calls. pcall, because data of another program under this name must
+-- not block admissions.
+local function last_calls(history, model)
+  local found, calls = redis.pcall('HGET', history, model), {}
+  for each in string.gmatch(type(found) == 'string' and found or '', '%d+') do
+    calls[#calls + 1] = each
+  end
+  return calls
+end
+
+-- Return what to charge for a call if its lease expires: the mean of the last ones, or all that it reserves.
+local function charged_if_lost(history, model, amount)
+  if model == '-' then
+    return 0
+  end
+  local calls, sum = last_calls(history, model), 0
+  for _, each in ipairs(calls) do
+    sum = sum + each
+  end
+  return #calls > 0 and math.min(amount, math.ceil(sum / #calls)) or amount
+end
+
+-- Add a call to the last ones of its model.
+local function note_call(history, model, amount, expires)
+  local calls = last_calls(history, model)
+  calls[#calls + 1] = amount
+  local first = math.max(1, #calls - REMEMBERED_CALLS + 1)
+  redis.pcall('HSET', history, model, table.concat(calls, ' ', first))
+  redis.pcall('PEXPIREAT', history, expires)
 end
 
 local EXPIRED_MS = 3600000
@@ -138,8 +177,12 @@ local function void(count, expired, now, unit)
   for _, operation in ipairs(dead) do
     local lease = redis.call('HGET', count.bucket, 'lease:' .. operation)
     if lease then
-      release(count, lease)
+      local lost = release(count, lease)
       redis.call('HDEL', count.bucket, 'lease:' .. operation)
+      if lost ~= '0' then
+        count.used = count.used + lost
+        note(count, 'lost:' .. operation, lost .. ' ' .. count.reset)
+      end
     end
     -- Concurrency slots need no settlement. pcall, because all counts share this key: data of another
     -- program under its name must not block them.

@@ -1,7 +1,7 @@
 -- Renew the leases of an operation.
 -- KEYS: run, then for each count: its bucket and leases.
 -- ARGV: operation ID, lease, name of the run, whether to reserve again what is missing; then for each
---       count: amount, certain and expiry in one text.
+--       count: amount, certain, whether to charge it if it expires, and expiry in one text.
 
 local operation, now, run = ARGV[1], now_ms(), current(KEYS[1])
 if ARGV[3] ~= '' and ARGV[3] ~= run then
@@ -13,8 +13,9 @@ for n = 1, (#KEYS - 1) / 2 do
   local count = ARGV[4] == '1' and open(run, KEYS[2 * n], leases, operation)
   if count and not count.lease then
     -- Lost by a restart, and not used by another call: none was admitted since.
-    local amount, certain, expires = string.match(ARGV[n + 4], '^(%d+) ([01]) (%d+)$')
-    take(count, operation, wanted(count, amount, certain), certain, ends, expires)
+    local amount, certain, charged, expires = string.match(ARGV[n + 4], '^(%d+) ([01]) ([01]) (%d+)$')
+    amount = wanted(count, amount, certain)
+    take(count, operation, amount, certain, amount * charged, ends, expires)
   elseif held > now then
     -- Only an unexpired lease: another call may use the slot by now.
     redis.call('ZADD', leases, 'XX', ends, operation)

@@ -1,14 +1,15 @@
 -- Reserve the worst case of a call in all of its counts, or in none.
--- KEYS: run, done, expired, kills, then for each demand: its bucket, leases, grants, index.
+-- KEYS: run, done, expired, kills, then for each demand: its bucket, leases, grants, index, history.
 -- ARGV: operation ID, its field in done, retention, name of the run; then for each demand: its numbers, in
 --       one text for fast parsing: amount, limit, start and end of the window, expiry of the bucket,
 --       enforced, certain, alone, known, maximum wait of the client, lease, whether to
---       keep the limit; its unit; its index member.
+--       keep the limit, model by whose last calls it is charged if its lease expires, or "-"; its unit; its
+--       index member.
 -- Returns status, time, unmet demands, time of the last kill, and the state of each count.
 -- An unmet demand is "POSITION", followed by "=UNTIL:REASON" if the key is blocked, or by "@TIME" of
 -- the first lease expiry of that count.
 
-local NUMBERS = '^' .. string.rep('(%S+) ', 11) .. '(%S+)$'
+local NUMBERS = '^' .. string.rep('(%S+) ', 12) .. '(%S+)$'
 local operation = ARGV[1]
 local now = now_ms()
 -- A repeated operation gets its remembered result and the current counts.
@@ -17,10 +18,10 @@ local run, opens = current(KEYS[1])
 local is_known, is_open = ARGV[4] == '' or ARGV[4] == run, ARGV[4] == '' or (opens and now >= opens)
 
 local demands = {}
-for n = 1, (#KEYS - 4) / 4 do
-  local key, arg = 4 * n, 3 * n + 1
-  local amount, limit, start, finish, expires, enforced, certain, alone, known, waits, lease, planned =
-    string.match(ARGV[arg + 1], NUMBERS)
+for n = 1, (#KEYS - 4) / 5 do
+  local key, arg = 5 * n - 1, 3 * n + 1
+  local amount, limit, start, finish, expires, enforced, certain, alone, known, waits, lease, planned,
+    model = string.match(ARGV[arg + 1], NUMBERS)
   if not earlier and (now < tonumber(start) or now >= tonumber(finish)) then
     return 'elsewhere ' .. whole(now) .. ' - 0'
   end
@@ -31,6 +32,7 @@ for n = 1, (#KEYS - 4) / 4 do
   end
   demands[n] = {
     bucket = KEYS[key + 1], leases = KEYS[key + 2], grants = KEYS[key + 3], index = KEYS[key + 4],
+    history = KEYS[key + 5], model = model,
     amount = tonumber(amount), limit = tonumber(limit), finish = finish, expires = expires,
     enforced = enforced == '1', certain = certain, alone = alone == '1', known = known,
     kept_limit = planned == '1' and limit,
@@ -77,7 +79,8 @@ for _, demand in ipairs(demands) do
     if demand.kept_limit then
       note(count, 'limit', demand.kept_limit)
     end
-    take(count, operation, demand.amount, demand.certain, now + demand.lease, demand.expires,
+    local lost = charged_if_lost(demand.history, demand.model, demand.amount)
+    take(count, operation, demand.amount, demand.certain, lost, now + demand.lease, demand.expires,
       'at', whole(now))
     -- The index is updated once per window. pcall, because it is only for display: data of another
     -- program under its name must not block admissions.

@@ -1,7 +1,8 @@
 -- Count the actual usage of a call and release its reservation.
--- KEYS: run, done, expired; then for each charge: its bucket and leases.
+-- KEYS: run, done, expired; then for each charge: its bucket, leases and history.
 -- ARGV: operation ID, its field in done, retention, name of the run, channel for releases; then for each
---       charge: amount, expiry and known in one text; "QUOTA KEY".
+--       charge: amount, expiry, known, and model to whose last calls it is added, or "-", in one text;
+--       "QUOTA KEY".
 
 local operation, now, run = ARGV[1], now_ms(), current(KEYS[1])
 if ARGV[4] ~= '' and ARGV[4] ~= run then
@@ -9,14 +10,14 @@ if ARGV[4] ~= '' and ARGV[4] ~= run then
 end
 local counts = {}
 -- All are read before any is changed: data of another program aborts the script.
-for n = 1, (#KEYS - 3) / 2 do
-  counts[n] = open(run, KEYS[2 * n + 2], KEYS[2 * n + 3], operation)
+for n = 1, (#KEYS - 3) / 3 do
+  counts[n] = open(run, KEYS[3 * n + 1], KEYS[3 * n + 2], operation)
 end
 local is_done = redis.call('HGET', KEYS[2], ARGV[2]) == 'settled -'
 local reply = { 'settled', whole(now), '-', '0' }
 for n, count in ipairs(counts) do
   if not is_done then
-    local amount, expires, known = string.match(ARGV[2 * n + 4], '^(%S+) (%S+) (%S+)$')
+    local amount, expires, known, model = string.match(ARGV[2 * n + 4], '^(%S+) (%S+) (%S+) (%S+)$')
     resume(count, known)
     local taken, doubtful = count.used + count.reserved, count.doubtful
     if count.lease then
@@ -26,7 +27,14 @@ for n, count in ipairs(counts) do
     else
       redis.pcall('ZREM', KEYS[3], operation)
     end
-    count.used = count.used + amount
+    -- The actual usage replaces what was charged when the lease expired.
+    count.used = count.used - count.lost + amount
+    if count.lost > 0 then
+      redis.call('HDEL', count.bucket, 'lost:' .. operation)
+    end
+    if model ~= '-' then
+      note_call(KEYS[3 * n + 3], model, amount, expires)
+    end
     save(count, expires)
     local is_easier = count.used + count.reserved < taken or count.doubtful < doubtful
       or count.reserved == 0
