@@ -15,7 +15,7 @@ from otel_limits.core.events import InternalError, QuotaDecision, QuotaUse
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.quotas import client, engine, store_worker
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.redis_scripts import EVERY_CALL, KeyNames, sha_of
+from otel_limits.quotas.redis_scripts import LOADED, KeyNames, sha_of
 from otel_limits.quotas.store import (
     Count,
     CountState,
@@ -326,7 +326,7 @@ def test_the_first_call_of_a_process_finds_a_distant_store(
 def test_connecting_begins_before_the_first_call(hold: Hold, place: Place) -> None:
     """Enabling is enough to load the scripts into the server."""
     hold({"calls": CALLS}, place.server.url)
-    shas = [sha_of(script) for script in EVERY_CALL]
+    shas = [sha_of(script) for script in LOADED]
     eventually(lambda: place.server.client.script_exists(*shas) == [True] * len(shas))
 
 
