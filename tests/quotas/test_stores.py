@@ -256,7 +256,7 @@ def test_expired_call_of_unknown_size_does_not_double_others(bench: Bench) -> No
 MODEL = "a model: 1"
 
 
-def lose_call(bench: Bench, name: str, amount: int) -> None:
+def expire_call(bench: Bench, name: str, amount: int) -> None:
     """Reserve for a call that is charged when its lease expires, and let it expire."""
     bench.reserve(name, amount, limit=10**6, model=MODEL)
     bench.set_clock(bench.run(ReadCounts("", ())).now + LEASE)
@@ -264,7 +264,7 @@ def lose_call(bench: Bench, name: str, amount: int) -> None:
 
 def test_lost_call_without_history_is_charged_all_that_it_reserved(bench: Bench) -> None:
     """A process that crashes again and again would otherwise use the provider for free."""
-    lose_call(bench, "a", 60)
+    expire_call(bench, "a", 60)
     assert bench.standing() == CountState(60, 0, 100)
     assert bench.reserve("b", 41).status == "refused"
 
@@ -277,21 +277,21 @@ def test_lost_call_is_charged_the_mean_of_the_last_twenty(bench: Bench) -> None:
     bench.settle("of another", 50, model="other")
     bench.settle("of none", 50)
     used = bench.standing().used
-    lose_call(bench, "a", 60)
+    expire_call(bench, "a", 60)
     assert bench.standing().used == used + 2  # 1.15
 
 
 def test_lost_call_is_charged_what_it_reserved_at_most(bench: Bench) -> None:
     """Its worst case was less than the usual call."""
     bench.settle("usual", 50, model=MODEL)
-    lose_call(bench, "a", 20)
+    expire_call(bench, "a", 20)
     assert bench.standing() == CountState(70, 0, 100)
 
 
 @pytest.mark.parametrize("actual", [7, 60, 90])
 def test_late_settlement_replaces_the_charge_of_a_lost_call(bench: Bench, actual: int) -> None:
     """Its process was only suspended, or a ledger has the call; also if it is sent twice."""
-    lose_call(bench, "a", 60)
+    expire_call(bench, "a", 60)
     assert bench.standing().used == 60
     assert bench.settle("a", actual).standings == (CountState(actual, 0, 0),)
     assert bench.settle("a", actual).standings == (CountState(actual, 0, 0),)
@@ -300,7 +300,7 @@ def test_late_settlement_replaces_the_charge_of_a_lost_call(bench: Bench, actual
 
 def test_late_settlement_after_a_reset_counts_in_full(bench: Bench) -> None:
     """The reset removed the charge already."""
-    lose_call(bench, "a", 60)
+    expire_call(bench, "a", 60)
     assert bench.standing().used == 60
     bench.store.reset(count())
     bench.settle("a", 7)
