@@ -98,7 +98,7 @@ def test_isolated_python_warns_that_children_are_not_limited(option: str) -> Non
     )
     path = ":".join(entry for entry in sys.path if entry)
     ended = execute(sys.executable, option, "-c", program, path)
-    assert ended.log.count("child processes are not limited, except by fork: Python runs") == 1
+    assert ended.log.count("child processes are not limited unless forked: Python runs") == 1
     assert "pass children=False" in ended.log
 
 

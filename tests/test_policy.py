@@ -998,18 +998,18 @@ def test_schema_and_reader_agree(file: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "loosened"),
     [
-        ("{max_turns: 3}", "{max_turns: 4}", ("all other agents: max_turns 3 -> 4",)),
-        ("{max_turns: 3}", "{}", ("all other agents: max_turns 3 -> no limit",)),
+        ("{max_turns: 3}", "{max_turns: 4}", ("all agents: max_turns 3 -> 4",)),
+        ("{max_turns: 3}", "{}", ("all agents: max_turns 3 -> no limit",)),
         ("{max_turns: 3}", "{max_turns: 2, max_model_calls: 9}", ()),
         (
             "{max_calls_per_tool: {a: 1, b: 2}}",
             "{max_calls_per_tool: {b: 2}}",
-            ("all other agents: max_calls_per_tool.a 1 -> no limit",),
+            ("all agents: max_calls_per_tool.a 1 -> no limit",),
         ),
         (
             "{max_identical_tool_calls: 3}",
             "{max_identical_tool_calls: 0}",
-            ("all other agents: max_identical_tool_calls 3 -> no limit",),
+            ("all agents: max_identical_tool_calls 3 -> no limit",),
         ),
     ],
 )

@@ -500,7 +500,7 @@ def test_an_exporter_that_cannot_be_made_costs_no_provider(
     )
     assert isinstance(tracer_provider("http/protobuf", 1.0), TracerProvider)
     assert caplog.messages == [
-        "otel-limits cannot make the OTLP exporter, so no spans are exported."
+        "otel-limits cannot create the OTLP exporter, so no spans are exported."
     ]
 
 

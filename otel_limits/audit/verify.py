@@ -477,7 +477,7 @@ VERIFY: Final = Question(
             "--stale",
             "AGE",
             parsing.duration,
-            "age after which pending rows and open invocations count as errors (default: 1h)",
+            "age after which pending rows and unfinished invocations count as errors (default: 1h)",
             default=timedelta(hours=1),
         ),
         Option(

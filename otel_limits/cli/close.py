@@ -43,12 +43,12 @@ def add(group: Any) -> None:
         "first row",
     )
     parser.add_argument(
-        "--after", type=file_name, metavar="FILE", help="the previous close, whose digest is added"
+        "--after", type=file_name, metavar="FILE", help="previous close, whose digest is included"
     )
     parser.add_argument(
         "--with-open",
         action="store_true",
-        help="close despite rows in spill files or open invocations, which are listed",
+        help="close despite rows in spill files or unfinished invocations, which are listed",
     )
     parser.add_argument(
         "--tenant-key",

@@ -66,7 +66,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--output", type=file_name, metavar="FILE", help="output file (default: standard output)"
     )
-    text = "Import spans from OTLP JSON lines, e.g. of the collector's file exporter."
+    text = "Import spans from OTLP JSON lines, e.g. from the collector's file exporter."
     parser = add_ledger_command(group, "import", text, import_spans)
     parser.add_argument("files", nargs="+", type=file_name, metavar="FILE", help="OTLP JSON lines")
     reprice.add(group)

@@ -55,7 +55,7 @@ NO_SUBSCRIBERS: Final = (
 QUOTAS_HELP: Final = """\
 Show quota usage, reservations and reset times.
 
-Reads the quotas of the policy file (OTEL_LIMITS_POLICY) from OTEL_LIMITS_QUOTA_STORE. Keys from
+Reads the quotas in the policy file (OTEL_LIMITS_POLICY) from OTEL_LIMITS_QUOTA_STORE. Keys from
 external input, e.g. a tenant in the baggage, are shown as the first characters of a hash. Calls
 that the ledger recorded but killed workers did not settle are settled first.
 """

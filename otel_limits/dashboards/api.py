@@ -178,8 +178,7 @@ class Prometheus:
 
     def _misfit(self) -> PrometheusError:
         return PrometheusError(
-            f"{self._shown!r} is not the address of a Prometheus. "
-            f"Give one that begins with http:// or https://."
+            f"{self._shown!r} is not a Prometheus URL. It must begin with http:// or https://."
         )
 
 
@@ -192,8 +191,8 @@ def _basic(credentials: str) -> str:
 def _reason(error: HTTPError) -> str:
     if error.code == UNAUTHORIZED:
         return (
-            "status 401. Put its credentials into OTEL_LIMITS_PROMETHEUS_AUTHORIZATION, such as "
-            "Bearer TOKEN, or USER:PASSWORD@ into its address."
+            "status 401. Set OTEL_LIMITS_PROMETHEUS_AUTHORIZATION, e.g. Bearer TOKEN, or put "
+            "USER:PASSWORD@ into the URL."
         )
     try:
         return str(json.load(error)["error"])

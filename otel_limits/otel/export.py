@@ -241,6 +241,6 @@ def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
         )
     except Exception:
         logger.exception(
-            "otel-limits cannot make the OTLP exporter, so no %s are exported.", exported
+            "otel-limits cannot create the OTLP exporter, so no %s are exported.", exported
         )
     return None

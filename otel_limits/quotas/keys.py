@@ -115,7 +115,7 @@ def require_source(setting: str, source: str) -> str:
     """
     if not SOURCE.fullmatch(source):
         raise ValueError(
-            f"{setting} must be made of agent, model, baggage.NAME and attribute.NAME, "
+            f"{setting} must consist of agent, model, baggage.NAME and attribute.NAME, "
             f"got {source!r}."
         )
     return source

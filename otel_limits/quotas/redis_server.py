@@ -94,8 +94,7 @@ def redacted_errors(name: str, url: str) -> Iterator[None]:
     # All errors of redis-py for a URL; they differ by option.
     except (ValueError, TypeError, AttributeError, RedisError):
         raise ValueError(
-            f"{name} must be a URL that the client of Redis can read; it cannot read this one "
-            f"with the scheme {scheme_of(url)!r}. The port must be a number up to 65535, "
-            "the options after ? must be known to the client, and in a password write %2F for /, "
-            "%3F for ?, %23 for # and %40 for @."
+            f"{name} is not a URL that redis-py can parse (scheme {scheme_of(url)!r}). The port "
+            "must be a number up to 65535, and the options after ? must be known to redis-py. In a "
+            "password, write %2F for /, %3F for ?, %23 for # and %40 for @."
         ) from None

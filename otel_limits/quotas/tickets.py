@@ -269,7 +269,7 @@ def _no_slot(
     quota, retry = need.quota, SLOT_RETRY_SECONDS
     note = (
         f"quota {quota.name!r} allows {in_words(quota.unit, standing.limit)}{_whose(need)}: "
-        f"{standing.reserved} in flight{including}; a slot is released when one of them ends"
+        f"{standing.reserved} in flight{including}; a slot is released when a call ends"
     )
     refusal = _refusal(need, standing, resets_at=now + retry, retry_after=retry)
     return _breach(need, standing.limit, total, note, refusal)

@@ -91,8 +91,8 @@ def install_autoload(environ: Mapping[str, str], settings: Mapping[str, str]) ->
     _require_own_environment()
     if not _succeeds([sys.executable, "-I", "-c", "import otel_limits"], environ):
         raise AutoloadError(
-            "otel-limits is not installed in this environment, but for this user or on "
-            "PYTHONPATH, which python -I ignores. Install it into a virtual environment."
+            "otel-limits is only installed for this user or on PYTHONPATH, which python -I "
+            "ignores. Install it into a virtual environment."
         )
     try:
         for file, text in _files(settings or kept_settings()):

@@ -127,7 +127,7 @@ def enable(
 def _warn_about_children(obstacle: str) -> None:
     """Report once that child processes are not limited."""
     logger.warning(
-        "otel-limits: child processes are not limited, except by fork: %s. Call enable() in them, "
+        "otel-limits: child processes are not limited unless forked: %s. Call enable() in them, "
         "or pass children=False here if there are none.",
         obstacle,
     )

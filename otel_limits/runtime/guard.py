@@ -146,7 +146,7 @@ def obstacles(gaps: Iterable[Gap]) -> list[str]:
     """Explain why limits cannot be enforced, and what to do."""
     return [
         f"{gap.version} has no {gap.name}. {gap.without} Install a release of otel-limits that "
-        "supports it, or an earlier release of it."
+        f"supports {gap.version}, or an earlier version of that package."
         for gap in gaps
         if gap.is_vital
     ]

@@ -13,7 +13,7 @@ from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.variables import otlp_timeout_seconds
 
 UNSCRAPED: Final = (
-    "otel-limits: metrics on {host}:{port} were never scraped and are lost. For short processes, "
+    "otel-limits: metrics on {host}:{port} were never scraped and are lost. For short-lived jobs, "
     "set OTEL_EXPORTER_OTLP_ENDPOINT instead of OTEL_LIMITS_PROMETHEUS_PORT.\n"
 )
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("otel_limits")
 
 PORT_IS_TAKEN: Final = (
-    "If several processes of an application share it, set PROMETHEUS_MULTIPROC_DIR; "
+    "If several processes of an application share this port, set PROMETHEUS_MULTIPROC_DIR; "
     "otherwise set OTEL_LIMITS_PROMETHEUS_PORT to a free port."
 )
 """Workers first: separate ports for them are seldom intended."""

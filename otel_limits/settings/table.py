@@ -151,7 +151,8 @@ class Settings:
         default="",
         metadata={
             "kind": NAMESPACES,
-            "help": "Separates fleets that share a quota store, e.g. staging and production.",
+            "help": "Namespace that separates fleets sharing a quota store, e.g. staging and "
+            "production.",
         },
     )
     metrics: tuple[str, ...] = field(

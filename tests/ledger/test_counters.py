@@ -298,7 +298,7 @@ def test_a_prometheus_that_asks_who_is_there(
     write(ledger.address, *steady(1))
     status, said = ask(capsys, url)
     assert status == 2
-    assert "rejected a query: status 401. Put its credentials into OTEL_LIMITS_PROMETHEUS" in said
+    assert "rejected a query: status 401. Set OTEL_LIMITS_PROMETHEUS_AUTHORIZATION" in said
 
 
 def test_credentials_from_a_file(
@@ -402,7 +402,7 @@ def test_pictures_are_drawn_with_the_same_credentials(
         url = f"http://127.0.0.1:{port}"
         assert main(["dashboards", "preview", "--prometheus", url, "--out", str(tmp_path)]) == 1
     assert seen == [("127.0.0.1", AUTHORIZATION)]
-    assert "Put its credentials into OTEL_LIMITS_PROMETHEUS" in capsys.readouterr().err
+    assert "Set OTEL_LIMITS_PROMETHEUS_AUTHORIZATION" in capsys.readouterr().err
 
 
 # --- verify ---------------------------------------------------------------------------------------

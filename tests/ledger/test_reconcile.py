@@ -191,5 +191,5 @@ def test_non_prometheus_answer_is_rejected(
 
 def test_only_http_is_asked() -> None:
     """No file is read by an address."""
-    with pytest.raises(LedgerError, match="begins with http://"):
+    with pytest.raises(LedgerError, match="must begin with http://"):
         counters_of("file:///etc/passwd", None)("up", 0)

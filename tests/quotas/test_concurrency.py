@@ -69,8 +69,8 @@ def test_concurrency_quota_caps_in_flight_calls(
         assert (stop.quota.reserved, stop.quota.retry_after_seconds) == (2, 1.0)
         assert stop.breach is not None
         assert stop.breach.note == (
-            "quota 'q' allows 2 concurrent model calls: 2 in flight; a slot is released when one "
-            "of them ends"
+            "quota 'q' allows 2 concurrent model calls: 2 in flight; a slot is released when a "
+            "call ends"
         )
         model.may_answer.set()
         await asyncio.gather(*tasks)

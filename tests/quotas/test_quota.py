@@ -138,14 +138,14 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
         ({"tokens": 1, "window": "day", "time_zone": "Mars"}, "must be a time zone, e.g."),
         ({"tokens": 1, "window": "PT1H", "time_zone": "Europe/Berlin"}, "time_zone needs"),
         ({"tokens": 1, "window": "day", "key": 1}, "key must be text, got 1."),
-        ({"tokens": 1, "window": "day", "key": "tenant"}, "key must be made of agent, model,"),
+        ({"tokens": 1, "window": "day", "key": "tenant"}, "key must consist of agent, model,"),
         ({"tokens": 1, "window": "day", "where": "x"}, "where must be a mapping of sources to"),
         ({"tokens": 1, "window": "day", "where": {}}, "where must be a mapping of sources to"),
         (
             {"tokens": 1, "window": "day", "where": {"agent": 1}},
             "where must be a mapping of sources to",
         ),
-        ({"tokens": 1, "window": "day", "where": {"x": "y"}}, "It must be made of agent, model"),
+        ({"tokens": 1, "window": "day", "where": {"x": "y"}}, "It must consist of agent, model"),
         ({"tokens": 1, "window": "day", "action": "ask"}, "action must be one of observe, halt"),
         ({"tokens": 1, "window": "day", "on_store_error": "x"}, "one of deny, allow, local"),
         (
@@ -191,7 +191,7 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
         ),
         (
             {"tokens": {"default": 1}, "window": "day", "plan": "tier"},
-            "plan must be made of agent, model, baggage.NAME and attribute.NAME, got 'tier'.",
+            "plan must consist of agent, model, baggage.NAME and attribute.NAME, got 'tier'.",
         ),
         (
             {"tokens": 5, "window": "day", "keys": {"acme": 9}},

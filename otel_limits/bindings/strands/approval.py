@@ -82,9 +82,8 @@ def question(verdict: Verdict, invocation: Invocation) -> InterruptException:
                 "agent": invocation.agent,
                 "invocation_id": invocation.id,
                 "question": f"Agent {invocation.agent!r} reached {usage_of(breach)}"
-                f"{place_of(breach)} Answer {{'extend': {{{breach.limit!r}: N}}}} to raise the "
-                "limit by N and continue, or anything else to stop. Invocation ID: "
-                f"{invocation.id}.",
+                f"{place_of(breach)} Answer {{'extend': {{{breach.limit!r}: N}}}} to allow N "
+                f"more, or anything else to stop. Invocation ID: {invocation.id}.",
             },
         )
     )

@@ -115,7 +115,7 @@ class PolicyFile:
         if changeable and is_shared(self.path):
             _warn_about_access(self._shown)
         for each in loosened:
-            logger.warning("otel-limits: policy file %s loosens a limit: %s.", self._shown, each)
+            logger.warning("otel-limits: policy file %s loosens a limit for %s.", self._shown, each)
         if not self.mistakes:
             logger.info("otel-limits: policy file %s accepted.", self._shown)
             return
@@ -176,8 +176,9 @@ NO_FILE: Final = PolicyFile()
 def _loosened(before: Document, after: Document, base: Policy) -> tuple[str, ...]:
     """Return what a new version loosens, by agent."""
     names = dict.fromkeys(("", *before.agents, *after.agents))
+    others = "all other agents" if len(names) > 1 else "all agents"
     return tuple(
-        f"{f'agent {name!r}' if name else 'all other agents'}: {what}"
+        f"{f'agent {name!r}' if name else others}: {what}"
         for name in names
         for what in after.effective(name, base).loosened(before.effective(name, base))
     )
