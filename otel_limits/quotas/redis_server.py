@@ -19,7 +19,7 @@ from otel_limits.quotas.stores import scheme_of
 if TYPE_CHECKING:
     from otel_limits.quotas.store import StorePlace
 
-CUT_PASSWORD: Final = re.compile(r"(rediss?|valkeys?)(\+cluster)?://[^?]*/[^?]*@")
+CUT_PASSWORD: Final = re.compile(r"(rediss?|valkeys?)(\+cluster)?://[^?/]*/[^?]*@")
 """Detects a password that contains `/`: its beginning would be parsed as host and port."""
 
 

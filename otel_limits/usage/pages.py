@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE: Final = re.compile(rb"/Type\s*/Page(?![a-zA-Z])")
-OBJECTS: Final = re.compile(rb"/Type\s*/ObjStm\b[^>]*>>\s*stream\r?\n")
-"""Packed objects, possible since PDF 1.5: ISO 32000-1, 7.5.7."""
+OBJECTS: Final = re.compile(rb"/Type\s*/ObjStm\b[^>]{0,1000}>>\s*stream\r?\n")
+"""Packed objects, possible since PDF 1.5: ISO 32000-1, 7.5.7. Bounded, so no file takes long."""
 MAX_PACKED: Final = 1 << 20
 """Maximum bytes of packed objects that are searched, each time."""
 MAX_STREAMS: Final = 256
