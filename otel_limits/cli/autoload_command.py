@@ -45,7 +45,7 @@ imports. Read-only environments, those managed by the operating system and per-u
 are not supported.
 
 Programs that cron or systemd starts may have no OTEL_LIMITS_* variables. Keep their settings in the
-environment:
+Python environment:
 
   otel-limits autoload install --policy /etc/limits.yaml --set max_turns=30
 

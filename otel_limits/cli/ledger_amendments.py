@@ -29,7 +29,7 @@ def add(group: Any) -> None:
     parser.add_argument(
         "--reason", required=True, type=_reason, metavar="TEXT", help="recorded and always listed"
     )
-    text = "End invocations whose process vanished, e.g. by SIGKILL, as lost."
+    text = "End invocations as lost if their process vanished, e.g. after SIGKILL."
     parser = add_ledger_command(group, "end-lost", text, end_lost)
     parser.add_argument(
         "--older-than",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HELP: Final = """\
 Verify enforcement with a built-in runaway agent.
 
-LAUNCHER is the command you start your program with (default: python):
+LAUNCHER is the command you start your program with, without the program (default: python):
 
   otel-limits doctor -- otel-limits run -- python
   otel-limits doctor -- opentelemetry-instrument python
