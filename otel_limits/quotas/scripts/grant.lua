@@ -3,10 +3,11 @@
 -- index member.
 
 local now, last = now_ms(), ARGV[2] + ARGV[3]
--- A block, or a limit that is set, atomically replaces an earlier one.
+-- A block, or a limit that is set, atomically replaces an earlier one; also an expired one, which would
+-- be active again if the clock were set back.
 local kind = string.match(ARGV[1], '^%a+:')
 if kind then
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. whole(now), '+inf')) do
+  for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
     if string.sub(member, 1, #kind) == kind then
       redis.call('ZREM', KEYS[1], member)
     end
