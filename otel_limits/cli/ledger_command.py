@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from argparse import Namespace
+from collections import Counter
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Final
@@ -75,6 +76,11 @@ def add(commands: Any) -> None:
     text = "Import a spill file whose ledger was moved or deleted."
     parser = add_ledger_command(group, "adopt", text, adopt, option="--into")
     parser.add_argument("file", type=file_name, metavar="FILE", help="the spill file")
+    text = "Copy the rows of other ledgers into a ledger, e.g. to move it to PostgreSQL."
+    parser = add_ledger_command(group, "merge", text, merge, option="--into")
+    parser.add_argument(
+        "others", nargs="+", metavar="OTHER", help="a path, sqlite:///PATH or postgresql://…"
+    )
     close.add(group)
     ledger_amendments.add(group)
     text = "Recover a damaged SQLite ledger into a new file."
@@ -171,6 +177,32 @@ def adopt(arguments: Namespace) -> int:
         if path.exists():
             raise LedgerError(f"{path} is in use by another process.")
         sys.stdout.write(f"Imported {rows} of {path} into {database.address}.\n")
+    return 0
+
+
+def merge(arguments: Namespace) -> int:
+    """Copy the rows of other ledgers, which are unchanged, and say which rows are new."""
+    from otel_limits.ledger.merging import merge as copied
+    from otel_limits.ledger.rows import INVOCATIONS, MODEL_CALLS, TOOL_CALLS
+
+    with open_ledger(arguments, create=True) as database:
+        for other in arguments.others:
+            with open_query(Namespace(ledger=other, format="table")) as inquiry:
+                if inquiry.address.name == database.address.name:
+                    raise LedgerError(f"{inquiry.ledger} cannot be merged into itself.")
+                if inquiry.waiting.unseen:
+                    raise LedgerError(
+                        f"Rows in spill files are unreadable: {inquiry.waiting.unseen}."
+                    )
+                new: Counter[str] = sum(
+                    inquiry.work.through(copied(inquiry.connection, database)), Counter()
+                )
+            counts = (
+                pluralize(new[INVOCATIONS], "invocation"),
+                pluralize(new[MODEL_CALLS], "model call"),
+                pluralize(new[TOOL_CALLS], "tool call"),
+            )
+            sys.stdout.write(f"{inquiry.ledger}: {', '.join(counts)} new in {database.address}.\n")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import json
 import os
 import pwd
@@ -52,6 +53,9 @@ pytestmark = pytest.mark.skipif(
     not PROGRAMS and os.environ.get("CI") != "true",
     reason="PostgreSQL is missing: apt-get install postgresql.",
 )
+
+
+ROOT = Path(__file__).parents[2]
 
 
 class Server:
@@ -643,6 +647,60 @@ def test_close_has_the_same_bytes_as_in_sqlite(
     assert main(["audit", "verify", "--against", str(path), "--format", "json"]) == 1
     rows = json.loads(capsys.readouterr().out)["closed_days"]
     assert {(row["table"], row["difference"]) for row in rows} == {("attributes", "changed")}
+
+
+def test_ledger_moves_to_a_server_and_back(
+    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Closes stay the same, and so do the answers."""
+    places = [str(tmp_path / "old.db"), server.url(database), str(tmp_path / "new.db")]
+    calls = [Call(price="0.1", tools=["search"], side=True), Call(cached=9, model='é,"'), Call()]
+    entries = [
+        Entry(agent=agent, calls=calls, at=NINE + 40_000 * number, attributes={"tenant.id": "t"})
+        for number, agent in enumerate(("Zoë", "a", "_"))
+    ]
+    write(parse("test", places[0], tmp_path / "data"), *entries)
+    for source, target in itertools.pairwise(places):
+        for _ in range(2):  # the second time nothing is new
+            assert main(["ledger", "merge", source, "--into", target]) == 0
+    capsys.readouterr()
+    answers = []
+    for place in places:
+        assert main(["audit", "verify", "--ledger", place]) == 0
+        capsys.readouterr()
+        assert main(["ledger", "close", "--month", "2025-10", "--ledger", place]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers == answers[:1] * 3
+
+
+def test_commands_that_move_and_back_up_do_so(
+    server: Server, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command of the page, in its order; what they write is complete."""
+    page = (ROOT / "otel_limits/docs/ledger.md").read_text(encoding="utf-8")
+    commands = page.partition("## Moving and backing up")[2].split("```")[1]
+    commands = commands.removeprefix("console").replace("postgresql://localhost/books", "$URL")
+    commands = commands.replace("books books.dump", f"{database} books.dump")
+    commands = commands.replace("books.dump books", f"books.dump {database}")
+    for name, number in (("ledger", 1), ("node-1", 2), ("node-2", 3)):
+        address = parse("test", str(tmp_path / f"{name}.db"), tmp_path / "data")
+        write(address, Entry(calls=[Call(price="1")]), first=number)
+    monkeypatch.setenv("PATH", PROGRAMS[-1], prepend=":")
+    for variable, text in (
+        ("PGHOST", "127.0.0.1"),
+        ("PGPORT", str(server.port)),
+        ("PGUSER", "auditor"),
+        ("URL", server.url(database)),
+    ):
+        monkeypatch.setenv(variable, text)
+    subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True)  # the page's own text
+    for place, calls in ((server.url(database), 1), ("all.db", 2), ("backup.db", 1)):
+        monkeypatch.chdir(tmp_path)
+        address = parse("test", place, tmp_path / "data")
+        with open_for_query(address) as (connection, _):
+            counted = connection.exec_driver_sql("SELECT count(*) FROM otel_limits_model_calls")
+            assert counted.scalar() == calls
+        assert main(["audit", "verify", "--ledger", place]) == 0
 
 
 def test_unreadable_heap_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_spend_is_split_by_outcome(ledger: LedgerFile, capsys: Output) -> None:
         Entry(calls=[Call(price="5")] * 2, **HALT),
         Entry(calls=[Call(price="7")], reason="error"),
         Entry(calls=[Call(price="4")], reason="killed", action="killed"),
-        Entry(calls=[Call(price="6")], reason="lost", action="lost"),
+        Entry(calls=[Call(price="6")], reason="lost", action="lost"),  # type: ignore[arg-type]
         Entry(agent="silent", calls=[Call()], **HALT),
     )
     answer = asked(capsys, "--by", "agent,model")
