@@ -66,6 +66,7 @@ SUBPROCESS_COMMANDS: Final = frozenset({"run", "doctor", "autoload", "demo"})
 THIRD_PARTY: Final = frozenset(
     {"pip", "docker", "kubectl", "pytest", "ruff", "python", "opentelemetry-instrument"}
     | {"ACL", ".ci/run", "gunicorn", "uvicorn", "celery", "sam", "aws", "jupyter"}
+    | {"pg_dump", "pg_restore"}
 )
 """Third-party programs and Redis commands. Other tests run them where possible."""
 STORE: Final = "redis://localhost:6379/0"
@@ -83,7 +84,7 @@ LIVE: Final = re.compile(r"^otel-limits (top\b(?!.*--once)|quotas .*--watch)")
 VISIBLE: Final = re.compile(r"researcher|\{")
 """Output that shows they work: an agent of an endpoint, or a JSON document about a quota."""
 PARSE_ONLY: Final = re.compile(
-    r"^otel-limits (autoload\b|dashboards preview|ledger accept)"
+    r"^otel-limits (autoload\b|dashboards preview|ledger (accept|merge))"
     r"|run .*-- (gunicorn|celery|uvicorn|python -m )|OTEL_EXPORTER_OTLP"
 )
 """Commands that need a third-party server, minutes, or a separate environment. They are only parsed

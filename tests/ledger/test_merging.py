@@ -101,7 +101,7 @@ def test_recorded_end_replaces_an_assumed_one(
     assert [row["reason"] for row in ledger.rows("invocations")] == ["end_turn"]
 
 
-def test_ledger_is_not_merged_into_itself(
+def test_merge_into_the_same_ledger_is_refused(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would read what it writes."""
