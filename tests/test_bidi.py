@@ -282,7 +282,7 @@ def test_model_of_session_reads_not_to_repeat_a_halted_agent(action: Any) -> Non
     voice = RealtimeModel("helper")
     session(voice, tools=[helper.as_tool()])
     told = str(voice.sent)
-    assert "Agent 'helper' stopped before it was finished" in told
+    assert "Agent 'helper' stopped before it finished" in told
     assert "Do not call it again for this task." in told
     assert "could not be completed" not in told
     assert "Run the agent again" not in told

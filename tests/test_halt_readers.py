@@ -134,7 +134,7 @@ def test_each_tool_names_its_own_agent(
         if "toolResult" in block
     ]
     assert read == [
-        f"Agent '{name}' stopped before it was finished: the limit of {turns} turns was reached"
+        f"Agent '{name}' stopped before it finished: the limit of {turns} turns was reached"
         for turns, name in enumerate(names, start=2)
     ]
 
@@ -162,8 +162,8 @@ def test_each_node_in_the_result_of_a_tool_has_its_own_text(
     agent("go")
     text = agent.messages[2]["content"][0]["toolResult"]["content"][0]["text"]
     assert sorted(line.split(" turns")[0] for line in text.splitlines()) == [
-        "first: Agent 'first' stopped before it was finished: the limit of 2",
-        "second: Agent 'second' stopped before it was finished: the limit of 3",
+        "first: Agent 'first' stopped before it finished: the limit of 2",
+        "second: Agent 'second' stopped before it finished: the limit of 3",
     ]
 
 

@@ -220,9 +220,9 @@ def test_model_around_an_agent_that_raised_reads_not_to_repeat_it(
     parent("go")
     assert parent.messages[2]["content"][0]["toolResult"]["content"] == [
         {
-            "text": "Agent error: Agent 'child' stopped before it was finished: the budget at the "
-            "vendor of the model is used up. Do not call it again for this task. Answer with what "
-            "you have, and say what is missing."
+            "text": "Agent error: Agent 'child' stopped before it finished: the model vendor's "
+            "budget is used up. Do not call it again for this task. Answer with what you have, "
+            "and say what is missing."
         }
     ]
 
