@@ -369,15 +369,16 @@ class SimulatedFleet:
         shortest = min(QUOTAS[name].max_wait for name in call.quotas)
         hard = self.count("r")
         is_over = self.used[hard] + self.reserved(hard)[1] >= self.permitted("r")
+        patience = call.since + shortest - self.clock.now
         return (
             any(map(self.is_blocked, call.quotas))
             or ("r" in call.quotas and is_over)
-            or self.clock.now - call.since >= shortest
-            or ("q" in call.quotas and self.is_in_vain(shortest))
+            or patience <= 0
+            or ("q" in call.quotas and self.is_in_vain(patience))
         )
 
     def is_in_vain(self, seconds: float) -> bool:
-        """Return whether nothing of the rate comes back within a wait."""
+        """Return whether nothing of the rate comes back within the rest of a wait."""
         count = self.count("q")
         left = count.window.end - self.clock.time()
         return self.used[count] >= self.permitted("q") and left > seconds
