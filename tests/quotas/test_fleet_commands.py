@@ -221,7 +221,7 @@ def test_grant_admits_more_calls_until_it_expires(used: Any, run: Run, events: l
     status, out, _ = run("quotas", "grant", "daily", "1", "--until", "2999-12-31T23:00+01:00")
     assert (status, out) == (
         0,
-        "Raised the limit of (all) in quota 'daily' by 1 model calls until 2999-12-31T22:00:00Z.\n",
+        "Raised the limit of (all) in quota 'daily' by 1 model call until 2999-12-31T22:00:00Z.\n",
     )
     assert [used("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
     (grant,) = (fact for fact in events if isinstance(fact, QuotaGrant))
