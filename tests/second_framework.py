@@ -93,6 +93,9 @@ class BotFramework(Listener):
         """Install this listener."""
         globals()["LISTENER"] = self
 
+    def renew(self) -> None:
+        """Do nothing: bots have no classes of their own."""
+
     def release(self) -> bool:
         """Remove this listener. No bot can have its own limits."""
         globals()["LISTENER"] = Listener()

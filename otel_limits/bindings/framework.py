@@ -111,6 +111,9 @@ class Framework(Protocol):
     host: Host | None
     """The runtime of the process, once there is one."""
 
+    def renew(self) -> None:
+        """Prepare for the classes of the framework that was imported again; `watch` follows."""
+
     def gaps(self) -> Sequence[Gap]:
         """Import the framework and return the names of it that are used but missing.
 

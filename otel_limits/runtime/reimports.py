@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
@@ -31,6 +31,10 @@ class ReimportFinder:
         self._names.add(name)
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)  # the others would find the module
+
+    def forget(self, names: Iterable[str]) -> None:
+        """No longer report these modules."""
+        self._names.difference_update(names)
 
     def find_spec(
         self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -55,7 +56,7 @@ class Runtime:
         self._observers: tuple[Observer, ...] = ()
         self._wiring = Wiring(runs)
         self._guard = Guard(runs.observers.publish)
-        self._reimports = ReimportFinder(self._report_reimport)
+        self._reimports = ReimportFinder(self._follow_again)
         self._installer = ProcessorInstaller(LimitsSpanProcessor(runs, frameworks))
         self._provides = False
         self._loads_prices = False
@@ -161,13 +162,34 @@ class Runtime:
         self._reimports.watch(part or framework.module)
         self._guard.probe(framework, part)
 
-    def _report_reimport(self, module: str) -> None:
-        """Report that there will be new classes, while hooks wait for events of the first ones."""
+    def _follow_again(self, module: str) -> None:
+        """Track the new classes of a framework that is being imported again.
+
+        A part alone, and a module that is reloaded in place, mix old and new classes. That is
+        reported instead.
+        """
+        for framework in self._frameworks:
+            if module == framework.module and module not in sys.modules:
+                self._reimports.forget((module, *framework.parts))
+                renew = functools.partial(self._renew, framework)
+                wrapt.register_post_import_hook(renew, module)
+                return
         package = module.partition(".")[0]
         self._guard.report_not_enforcing(
-            f"{package} was imported again, and its new classes are not limited. Restart the "
-            "process instead."
+            f"{package} was imported again in part, and its new classes are not limited. Restart "
+            "the process instead."
         )
+
+    @suppress_errors("binding")
+    def _renew(self, framework: Framework, _module: object) -> None:
+        framework.renew()
+        # They contain classes of the import before, and are imported again on next use.
+        for name in ("otel_limits.plugin", "otel_limits.testing"):
+            sys.modules.pop(name, None)
+        vars(sys.modules["otel_limits"]).pop("LimitsPlugin", None)
+        if self._follows:
+            framework.watch()
+        self._probe_when_imported()
 
     def _probe_without_module(self, framework: Framework, _package: object) -> None:
         """Report a release without the module, whose import would never be seen."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,12 +12,13 @@ from opentelemetry import trace
 
 from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.model_patches import ModelPatcher, Patches
+from otel_limits.bindings.strands.span_writer import write_end
 from otel_limits.bindings.strands.stream_context import keep_apart
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from strands.agent.agent import Agent
 
@@ -35,6 +37,8 @@ class ClassPatcher:
         """Create a patcher that is off."""
         self._on = False
         self._registered = False
+        self._former: Mapping[str, Any] | None = None
+        """The modules of this package for these classes, after Strands was imported again."""
         self._patches = Patches()
         self._doors = ModelPatcher(self._patches, lambda: self._on)
 
@@ -59,11 +63,24 @@ class ClassPatcher:
         self._on = False
         self._patches.restore()
 
+    def retire(self, modules: Mapping[str, Any]) -> None:
+        """Leave classes that are imported from now on to another patcher.
+
+        Args:
+            modules: The modules of this package for the classes of this patcher, by name.
+        """
+        self._former = modules
+
+    def _module(self, name: str) -> Any:
+        """Import a module of this package, which imports Strands, on first use."""
+        path = f"{__package__}.{name}"
+        return importlib.import_module(path) if self._former is None else self._former[path]
+
     @suppress_errors("binding")
     def _patched(
         self, module: str, patch: Callable[[ClassPatcher, Any], None], _imported: Any = None
     ) -> None:
-        if self._on:
+        if self._on and self._former is None:
             patch(self, sys.modules[module])
 
     def agents(self, module: Any) -> None:
@@ -121,7 +138,7 @@ class ClassPatcher:
         @functools.wraps(original)
         def start(agent: Agent, *args: Any, **kwargs: Any) -> Any:
             # Before the span is created: it may be the first, before a provider is set.
-            _prepare(agent)
+            self._prepare(agent)
             span = original(agent, *args, **kwargs)
             self._begun(agent, span)
             return span
@@ -130,13 +147,11 @@ class ClassPatcher:
 
     @suppress_errors("binding")
     def _begun(self, agent: Agent, span: trace.Span) -> None:
-        from otel_limits.bindings.strands.invocations import begin
-
         policy_of = self._policy_of(agent) or self._policy_of(agent)  # again after an error
         is_followed = False
         if policy_of is not None:
             self._doors.watch_of(agent)
-            is_followed = begin(agent, span, policy_of) is True
+            is_followed = self._module("invocations").begin(agent, span, policy_of) is True
             self._wait_for_quotas(agent)
         host = HOST.host
         if host is not None and host.is_on and not is_followed:
@@ -145,22 +160,33 @@ class ClassPatcher:
     # With a separate guard: errors here must not leave the agent without its other limits.
     @suppress_errors("quotas")
     def _wait_for_quotas(self, agent: Agent) -> None:
-        from otel_limits.bindings.strands.attach import attach_quota_hooks
-
         host = HOST.host
         if host is not None and host.runs.observers.gate is not None:
-            attach_quota_hooks(agent)
+            self._module("attach").attach_quota_hooks(agent)
 
     @suppress_errors("binding")
     def _policy_of(self, agent: Agent) -> Callable[[str], Policy] | None:
         """Return the policies of an agent and attach to it; `None` if none apply."""
-        from otel_limits.bindings.strands.attach import attach
-
-        host, own = HOST.host, _own_of(agent)
+        host, own = HOST.host, self._own_of(agent)
         if host is None or (own is None and not host.is_on):
             return None
-        attach(agent)
+        self._module("attach").attach(agent)
         return own or host.policy
+
+    @suppress_errors("binding")
+    def _prepare(self, agent: Agent) -> None:
+        """Prepare the process for a call of `agent`."""
+        if (host := HOST.host) is not None:
+            host.prepare(has_own=not host.is_on and self._own_of(agent) is not None)
+
+    def _own_of(self, agent: Agent) -> Callable[[str], Policy] | None:
+        """Return the policies of an agent's plugin, including one it has as a copy."""
+        state = self._module("invocations").STATES.get(agent)
+        if state is not None and state.own is not None:
+            own: Callable[[str], Policy] = state.own
+            return own
+        attachment = self._module("attach").attachment_of(agent)
+        return None if attachment is None else attachment.own
 
     def _agent_end(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -182,17 +208,12 @@ class ClassPatcher:
 
     @suppress_errors("binding")
     def _ending(self, agent: Agent) -> None:
-        from otel_limits.bindings.strands.invocations import live_of
-        from otel_limits.bindings.strands.span_writer import write_end
-
-        if (live := live_of(agent)) is not None:
+        if (live := self._module("invocations").live_of(agent)) is not None:
             write_end(agent.trace_span, live.run)
 
     @suppress_errors("binding")
     def _ended(self, agent: Agent, *outcome: Any) -> None:
-        from otel_limits.bindings.strands.invocations import end
-
-        end(agent, *outcome)
+        self._module("invocations").end(agent, *outcome)
 
     def _agent_stream(self, original: Any) -> Any:
         """Wrap `stream_async`, for releases without methods that start and end the span."""
@@ -200,7 +221,7 @@ class ClassPatcher:
         @keep_apart
         @functools.wraps(original)
         async def stream_async(agent: Agent, *args: Any, **kwargs: Any) -> Any:
-            _prepare(agent)
+            self._prepare(agent)
             self._begun(agent, trace.INVALID_SPAN)
             result, failure, broken_off = None, None, None
             events = original(agent, *args, **kwargs)
@@ -227,19 +248,18 @@ class ClassPatcher:
         async def structured_output_async(
             agent: Agent, output_model: Any, prompt: Any = None, **kwargs: Any
         ) -> Any:
-            from otel_limits.bindings.strands.invocations import begin_direct, end_direct
-
-            _prepare(agent)
+            self._prepare(agent)
             policy_of = self._policy_of(agent)
             if policy_of is None:
                 return await original(agent, output_model, prompt, **kwargs)
             self._doors.watch_of(agent)
-            run = begin_direct(agent, policy_of)
+            invocations = self._module("invocations")
+            run = invocations.begin_direct(agent, policy_of)
             output = None
             try:
                 output = await original(agent, output_model, prompt, **kwargs)
             finally:
-                end_direct(run, agent, prompt, output)
+                invocations.end_direct(run, agent, prompt, output)
             return output
 
         return structured_output_async
@@ -274,12 +294,10 @@ class ClassPatcher:
 
     @suppress_errors("binding")
     def _group_begun(self, group: Any) -> Group | None:
-        from otel_limits.bindings.strands.activities import watch_nodes
-
         host = HOST.host
         assert host is not None  # set before the patches are applied
         self._doors.watch_all()
-        watch_nodes(group)
+        self._module("activities").watch_nodes(group)
         name = str(getattr(group, "id", "group"))
         # Last: an error after it would leave the trees with a member that never ends.
         return host.runs.group(name, host.policy(name))
@@ -289,24 +307,6 @@ class ClassPatcher:
         host = HOST.host
         assert host is not None
         host.runs.end_group(scope)
-
-
-@suppress_errors("binding")
-def _prepare(agent: Agent) -> None:
-    """Prepare the process for a call of `agent`."""
-    if (host := HOST.host) is not None:
-        host.prepare(has_own=not host.is_on and _own_of(agent) is not None)
-
-
-def _own_of(agent: Agent) -> Callable[[str], Policy] | None:
-    """Return the policies of an agent's plugin, including one it has as a copy."""
-    from otel_limits.bindings.strands.attach import attachment_of
-    from otel_limits.bindings.strands.invocations import STATES
-
-    state, attachment = STATES.get(agent), attachment_of(agent)
-    if state is not None and state.own is not None:
-        return state.own
-    return None if attachment is None else attachment.own
 
 
 PATCHES: Final[dict[str, Callable[[ClassPatcher, Any], None]]] = {

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.bindings.strands import marks
 from otel_limits.bindings.strands.marks import HOST, SPANS, marker_of, stops_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from types import ModuleType
 
     from otel_limits.bindings.framework import Gap, Host
     from otel_limits.bindings.strands.patches import ClassPatcher
@@ -46,6 +48,11 @@ class StrandsFramework:
     """`tool_use` is the end of an invocation that answers with a structured output."""
     _patcher: ClassPatcher | None = None
 
+    def __init__(self) -> None:
+        """Start without classes: Strands may be imported later, and more than once."""
+        self._former: list[tuple[Mapping[str, ModuleType], ClassPatcher | None]] = []
+        """For each earlier import, the modules of this package and the patcher of its classes."""
+
     @property
     def host(self) -> Host | None:
         """The runtime of the process."""
@@ -82,6 +89,24 @@ class StrandsFramework:
         self._patcher = self._patcher or ClassPatcher()
         self._patcher.start()
 
+    def renew(self) -> None:
+        """Prepare for the classes of a Strands that was imported again; then call `watch`.
+
+        Modules of this package contain the classes of the import before, and are left to its agents
+        that are still alive. Copies of these modules will contain the new classes.
+        """
+        held = {
+            name: module
+            for name, module in sys.modules.items()
+            if name.startswith(__package__ + ".") and name not in (__name__, marks.__name__)
+        }
+        for name in held:
+            del sys.modules[name]
+        if self._patcher is not None:
+            self._patcher.retire(held)
+        self._former.append((held, self._patcher))
+        self._patcher = None
+
     def release(self) -> bool:
         """Stop tracking invocations, except those of agents with a plugin.
 
@@ -90,19 +115,9 @@ class StrandsFramework:
         Returns:
             True while an agent with a plugin has an invocation in progress.
         """
-        # Looked up, not imported: an import would load Strands into a program that may not use it.
-        # Without the module, no invocation was ever tracked.
-        invocations = sys.modules.get("otel_limits.bindings.strands.invocations")
-        states = tuple(invocations.STATES) if invocations is not None else ()
-        for state in states:
-            if state.own is None:
-                state.abort()
-        # An agent with a plugin keeps its limits after `disable()`, and needs the patches. If only
-        # uncollected garbage is left, the patches pass everything through.
-        attach = sys.modules.get("otel_limits.bindings.strands.attach")
-        if self._patcher is not None and (attach is None or not attach.ALL_WITH_OWN):
-            self._patcher.stop()
-        return any(state.own is not None and (state.live or state.direct) for state in states)
+        imports = (*self._former, (sys.modules, self._patcher))
+        remaining = [_release(modules, patcher) for modules, patcher in imports]  # all of them
+        return any(remaining)
 
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
         """Return the stop that a halt left in a message or a result, else `None`."""
@@ -111,6 +126,22 @@ class StrandsFramework:
     def stops_of(self, result: Any) -> Sequence[Stop]:
         """Return the stops in a result or an exception, in their order."""
         return stops_of(result)
+
+
+def _release(modules: Mapping[str, ModuleType], patcher: ClassPatcher | None) -> bool:
+    # Looked up, not imported: an import would load Strands into a program that may not use it.
+    # Without the module, no invocation was ever tracked.
+    invocations = modules.get(f"{__package__}.invocations")
+    states = tuple(invocations.STATES) if invocations is not None else ()
+    for state in states:
+        if state.own is None:
+            state.abort()
+    # An agent with a plugin keeps its limits after `disable()`, and needs the patches. If only
+    # uncollected garbage is left, the patches pass everything through.
+    attach = modules.get(f"{__package__}.attach")
+    if patcher is not None and (attach is None or not attach.ALL_WITH_OWN):
+        patcher.stop()
+    return any(state.own is not None and (state.live or state.direct) for state in states)
 
 
 STRANDS: Final = StrandsFramework()
