@@ -570,7 +570,7 @@ def test_a_url_that_the_client_cannot_read_is_a_mistake(
 ) -> None:
     """The message explains how to write a password, without quoting this one."""
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", url)
-    with pytest.raises(ConfigurationError, match=r"password write %2F for /") as caught:
+    with pytest.raises(ConfigurationError, match="In a password, write %2F for /") as caught:
         enable()
     assert "hush" not in "".join(traceback.format_exception(caught.value))
 
