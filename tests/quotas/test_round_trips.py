@@ -20,7 +20,7 @@ import pytest
 import otel_limits
 from otel_limits import ConfigurationError, QuotaUnavailableError, disable, enable
 from otel_limits.core.events import QuotaUse
-from otel_limits.quotas import fallback
+from otel_limits.quotas import fallback, store_worker
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import (
@@ -131,9 +131,15 @@ def test_first_call_finds_everything_prepared(
 
 
 def test_call_right_after_enabling_waits_for_few_round_trips(
-    hold: Hold, make_agent: MakeAgent, server: Server, wire: Wire
+    hold: Hold,
+    make_agent: MakeAgent,
+    server: Server,
+    wire: Wire,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Over a slow network it would otherwise miss the timeout: at 250 ms, there are eight in it."""
+    # A slow machine would add a look for each second.
+    monkeypatch.setattr(store_worker, "LOOK_INTERVAL_SECONDS", 60.0)
     hold({"calls": CALLS}, wire.url)
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
     # Two for the client's name, scripts, run, joining, the call's two; one for a read in between.
