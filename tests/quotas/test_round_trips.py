@@ -137,13 +137,13 @@ def test_call_right_after_enabling_waits_for_few_round_trips(
     wire: Wire,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Over a slow network it would otherwise miss the timeout: at 250 ms, there are eight in it."""
-    # A slow machine would add a look for each second.
+    """Over a slow network it would otherwise miss the timeout: at 250 ms, eight fit."""
+    # A slow machine would add a read for each second.
     monkeypatch.setattr(store_worker, "LOOK_INTERVAL_SECONDS", 60.0)
     hold({"calls": CALLS}, wire.url)
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
-    # Two for the client's name, scripts, run, joining, the call's two; one for a read in between.
-    assert max(wire.round_trips) <= 8
+    # Two for the client's name, scripts, run, joining, the call's two; up to two for reads in between.
+    assert max(wire.round_trips) <= 9
 
 
 def test_enabling_does_not_wait_for_the_store(hold: Hold, own_server: Server) -> None:
