@@ -36,6 +36,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "--after september.json > october.json",
     "otel-limits ledger accept": "otel-limits ledger accept 'ledger.db.spill-7-1a2b.damaged' "
     "--reason 'disk replaced, lines unreadable'",
+    "otel-limits ledger merge": "otel-limits ledger merge node-1.db node-2.db --into all.db",
     "otel-limits ledger end-lost": "otel-limits ledger end-lost --older-than 1d",
     "otel-limits ledger salvage": "otel-limits ledger salvage damaged.db --output saved.db",
     "otel-limits dashboards": "otel-limits dashboards export grafana",
