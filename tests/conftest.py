@@ -63,12 +63,12 @@ LONGEST = (
 
 NOT_QUICK = {
     "": (
-        *("a2a", "attaching", "bidi", "compositions_by_hand", "deadlines", "demo_record"),
+        *("a2a", "attaching", "bidi", "cli", "compositions_by_hand", "deadlines", "demo_record"),
         *("demo_with_a_real_model", "faults", "first_calls", "fork", "fuzz", "isolation"),
-        *("label_values", "language", "logfire", "multiprocess", "pages", "paths"),
+        *("label_values", "language", "logfire", "misspelt_options", "multiprocess", "pages"),
         *("policy_access", "price_lists", "production", "providers", "reference_model", "release"),
         *("secrets", "serverless", "stream_readers", "streams", "trees", "unsampled"),
-        "unscraped",
+        *("unscraped", "paths"),
     ),
     "dashboards": ("*",),
     "ledger": (
