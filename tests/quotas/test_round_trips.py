@@ -145,7 +145,7 @@ def test_call_right_after_enabling_waits_for_few_round_trips(
     hold({"calls": CALLS}, wire.url)
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
     # Two for the client, scripts, run, joining, the call's two, and one for a read in between. The
-    # other connections are for what the server announces.
+    # other connections receive messages of the server.
     assert wire.round_trips[0] <= 8
 
 
