@@ -94,7 +94,7 @@ class BotFramework(Listener):
         globals()["LISTENER"] = self
 
     def renew(self) -> None:
-        """Do nothing: bots have no classes of their own."""
+        """Do nothing: this listener patches no class."""
 
     def release(self) -> bool:
         """Remove this listener. No bot can have its own limits."""
