@@ -150,9 +150,9 @@ class AuditQuery:
 
         first, last = queries.first_and_last(self.connection)
         since, until = self.selection.since_us, self.selection.until_us
+        begin, end = first if since is None else since, last if until is None else until
         covered = "no invocation"
-        if (begin := first if since is None else since) is not None:
-            end = last if until is None else until
+        if begin is not None and end is not None and begin <= end:
             covered = f"{written(begin, 'time')} to {written(end, 'time')} UTC"
         at = written(int(now * MICROSECONDS), "time")
         return f"Made {at} UTC by otel-limits {version('otel-limits')}, covers {covered}"

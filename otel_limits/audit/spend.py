@@ -105,12 +105,12 @@ def spend(
 
 def _judge(groups: Groups, by: Sequence[str], most: Decimal) -> tuple[int, str]:
     """Return exit status and sentence: which groups cost more than `most` USD."""
-    costs = {
-        ", ".join(written(part, "text") for part in key) or "total": each.cost or Decimal(0)
-        for key, each in groups.items()
-    }
-    above = sorted((name for name in costs if costs[name] > most), key=lambda name: -costs[name])
-    named = [f"{name} {money(costs[name])}" for name in above]
+    costs = [(each.cost or Decimal(0), key) for key, each in groups.items()]
+    above = sorted((each for each in costs if each[0] > most), key=lambda each: -each[0])
+    named = [
+        f"{', '.join(written(part, 'text') for part in key) or 'total'} {money(cost)}"
+        for cost, key in above
+    ]
     sentence = f"Above {money(most)}: {'; '.join(named)}."
     if not above:
         subject = f"No group by {', '.join(by)} is" if by else "The total is not"

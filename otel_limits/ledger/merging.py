@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
@@ -22,7 +22,7 @@ from otel_limits.ledger.schema import (
 
 if TYPE_CHECKING:
     from otel_limits.ledger.database import Database
-    from otel_limits.ledger.rows import Rows
+    from otel_limits.ledger.rows import Row, Rows
 
 PORTION: Final = 500
 """Invocations, or other rows, that are copied in one transaction."""
@@ -46,16 +46,14 @@ def merge(source: sa.Connection, database: Database) -> Iterator[Counter[str]]:
 
 def _rows(source: sa.Connection) -> Iterator[Rows]:
     """Read an invocation together with its calls, so that totals agree with them at any time."""
-    identities = source.scalars(sa.select(RUNS.id).order_by(RUNS.started_us, RUNS.id)).all()
-    for ids in portions(identities, PORTION):
-        yield [
-            *_read(source, INVOCATION_TABLE, RUNS.id.in_(ids)),
-            *(
-                row
-                for each in OF_INVOCATIONS
-                for row in _read(source, each, each.c.invocation_id.in_(ids))
-            ),
-        ]
+    after: tuple[int, str] | None = None
+    while portion := _next_invocations(source, after):
+        _, last = portion[-1]
+        after = (last["started_us"], last["id"])
+        ids = [row["id"] for _, row in portion]
+        for table in OF_INVOCATIONS:
+            portion += _read(source, table, table.c.invocation_id.in_(ids))
+        yield portion
     for table in OF_INVOCATIONS:
         has_owner = sa.exists().where(RUNS.id == table.c.invocation_id)
         yield from portions(_read(source, table, ~has_owner), PORTION)
@@ -63,9 +61,25 @@ def _rows(source: sa.Connection) -> Iterator[Rows]:
         yield from portions(_read(source, table, sa.true()), PORTION)
 
 
-def _read(source: sa.Connection, table: sa.Table, which: sa.ColumnElement[bool]) -> Rows:
-    columns = [table.c[name] for name in insertable_columns(table)]
+def _next_invocations(source: sa.Connection, after: tuple[int, str] | None) -> Rows:
+    """Read the next invocations by time and ID, so that not all IDs are in memory."""
+    place = sa.tuple_(RUNS.started_us, RUNS.id)
+    statement = sa.select(*_columns(INVOCATION_TABLE)).order_by(RUNS.started_us, RUNS.id)
+    if after is not None:
+        statement = statement.where(place > sa.tuple_(*after))
+    found = source.execute(statement.limit(PORTION)).mappings()
+    return [(INVOCATION_TABLE.name, dict(row)) for row in found]
+
+
+def _read(
+    source: sa.Connection, table: sa.Table, which: sa.ColumnElement[bool]
+) -> Iterator[tuple[str, Row]]:
     number = table.autoincrement_column
     order = [] if number is None else [number]  # in the order in which they were recorded
-    found = source.execute(sa.select(*columns).where(which).order_by(*order))
-    return [(table.name, dict(row)) for row in found.mappings()]
+    statement = sa.select(*_columns(table)).where(which).order_by(*order)
+    for row in source.execute(statement, execution_options={"yield_per": PORTION}).mappings():
+        yield table.name, dict(row)
+
+
+def _columns(table: sa.Table) -> list[sa.Column[Any]]:
+    return [table.c[name] for name in insertable_columns(table)]

@@ -8,6 +8,7 @@ import pytest
 
 from otel_limits.cli import main
 from otel_limits.ledger.address import parse
+from otel_limits.ledger.merging import PORTION
 from tests.ledger.book import DAY, NINE, Call, Entry, write
 from tests.ledger.test_proof import ask, spill
 
@@ -76,6 +77,15 @@ def test_merging_again_changes_nothing(
     assert merge(capsys, other, ledger).startswith("3 invocations, 9 model calls")
     assert merge(capsys, other, ledger).startswith("0 invocations, 0 model calls")
     assert ask(capsys, "spend")[1]["totals"]["spend"]["calls"] == 24
+    assert ask(capsys, "verify")[0] == 0
+
+
+def test_more_rows_than_a_transaction_has_are_merged(
+    ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Portions neither overlap nor leave gaps, also between invocations of the same moment."""
+    write_other(other, *(Entry() for _ in range(2 * PORTION + 1)))
+    assert merge(capsys, other, ledger).startswith("1,001 invocations, 1,001 model calls")
     assert ask(capsys, "verify")[0] == 0
 
 

@@ -220,6 +220,17 @@ def test_fail_above_is_the_exit_status(
     assert f"{sentence} {unpriced}" in " ".join(capsys.readouterr().out.split())
 
 
+def test_groups_that_look_alike_are_judged_separately(ledger: LedgerFile, capsys: Output) -> None:
+    """One that is cheap must not hide another whose agent and model are written the same."""
+    write(
+        ledger.address,
+        Entry(agent="a, b", calls=[Call(model="c", price="9")]),
+        Entry(agent="a", calls=[Call(model="b, c", price="1")]),
+    )
+    assert main(["audit", "spend", "--by", "agent,model", "--fail-above", "5"]) == 1
+    assert "Above $5.00: a, b, c $9.00." in " ".join(capsys.readouterr().out.split())
+
+
 def test_fail_above_is_never_ignored(ledger: LedgerFile, capsys: Output) -> None:
     """With a comparison it is refused, since it would judge neither period."""
     write(ledger.address, Entry(calls=[Call(price="3")]))
