@@ -82,6 +82,7 @@ ENTRANCES = {
     "put_stop",
     "live_of",
     "get",
+    "_module",
 }
 """Functions on the way in and out, which do nothing that can fail but call the next or what they
 guard, and the one that replaces the stop reason: a fault in it leaves the framework's own."""
