@@ -258,7 +258,7 @@ class Engine:
         """Return the refusals of a decision without the store."""
         known, retry = self._client.fallback.known, LOOK_INTERVAL_SECONDS
         denied = [
-            (need, unanswered(need, demand, known(demand.count), retry))
+            (need, unanswered(need, demand, known(demand.count), self._client.now(), retry))
             for need, demand in outcome.unanswered
         ]
         if outcome.reply is not None:
@@ -294,4 +294,4 @@ class Engine:
         # Strict: a reply with a different number of counts must not be misread.
         for need, demand, standing in zip(ticket.needs, ticket.demands, standings, strict=True):
             latest = self._client.remember(need, demand, standing)
-            self._publish(use_of(need, demand, latest))
+            self._publish(use_of(need, demand, latest, self._client.now()))

@@ -65,7 +65,7 @@ class CachedCount:
         """Return its count at a time, and the limit without grants."""
         # Runs every second, so the window is computed only if needed.
         is_present = now in self.count.window
-        window = self.count.window if is_present else self.quota.windows.at(now)
+        window = self.count.window if is_present else self.quota.window_at(now)
         return replace(self.count, window=window), self.limit
 
 
@@ -125,7 +125,7 @@ class Fallback:
             earlier = self._known.get(_line(count))
             # The reply to a settlement has no limit: only a reservation looks up the grants.
             if not standing.limit:
-                before = self.known(count) or CountState(0, 0, demand.limit)
+                before = self.known(count) or CountState(0, 0, demand.capacity)
                 standing = replace(standing, limit=before.limit, block=before.block)
             # A call that ends after its window has no data about the current one.
             if earlier is None or earlier.count.window.start <= count.window.start:
@@ -266,11 +266,11 @@ class Fallback:
         # left. A key never seen before may be blocked, though.
         is_seen = _line(demand.count) in self._known
         is_new = demand.count.window.start > self._heard_at
-        return demand.limit if is_seen and is_new else None
+        return demand.capacity if is_seen and is_new else None
 
     def _reduced(self, demand: Demand, rule: Rule) -> Demand:
         left = self._left(demand)
-        limit = demand.limit if left is None else left
+        limit = demand.capacity if left is None else left
         if rule == "grace":
             # Every worker gets the same share, rounded down. `alone` does not apply: other workers
             # could each send an oversized call, too.
@@ -278,7 +278,9 @@ class Fallback:
         # Known usage is already deducted from the limit. Slots need no short lease here: this store
         # ends with the process that uses them.
         alone = demand.alone and rule == "local"
-        return replace(demand, limit=limit, known=0, alone=alone, lease_seconds=None)
+        # A share of a token bucket does not refill: others use what flows back.
+        count = replace(demand.count, refill=None)
+        return replace(demand, count=count, limit=limit, known=0, alone=alone, lease_seconds=None)
 
 
 def _line(count: Count) -> QuotaKey:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_limits.quotas.keys import EVERYTHING, Key
-from otel_limits.quotas.store import LOOKED_AT, Count, QuotaStore
+from otel_limits.quotas.store import LOOKED_AT, Count, QuotaStore, resets_at
 
 if TYPE_CHECKING:
     from otel_limits.core.usage import Number
@@ -102,7 +102,7 @@ def _uses(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[Ke
                 reserved=figures.reserved,
                 remaining=figures.left,
                 limit=figures.limit,
-                resets=None if quota.unit == "concurrency" else count.window.end,
+                resets=None if quota.unit == "concurrency" else resets_at(count, standing, now),
                 blocked=standing.block.reason if standing.block else None,
             )
 

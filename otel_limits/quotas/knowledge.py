@@ -63,6 +63,9 @@ class Knowledge:
 
 def latest(known: CountState, found: CountState) -> CountState:
     """Return a state that was found, but never with less usage than was known since its reset."""
+    # The usage of a token bucket flows back.
+    if found.full_at:
+        return found
     if (found.reset, found.used) < (known.reset, known.used):
         return replace(found, used=known.used, reset=known.reset)
     return found

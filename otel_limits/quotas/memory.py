@@ -8,7 +8,7 @@ import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from otel_limits.quotas.keys import Key
@@ -24,6 +24,7 @@ from otel_limits.quotas.store import (
     Operation,
     QuotaStore,
     ReadCounts,
+    Refill,
     Renew,
     Reply,
     Reserve,
@@ -48,6 +49,8 @@ class Lease:
     expires: float
     lost: int = 0
     """Charged if it expires."""
+    place: int = 0
+    """In a token bucket: what must flow back until all of it has."""
 
 
 @dataclass(slots=True)
@@ -56,19 +59,76 @@ class Bucket:
 
     count: Count
     used: int = 0
+    reserved: int = 0
+    """By unsettled reservations; in a token bucket, without what has flowed back."""
     leases: dict[str, Lease] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     """Operations whose leases expired → what they were charged."""
     reset: str = ""
-
-    @property
-    def reserved(self) -> int:
-        """Sum of unsettled reservations."""
-        return sum(lease.amount for lease in self.leases.values())
+    amount: int = 0
+    """In a token bucket: what flows back in `per`; 0 for other counts."""
+    per: int = 1
+    """In milliseconds."""
+    at: int = 0
+    """Until when it flowed back, in milliseconds since the epoch."""
+    rest: int = 0
+    """The fraction of a part that flowed back until then, in `1 / per`."""
+    out: int = 0
+    """All that ever flowed back or was given back."""
 
     def state(self, limit: int) -> CountState:
         """Return its state."""
-        return CountState(self.used, self.reserved, limit, reset=self.reset)
+        full_at = self.at_room(self.used + self.reserved) if self.amount else 0.0
+        return CountState(self.used, self.reserved, limit, reset=self.reset, full_at=full_at)
+
+    def at_room(self, lacking: int) -> float:
+        """Return when so much more has flowed back, in seconds since the epoch."""
+        left = -((self.rest - lacking * self.per) // self.amount)
+        return (self.at + max(0, left)) / 1000
+
+    def flow(self, now: float) -> None:
+        """Let usage flow back since the last time."""
+        if not self.amount:
+            return
+        at = int(now * 1000)
+        gone, rest = divmod((at - self.at) * self.amount + self.rest, self.per)
+        level = self.used + self.reserved
+        # At its end, and after the clock was set back, it begins anew.
+        if gone >= level or at < self.at:
+            gone, rest = max(0, min(gone, level)), 0
+        self.at, self.rest = at, rest
+        self.out += gone
+        of_used = min(gone, self.used)
+        self.used -= of_used
+        self.reserved -= gone - of_used
+
+    def pace(self, refill: Refill, limit: int, now: float) -> None:
+        """Let `limit` flow back per time from now on."""
+        if not self.amount:
+            self.at = int(now * 1000)
+        if (self.amount, self.per) != (limit, refill.seconds * 1000):
+            self.amount, self.per, self.rest = limit, refill.seconds * 1000, 0
+
+    def take(self, operation: str, lease: Lease) -> None:
+        """Reserve for an operation."""
+        self.reserved += lease.amount
+        lease.place = self.out + self.used + self.reserved
+        self.leases[operation] = lease
+
+    def settle(self, operation: str, used: int) -> bool:
+        """Release the lease of an operation and count its usage; False if it has none."""
+        lease = self.leases.pop(operation, None)
+        if lease is None:
+            return False
+        held = min(lease.amount, self.reserved)
+        unspent = lease.amount - used
+        if self.amount:
+            # What has flowed back is not given back again.
+            unspent = min(unspent, held, max(0, lease.place - self.out))
+            self.out += max(0, unspent)
+        self.reserved -= held
+        self.used += held - unspent
+        return True
 
     def purge(self, now: float, longest: float) -> None:
         """Drop leases that have expired, and charge those that are charged."""
@@ -77,9 +137,8 @@ class Bucket:
             # The clock may have been set back: no lease lasts longer than a new one.
             lease.expires = min(lease.expires, now + longest)
             if lease.expires <= now:
-                del self.leases[operation]
+                self.settle(operation, lease.lost)
                 if lease.lost:
-                    self.used += lease.lost
                     self.lost[operation] = lease.lost
 
 
@@ -138,6 +197,9 @@ class MemoryStore(QuotaStore):
             # Later than the last one, also in its millisecond; padded, so texts compare like times.
             last = int(bucket.reset.partition(".")[0] or 0)
             at = max(int(self._clock() * 1000), last + 1)
+            if bucket.amount:
+                bucket.out += bucket.used + bucket.reserved
+                bucket.reserved = 0
             bucket.used, bucket.reset = 0, f"{at:014}.{uuid.uuid4().hex}"
             bucket.lost.clear()
 
@@ -166,7 +228,7 @@ class MemoryStore(QuotaStore):
         if done is not None and (done.status == "settled" or isinstance(operation, Reserve)):
             return self._again(operation, done, now)
         if isinstance(operation, Settle):
-            charged = tuple(self._charge(operation.id, each) for each in operation.charges)
+            charged = tuple(self._charge(operation.id, each, now) for each in operation.charges)
             reply = Reply("settled", now, charged)
         else:
             reply = self._reserve(operation, now)
@@ -183,6 +245,8 @@ class MemoryStore(QuotaStore):
         if isinstance(operation, Settle):
             counts = [each.count for each in operation.charges]
             found = [self._buckets.get(_name(count), Bucket(count)) for count in counts]
+            for bucket in found:
+                bucket.flow(now)
             standings = [bucket.state(0) for bucket in found]
         else:
             standings = [
@@ -201,7 +265,7 @@ class MemoryStore(QuotaStore):
             elif lease is None and operation.again:
                 bucket = self._bucket(demand.count, 0)
                 lost = demand.amount if demand.model else 0
-                bucket.leases[operation.id] = Lease(demand.amount, demand.certain, ends, lost)
+                bucket.take(operation.id, Lease(demand.amount, demand.certain, ends, lost))
         return Reply("renewed", now)
 
     def _reserve(self, operation: Reserve, now: float) -> Reply:
@@ -217,46 +281,67 @@ class MemoryStore(QuotaStore):
         standings = [
             self._standing(demand.count, demand.limit, now) for demand in operation.demands
         ]
+        needed = [
+            # A call above the burst goes out when the bucket is full.
+            amount if demand.count.refill is None else min(amount, standing.limit)
+            for demand, amount, standing in zip(operation.demands, wanted, standings, strict=True)
+        ]
         lacking = tuple(
             position
-            for position, (amount, standing) in enumerate(zip(wanted, standings, strict=True))
+            for position, (amount, standing) in enumerate(zip(needed, standings, strict=True))
             if standing.used + standing.reserved + amount > standing.limit
             and not _is_lone(operation.demands[position], amount, standing)
         )
         if any(operation.demands[position].enforced for position in lacking):
-            short = (operation.demands[position] for position in lacking)
-            ends = min(self._ends(demand.count) for demand in short if demand.enforced)
+            ends = min(
+                self._changes_at(operation.demands[position], needed[position], standings[position])
+                for position in lacking
+                if operation.demands[position].enforced
+            )
             return Reply("refused", now, tuple(standings), lacking, ends)
+        states = []
         for demand, amount, lease in zip(operation.demands, wanted, leases, strict=True):
             bucket = self._bucket(demand.count, demand.known)
             # Kept for the longest of the windows it was used with: a rule may change.
             bucket.count = max(bucket.count, demand.count, key=lambda each: each.window.end)
+            self._pace(bucket, demand, now)
             lost = self._charged_if_lost(demand, amount)
-            bucket.leases[operation.id] = Lease(amount, demand.certain, now + lease, lost)
-        taken = tuple(
-            replace(each, reserved=each.reserved + amount)
-            for each, amount in zip(standings, wanted, strict=True)
-        )
-        return Reply("admitted", now, taken, lacking)
+            bucket.take(operation.id, Lease(amount, demand.certain, now + lease, lost))
+            states.append(self._standing(demand.count, demand.limit, now))
+        return Reply("admitted", now, tuple(states), lacking)
 
-    def _ends(self, count: Count) -> float:
-        """Return when the first reservation of a count expires."""
-        leases = self._bucket(count, 0).leases.values()
-        return min((lease.expires for lease in leases), default=math.inf)
+    def _pace(self, bucket: Bucket, demand: Demand, now: float) -> None:
+        """Let the current amount of a token bucket flow back from now on."""
+        if demand.count.refill is not None:
+            granted = self._granted(demand.count, now)
+            bucket.pace(demand.count.refill, demand.limit + granted, now)
+
+    def _changes_at(self, demand: Demand, needed: int, standing: CountState) -> float:
+        """Return when the first reservation of a count expires, or enough has flowed back."""
+        bucket = self._bucket(demand.count, 0)
+        ends = min((lease.expires for lease in bucket.leases.values()), default=math.inf)
+        if not bucket.amount:
+            return ends
+        return min(ends, bucket.at_room(bucket.used + bucket.reserved + needed - standing.limit))
 
     def _wanted(self, demand: Demand, now: float, longest: float) -> int:
         bucket = self._bucket(demand.count, demand.known)
+        if not bucket.amount or now * 1000 < bucket.at:
+            self._pace(bucket, demand, now)
+        bucket.flow(now)
         bucket.purge(now, longest)
         # Concurrent calls of unknown size could each exceed their estimate, and together the limit.
         alone = demand.certain or all(lease.certain for lease in bucket.leases.values())
         return demand.amount if alone else DOUBTFUL * demand.amount
 
-    def _charge(self, operation: str, charge: Charge) -> CountState:
+    def _charge(self, operation: str, charge: Charge, now: float) -> CountState:
         # A missing count is created: usage must be counted even without a reservation.
         bucket = self._bucket(charge.count, charge.known)
-        bucket.leases.pop(operation, None)
-        # The actual usage replaces what was charged when the lease expired.
-        bucket.used += charge.amount - bucket.lost.pop(operation, 0)
+        bucket.flow(now)
+        if not bucket.settle(operation, charge.amount):
+            # The actual usage replaces what was charged when the lease expired.
+            more = charge.amount - bucket.lost.pop(operation, 0)
+            bucket.used += max(0, more) if bucket.amount else more
         if charge.model:
             self._calls_of(charge.count, charge.model).append(charge.amount)
         return bucket.state(0)
@@ -276,11 +361,15 @@ class MemoryStore(QuotaStore):
         self, count: Count, amount: int, now: float, longest: float = float("inf"), known: int = 0
     ) -> CountState:
         bucket = self._buckets.get(_name(count), Bucket(count, known))
+        bucket.flow(now)
         bucket.purge(now, longest)
+        limit = amount + self._granted(count, now)
+        return bucket.state(limit if count.refill is None else count.refill.capacity(limit))
+
+    def _granted(self, count: Count, now: float) -> int:
         # Expired grants are kept: operators make them, so there are few.
         grants = self._grants.get((count.quota, count.unit, count.key), ())
-        granted = sum(each for until, each in grants if until > now)
-        return bucket.state(amount + granted)
+        return sum(each for until, each in grants if until > now)
 
     def _bucket(self, count: Count, known: int) -> Bucket:
         bucket = self._buckets.get(_name(count))

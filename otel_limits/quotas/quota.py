@@ -11,7 +11,7 @@ from otel_limits.core.usage import EXACT
 from otel_limits.core.wording import pluralize
 from otel_limits.quotas.estimates import FIRST_OUTPUT, LEAST_EXPECTED
 from otel_limits.quotas.keys import Template, key_text
-from otel_limits.quotas.store import Count, CountState
+from otel_limits.quotas.store import Count, CountState, Refill
 from otel_limits.quotas.windows import UnboundedWindow
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from otel_limits.core.usage import Number
     from otel_limits.quotas.estimates import Reserved
     from otel_limits.quotas.keys import Key, Lookup
-    from otel_limits.quotas.windows import Windows
+    from otel_limits.quotas.windows import Window, Windows
 
 Unit = Literal["tokens", "usd", "model_calls", "invocations", "concurrency"]
 UNITS: Final[tuple[Unit, ...]] = ("tokens", "usd", "model_calls", "invocations", "concurrency")
@@ -32,6 +32,9 @@ LOST: Final[tuple[Lost, ...]] = ("free", "charge")
 
 Exceeded = Literal["refuse", "wait"]
 EXCEEDED: Final[tuple[Exceeded, ...]] = ("refuse", "wait")
+
+Pace = Literal["window", "smooth"]
+PACES: Final[tuple[Pace, ...]] = ("window", "smooth")
 
 MAX_WAIT_SECONDS: Final = 30.0
 """Default of `max_wait`."""
@@ -74,6 +77,10 @@ class Quota:
     amount: int
     """In whole parts: tokens, calls, invocations, billionths of a USD, or concurrent calls."""
     windows: Windows | UnboundedWindow
+    pace: Pace = "window"
+    """Whether the amount is available at the start of a window, or flows back evenly."""
+    burst: int = 0
+    """With `smooth`: the parts that can be used at once; 0 for a tenth of the amount."""
     plan: str = ""
     """The source that names the plan of a call, such as `attribute.plan`; empty for none."""
     plans: Mapping[str, int] = field(default_factory=dict)
@@ -106,9 +113,23 @@ class Quota:
         plan = key_text(lookup(self.plan)) if self.plan else ""
         return self.keys.get(key.id, self.plans.get(plan, self.amount))
 
+    @property
+    def refill(self) -> Refill | None:
+        """How its counts refill; `None` for windows."""
+        if self.pace == "window":
+            return None
+        window = self.windows.at(0)
+        return Refill(window.end - window.start, self.burst)
+
     def count(self, key: Key, now: float) -> Count:
         """Return the count of a key at a time, in seconds since the epoch."""
-        return Count(self.name, key.id, self.windows.at(now), self.unit, key.shown)
+        return Count(
+            self.name, key.id, self.window_at(now), self.unit, key.shown, refill=self.refill
+        )
+
+    def window_at(self, now: float) -> Window:
+        """Return the window of its counts at a time; that of a token bucket never ends."""
+        return (UnboundedWindow() if self.refill else self.windows).at(now)
 
     def figures(self, standing: CountState) -> Figures:
         """Return the state of a count in display units."""
@@ -139,6 +160,9 @@ class Quota:
             yield f"calls wait up to {self.max_wait:.15g} s"
         if self.grace != GRACE_SECONDS:
             yield f"grace {self.grace:.15g} s"
+        if self.pace == "smooth":
+            at_once = in_words(self.unit, Refill(1, self.burst).capacity(self.amount))
+            yield f"smooth, with bursts of {at_once}"
         if self.on_lost != "free":
             yield "lost calls are charged"
         if self.on_store_error != "deny":
@@ -148,8 +172,15 @@ class Quota:
 def too_small(quota: Quota) -> str | None:
     """Return a warning if a quota is smaller than the reservation of a single call."""
     least = FIRST_OUTPUT if quota.reserve == "worst_case" else LEAST_EXPECTED
-    if quota.unit != "tokens" or quota.amount >= least:
+    at_once = quota.refill.capacity(quota.amount) if quota.refill else quota.amount
+    if quota.unit != "tokens" or at_once >= least:
         return None
+    if quota.refill:
+        return (
+            f'quotas["{quota.name}"] has a burst of {at_once:,} tokens, less than the {least:,} '
+            "reserved for a model without an output cap, so such a call is only sent when the "
+            "burst is available in full. Raise burst, or set max_tokens on the model."
+        )
     return (
         f'quotas["{quota.name}"] is {quota.amount:,} tokens, less than the {least:,} reserved for '
         "a model without an output cap, so it admits one such call at a time. Raise it, or set "
@@ -160,10 +191,18 @@ def too_small(quota: Quota) -> str | None:
 def waits_in_vain(quota: Quota) -> str | None:
     """Return a warning if calls wait for a quota of which nothing is released in a window."""
     window = quota.windows.at(0)
-    is_short = window.end - window.start <= quota.max_wait
+    # A token bucket returns one call after the other.
+    calls = quota.amount if quota.pace == "smooth" else 1
+    seconds = (window.end - window.start) / calls
+    is_short = seconds <= quota.max_wait
     # In these units a call uses what it reserved, unless it was never sent.
     if quota.unit not in ("model_calls", "invocations") or quota.on_exceeded != "wait" or is_short:
         return None
+    if quota.pace == "smooth":
+        return (
+            f'quotas["{quota.name}"] lets calls wait up to {quota.max_wait:.15g} s, but one of '
+            f"its {unit_name(quota.unit)} only returns every {seconds:.15g} s. Raise max_wait."
+        )
     return (
         f'quotas["{quota.name}"] lets calls wait up to {quota.max_wait:.15g} s, but used '
         f"{unit_name(quota.unit)} only return in the next window, so calls are refused immediately "

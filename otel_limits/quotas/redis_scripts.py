@@ -186,7 +186,7 @@ class KeyNames:
                 f"{window.start * 1000} {window.end * 1000} {expires(count)} "
                 f"{demand.enforced:d} {demand.certain:d} {demand.alone:d} {demand.known} "
                 f"{int(demand.waits * 1000)} {int(operation.lease_of(demand) * 1000)} "
-                f"{demand.planned:d} {model_field(demand.model)}"
+                f"{demand.planned:d} {refill_of(count)} {model_field(demand.model)}"
             )
             arguments += [numbers, count.unit, f"{count.key} {count.shown}"]
         return ScriptCall("reserve", keys, arguments)
@@ -229,9 +229,9 @@ class KeyNames:
         keys = [self.marker, self.expired, self.living, self.sharing]
         kept = str(RETENTION_SECONDS * 1000)
         arguments = [operation.worker, str(WORKER_SECONDS * 1000), self.run, kept]
-        for count, _ in operation.counts:
+        for count, amount in operation.counts:
             keys += [*self.bucket(count), self.grants(count)]
-            arguments.append(count.unit)
+            arguments.append(f"{count.unit} {amount} {refill_of(count)}")
         return ScriptCall("look", keys, arguments)
 
     def _done(self, identity: str) -> tuple[str, int]:
@@ -251,6 +251,12 @@ def expires(count: Count) -> int:
 def model_field(model: str) -> str:
     """Encode the model of a demand or charge without spaces; "-" if there is none."""
     return f"={quote(model, safe='')}" if model else "-"
+
+
+def refill_of(count: Count) -> str:
+    """Encode how a count refills."""
+    refill = count.refill
+    return "0 0" if refill is None else f"{refill.seconds * 1000} {refill.burst}"
 
 
 def line_of(count: Count) -> str:
@@ -306,10 +312,16 @@ def reply_of(operation: Operation, text: str) -> Reply:
 
 def standings_of(numbers: list[str], amounts: Iterable[int]) -> list[CountState]:
     """Decode the states of counts; a limit is added to an amount, where there is one."""
-    states = zip(*[iter(numbers)] * 4, strict=True)
+    states = zip(*[iter(numbers)] * 5, strict=True)
     return [
-        CountState(int(used), int(reserved), _limit(amount, limit), reset=reset.strip("-"))
-        for (used, reserved, limit, reset), amount in zip(
+        CountState(
+            int(used),
+            int(reserved),
+            _limit(amount, limit),
+            reset=reset.strip("-"),
+            full_at=int(full_at) / 1000,
+        )
+        for (used, reserved, limit, reset, full_at), amount in zip(
             states, chain(amounts, repeat(0)), strict=False
         )
     ]

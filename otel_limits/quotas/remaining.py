@@ -12,7 +12,7 @@ from otel_limits.core.quota_state import Remaining
 from otel_limits.core.wording import closest_match
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.quota import in_unit
-from otel_limits.quotas.store import CountState, ReadCounts, StoreError
+from otel_limits.quotas.store import CountState, ReadCounts, StoreError, resets_at
 from otel_limits.runs.registry import LIVE
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class _Question(NamedTuple):
     def answer(self, standing: CountState) -> Remaining:
         """Put the answer into the quota's unit."""
         figures, ((count, _),) = self.quota.figures(standing), self.look.counts
+        now = self.client.now()
         has_window = self.quota.unit != "concurrency"
         return Remaining(
             quota=self.quota.name,
@@ -90,7 +91,7 @@ class _Question(NamedTuple):
             used=figures.used,
             reserved=figures.reserved,
             left=figures.left,
-            resets_at=count.window.end if has_window else self.client.now(),
+            resets_at=resets_at(count, standing, now) if has_window else now,
         )
 
     def unanswered(self) -> QuotaUnavailableError:

@@ -29,13 +29,22 @@ from otel_limits.quotas.quota import (
     EXCEEDED,
     LOST,
     MAX_PARTS,
+    PACES,
     PARTS_PER_USD,
     UNITS,
     Quota,
     Unit,
     parts_of_usd,
 )
-from otel_limits.quotas.windows import CALENDAR, UTC, UnboundedWindow, Windows, length_of, zone_of
+from otel_limits.quotas.windows import (
+    CALENDAR,
+    HOUR_SECONDS,
+    UTC,
+    UnboundedWindow,
+    Windows,
+    length_of,
+    zone_of,
+)
 
 # Used in Redis keys and Prometheus labels: no characters that need escaping.
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,63}")
@@ -169,6 +178,15 @@ FIELDS: Final[Mapping[str, Field]] = {
         "hour, day, week (from Monday), month, quarter, year, or an ISO duration such as PT15M or "
         "P7D, counted from 1970-01-01 UTC.",
     ),
+    "pace": Field(
+        choice(*PACES),
+        "window (default: the amount is available at the start of each window) or smooth (it flows "
+        "back evenly; windows of up to an hour).",
+    ),
+    "burst": Field(
+        MONEY.each,
+        "With pace: smooth, the amount that can be used at once; default a tenth of the amount.",
+    ),
     "time_zone": Field(
         TextKind(read=lambda _, text: zone_of(text).key),
         "Time zone in which hours, days and longer calendar units begin; default UTC.",
@@ -265,13 +283,15 @@ class _Reading:
         for key in self._entry.keys() & set(WINDOW_KEYS) if windowless else ():
             self._refuse(f"limits concurrent calls and has no {key}: remove it.", key)
         self._refuse_idle(given, values)
+        self._check_pace(given, values)
         amount = values[given[0]] if len(given) == 1 else None
         self._check_plans(amount)
         windows = (
             None if self._sentences else UnboundedWindow() if windowless else self._windows(values)
         )
         keys = None if windows is None else self._amounts_of_keys(given[0], values)
-        if windows is None or keys is None:
+        burst = None if windows is None else self._burst(given[0], windows, values)
+        if windows is None or keys is None or burst is None:
             return None
         by_plan = amount if isinstance(amount, Mapping) else {DEFAULT_PLAN: amount}
         plans = {plan: parts_in(given[0], each) for plan, each in by_plan.items()}
@@ -282,6 +302,7 @@ class _Reading:
             plans=plans,
             keys=keys,
             windows=windows,
+            burst=burst,
             **{key: values[key] for key in self._entry if key in OPTIONAL},
         )
 
@@ -297,6 +318,43 @@ class _Reading:
             self._refuse(f"counts {given[0]}, and each call uses one: remove reserve.", "reserve")
         if "on_lost" in values and given == ["concurrency"]:
             self._refuse("limits concurrent calls and charges nothing: remove on_lost.", "on_lost")
+
+    def _check_pace(self, given: list[Unit], values: Mapping[str, Any]) -> None:
+        """Reject settings that contradict the pace."""
+        is_smooth = values.get("pace") == "smooth"
+        if "pace" in values and given == ["concurrency"]:
+            self._refuse("limits concurrent calls, which have no pace: remove pace.", "pace")
+        if "burst" in values and not is_smooth:
+            self._refuse(
+                "has a burst but its pace is window: add pace: smooth, or remove burst.", "burst"
+            )
+        if "time_zone" in values and is_smooth:
+            self._refuse(
+                "flows back evenly, whatever the time of day: remove time_zone.", "time_zone"
+            )
+
+    def _burst(
+        self, unit: Unit, windows: Windows | UnboundedWindow, values: Mapping[str, Any]
+    ) -> int | None:
+        """Return the burst in parts, 0 for the default; `None` if it or the window is invalid."""
+        if values.get("pace") != "smooth":
+            return 0
+        window = windows.at(0)
+        if window.end - window.start > HOUR_SECONDS:
+            self._refuse(
+                "can only be smooth with a window of up to an hour, such as PT1M: shorten the "
+                "window, or remove pace.",
+                "pace",
+            )
+            return None
+        if "burst" not in values:
+            return 0
+        try:
+            kind = MONEY if unit == "usd" else COUNT
+            return parts_in(unit, kind.each.of_value("burst", self._entry["burst"]))
+        except ValueError as error:
+            self._refuse(str(error), "burst", separator=": ")
+            return None
 
     def _check_plans(self, amount: object) -> None:
         """Reject amounts by plan without a plan, and the reverse."""
@@ -365,6 +423,7 @@ ESTIMATED: Final[tuple[Unit, ...]] = ("tokens", "usd")
 """Units in which the usage of a call is unknown until it ends."""
 
 OPTIONAL: Final = (
+    "pace",
     "key",
     "plan",
     "where",
@@ -401,6 +460,9 @@ def schema() -> dict[str, Any]:
             "keys": {"required": ["key"]},
             "reserve": {"anyOf": [{"required": [unit]} for unit in ESTIMATED]},
             "on_lost": {"not": {"required": ["concurrency"]}},
+            "pace": {"not": {"required": ["concurrency"]}},
+            "burst": {"required": ["pace"], "properties": {"pace": {"const": "smooth"}}},
+            "time_zone": {"properties": {"pace": {"const": "window"}}},
         },
     }
     return {

@@ -38,6 +38,9 @@ DOUBTFUL: Final = 2
 """Factor for a reservation of unknown size, unless it is the only such one at the time."""
 
 
+BURSTS: Final = 10
+"""Default bursts per amount of a token bucket."""
+
 FOREVER: Final = 253_402_300_799.0
 """The end of the year 9999, in seconds since the epoch."""
 
@@ -77,6 +80,19 @@ class PermanentStoreError(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
+class Refill:
+    """How a token bucket refills: its amount returns evenly over a time."""
+
+    seconds: int
+    burst: int = 0
+    """Parts that a full bucket holds; 0 for a tenth of the amount."""
+
+    def capacity(self, amount: int) -> int:
+        """Return what a full bucket holds if this amount returns in the time."""
+        return self.burst or -(-amount // BURSTS)
+
+
+@dataclass(frozen=True, slots=True)
 class Count:
     """One counter: one key of one quota in one window."""
 
@@ -88,6 +104,8 @@ class Count:
 
     shown: str = ""
     """The key as displayed."""
+    refill: Refill | None = None
+    """Set for a token bucket, whose usage flows back; its window never ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +131,12 @@ class Demand:
     """Maximum seconds the client waits if refused; it is notified of releases."""
     model: str = ""
     """The model by whose last calls it is charged if its lease expires; empty if it is not."""
+
+    @property
+    def capacity(self) -> int:
+        """The most that can be reserved at once, before changes in the store."""
+        refill = self.count.refill
+        return self.limit if refill is None else refill.capacity(self.limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,15 +227,24 @@ class CountState:
     used: int
     reserved: int
     limit: int
-    """Including grants; 0 in the reply to a settlement."""
+    """Including grants; of a token bucket, when it is full. 0 in the reply to a settlement."""
     block: Block | None = None
     reset: str = field(default="", compare=False)
     """Time and ID of the last reset in this window: the later of two is the greater text."""
+    full_at: float = field(default=0.0, compare=False)
+    """When a token bucket is full again if all reservations are used; 0 for other counts."""
 
     @property
     def remaining(self) -> int:
         """Amount that can still be reserved."""
         return max(0, self.limit - self.used - self.reserved) if self.block is None else 0
+
+
+def resets_at(count: Count, state: CountState | None, now: float) -> float:
+    """Return when a count begins again, or a token bucket is full; the store's time."""
+    if count.refill is None:
+        return count.window.end
+    return max(now, state.full_at if state is not None else 0.0)
 
 
 Status: TypeAlias = Literal[
@@ -234,7 +267,7 @@ class Reply:
     unmet: tuple[int, ...] = ()
     """Positions of the demands that could not be met, enforced or not."""
     changes_at: float = math.inf
-    """When the first blocking reservation expires; the store's time."""
+    """When the first blocking reservation expires, or enough has flowed back; the store's time."""
     error: str = ""
     """Set if it failed."""
     workers: int = 0

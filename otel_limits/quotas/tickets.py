@@ -29,6 +29,7 @@ from otel_limits.quotas.store import (
     Demand,
     QuotaStore,
     Reply,
+    resets_at,
 )
 from otel_limits.quotas.windows import shown_time
 
@@ -197,7 +198,7 @@ def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> De
         certain=need.certain or quota.reserve == "expected",
         alone=not need.certain,
         # A store that restarted without its data continues from the last usage seen.
-        known=standing.used if standing is not None else 0,
+        known=standing.used if standing is not None and count.refill is None else 0,
         lease_seconds=SLOT_LEASE_SECONDS if quota.unit == "concurrency" else None,
         waits=quota.max_wait if need.waits and not forced else 0.0,
         model=need.model if quota.on_lost == "charge" else "",
@@ -239,22 +240,38 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: CountState
     is_refused = reply.status == "refused"
     this = need.amount if is_refused else 0
     total = standing.used + standing.reserved + this
-    quota, window = need.quota, demand.count.window
+    quota, count = need.quota, demand.count
+    ends = resets_at(count, standing, reply.now)
     if standing.block is not None:
-        return _blocked(need, standing, standing.block, window.end, reply.now)
+        return _blocked(need, standing, standing.block, ends, reply.now)
     including = "" if is_refused else ", including this one"
     if quota.unit == "concurrency":
         return _no_slot(need, standing, total, reply.now, including)
-    wait = max(0, math.ceil(window.end - reply.now))
+    wait = max(0, math.ceil(room_at(demand, standing, reply.now) - reply.now))
     figures = quota.figures(standing)
     reserved = f", {figures.reserved} reserved by in-flight calls" if standing.reserved else ""
     needs = f", and this call needs {in_unit(quota.unit, this)}" if is_refused else including
+    at_once = " at once" if count.refill else ""
     note = (
-        f"quota {quota.name!r} allows {in_words(quota.unit, standing.limit)}{_whose(need)}: "
-        f"{figures.used} used{reserved}{needs}; resets at {shown_time(window.end)}"
+        f"quota {quota.name!r} allows {in_words(quota.unit, standing.limit)}{at_once}"
+        f"{_whose(need)}: {figures.used} used{reserved}{needs}; {_ends(need)} at {shown_time(ends)}"
     )
-    refusal = _refusal(need, standing, resets_at=window.end, retry_after=wait)
+    refusal = _refusal(need, standing, resets_at=ends, retry_after=wait)
     return _breach(need, standing.limit, total, note, refusal)
+
+
+def room_at(demand: Demand, standing: CountState, now: float) -> float:
+    """Return when a refused call may fit if nothing is released: the store's time."""
+    ends = resets_at(demand.count, standing, now)
+    level = standing.used + standing.reserved
+    if demand.count.refill is None or not level:
+        return ends
+    lacking = level + min(demand.amount, standing.limit) - standing.limit
+    return now + (ends - now) * lacking / level
+
+
+def _ends(need: QuotaNeed) -> str:
+    return "full" if need.quota.refill else "resets"
 
 
 def _whose(need: QuotaNeed) -> str:
@@ -284,50 +301,53 @@ def after_wait(need: QuotaNeed, breach: Breach, waited: Mapping[str, float]) -> 
 
 
 def _blocked(
-    need: QuotaNeed, standing: CountState, block: Block, resets_at: float, now: float
+    need: QuotaNeed, standing: CountState, block: Block, ends: float, now: float
 ) -> Breach:
     """Describe a refusal because of an operator's block."""
     until = "it is unblocked" if block.until >= FOREVER else shown_time(block.until)
     reason = f": {block.reason}" if block.reason else ""
     note = (
         f"quota {need.quota.name!r} is blocked{_whose(need)} until {until}{reason}; "
-        f"{_state(need, standing, resets_at)}"
+        f"{_state(need, standing, ends)}"
     )
     wait = math.ceil(block.until - now)
-    refusal = _refusal(need, standing, resets_at=resets_at, retry_after=wait)
+    refusal = _refusal(need, standing, resets_at=ends, retry_after=wait)
     return _breach(need, standing.limit, standing.used, note, refusal)
 
 
-def unanswered(need: QuotaNeed, demand: Demand, known: CountState | None, retry: float) -> Breach:
+def unanswered(
+    need: QuotaNeed, demand: Demand, known: CountState | None, now: float, retry: float
+) -> Breach:
     """Describe a refusal because the store is unavailable.
 
     Args:
         need: What could not be reserved.
         demand: Where it would have been counted.
         known: Last known state of the count.
+        now: The store's time.
         retry: Seconds until the store is tried again.
     """
-    resets_at = demand.count.window.end
-    last = "" if known is None else f"; last known state: {_state(need, known, resets_at)}"
+    ends = resets_at(demand.count, known, now)
+    last = "" if known is None else f"; last known state: {_state(need, known, ends)}"
     note = (
         f"quota {need.quota.name!r} could not be checked{_whose(need)} because the quota store is "
         f"unavailable{last}"
     )
     refusal = _refusal(
         need,
-        known or CountState(0, 0, need.limit),
-        resets_at=resets_at,
+        known or CountState(0, 0, demand.capacity),
+        resets_at=ends,
         retry_after=retry,
     )
     breach = _breach(need, need.limit, 0, note, refusal)
     return replace(breach, reason=QUOTA_UNAVAILABLE_STOP_REASON)
 
 
-def _state(need: QuotaNeed, standing: CountState, resets_at: float) -> str:
+def _state(need: QuotaNeed, standing: CountState, ends: float) -> str:
     """Describe the state of a count."""
     quota, figures = need.quota, need.quota.figures(standing)
     permitted = in_words(quota.unit, standing.limit)
-    again = "" if quota.unit == "concurrency" else f", resets at {shown_time(resets_at)}"
+    again = "" if quota.unit == "concurrency" else f", {_ends(need)} at {shown_time(ends)}"
     return f"{figures.used} of {permitted} used, {figures.reserved} reserved{again}"
 
 
@@ -337,10 +357,10 @@ def without_price(need: QuotaNeed, demand: Demand, known: CountState | None, now
         f"quota {need.quota.name!r}{_whose(need)} is in USD, and the model has no known price; add "
         "one under models in the policy file"
     )
-    ends = demand.count.window.end
+    ends = resets_at(demand.count, known, now)
     refusal = _refusal(
         need,
-        known or CountState(0, 0, need.limit),
+        known or CountState(0, 0, demand.capacity),
         resets_at=ends,
         retry_after=max(0, math.ceil(ends - now)),
     )
@@ -360,7 +380,7 @@ def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDec
     )
 
 
-def use_of(need: QuotaNeed, demand: Demand, standing: CountState) -> QuotaUse:
+def use_of(need: QuotaNeed, demand: Demand, standing: CountState, now: float) -> QuotaUse:
     """Return the event for the quota state after a reservation or settlement."""
     figures = need.quota.figures(standing)
     return QuotaUse(
@@ -370,7 +390,7 @@ def use_of(need: QuotaNeed, demand: Demand, standing: CountState) -> QuotaUse:
         used=figures.used,
         reserved=figures.reserved,
         limit=figures.limit,
-        resets=demand.count.window.end,
+        resets=resets_at(demand.count, standing, now),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.events import QuotaWait
-from otel_limits.quotas.store import CountState, Demand, Reply
+from otel_limits.quotas.store import CountState, Demand, Reply, resets_at
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Event
@@ -65,19 +65,26 @@ class AdmissionAttempt:
         lines = {need.queue for need, _, _ in enforced}
         left = self.ends(lines) - time.monotonic()
         for need, demand, standing in enforced:
-            resets_in_time = demand.count.window.end - reply.now <= left
-            if not releases_help(need, demand, standing, 0 if resets_in_time else standing.used):
+            if not waiting_helps(need, demand, standing, reply.now, left):
                 return set()
         ends = (demand.count.window.end for _, demand, _ in enforced)
         self.changes_at = min(reply.changes_at, *ends)
         return lines
 
 
-def releases_help(need: QuotaNeed, demand: Demand, standing: CountState, used: int) -> bool:
-    """Return whether a call would fit next to `used` if all reservations were released."""
+def waiting_helps(
+    need: QuotaNeed, demand: Demand, standing: CountState, now: float, seconds: float
+) -> bool:
+    """Return whether a call would fit within `seconds` if all reservations were released."""
+    ends = resets_at(demand.count, standing, now) - now
+    if demand.count.refill is not None:
+        # What is used flows back evenly, with what is reserved.
+        level = standing.used + standing.reserved
+        used = standing.used - level * seconds / ends if ends > seconds else 0
+        return used + min(need.amount, standing.limit) <= standing.limit
     # A call of unknown size may exceed the whole limit as the only one in flight.
     least = 1 if demand.alone and need.amount > standing.limit else need.amount
-    return used + least <= standing.limit
+    return (0 if ends <= seconds else standing.used) + least <= standing.limit
 
 
 class AdmissionQueue:
@@ -165,7 +172,7 @@ class AdmissionQueue:
         ticket, now = attempt.ticket, time.monotonic()
         self._client.fill(ticket, forced=False)
         standings = [
-            self._client.fallback.known(demand.count) or CountState(0, 0, demand.limit)
+            self._client.fallback.known(demand.count) or CountState(0, 0, demand.capacity)
             for demand in ticket.demands
         ]
         lacks = attempt.waiter.lacks

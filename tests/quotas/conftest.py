@@ -362,7 +362,7 @@ def timed_store(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tim
     monkeypatch.setattr(redis_scripts, "source_of", with_clock)
     monkeypatch.setattr(redis_scripts, "sha_of", redis_scripts.sha_of.__wrapped__)
     store = open_shared_store(StorePlace(server.url, PATIENCE))
-    yield Timed(store, lambda now: server.client.set(key, int(now)))
+    yield Timed(store, lambda now: server.client.set(key, f"{now:.3f}"))
     store.close()
 
 

@@ -28,6 +28,7 @@ from otel_limits.quotas.store import (
     Operation,
     QuotaStore,
     ReadCounts,
+    Refill,
     Renew,
     Reply,
     Reserve,
@@ -508,13 +509,18 @@ def test_memory_forgets_windows_that_are_long_over() -> None:
 # --- equivalence ----------------------------------------------------------------------------------
 
 NAMES = st.sampled_from("abcdef")
-COUNTS = st.sampled_from([count("q"), count("r")])
+UNENDING = Window(0, TODAY.end)
+BUCKETS = [
+    Count(name, "k", UNENDING, "tokens", "global", refill=refill)
+    for name, refill in (("s", Refill(60)), ("t", Refill(600, 50)))
+]
+COUNTS = st.sampled_from([count("q"), count("r"), *BUCKETS])
 DEMANDS = st.lists(
     st.builds(
         Demand,
         count=COUNTS,
         amount=st.integers(0, 60),
-        limit=st.just(100),
+        limit=st.sampled_from((100, 100, 70)),
         enforced=st.booleans(),
         certain=st.booleans(),
         known=st.integers(0, 30),
@@ -574,6 +580,10 @@ def test_a_server_and_memory_answer_alike(
         for bench in (memory, on_server):
             bench.set_clock(now)
         assert on_server.run(operation) == memory.run(operation)
-    both = [(count("q"), 100), (count("r"), 100)]
-    assert on_server.store.look(both) == memory.store.look(both)
-    assert all(math.isfinite(each.used) and each.reserved >= 0 for each in memory.store.look(both))
+    counts = [(each, 100) for each in (count("q"), count("r"), *BUCKETS)]
+    states = memory.store.look(counts)
+    assert on_server.store.look(counts) == states
+    assert [each.full_at for each in on_server.store.look(counts)] == [
+        each.full_at for each in states
+    ]
+    assert all(math.isfinite(each.used) and each.reserved >= 0 for each in states)

@@ -4,8 +4,11 @@
 -- restored: sorted set of the workers that sent what they know of earlier runs.
 -- bucket: hash of one count: used, reserved, doubtful, at (time of the last reservation), waited (until
 --       when releases are published to waiters), run, base (the part of used that is from earlier runs),
---       reset ("TIME.ID" of the last one), kept (its expiry), `lease:ID` = "AMOUNT CERTAIN LOST" (LOST is
---       charged if it expires), and `lost:ID` = "CHARGED RESET" of a lease that did.
+--       reset ("TIME.ID" of the last one), kept (its expiry), `lease:ID` = "AMOUNT CERTAIN LOST PLACE" (LOST is
+--       charged if it expires), and `lost:ID` = "CHARGED RESET" of a lease that did. A token bucket also has
+--       pace ("AMOUNT MILLISECONDS" in which it flows back) and flow ("AT REST OUT": until when it flowed back,
+--       the fraction of a part that did, and all that ever flowed back or was given back). There, reserved is
+--       without what has flowed back, and PLACE is what must flow back until all of a lease has.
 -- leases: sorted set of operation IDs by lease expiry.
 -- history: hash of a quota in one unit: by model, the usage of its last 20 calls.
 -- grants: sorted set of "AMOUNT:ID:UNIT", "set:AMOUNT:ID:UNIT" and "block:ID:REASON" by expiry.
@@ -37,10 +40,63 @@ local function note(count, field, value)
   count.noted[#count.noted + 1], count.noted[#count.noted + 2] = field, value
 end
 
+-- Let the usage of a token bucket flow back since the last time.
+local function flow(count, now)
+  if not count.amount then
+    return
+  end
+  local passed = (now - count.flowed) * count.amount + count.rest
+  local gone, level = math.floor(passed / count.per), count.used + count.reserved
+  local rest = passed - gone * count.per
+  count.is_set_back = now < count.flowed
+  -- At its end, and after the clock was set back, it begins anew.
+  if gone >= level or count.is_set_back then
+    gone, rest = math.max(0, math.min(gone, level)), 0
+  end
+  local of_used = math.min(gone, count.used)
+  count.used, count.reserved = count.used - of_used, count.reserved - (gone - of_used)
+  count.flowed, count.rest, count.out = now, rest, count.out + gone
+end
+
+-- Let an amount of a token bucket flow back in so many milliseconds from now on.
+local function pace(count, amount, per, now)
+  if not count.amount then
+    count.flowed, count.rest, count.out = now, 0, 0
+  end
+  if count.amount ~= amount or count.per ~= per then
+    count.amount, count.per, count.rest = amount, per, 0
+    note(count, 'pace', whole(amount) .. ' ' .. whole(per))
+  end
+end
+
+-- Return when so much more of a token bucket has flowed back.
+local function room_at(count, lacking)
+  return count.flowed + math.max(0, math.ceil((lacking * count.per - count.rest) / count.amount))
+end
+
+-- Return what can be reserved at once: all that is left, or what a token bucket holds.
+local function capacity(amount, per, burst)
+  return per == 0 and amount or burst > 0 and burst or math.ceil(amount / 10)
+end
+
+-- Take a count over from an earlier run.
+local function begin(count, run)
+  note(count, 'run', run)
+  if count.exists then
+    -- Its calls may have ended since. Those still in flight are reserved again.
+    for _, each in ipairs(redis.call('ZRANGE', count.leases, 0, -1)) do
+      redis.call('HDEL', count.bucket, 'lease:' .. each)
+    end
+    redis.call('DEL', count.leases)
+    count.reserved, count.doubtful, count.base, count.lease = 0, 0, count.used, false
+    note(count, 'base', whole(count.base))
+  end
+end
+
 -- Read a count, and the lease of an operation if one is given.
 local function open(run, bucket, leases, operation)
   local found = redis.call('HMGET', bucket, 'used', 'reserved', 'doubtful', 'at', 'waited', 'run', 'base',
-    'reset', 'kept', 'lease:' .. (operation or ''), 'lost:' .. (operation or ''))
+    'reset', 'kept', 'lease:' .. (operation or ''), 'lost:' .. (operation or ''), 'pace', 'flow')
   local doubtful = tonumber(found[3] or 0)
   local count = {
     bucket = bucket, leases = leases, exists = found[1], noted = {},
@@ -52,22 +108,18 @@ local function open(run, bucket, leases, operation)
   -- A reset removed what was charged before it.
   local charged, reset = string.match(found[11] or '', '^(%d+) (.*)$')
   count.lost = reset == count.reset and tonumber(charged) or 0
-  if (found[6] or '') == run then
-    return count
+  if found[12] and found[13] then
+    local amount, per = string.match(found[12], '^(%d+) (%d+)$')
+    local at, rest, out = string.match(found[13], '^(%d+) (%d+) (%d+)$')
+    count.amount, count.per = tonumber(amount), tonumber(per)
+    count.flowed, count.rest, count.out = tonumber(at), tonumber(rest), tonumber(out)
   end
-  note(count, 'run', run)
-  if count.exists then
-    -- Of an earlier run: its calls may have ended since. Those still in flight are reserved again.
-    for _, each in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
-      redis.call('HDEL', bucket, 'lease:' .. each)
-    end
-    redis.call('DEL', leases)
-    count.reserved, count.doubtful, count.base, count.lease = 0, 0, count.used, false
-    note(count, 'base', whole(count.base))
+  if (found[6] or '') ~= run then
+    begin(count, run)
   end
+  flow(count, now_ms())
   return count
 end
-
 -- Write a count and the given fields, and keep it for the longest of the windows it was used with.
 local function save(count, expires, ...)
   for _, each in ipairs({ ... }) do
@@ -76,6 +128,9 @@ local function save(count, expires, ...)
   if count.doubtful ~= count.saved_doubtful then
     count.saved_doubtful = count.doubtful
     note(count, 'doubtful', whole(count.doubtful))
+  end
+  if count.amount then
+    note(count, 'flow', whole(count.flowed) .. ' ' .. whole(count.rest) .. ' ' .. whole(count.out))
   end
   local is_kept = count.kept >= tonumber(expires or 0)
   if not is_kept then
@@ -91,12 +146,17 @@ local function save(count, expires, ...)
   end
 end
 
--- Deduct one lease from a count; return what is charged if it expired.
-local function release(count, lease)
-  local amount, certain, lost = string.match(lease, '^(%d+) ([01]) (%d+)$')
-  count.reserved = count.reserved - amount
+-- Release one lease of a count, and count the usage of its call.
+local function release(count, lease, used)
+  local amount, certain, _, place = string.match(lease, '^(%d+) ([01]) (%d+) (%d+)$')
+  local held, unspent = math.min(amount, count.reserved), amount - used
+  if count.amount then
+    -- What has flowed back is not given back again.
+    unspent = math.min(unspent, held, math.max(0, place - count.out))
+    count.out = count.out + math.max(0, unspent)
+  end
+  count.reserved, count.used = count.reserved - held, count.used + held - unspent
   count.doubtful = count.doubtful - (certain == '0' and 1 or 0)
-  return lost
 end
 
 -- Calls of unknown size could each exceed their estimate, and together the limit.
@@ -109,12 +169,14 @@ end
 local function take(count, operation, amount, certain, lost, ends, expires, ...)
   -- A renewal may have reserved for it already, after a restart.
   if count.lease then
-    release(count, count.lease)
+    release(count, count.lease, 0)
   end
   local others = count.reserved
   count.reserved = others + amount
+  local place = count.amount and count.out + count.used + count.reserved or 0
   count.doubtful = count.doubtful + (certain == '0' and 1 or 0)
-  save(count, expires, 'lease:' .. operation, whole(amount) .. ' ' .. certain .. ' ' .. whole(lost), ...)
+  save(count, expires, 'lease:' .. operation, whole(amount) .. ' ' .. certain .. ' ' .. whole(lost) .. ' '
+    .. whole(place), ...)
   redis.call('ZADD', count.leases, whole(ends), operation)
   -- With other leases, the expiry is already set.
   if others == 0 then
@@ -177,10 +239,10 @@ local function void(count, expired, now, unit)
   for _, operation in ipairs(dead) do
     local lease = redis.call('HGET', count.bucket, 'lease:' .. operation)
     if lease then
-      local lost = release(count, lease)
+      local lost = string.match(lease, '^%d+ [01] (%d+)')
+      release(count, lease, lost)
       redis.call('HDEL', count.bucket, 'lease:' .. operation)
       if lost ~= '0' then
-        count.used = count.used + lost
         note(count, 'lost:' .. operation, lost .. ' ' .. count.reset)
       end
     end
@@ -231,6 +293,7 @@ local function report(reply, count, limit)
   local n = #reply
   reply[n + 1], reply[n + 2], reply[n + 3] = whole(count.used), whole(count.reserved), limit
   reply[n + 4] = count.reset ~= '' and count.reset or '-'
+  reply[n + 5] = count.amount and whole(room_at(count, count.used + count.reserved)) or '0'
 end
 
 -- Return the sum of grants, "UNTIL:REASON" if the key is blocked, and the limit if one is set.

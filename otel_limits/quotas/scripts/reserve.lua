@@ -3,13 +3,14 @@
 -- ARGV: operation ID, its field in done, retention, name of the run; then for each demand: its numbers, in
 --       one text for fast parsing: amount, limit, start and end of the window, expiry of the bucket,
 --       enforced, certain, alone, known, maximum wait of the client, lease, whether to
---       keep the limit, model by whose last calls it is charged if its lease expires, or "-"; its unit; its
+--       keep the limit, milliseconds in which a token bucket flows back (0 for other counts), its burst (0 for
+--       the default), model by whose last calls it is charged if its lease expires, or "-"; its unit; its
 --       index member.
 -- Returns status, time, unmet demands, time of the last kill, and the state of each count.
 -- An unmet demand is "POSITION", followed by "=UNTIL:REASON" if the key is blocked, or by "@TIME" of
--- the first lease expiry of that count.
+-- the first lease expiry of that count, or when enough has flowed back.
 
-local NUMBERS = '^' .. string.rep('(%S+) ', 12) .. '(%S+)$'
+local NUMBERS = '^' .. string.rep('(%S+) ', 14) .. '(%S+)$'
 local operation = ARGV[1]
 local now = now_ms()
 -- A repeated operation gets its remembered result and the current counts.
@@ -21,7 +22,7 @@ local demands = {}
 for n = 1, (#KEYS - 4) / 5 do
   local key, arg = 5 * n - 1, 3 * n + 1
   local amount, limit, start, finish, expires, enforced, certain, alone, known, waits, lease, planned,
-    model = string.match(ARGV[arg + 1], NUMBERS)
+    per, burst, model = string.match(ARGV[arg + 1], NUMBERS)
   if not earlier and (now < tonumber(start) or now >= tonumber(finish)) then
     return 'elsewhere ' .. whole(now) .. ' - 0'
   end
@@ -35,7 +36,7 @@ for n = 1, (#KEYS - 4) / 5 do
     history = KEYS[key + 5], model = model,
     amount = tonumber(amount), limit = tonumber(limit), finish = finish, expires = expires,
     enforced = enforced == '1', certain = certain, alone = alone == '1', known = known,
-    kept_limit = planned == '1' and limit,
+    kept_limit = planned == '1' and limit, per = tonumber(per), burst = tonumber(burst),
     waits = tonumber(waits), lease = tonumber(lease), unit = ARGV[arg + 2], member = ARGV[arg + 3],
   }
 end
@@ -45,17 +46,30 @@ for n, demand in ipairs(demands) do
   local count = open(run, demand.bucket, demand.leases, operation)
   demand.count = count
   resume(count, demand.known)
+  local more, block, set = granted(demand.grants, demand.unit, now)
+  demand.whole = (set or demand.limit) + more
+  demand.limit = capacity(demand.whole, demand.per, demand.burst)
+  if demand.per > 0 and not earlier and (not count.amount or count.is_set_back) then
+    -- Also if it is refused: the flow begins now.
+    pace(count, demand.whole, demand.per, now)
+    if count.exists then
+      save(count, demand.expires)
+    end
+  end
   void(count, KEYS[3], now, demand.unit)
   shorten(count, now, demand.lease)
   demand.amount = wanted(count, demand.amount, demand.certain)
-  local more, block, set = granted(demand.grants, demand.unit, now)
-  demand.limit = (set or demand.limit) + more
+  -- A call above the burst goes out when the bucket is full.
+  local needed = demand.per > 0 and math.min(demand.amount, demand.limit) or demand.amount
   -- An estimate above the whole limit could never be met: admit one such call at a time.
-  local lone = demand.alone and demand.amount > demand.limit and count.reserved == 0
+  local lone = demand.per == 0 and demand.alone and demand.amount > demand.limit and count.reserved == 0
     and count.used < demand.limit
-  local fits = lone or count.used + count.reserved + demand.amount <= demand.limit
-  if block or not fits then
+  local lacking = count.used + count.reserved + needed - demand.limit
+  if block or (lacking > 0 and not lone) then
     local first = demand.enforced and redis.call('ZRANGE', count.leases, 0, 0, 'WITHSCORES')[2]
+    if demand.enforced and count.amount then
+      first = math.min(first or math.huge, room_at(count, lacking))
+    end
     local why = block and '=' .. block or first and '@' .. whole(first) or ''
     table.insert(unmet, (n - 1) .. why)
     -- A missing count has no reservations to be released.
@@ -76,6 +90,9 @@ for _, demand in ipairs(demands) do
   local count = demand.count
   if not earlier and not refused then
     local is_kept = count.kept >= tonumber(demand.expires)
+    if demand.per > 0 then
+      pace(count, demand.whole, demand.per, now)
+    end
     if demand.kept_limit then
       note(count, 'limit', demand.kept_limit)
     end

@@ -21,14 +21,15 @@ for n, count in ipairs(counts) do
     resume(count, known)
     local taken, doubtful = count.used + count.reserved, count.doubtful
     if count.lease then
-      release(count, count.lease)
+      release(count, count.lease, amount)
       redis.call('HDEL', count.bucket, 'lease:' .. operation)
       redis.call('ZREM', count.leases, operation)
     else
       redis.pcall('ZREM', KEYS[3], operation)
+      -- The actual usage replaces what was charged when the lease expired.
+      local more = amount - count.lost
+      count.used = count.used + (count.amount and math.max(0, more) or more)
     end
-    -- The actual usage replaces what was charged when the lease expired.
-    count.used = count.used - count.lost + amount
     if count.lost > 0 then
       redis.call('HDEL', count.bucket, 'lost:' .. operation)
     end
