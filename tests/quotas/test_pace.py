@@ -32,7 +32,7 @@ from otel_limits.quotas.windows import Window, Windows
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import eventually
 from tests.quotas.fleets import Worker
-from tests.quotas.waiters import DecisionRecorder, start
+from tests.quotas.waiters import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -229,10 +229,9 @@ def test_no_interval_of_the_windows_length_has_more_than_amount_and_burst(
 
 def test_waiting_calls_are_spread_evenly(hold: Hold, make_agent: MakeAgent, url: str) -> None:
     """With windows, twice the amount goes out around the end of one."""
-    recorder = DecisionRecorder()
     per_second, burst, calls = 20, 2, 16
     quota = {"model_calls": per_second, "window": "PT1S", "pace": "smooth", "on_exceeded": "wait"}
-    hold({"q": quota}, url, [recorder])
+    hold({"q": quota}, url)
     asked: list[float] = []
 
     class Model(ScriptedModel):
@@ -249,7 +248,6 @@ def test_waiting_calls_are_spread_evenly(hold: Hold, make_agent: MakeAgent, url:
     # They can only be seen later than they were admitted.
     for number, at in enumerate(asked, 1):
         assert number <= burst + per_second * (at - begun) + 1e-9
-    assert recorder.decisions().count("waited") >= calls - burst - 1
 
 
 def test_refusal_reports_when_the_bucket_is_full(
