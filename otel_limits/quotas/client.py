@@ -105,7 +105,8 @@ class StoreClient:
         deadline = time.monotonic() + self._timeout
         for _ in range(ATTEMPTS):
             self.fill(ticket, forced=forced)
-            reply = await self._ask(Reserve(ticket.id, ticket.demands, self._lease), deadline)
+            asked = Reserve(ticket.id, ticket.demands, self._lease, ticket.waited)
+            reply = await self._ask(asked, deadline)
             # The reply contained the store's time, so the next attempt uses the right windows.
             if reply.status != "elsewhere":
                 return reply
@@ -232,7 +233,7 @@ class StoreClient:
         ]
 
     def release(self, ticket: Ticket) -> None:
-        """Release a reservation without a reply: the store may have made it."""
+        """Release what the store may have reserved, and what a waiting call needed."""
         # A settlement of 0 releases the lease even if it arrives before the reservation.
         charges = tuple(Charge(count=demand.count, amount=0) for demand in ticket.demands)
         self._executor.send(Settle(ticket.id, charges))

@@ -177,6 +177,7 @@ class Engine:
         except WaitCancelledError:
             # If it is sent anyway, it is counted like a call without admission.
             self._tickets.drop(ticket)
+            self._client.release(ticket)
             return None
         except StoreError as error:
             # A permanent error is not an outage: a count that cannot be kept has no share.
@@ -218,6 +219,9 @@ class Engine:
                 self._hold(ticket)
         else:
             self._tickets.drop(ticket)
+            # Later calls must not leave room for it.
+            if any(need.waits for need in ticket.needs):
+                self._client.release(ticket)
         return verdict
 
     # --- without the store ------------------------------------------------------------------------

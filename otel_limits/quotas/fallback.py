@@ -280,7 +280,9 @@ class Fallback:
         alone = demand.alone and rule == "local"
         # A share of a token bucket does not refill: others use what flows back.
         count = replace(demand.count, refill=None)
-        return replace(demand, count=count, limit=limit, known=0, alone=alone, lease_seconds=None)
+        return replace(
+            demand, count=count, limit=limit, known=0, alone=alone, lease_seconds=None, waits=0.0
+        )
 
 
 def _line(count: Count) -> QuotaKey:

@@ -8,12 +8,14 @@ import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
 from otel_limits.quotas.keys import Key
 from otel_limits.quotas.store import (
     DOUBTFUL,
+    MOST_NEEDS,
+    NEED_SECONDS,
     REMEMBERED_CALLS,
     REMEMBERED_SECONDS,
     RETENTION_SECONDS,
@@ -82,7 +84,7 @@ class Bucket:
         return CountState(self.used, self.reserved, limit, reset=self.reset, full_at=full_at)
 
     def at_room(self, lacking: int) -> float:
-        """Return when so much more has flowed back, in seconds since the epoch."""
+        """Return when this much more has flowed back, in seconds since the epoch."""
         left = -((self.rest - lacking * self.per) // self.amount)
         return (self.at + max(0, left)) / 1000
 
@@ -93,7 +95,7 @@ class Bucket:
         at = int(now * 1000)
         gone, rest = divmod((at - self.at) * self.amount + self.rest, self.per)
         level = self.used + self.reserved
-        # At its end, and after the clock was set back, it begins anew.
+        # At its end, and after the clock was set back, the flow starts over.
         if gone >= level or at < self.at:
             gone, rest = max(0, min(gone, level)), 0
         self.at, self.rest = at, rest
@@ -109,7 +111,7 @@ class Bucket:
         if (self.amount, self.per) != (limit, refill.seconds * 1000):
             self.amount, self.per, self.rest = limit, refill.seconds * 1000, 0
 
-    def take(self, operation: str, lease: Lease) -> None:
+    def reserve(self, operation: str, lease: Lease) -> None:
         """Reserve for an operation."""
         self.reserved += lease.amount
         lease.place = self.out + self.used + self.reserved
@@ -142,6 +144,17 @@ class Bucket:
                     self.lost[operation] = lease.lost
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Need:
+    """The amount that a waiting call needs; the oldest is the smallest."""
+
+    since: int
+    """In milliseconds since the epoch."""
+    operation: str
+    amount: int = field(compare=False)
+    until: float = field(compare=False)
+
+
 class CompletedOperation(NamedTuple):
     """The remembered result of an operation."""
 
@@ -159,6 +172,8 @@ class MemoryStore(QuotaStore):
         self._lock = threading.Lock()
         self._buckets: dict[Name, Bucket] = {}
         self._grants: dict[tuple[str, str, str], list[tuple[float, int]]] = {}
+        self._needs: dict[tuple[str, str, str], dict[str, Need]] = {}
+        """Quota, unit and key → needs of waiting calls by their operation."""
         self._last_calls: dict[tuple[str, str, str], deque[int]] = {}
         """Quota, unit and model → usage of its last calls."""
         self._done: OrderedDict[str, CompletedOperation] = OrderedDict()
@@ -265,7 +280,7 @@ class MemoryStore(QuotaStore):
             elif lease is None and operation.again:
                 bucket = self._bucket(demand.count, 0)
                 lost = demand.amount if demand.model else 0
-                bucket.take(operation.id, Lease(demand.amount, demand.certain, ends, lost))
+                bucket.reserve(operation.id, Lease(demand.amount, demand.certain, ends, lost))
         return Reply("renewed", now)
 
     def _reserve(self, operation: Reserve, now: float) -> Reply:
@@ -286,17 +301,26 @@ class MemoryStore(QuotaStore):
             amount if demand.count.refill is None else min(amount, standing.limit)
             for demand, amount, standing in zip(operation.demands, wanted, standings, strict=True)
         ]
-        lacking = tuple(
-            position
-            for position, (amount, standing) in enumerate(zip(needed, standings, strict=True))
-            if standing.used + standing.reserved + amount > standing.limit
-            and not _is_lone(operation.demands[position], amount, standing)
+        this = self._since(operation, now)
+        lacks = [
+            self._shortage(demand, amount, standing, this)
+            for demand, amount, standing in zip(operation.demands, needed, standings, strict=True)
+        ]
+        lacking = tuple(position for position, amount in enumerate(lacks) if amount > 0)
+        is_refused = any(operation.demands[position].enforced for position in lacking)
+        waits = is_refused and all(
+            operation.demands[position].waits
+            for position in lacking
+            if operation.demands[position].enforced
         )
-        if any(operation.demands[position].enforced for position in lacking):
+        for position, demand in enumerate(operation.demands):
+            is_waiting = waits and position in lacking and demand.enforced
+            self._leave_room(demand.count, this, needed[position] if is_waiting else None, now)
+        if is_refused:
             ends = min(
-                self._changes_at(operation.demands[position], needed[position], standings[position])
-                for position in lacking
-                if operation.demands[position].enforced
+                self._changes_at(demand.count, lack)
+                for demand, lack in zip(operation.demands, lacks, strict=True)
+                if lack > 0 and demand.enforced
             )
             return Reply("refused", now, tuple(standings), lacking, ends)
         states = []
@@ -306,9 +330,48 @@ class MemoryStore(QuotaStore):
             bucket.count = max(bucket.count, demand.count, key=lambda each: each.window.end)
             self._pace(bucket, demand, now)
             lost = self._charged_if_lost(demand, amount)
-            bucket.take(operation.id, Lease(amount, demand.certain, now + lease, lost))
+            bucket.reserve(operation.id, Lease(amount, demand.certain, now + lease, lost))
             states.append(self._standing(demand.count, demand.limit, now))
         return Reply("admitted", now, tuple(states), lacking)
+
+    def _since(self, operation: Reserve, now: float) -> Need:
+        """Return since when a call waits, as a need of nothing."""
+        since = int(now * 1000) - int(operation.waited * 1000)
+        for demand in operation.demands:
+            needs = self._needs_of(demand.count, now)
+            # In all counts the same, so that no two calls leave room for each other.
+            since = needs[operation.id].since if operation.id in needs else since
+        return Need(since, operation.id, 0, 0.0)
+
+    def _needs_of(self, count: Count, now: float) -> dict[str, Need]:
+        """Return the needs of waiting calls, without those of ended ones."""
+        needs = self._needs.setdefault((count.quota, count.unit, count.key), {})
+        for name in [name for name, each in needs.items() if each.until <= now]:
+            del needs[name]
+        return needs
+
+    def _shortage(self, demand: Demand, needed: int, standing: CountState, this: Need) -> int:
+        """Return how much too little is left, next to calls that have waited longer."""
+        count = demand.count
+        needs = self._needs.get((count.quota, count.unit, count.key), {}).values()
+        older = [each for each in needs if demand.enforced and each < this]
+        ahead = sum(min(each.amount, standing.limit) for each in older)
+        if not ahead and _is_lone(demand, needed, standing):
+            return 0
+        return standing.used + standing.reserved + ahead + needed - standing.limit
+
+    def _leave_room(self, count: Count, this: Need, needed: int | None, now: float) -> None:
+        """Let later calls leave room for this one, or no longer if it needs nothing."""
+        needs = self._needs_of(count, now)
+        needs.pop(this.operation, None)
+        if needed is None:
+            return
+        oldest = sorted(needs.values())
+        if len(oldest) >= MOST_NEEDS:
+            if oldest[MOST_NEEDS - 1] < this:
+                return
+            del needs[oldest[MOST_NEEDS - 1].operation]
+        needs[this.operation] = replace(this, amount=needed, until=now + NEED_SECONDS)
 
     def _pace(self, bucket: Bucket, demand: Demand, now: float) -> None:
         """Let the current amount of a token bucket flow back from now on."""
@@ -316,13 +379,11 @@ class MemoryStore(QuotaStore):
             granted = self._granted(demand.count, now)
             bucket.pace(demand.count.refill, demand.limit + granted, now)
 
-    def _changes_at(self, demand: Demand, needed: int, standing: CountState) -> float:
+    def _changes_at(self, count: Count, lacking: int) -> float:
         """Return when the first reservation of a count expires, or enough has flowed back."""
-        bucket = self._bucket(demand.count, 0)
+        bucket = self._bucket(count, 0)
         ends = min((lease.expires for lease in bucket.leases.values()), default=math.inf)
-        if not bucket.amount:
-            return ends
-        return min(ends, bucket.at_room(bucket.used + bucket.reserved + needed - standing.limit))
+        return min(ends, bucket.at_room(lacking)) if bucket.amount else ends
 
     def _wanted(self, demand: Demand, now: float, longest: float) -> int:
         bucket = self._bucket(demand.count, demand.known)
@@ -340,6 +401,7 @@ class MemoryStore(QuotaStore):
         bucket.flow(now)
         if not bucket.settle(operation, charge.amount):
             # The actual usage replaces what was charged when the lease expired.
+            self._leave_room(charge.count, Need(0, operation, 0, 0.0), None, now)
             more = charge.amount - bucket.lost.pop(operation, 0)
             bucket.used += max(0, more) if bucket.amount else more
         if charge.model:

@@ -80,7 +80,7 @@ class Quota:
     pace: Pace = "window"
     """Whether the amount is available at the start of a window, or flows back evenly."""
     burst: int = 0
-    """With `smooth`: the parts that can be used at once; 0 for a tenth of the amount."""
+    """With `smooth`: the parts that a full bucket holds; 0 for a tenth of the amount."""
     plan: str = ""
     """The source that names the plan of a call, such as `attribute.plan`; empty for none."""
     plans: Mapping[str, int] = field(default_factory=dict)
@@ -105,6 +105,8 @@ class Quota:
     """Whether a call is refused immediately or waits if too little is left."""
     max_wait: float = MAX_WAIT_SECONDS
     """Maximum wait in seconds."""
+    fair_by: str = ""
+    """The source whose values take turns in a queue; empty for the order of arrival."""
     origin: str = field(default="", compare=False)
     """Its line in the policy file, such as `limits.yaml:12`."""
 
@@ -157,7 +159,8 @@ class Quota:
             yield f"reserve {self.reserve}"
         # In observe mode no call waits.
         if self.on_exceeded == "wait" and self.action != "observe":
-            yield f"calls wait up to {self.max_wait:.15g} s"
+            turns = f", in turns by {self.fair_by}" if self.fair_by else ""
+            yield f"calls wait up to {self.max_wait:.15g} s{turns}"
         if self.grace != GRACE_SECONDS:
             yield f"grace {self.grace:.15g} s"
         if self.pace == "smooth":

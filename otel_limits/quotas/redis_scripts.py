@@ -177,6 +177,7 @@ class KeyNames:
         done, place = self._done(operation.id)
         keys = [self.marker, done, self.expired, self.kills]
         arguments = [operation.id, str(place), str(REMEMBERED_SECONDS * 1000), self.run]
+        arguments.append(str(int(operation.waited * 1000)))
         for demand in operation.demands:
             count, window = demand.count, demand.count.window
             keys += [*self.bucket(count), self.grants(count), self.index(count.quota)]
@@ -198,7 +199,7 @@ class KeyNames:
         arguments = [operation.id, str(place), remembered, self.run, self.freed_channel]
         for charge in operation.charges:
             count = charge.count
-            keys += [*self.bucket(count), self.history(count)]
+            keys += [*self.bucket(count), self.history(count), self.grants(count)]
             model = model_field(charge.model)
             numbers = f"{charge.amount} {expires(count)} {charge.known} {model}"
             arguments += [numbers, line_of(count)]

@@ -185,7 +185,7 @@ FIELDS: Final[Mapping[str, Field]] = {
     ),
     "burst": Field(
         MONEY.each,
-        "With pace: smooth, the amount that can be used at once; default a tenth of the amount.",
+        "With pace: smooth, the amount that a full bucket holds; default a tenth of the amount.",
     ),
     "time_zone": Field(
         TextKind(read=lambda _, text: zone_of(text).key),
@@ -226,6 +226,11 @@ FIELDS: Final[Mapping[str, Field]] = {
         "Behavior when too little is left: refuse (default) or wait.",
     ),
     "max_wait": Field(MAX_WAIT, "Maximum wait, e.g. 5m; default 30s."),
+    "fair_by": Field(
+        TextKind(read=require_source),
+        "Source whose values take turns among the waiting calls of a process, such as "
+        "baggage.tenant.id; default: first come, first served.",
+    ),
     "grace": Field(
         GRACE,
         "How long a process may use its local share of the remainder during a store outage; "
@@ -313,6 +318,12 @@ class _Reading:
                 "has a max_wait but refuses calls immediately: add on_exceeded: wait, or remove "
                 "max_wait.",
                 "max_wait",
+            )
+        if "fair_by" in values and values.get("on_exceeded") != "wait":
+            self._refuse(
+                "has a fair_by but refuses calls immediately: add on_exceeded: wait, or remove "
+                "fair_by.",
+                "fair_by",
             )
         if "reserve" in values and len(given) == 1 and given[0] not in ESTIMATED:
             self._refuse(f"counts {given[0]}, and each call uses one: remove reserve.", "reserve")
@@ -432,6 +443,7 @@ OPTIONAL: Final = (
     "on_lost",
     "on_exceeded",
     "max_wait",
+    "fair_by",
     "grace",
     "on_store_error",
 )
@@ -454,6 +466,10 @@ def schema() -> dict[str, Any]:
         ],
         "dependencies": {
             "max_wait": {
+                "required": ["on_exceeded"],
+                "properties": {"on_exceeded": {"const": "wait"}},
+            },
+            "fair_by": {
                 "required": ["on_exceeded"],
                 "properties": {"on_exceeded": {"const": "wait"}},
             },

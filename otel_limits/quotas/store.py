@@ -38,6 +38,12 @@ DOUBTFUL: Final = 2
 """Factor for a reservation of unknown size, unless it is the only such one at the time."""
 
 
+MOST_NEEDS: Final = 10
+"""Waiting calls for which later ones leave room: those that have waited longest."""
+
+NEED_SECONDS: Final = 10.0
+"""How long later calls leave room for a waiting one that does not ask again."""
+
 BURSTS: Final = 10
 """Default bursts per amount of a token bucket."""
 
@@ -134,7 +140,7 @@ class Demand:
 
     @property
     def capacity(self) -> int:
-        """The most that can be reserved at once, before changes in the store."""
+        """The limit of its reservation, before changes in the store."""
         refill = self.count.refill
         return self.limit if refill is None else refill.capacity(self.limit)
 
@@ -158,6 +164,8 @@ class Reserve:
     demands: tuple[Demand, ...]
     lease_seconds: float
     """The reservation expires after this, and may be charged: its worker is presumed dead."""
+    waited: float = 0.0
+    """Seconds that the call has waited, if a demand waits. Later calls leave room for it."""
 
     def lease_of(self, demand: Demand) -> float:
         """Return the lease of a demand, in seconds."""
@@ -241,7 +249,7 @@ class CountState:
 
 
 def resets_at(count: Count, state: CountState | None, now: float) -> float:
-    """Return when a count begins again, or a token bucket is full; the store's time."""
+    """Return when a count is reset, or a token bucket is full; the store's time."""
     if count.refill is None:
         return count.window.end
     return max(now, state.full_at if state is not None else 0.0)

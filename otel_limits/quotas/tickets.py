@@ -19,6 +19,7 @@ from otel_limits.core.limits import (
 from otel_limits.core.policy import Action, Verdict
 from otel_limits.core.quota_state import QuotaRefusal
 from otel_limits.core.usage import NO_COST, Usage
+from otel_limits.quotas.keys import key_text
 from otel_limits.quotas.quota import Quota, Unit, in_unit, in_words, parts_of_usd, unit_name
 from otel_limits.quotas.store import (
     FOREVER,
@@ -68,6 +69,8 @@ class QuotaNeed:
     """True if actual usage cannot exceed it."""
     model: str
     action: Action
+    sharer: str = ""
+    """With whom it shares its turns in a queue."""
 
     @property
     def is_enforced(self) -> bool:
@@ -98,6 +101,8 @@ class Ticket:
     """The local store that holds its reservation during an outage."""
     leased_at: float | None = None
     """When its reservation was last leased, in monotonic seconds; `None` without a reservation."""
+    waited: float = 0.0
+    """Seconds that it has waited for quota."""
     calls: int = 0
     """1 once it has ended; 0 until then and if it was never sent."""
     tokens: int = 0
@@ -180,6 +185,7 @@ def need_of(
         model=request.model,
         # A quota cannot be extended by a prompt: the whole fleet shares it.
         action="halt" if action == "ask" else action,
+        sharer=key_text(lookup(quota.fair_by)) if quota.fair_by else "",
     )
 
 
@@ -251,9 +257,9 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: CountState
     figures = quota.figures(standing)
     reserved = f", {figures.reserved} reserved by in-flight calls" if standing.reserved else ""
     needs = f", and this call needs {in_unit(quota.unit, this)}" if is_refused else including
-    at_once = " at once" if count.refill else ""
+    burst = " in a burst" if count.refill else ""
     note = (
-        f"quota {quota.name!r} allows {in_words(quota.unit, standing.limit)}{at_once}"
+        f"quota {quota.name!r} allows {in_words(quota.unit, standing.limit)}{burst}"
         f"{_whose(need)}: {figures.used} used{reserved}{needs}; {_ends(need)} at {shown_time(ends)}"
     )
     refusal = _refusal(need, standing, resets_at=ends, retry_after=wait)

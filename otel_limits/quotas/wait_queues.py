@@ -1,4 +1,4 @@
-"""Queues of model calls waiting for quota: first come, first served.
+"""Queues of model calls waiting for quota: first come, first served, or in turns.
 
 A queued call holds no reservation. Only the first of a queue tries again, when woken: a thousand
 waiters are a thousand entries in a table, and no load on the server.
@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Collection
+from bisect import insort
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.core.internal_errors import suppress_errors
@@ -30,17 +31,17 @@ class Waiter:
 
     Args:
         number: Earlier calls have lower numbers.
-        lines: Queues in which it may wait.
+        lines: Queues in which it may wait → with whom it shares its turns there.
         is_cancelled: Returns whether the call was cancelled.
     """
 
     def __init__(
-        self, number: int, lines: Collection[QueueKey], is_cancelled: Callable[[], bool]
+        self, number: int, lines: Mapping[QueueKey, str], is_cancelled: Callable[[], bool]
     ) -> None:
         """Create a waiter for the running event loop."""
         self.number = number
         self.is_cancelled = is_cancelled
-        self.lines = frozenset(lines)
+        self.lines = lines
         self.lacks: frozenset[QueueKey] = frozenset()
         """Queues in which it waits; empty during its first attempt."""
         self._loop = asyncio.get_running_loop()
@@ -89,18 +90,20 @@ class WaitQueues:
         # leaves its lines then.
         self._lock = threading.RLock()
         self._numbers = itertools.count()
-        self._waiters: dict[QueueKey, dict[int, Waiter]] = {}
+        self._waiters: dict[QueueKey, list[tuple[int, int, Waiter]]] = {}
+        """The turn and number of each waiter, in the order in which they are served."""
         self._timer: int | None = None
         self.is_closed = False
 
-    def join(self, lines: Collection[QueueKey], is_cancelled: Callable[[], bool]) -> Waiter:
-        """Join the back of each queue; wait if any is non-empty."""
+    def join(self, lines: Mapping[QueueKey, str], is_cancelled: Callable[[], bool]) -> Waiter:
+        """Join each queue, behind others of the same sharer; wait if any is non-empty."""
         with self._lock:
             waiter = Waiter(next(self._numbers), lines, is_cancelled)
             taken = (line for line in waiter.lines if self._first(line) is not None)
             waiter.lacks = frozenset(taken)
-            for line in waiter.lines:
-                self._waiters.setdefault(line, {})[waiter.number] = waiter
+            for line, sharer in lines.items():
+                turn = self._turn(line, sharer)
+                insort(self._waiters.setdefault(line, []), (turn, waiter.number, waiter))
             self._look_later()
             return waiter
 
@@ -118,9 +121,10 @@ class WaitQueues:
             led = [line for line in waiter.lacks if self._first(line) is waiter]
             waiter.lacks = frozenset()
             for line in waiter.lines:
-                others = self._waiters.get(line, {})
-                others.pop(waiter.number, None)
-                if not others:
+                others = [each for each in self._waiters.get(line, ()) if each[2] is not waiter]
+                if others:
+                    self._waiters[line] = others
+                else:
                     self._waiters.pop(line, None)
             self._wake_first_of(led)
 
@@ -139,8 +143,8 @@ class WaitQueues:
         with self._lock:
             self.is_closed = True
             timer, self._timer = self._timer, None
-            for waiters in tuple(self._waiters.values()):
-                for waiter in tuple(waiters.values()):
+            for line in tuple(self._waiters):
+                for waiter in self._in_order(line):
                     waiter.wake()
         if timer is not None:
             self._deadlines.cancel(timer)
@@ -158,23 +162,36 @@ class WaitQueues:
     # --- under the lock ---------------------------------------------------------------------------
 
     def _sleepers(self) -> set[Waiter]:
-        lines = tuple(self._waiters.values())
-        return {each for line in lines for each in tuple(line.values()) if each.lacks}
+        return {
+            each for line in tuple(self._waiters) for each in self._in_order(line) if each.lacks
+        }
+
+    def _turn(self, line: QueueKey, sharer: str) -> int:
+        """Return the turn of a new waiter: the one after the last of its sharer."""
+        waiters = self._waiters.get(line, [])
+        own = (turn for turn, _, each in reversed(waiters) if each.lines[line] == sharer)
+        # A sharer without a waiter takes part in the current turn.
+        current = waiters[0][0] if waiters else 0
+        return next(own, current - 1) + 1
+
+    def _in_order(self, line: QueueKey) -> tuple[Waiter, ...]:
+        # A copy: the garbage collector may remove one in a loop.
+        return tuple(waiter for _, _, waiter in tuple(self._waiters.get(line, ())))
 
     def _look_later(self) -> None:
         if self._timer is None and not self.is_closed and self._sleepers():
             self._timer = self._deadlines.schedule(LOOK_SECONDS, self._look)
 
     def _first(self, line: QueueKey) -> Waiter | None:
-        waiters = tuple(self._waiters.get(line, {}).values())
-        return next((each for each in waiters if line in each.lacks and each.is_alive), None)
+        waiters = tuple(self._waiters.get(line, ()))
+        return next((each for _, _, each in waiters if line in each.lacks and each.is_alive), None)
 
     def _wake_first_of(self, lines: Collection[QueueKey]) -> None:
         for line in lines:
             self._wake_first(line)
 
     def _wake_first(self, line: QueueKey) -> None:
-        for waiter in tuple(self._waiters.get(line, {}).values()):
+        for waiter in self._in_order(line):
             if not waiter.lacks:
                 # It asks for the first time, and its refusal may be on the way already.
                 waiter.wake()

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.events import QuotaWait
-from otel_limits.quotas.store import CountState, Demand, Reply, resets_at
+from otel_limits.quotas.store import NEED_SECONDS, CountState, Demand, Reply, resets_at
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Event
     from otel_limits.quotas.client import StoreClient
     from otel_limits.quotas.tickets import QuotaNeed, Ticket
     from otel_limits.quotas.wait_queues import QueueKey, Waiter, WaitQueues
+
+RENEWALS: Final = 3
+"""Times that a waiting call asks again while later ones leave room for it."""
 
 SHORTEST_SECONDS: Final = 0.01
 """Minimum sleep until an expected change: the store's clock may lag behind."""
@@ -46,7 +49,7 @@ class AdmissionAttempt:
     since: dict[QueueKey, float] = field(default_factory=dict)
     """When it joined each queue."""
     changes_at: float = 0.0
-    """When a window or lease ends, by the store's clock; 0 if unknown."""
+    """When to try again at the latest, by the store's clock; 0 if it need not."""
 
     def ends(self, lines: Collection[QueueKey]) -> float:
         """Return when it gives up, in monotonic seconds: the shortest `max_wait` applies."""
@@ -68,7 +71,8 @@ class AdmissionAttempt:
             if not waiting_helps(need, demand, standing, reply.now, left):
                 return set()
         ends = (demand.count.window.end for _, demand, _ in enforced)
-        self.changes_at = min(reply.changes_at, *ends)
+        # At the latest, it shows that it still waits.
+        self.changes_at = min(reply.changes_at, *ends, reply.now + NEED_SECONDS / RENEWALS)
         return lines
 
 
@@ -120,7 +124,8 @@ class AdmissionQueue:
         needs = {need.queue: need for need in ticket.needs if need.waits}
         if not needs:
             return Admission(await self._ask(ticket))
-        waiter = self._lines.join(needs, ticket.request.is_cancelled)
+        sharers = {line: need.sharer for line, need in needs.items()}
+        waiter = self._lines.join(sharers, ticket.request.is_cancelled)
         attempt = AdmissionAttempt(ticket, needs, waiter)
         try:
             return await self._retry(attempt)
@@ -135,6 +140,8 @@ class AdmissionQueue:
         is_due = not attempt.waiter.lacks
         while not self._lines.is_closed and not attempt.waiter.is_cancelled():
             if is_due:
+                since = min(attempt.since.values(), default=time.monotonic())
+                attempt.ticket.waited = time.monotonic() - since
                 reply = await self._ask(attempt.ticket)
                 lacking = attempt.unmet(reply)
                 if not lacking:
@@ -158,7 +165,7 @@ class AdmissionQueue:
             self._publish_wait(attempt.ticket, attempt.needs[line], None)
 
     def _until_change(self, attempt: AdmissionAttempt) -> float:
-        """Return the seconds until a window or lease ends, if known."""
+        """Return the seconds until it has to try again."""
         if not attempt.changes_at:
             return float("inf")
         left = attempt.changes_at - self._client.now()

@@ -8,7 +8,7 @@ import time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.core.events import Invocation, ModelCall, QuotaDecision
+from otel_limits.core.events import Invocation, ModelCall, QuotaDecision, QuotaWait
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.engine import Engine
@@ -67,10 +67,14 @@ class Worker:
 
     def ask(self, agent: str = "a") -> Invocation | None:
         """Reserve a call for a new invocation."""
+        return asyncio.run(self.admit(agent))
+
+    async def admit(self, agent: str = "a", tokens: int = 2) -> Invocation | None:
+        """Reserve a call of this size for a new invocation."""
         name = f"i{next(NUMBERS)}"
         invocation = Invocation(agent=agent, id=name, root_id=name)
-        request = Request(invocation=invocation, model="m", input=1, output_cap=1)
-        return None if asyncio.run(self.engine.admit(request)) else invocation
+        request = Request(invocation=invocation, model="m", input=1, output_cap=tokens - 1)
+        return None if await self.engine.admit(request) else invocation
 
     def end(self, invocation: Invocation) -> None:
         """Settle the call at its actual usage."""
@@ -97,6 +101,11 @@ class Worker:
     def begin_a_window(self) -> None:
         """Move the last refresh to before the current window."""
         self.engine.client._clock_offset += 366 * 86_400
+
+    def waits(self) -> list[QuotaWait]:
+        """The starts of waits so far."""
+        waits = (each for each in self.events if isinstance(each, QuotaWait))
+        return [each for each in waits if each.seconds is None]
 
     def decisions(self) -> list[str]:
         """The decisions so far."""

@@ -183,6 +183,8 @@ class Call:
     state: str = "waiting"
     admitted: float = 0.0
     died: float = FOREVER
+    needs_until: float = 0.0
+    """Until when later calls leave room for it, if it waited when its worker was killed."""
     could_go_since: float = FOREVER
 
     @property
@@ -357,11 +359,20 @@ class SimulatedFleet:
         return self.blocks.get(name, 0.0) > self.clock.now
 
     def fits(self, call: Call) -> bool:
-        """Return whether all quotas of a call surely have enough left."""
+        """Return whether all quotas of a call surely have enough left, next to older calls."""
         return all(
-            self.used[count] + self.reserved(count)[1] < self.permitted(count.quota)
+            self.used[count] + self.reserved(count)[1] + self.ahead(call, count.quota)
+            < self.permitted(count.quota)
             and not self.is_blocked(count.quota)
             for count in map(self.count, call.quotas)
+        )
+
+    def ahead(self, call: Call, name: str) -> int:
+        """Return the most calls for which a call leaves room."""
+        older = [each for each in self.calls if each.since <= call.since and each is not call]
+        return sum(
+            name in each.quotas and (each.state == "waiting" or each.needs_until > self.clock.now)
+            for each in older
         )
 
     def may_be_refused(self, call: Call) -> bool:

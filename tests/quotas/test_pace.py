@@ -107,7 +107,7 @@ def bucket(request: pytest.FixtureRequest) -> Bucket:
 # --- the bucket -----------------------------------------------------------------------------------
 
 
-def test_a_tenth_of_the_amount_can_be_used_at_once(bucket: Bucket) -> None:
+def test_full_bucket_holds_a_tenth_of_the_amount(bucket: Bucket) -> None:
     """The rest flows back evenly: 100 per minute are one every 0.6 s."""
     assert [bucket.reserve(str(n), 1).status for n in range(11)] == ["admitted"] * 10 + ["refused"]
     for n in range(10):
@@ -140,7 +140,7 @@ def test_call_above_the_burst_goes_out_at_a_full_bucket_and_leaves_a_debt(bucket
 def test_settlement_below_its_reservation_gives_back_what_has_not_flowed_back(
     bucket: Bucket,
 ) -> None:
-    """What has flowed back already was available to others."""
+    """Others could use the rest already."""
     bucket.reserve("a", 10)
     bucket.wait(2.5)  # 4 flowed back
     assert bucket.state() == CountState(0, 6, 10)
@@ -267,7 +267,7 @@ def test_refusal_reports_when_the_bucket_is_full(
     assert (stop.quota.used, stop.quota.limit) == (6, 6)
     assert stop.quota.resets_at == pytest.approx(before + 360, abs=30)
     assert 30 <= stop.quota.retry_after_seconds <= 60
-    assert stop.breach.note.startswith("quota 'q' allows 6 model calls at once: 6 used")
+    assert stop.breach.note.startswith("quota 'q' allows 6 model calls in a burst: 6 used")
     assert "; full at 20" in stop.breach.note
     left = otel_limits.remaining("q")
     assert (left.left, left.limit) == (0, 6)
@@ -374,7 +374,7 @@ def test_quotas_command_shows_the_bucket(
     server: Server,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What a full one holds, and when it is full."""
+    """Its limit is that of a full bucket."""
     hold({"q": {"model_calls": 60, "window": "hour", "pace": "smooth"}}, server.url)
     make_agent(ScriptedModel([says("done")]))("go")
     cli.main(["quotas", "--format", "json"])

@@ -545,7 +545,7 @@ CHARGES = st.lists(
 STEPS = st.lists(
     st.tuples(
         st.one_of(
-            st.builds(Reserve, NAMES, DEMANDS, st.just(LEASE)),
+            st.builds(Reserve, NAMES, DEMANDS, st.just(LEASE), st.sampled_from((0.0, 5.0, 40.0))),
             st.builds(Settle, NAMES, CHARGES),
             st.builds(
                 Renew,

@@ -11,7 +11,8 @@
 --       without what has flowed back, and PLACE is what must flow back until all of a lease has.
 -- leases: sorted set of operation IDs by lease expiry.
 -- history: hash of a quota in one unit: by model, the usage of its last 20 calls.
--- grants: sorted set of "AMOUNT:ID:UNIT", "set:AMOUNT:ID:UNIT" and "block:ID:REASON" by expiry.
+-- grants: sorted set of "AMOUNT:ID:UNIT", "set:AMOUNT:ID:UNIT", "block:ID:REASON" and "need:AMOUNT:SINCE:ID:UNIT"
+--       by expiry. A need is what a waiting call lacked, since when, and the ID of its operation.
 -- done: hash of the results of a hundred operations, by their last digits: "admitted UNMET", then
 --       "settled -". Compact, because it has a field for every model call of an hour.
 -- living: sorted set of the processes of a fleet, by last read. sharing: the same for those that may use
@@ -49,7 +50,7 @@ local function flow(count, now)
   local gone, level = math.floor(passed / count.per), count.used + count.reserved
   local rest = passed - gone * count.per
   count.is_set_back = now < count.flowed
-  -- At its end, and after the clock was set back, it begins anew.
+  -- At its end, and after the clock was set back, the flow starts over.
   if gone >= level or count.is_set_back then
     gone, rest = math.max(0, math.min(gone, level)), 0
   end
@@ -74,7 +75,7 @@ local function room_at(count, lacking)
   return count.flowed + math.max(0, math.ceil((lacking * count.per - count.rest) / count.amount))
 end
 
--- Return what can be reserved at once: all that is left, or what a token bucket holds.
+-- Return the limit of a reservation: the amount, or what a full token bucket holds.
 local function capacity(amount, per, burst)
   return per == 0 and amount or burst > 0 and burst or math.ceil(amount / 10)
 end
@@ -296,9 +297,10 @@ local function report(reply, count, limit)
   reply[n + 5] = count.amount and whole(room_at(count, count.used + count.reserved)) or '0'
 end
 
--- Return the sum of grants, "UNTIL:REASON" if the key is blocked, and the limit if one is set.
+-- Return the sum of grants, "UNTIL:REASON" if the key is blocked, the limit if one is set, and the needs of
+-- waiting calls.
 local function granted(grants, unit, now)
-  local sum, block, set = 0, nil, nil
+  local sum, block, set, needs = 0, nil, nil, {}
   local held = redis.call('ZRANGEBYSCORE', grants, '(' .. whole(now), '+inf', 'WITHSCORES')
   for n = 1, #held, 2 do
     local amount, of = string.match(held[n], '^(%d+):%x+:([%a_]*)$')
@@ -311,8 +313,19 @@ local function granted(grants, unit, now)
     elseif changed and to == unit then
       set = tonumber(changed)
     end
+    local need, since, operation, unmet = string.match(held[n], '^need:(%d+):(%d+):([^:]+):([%a_]*)$')
+    if need and unmet == unit then
+      needs[#needs + 1] = {
+        member = held[n], amount = tonumber(need), since = tonumber(since), operation = operation,
+      }
+    end
   end
-  return sum, block, set
+  return sum, block, set, needs
+end
+
+-- Return whether one need is older than another.
+local function is_older(one, other)
+  return one.since < other.since or (one.since == other.since and one.operation < other.operation)
 end
 
 -- Extend the expiry of a key; never shorten it.
