@@ -155,7 +155,9 @@ class Connection:
 class Worker:
     """One process of the fleet."""
 
-    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, connection: Connection, loop: asyncio.AbstractEventLoop, number: int
+    ) -> None:
         timers: Any = Timers(loop)
         executor: Any = connection
         self.connection = connection
@@ -168,6 +170,8 @@ class Worker:
             lines=self.lines,
             deadlines=timers,
         )
+        # Of two calls that have waited equally long, that with the smaller ID is the older one.
+        self.engine._tickets._owner = f"worker{number:03}"
 
 
 @dataclass
@@ -208,7 +212,7 @@ class SimulatedFleet:
         self.clock, clock.now = clock, 0.0
         self.set_clock(clock.time())
         self.loop = Loop(clock)
-        self.numbers = itertools.count()
+        self.numbers, self.worker_numbers = itertools.count(), itertools.count()
         self.workers = [self.worker() for _ in range(WORKERS)]
         self.calls: list[Call] = []
         self.used: Counter[Count] = Counter()
@@ -219,7 +223,8 @@ class SimulatedFleet:
 
     def worker(self) -> Worker:
         """Start a worker."""
-        return Worker(Connection(self.store, None if self.read_news else self.free), self.loop)
+        connection = Connection(self.store, None if self.read_news else self.free)
+        return Worker(connection, self.loop, next(self.worker_numbers))
 
     # --- actions ----------------------------------------------------------------------------------
 

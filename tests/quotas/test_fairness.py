@@ -231,7 +231,7 @@ def test_waiting_call_is_not_passed_by_another_process(server: Server) -> None:
 
 
 def test_sharers_of_a_queue_take_turns(hold: Hold, make_agent: MakeAgent, url: str) -> None:
-    """The many calls of one tenant do not stand before the one of another."""
+    """The many calls of one tenant do not delay the only one of another."""
     recorder = DecisionRecorder()
     quota = {"concurrency": 1, "on_exceeded": "wait", "max_wait": "10m"}
     hold({"q": quota | {"fair_by": "baggage.tenant.id"}}, url, [recorder])
