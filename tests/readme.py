@@ -76,7 +76,11 @@ def halts_table() -> str:
         "`tree_max_turns`": replace(breaches["`max_turns`"], limit="tree_max_turns"),
         "`max_cost_usd`, and a price is unknown": replace(
             breaches["`max_cost_usd`"],
+            uncounted=True,
             note="no price for model 'model-x', so max_cost_usd=30 cannot be enforced",
+        ),
+        "`max_cost_usd`, and a price is only known at most": replace(
+            breaches["`max_cost_usd`"], at_most=True
         ),
         "a quota": quota,
         "a quota without its store": replace(quota, reason="quota_unavailable", note=store),

@@ -472,7 +472,8 @@ SHALLOW = 140
 
 def depth_of_a_runaway(make_agent: MakeAgent) -> tuple[int, int]:
     """Let a runaway run into Python's recursion limit: its model calls and finished turns."""
-    model = ScriptedModel(endless(uses("search")), model_id="gpt-4o")  # its price is looked up
+    # Its price is looked up.
+    model = ScriptedModel(endless(uses("search")), "gpt-4o", base_url="https://api.openai.com")
     agent = make_agent(model, tools=[search])
     turns: list[Any] = []
     agent.hooks.add_callback(AfterToolsEvent, lambda event: turns.append(event.message))

@@ -126,7 +126,8 @@ def most(callback: str) -> int:
 def test_callbacks_stay_shallow(source: str, model_id: str, make_agent: MakeAgent) -> None:
     """A span callback or hook must fit in the few frames that a runaway has left."""
     enable(EVERY_LIMIT)
-    agent = make_agent(ScriptedModel(endless(uses("search")), model_id=model_id), tools=[search])
+    model = ScriptedModel(endless(uses("search")), model_id, base_url="https://api.openai.com")
+    agent = make_agent(model, tools=[search])
     agent("go")  # the traced runs find all one-time lookups cached
     depths = Depths()
     run(agent, depths)

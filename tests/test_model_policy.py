@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from dataclasses import replace
+from datetime import datetime, timezone
 from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits.core.price import Price, PriceTier
-from otel_limits.core.pricing import PriceOverride
+from otel_limits import enable, stop_of
+from otel_limits.cli import main
+from otel_limits.core.price import Price, PriceTier, Quote
+from otel_limits.core.pricing import PriceOverride, Prices
+from otel_limits.core.terms import PricingTerms, billable_call
+from otel_limits.core.usage import Usage
+from otel_limits.settings.policy.policy_schema import schema
 from otel_limits.settings.policy.reader import parse
+from otel_limits.testing import ScriptedModel, endless, uses
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import MakeAgent
+
+listed = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
+)
+
+NOON = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
+USAGE = Usage(input=100_000, output=1_000)
+
+
+def without_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make genai-prices look as if it were not installed."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "genai_prices" else found(name)
+    )
+
 
 PRICED = """
 models:
@@ -52,9 +84,9 @@ def test_a_file_can_say_all_of_a_price() -> None:
 @pytest.mark.parametrize(
     ("written", "sentence"),
     [
-        ("{local: true, price: {input: 1, output: 1}}", "needs either price or local: true."),
-        ("{local: false}", "needs either price or local: true."),
-        ("{provider: azure}", "needs either price or local: true."),
+        ("{local: true, price: {input: 1, output: 1}}", "needs a price, as, or local: true."),
+        ("{local: false}", "needs a price, as, or local: true."),
+        ("{provider: azure}", "needs a price, as, or local: true."),
         ("{local: maybe}", ".local must be true or false"),
         ("{price: {input: 1, output: 1, tiers: {}}}", ".price.tiers must be a list"),
         ("{price: {input: 1, output: 1, tiers: [{input: 1}]}}", ".price.tiers[0] needs above"),
@@ -74,6 +106,8 @@ def test_a_file_can_say_all_of_a_price() -> None:
             "{price: {input: 1, output: 1, tiers: [{above: 9, input: 2}, {above: 9, input: 3}]}}",
             ".price.tiers[1].above 9 is also used by another tier.",
         ),
+        ("{local: true, as: azure/gpt-4o}", "needs a price, as, or local: true."),
+        ("{as: 5}", ".as must be text, got 5."),
         ("{provider: '', local: true}", ".provider must not be empty."),
         ("{provider: 5, price: {input: 1, output: 1}}", ".provider must be text, got 5."),
         ("{price: {input: 1, output: 1, cache_read: x}}", ".price.cache_read must be USD per"),
@@ -88,3 +122,192 @@ def test_a_mistake_is_a_sentence(written: str, sentence: str) -> None:
     document, mistakes = parse(f"models: {{m: {written}}}", "limits.yaml")
     assert any(sentence in mistake for mistake in mistakes), mistakes
     assert not document.prices
+
+
+# --- models that are priced as one on the list ----------------------------------------------------
+
+
+def use_policy(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a policy file."""
+    path = tmp_path / "limits.yaml"
+    path.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+
+
+def quote(written: str, model: str, provider: str, usage: Usage = USAGE, **terms: Any) -> Quote:
+    """Price a call by a policy file and the list."""
+    document, mistakes = parse(f"models: {{{model!r}: {written}}}", "limits.yaml")
+    assert mistakes == ()
+    call = billable_call(model, provider, usage, None, PricingTerms(**terms))
+    return Prices(document.price_list()).quote(call, NOON)
+
+
+def listed_price(model: str, provider: str, usage: Usage = USAGE, **terms: Any) -> Decimal | None:
+    """Return the price of a model on the list."""
+    call = billable_call(model, provider, usage, None, PricingTerms(**terms))
+    return Prices().quote(call, NOON).price
+
+
+PROFILE = "arn:aws:bedrock:us-east-1:111122223333:application-inference-profile/abc"
+CLAUDE = "anthropic.claude-sonnet-4-5-20250929-v1:0"
+
+
+@listed
+@pytest.mark.parametrize(
+    ("model", "provider", "priced_as", "sold_as"),
+    [
+        ("my-deployment", "openai", "azure/gpt-4o", ("gpt-4o", "azure")),
+        ("my-deployment", "VLLMModel", "azure/gpt-4o", ("gpt-4o", "azure")),
+        ("my-deployment", "azure", "gpt-4o", ("gpt-4o", "azure")),
+        (PROFILE, "bedrock", f"us.{CLAUDE}", (f"us.{CLAUDE}", "bedrock")),
+        (PROFILE, "bedrock", f"global.{CLAUDE}", (f"global.{CLAUDE}", "bedrock")),
+        ("litellm_proxy/smart", "litellm", "anthropic/claude-sonnet-4-6",
+         ("claude-sonnet-4-6", "anthropic")),
+        ("litellm_proxy/fast", "litellm", "bedrock/us.amazon.nova-pro-v1:0",
+         ("us.amazon.nova-pro-v1:0", "bedrock")),
+        ("smart", "openai", "openrouter/anthropic/claude-sonnet-4.5",
+         ("anthropic/claude-sonnet-4.5", "openrouter")),
+        ("mine", "together", "meta-llama/Llama-3.3-70B-Instruct-Turbo",
+         ("meta-llama/Llama-3.3-70B-Instruct-Turbo", "together")),
+    ],
+)  # fmt: skip
+def test_alias_has_the_price_of_its_model(
+    model: str, provider: str, priced_as: str, sold_as: tuple[str, str]
+) -> None:
+    """The prefix names the seller, else it is that of the call; every tier is that of the list."""
+    for usage in (USAGE, replace(USAGE, cache_read=90_000), replace(USAGE, input=300_000)):
+        for tier in ("standard", "priority"):
+            found = quote(f"{{as: {priced_as!r}}}", model, provider, usage, tier=tier)
+            assert found.price == listed_price(*sold_as, usage, tier=tier)
+            assert (found.price is None) == (found.source is None)
+    standard = quote(f"{{as: {priced_as!r}}}", model, provider)
+    assert (standard.source, standard.price is None) == ("genai-prices", False)
+
+
+@listed
+def test_price_beats_alias_and_alias_beats_list() -> None:
+    """The price of the file is the contract's."""
+    own = quote("{as: azure/gpt-4o, price: {input: 1, output: 1}}", "gpt-4.1", "azure")
+    assert (own.source, own.price) == ("policy", Decimal("0.101"))
+    assert quote("{as: azure/gpt-4o}", "gpt-4.1", "azure").price == listed_price("gpt-4o", "azure")
+    assert listed_price("gpt-4.1", "azure") != listed_price("gpt-4o", "azure")
+
+
+@listed
+def test_alias_applies_to_its_provider_only() -> None:
+    """Like a price."""
+    written = "{as: azure/gpt-4o, provider: azure}"
+    assert quote(written, "mine", "azure").price is not None
+    assert quote(written, "mine", "openai").price is None
+
+
+@listed
+def test_alias_keeps_the_place_of_the_call() -> None:
+    """A profile in Frankfurt costs more than one in the US, whatever it is named after."""
+    nova = "us.amazon.nova-pro-v1:0"
+    assert quote(f"{{as: {nova}}}", PROFILE, "bedrock", region="us-east-1").price is not None
+    assert quote(f"{{as: {nova}}}", PROFILE, "bedrock", region="eu-central-1").price is None
+    europe = nova.replace("us.", "eu.")
+    found = quote(f"{{as: {europe}}}", PROFILE, "bedrock")
+    assert (found.price, found.unknown) == (None, "no price is known for it in eu")
+
+
+@listed
+def test_alias_of_a_search_model_leaves_the_price_unknown() -> None:
+    """The fee of its searches is on no list, whatever the deployment is named."""
+    found = quote("{as: openai/gpt-4o-search-preview}", "mine", "openai")
+    assert (found.price, found.at_most) == (None, None)
+    assert "it may have searched the web" in str(found.unknown)
+
+
+@listed
+def test_alias_of_own_class_needs_a_vendor() -> None:
+    """Without a prefix, the seller is that of the call, which is unknown."""
+    terms: dict[str, Any] = {"own_class": "VLLMModel"}
+    named = quote("{as: openai/gpt-4o}", "gpt-4o", "VLLMModel", **terms)
+    assert named.price == listed_price("gpt-4o", "openai")
+    bare = quote("{as: gpt-4o}", "mine", "VLLMModel", **terms)
+    assert bare.price is None
+    assert "`as: openai/gpt-4o` in the policy file names one" in str(bare.unknown)
+
+
+@listed
+@pytest.mark.parametrize(
+    ("written", "near"),
+    [
+        ("azure/gpt4o", "azure/gpt-4o"),
+        ("gpt4o", "gpt-4o"),
+        ("anthropic/claude-sonet-4-5", "anthropic/claude-sonnet-4-5"),
+        ("us.anthropic.claude-sonnet-45", "us.anthropic."),
+        ("ollama/llama3", "VENDOR/MODEL"),
+        ("''", "VENDOR/MODEL"),
+    ],
+)
+def test_unknown_alias_is_refused_with_the_nearest_names(written: str, near: str) -> None:
+    """A misspelled name would leave every call without a price."""
+    document, (mistake,) = parse(f"models: {{m: {{as: {written}}}}}", "limits.yaml")
+    assert not document.prices
+    start = 'limits.yaml:1: models["m"].as must be a model on the price list, got '
+    assert mistake.startswith(start)
+    assert near in mistake.removeprefix(start), mistake
+
+
+def test_alias_without_a_list_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is no mistake of the file, but such calls have no price, and `check` says so."""
+    without_package(monkeypatch)
+    found = quote("{as: azure/gpt-4o}", "mine", "azure")
+    need = "`as: azure/gpt-4o` in the policy file needs the price list. Run: pip install"
+    assert found.price is None
+    assert need in str(found.unknown)
+    use_policy("models: {mine: {as: azure/gpt-4o}}", tmp_path, monkeypatch)
+    assert main(["check"]) == 0
+    said = capsys.readouterr()
+    assert 'models["mine"].as' in said.out
+    assert "azure/gpt-4o" in said.out
+    assert 'limits.yaml:1: models["mine"].as needs the price list' in said.err
+
+
+def test_alias_alone_does_not_price_a_limit_in_usd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a list it prices nothing, so a cap in USD would never be reached."""
+    without_package(monkeypatch)
+    text = "defaults: {limits: {max_cost_usd: 1}}\nmodels: {mine: {as: azure/gpt-4o}}"
+    _, mistakes = parse(text, "limits.yaml")
+    (mistake,) = mistakes
+    assert "max_cost_usd needs prices, and there are none." in mistake
+
+
+@listed
+def test_alias_counts_toward_a_limit(
+    make_agent: MakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """From the policy file to the halt: 200,000 tokens of gpt-4o on Azure cost $0.50."""
+    use_policy(
+        "defaults: {limits: {max_cost_usd: 0.6, max_turns: 9}}\n"
+        "models: {my-deployment: {as: azure/gpt-4o}}",
+        tmp_path,
+        monkeypatch,
+    )
+    enable()
+    usage = {"inputTokens": 200_000, "outputTokens": 0, "totalTokens": 200_000}
+    model = ScriptedModel(endless(uses("search", usage=usage)), "my-deployment")
+    result = make_agent(model)("go")
+    stop = stop_of(result)
+    assert stop is not None
+    assert (result.stop_reason, model.calls, stop.cost) == ("max_cost_usd", 2, 1)
+
+
+def test_schema_permits_a_price_an_as_or_local() -> None:
+    """An editor marks the same combinations as the reader."""
+    import jsonschema
+
+    def is_valid(model: dict[str, Any]) -> bool:
+        found = jsonschema.Draft7Validator(schema()).iter_errors({"models": {"m": model}})
+        return not list(found)
+
+    price = {"input": 1, "output": 1}
+    assert is_valid({"as": "azure/gpt-4o"})
+    assert is_valid({"as": "azure/gpt-4o", "price": price, "provider": "azure"})
+    assert not is_valid({"as": "azure/gpt-4o", "local": True})
+    assert not is_valid({"provider": "azure"})

@@ -20,6 +20,7 @@ from strands.hooks import registry as hooks
 from strands.interrupt import InterruptException, PendingToolExecution
 from strands.middleware import _agent_stream
 from strands.models.openai import OpenAIModel
+from strands.models.openai_responses import OpenAIResponsesModel
 from strands.telemetry import metrics, tracer
 from strands.types import _events
 
@@ -40,6 +41,7 @@ NAMES = [pytest.param(each, id=each.name) for each in PRIVATE_NAMES]
 MADE: dict[str, Callable[[], object]] = {
     "Agent": lambda: Agent(model=ScriptedModel([]), callback_handler=None),
     "OpenAIModel": lambda: OpenAIModel(model_id="m"),
+    "OpenAIResponsesModel": lambda: OpenAIResponsesModel(model_id="m"),
     "BidiAgent": lambda: BidiAgent(model=RealtimeModel()),
     "_AgentLoop": lambda: BidiAgent(model=RealtimeModel())._loop,
 }
@@ -145,13 +147,13 @@ def test_probing_imports_no_client() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
     )
-    assert done.stdout.split("\n")[0] == "() () False"
+    assert done.stdout.split("\n")[0] == "() () () False"
 
 
-def test_invisible_custom_client_is_reported(
+def test_invisible_address_of_a_client_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If a release renames the attribute, the guard names the loss; limits are enforced."""
+    """If a release renames its attributes, the guard names the loss; limits are enforced."""
     from strands.models import openai
 
     class OpenAIModel:
@@ -159,9 +161,10 @@ def test_invisible_custom_client_is_reported(
             self.own_client = None
 
     monkeypatch.setattr(openai, "OpenAIModel", OpenAIModel)
-    (gap,) = gaps_of("strands.models.openai")
-    assert gap.name == "strands.models.openai.OpenAIModel()._custom_client"
-    assert (gap.without, gap.is_vital) == ("Such calls are priced as calls to OpenAI.", False)
+    names = ("_custom_client", "_bedrock_mantle_config")
+    for gap, name in zip(gaps_of("strands.models.openai"), names, strict=True):
+        assert gap.name == f"strands.models.openai.OpenAIModel().{name}"
+        assert (gap.without, gap.is_vital) == ("Such calls are priced as calls to OpenAI.", False)
 
 
 def private_names_in(path: Path) -> set[str]:

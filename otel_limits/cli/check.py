@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
 def check(options: Namespace) -> int:
     """Print the settings; return 1 if one is invalid."""
     from otel_limits.runtime.guard import probed
-    from otel_limits.settings.policy.file import access_warning, policy_mistakes
+    from otel_limits.settings.policy.file import access_warning, policy_mistakes, unlisted_models
 
     reading = config.read()
     policy_file = PolicyFile(reading.settings.policy_path)
@@ -93,6 +93,7 @@ def check(options: Namespace) -> int:
     refuse([f"{sentence} Limits are still enforced." for sentence in guarded.fallbacks])
     halted = unpriced_halts(effective_policies(reading, policy_file.document, options.agent))
     refuse([each for each in (halted, access_warning(policy_file)) if each is not None])
+    refuse(unlisted_models(policy_file.document))
     if quotas and not reading.mistakes:
         warnings, wrong = store_mistakes(reading.settings)
         refuse(warnings)

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import threading
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from types import CodeType, ModuleType
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.core.listings import ModelListing, listing_of
 from otel_limits.core.price import Price
-from otel_limits.core.terms import STANDARD, BillableCall
+from otel_limits.core.terms import AUTOMATIC, DISCOUNTED, STANDARD, BillableCall
 from otel_limits.core.usage import EXACT, NO_COST, Usage
 from otel_limits.vendors.price_lists import DISPUTED, LATEST, STAND_INS
 from otel_limits.vendors.records import BY_NAME
@@ -222,6 +223,18 @@ def price_of(listed: CatalogEntry, call: BillableCall, when: datetime) -> Price 
     )
 
 
+def dearest_prices(listed: CatalogEntry, call: BillableCall, when: datetime) -> list[Price | None]:
+    """Return the prices of which one is an upper bound; with `None`, there is no bound."""
+    tiers = [call.tier]
+    if call.tier == AUTOMATIC:
+        conditions = [each.when for each in listed.info.price_variants or ()]
+        tiers = [STANDARD, *(on[name] for on in conditions for name in on if name in VARIANTS)]
+    prices = [price_of(listed, replace(call, tier=each), when) for each in tiers]
+    if call.tier in DISCOUNTED and prices == [None]:
+        return [price_of(listed, replace(call, tier=STANDARD), when)]
+    return prices
+
+
 def is_disputed(listed: CatalogEntry, usage: Usage) -> bool:
     """Return whether two price lists disagree on the price of a usage, for no known reason."""
     about = DISPUTED.get(listed.vendor, {}).get(listed.info.id, frozenset())
@@ -256,6 +269,23 @@ def _find(model: str, provider: str, fetched: DataSnapshot | None) -> CatalogEnt
     known = {each.id for each in prices.providers}
     listing = listing_of(model, provider, known=provider in known)
     return None if listing is None else _entry_of(listing, prices)
+
+
+def is_sold(name: str) -> bool:
+    """Return whether any vendor on the package's list has a model of this name."""
+    prices = bundled_catalog()
+    listings = (ModelListing(each.id, name) for each in prices.providers)
+    return any(_entry_of(listing, prices) is not None for listing in listings)
+
+
+def nearest_listed(name: str) -> list[str]:
+    """Return the most similar names on the package's list, with their vendors if `name` has one."""
+    import difflib  # not needed by most processes
+
+    models = [(each.id, model.id) for each in bundled_catalog().providers for model in each.models]
+    models += [(vendor, model) for vendor, ids in STAND_INS.items() for model in ids]
+    known = {f"{vendor}/{model}" if "/" in name else model for vendor, model in models}
+    return difflib.get_close_matches(name, sorted(known), n=3)
 
 
 def as_listed(model: str, provider: str) -> CatalogEntry | None:

@@ -137,6 +137,9 @@ class ModelCall:
     """Duration of the call, if known."""
     price: Decimal | None = None
     """USD, or `None` if the price is unknown: never a guess, never 0 for unknown."""
+    price_at_most: Decimal | None = None
+    """Upper bound of an unknown price, which limits and quotas in USD count; `None` if the price is
+    known or there is no bound."""
     price_source: str | None = None
     """The source of the price, such as `genai-prices` or `policy`."""
     price_version: str | None = None
@@ -174,6 +177,11 @@ class ModelCall:
     a tool, memory extraction, a background task. It may follow the `Stop`."""
     at: float = field(default_factory=time.time)
     """Wall clock time at which its end was seen, in seconds since the epoch."""
+
+    @property
+    def charge(self) -> Decimal | None:
+        """USD that limits and quotas count: the price, or its upper bound."""
+        return self.price_at_most if self.price is None else self.price
 
     def __post_init__(self) -> None:
         """Copy the tools, so that later changes don't affect the event."""

@@ -36,6 +36,9 @@ QUOTA_EXCEEDED_STOP_REASON: Final = "quota_exceeded"
 QUOTA_UNAVAILABLE_STOP_REASON: Final = "quota_unavailable"
 KILLED_STOP_REASON: Final = "killed"
 
+USD: Final = "USD"
+"""Unit of limits on cost."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
@@ -168,9 +171,9 @@ LIMITS: Final[Mapping[str, Limit]] = {
         Limit(
             name="max_cost_usd",
             reason=MAX_COST_STOP_REASON,
-            unit="USD",
+            unit=USD,
             help="Cost per invocation, in USD.",
-            observed=attrgetter("cost"),
+            observed=attrgetter("cost_at_most"),
             kind=MONEY,
             binds_side_calls=True,
         ),
@@ -235,6 +238,8 @@ class Level:
     limit: str
     cap: Number
     observed: Number
+    at_most: bool = False
+    """True if `observed` contains upper bounds of unknown prices."""
 
     @property
     def ratio(self) -> float:
@@ -261,8 +266,12 @@ class Breach:
     """The tool concerned, if any."""
     note: str = ""
     """Half a sentence that replaces count and cap, if there is one."""
+    uncounted: bool = False
+    """True if the cap was not reached, but cannot count a call."""
     reserved: Number = 0
     """The part of `observed` that in-flight model calls have reserved but not used."""
+    at_most: bool = False
+    """True if `observed` contains upper bounds of unknown prices."""
     quota: QuotaRefusal | None = None
     """The state of the quota that refused, if one did."""
     origin: str = field(default="", compare=False)
@@ -278,12 +287,13 @@ class Breach:
             return f"{self.cap} of {self.cap} {self.unit} used, and one more was requested"
         if self.reason == LOOP_DETECTED_STOP_REASON:
             return f"{self.observed} of {self.cap} {self.unit}"
+        at_most = "at most " if self.at_most else ""
         if not self.reserved:
-            return f"{self.observed} of {self.cap} {self.unit} used"
+            return f"{at_most}{self.observed} of {self.cap} {self.unit} used"
         used = self.observed - self.reserved  # type: ignore[operator]  # of the same type
         return (
-            f"{self.observed} of {self.cap} {self.unit}: {used} used, {self.reserved} reserved by "
-            "in-flight model calls"
+            f"{at_most}{self.observed} of {self.cap} {self.unit}: {at_most}{used} used, "
+            f"{self.reserved} reserved by in-flight model calls"
         )
 
     @property
@@ -387,7 +397,8 @@ class Limits:
         """Return the utilization of each cap."""
         levels = []
         for limit, cap in self.active:  # a comprehension would add a stack frame
-            levels.append(Level(prefix + limit.name, cap, limit.observed(tally)))
+            at_most = limit.unit == USD and tally.has_bounds
+            levels.append(Level(prefix + limit.name, cap, limit.observed(tally), at_most))
         return tuple(levels)
 
     def breaches(
@@ -411,6 +422,7 @@ class Limits:
                         limit.reason,
                         limit.unit,
                         reserved=held,
+                        at_most=limit.unit == USD and tally.has_bounds,
                     ),
                 )
         return breaches

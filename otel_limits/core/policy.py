@@ -270,8 +270,8 @@ class Policy:
         if tally.unmeasured_calls and self.unmeasured == "halt":
             why = f"model {clean(tally.unmeasured_model)!r} reported no usage"
             breaches += self._unknown(tally, breaches, "token", prefix, why)
-        if tally.unpriced_calls and (self.unpriced or unpriced_default) == "halt":
-            why = f"no price for model {clean(tally.unpriced_model)!r}"
+        if tally.unbounded_calls and (self.unpriced or unpriced_default) == "halt":
+            why = f"no price for model {clean(tally.unbounded_model)!r}"
             and_so = "" if self.unpriced else ", and no other limit applies"
             breaches += self._unknown(tally, breaches, "USD", prefix, why, and_so)
         if not breaches:
@@ -298,6 +298,7 @@ class Policy:
                 kind.observed(tally),
                 kind.reason,
                 kind.unit,
+                uncounted=True,
                 note=f"{why}, so {name}={cap} cannot be enforced{and_so}",
             )
             for kind, cap in self.limits.active

@@ -104,6 +104,15 @@ class Price:
             searches = (usage.web_searches or 0) * (at.web_search or NO_COST)
             return tokens.scaleb(PER_MILLION) + at.per_request + searches
 
+    def at_most(self, usage: Usage) -> Decimal | None:
+        """Return the most that a call can cost; `None` if a rate without a bound is missing."""
+        at = self.at(usage.input)
+        if usage.cache_write_1h and at.cache_write_1h is None and at.cache_write is not None:
+            # "1-hour cache write tokens are 2 times the base input tokens price":
+            # https://platform.claude.com/docs/en/build-with-claude/prompt-caching.
+            at = replace(at, cache_write_1h=max(2 * at.input, at.cache_write))
+        return at.of(usage)
+
     def saved_by_cache(self, usage: Usage) -> Decimal | None:
         """Return the USD that a cache saved for a call; `None` if it used none."""
         if not (usage.cache_read or usage.cache_write):
@@ -175,6 +184,13 @@ class Quote:
     """USD saved by a cache; `None` if it used none."""
     unknown: str | None = None
     """Why the price is unknown."""
+    at_most: Decimal | None = None
+    """Upper bound of an unknown price, if there is one."""
+
+    @property
+    def charge(self) -> Decimal | None:
+        """USD that limits and quotas count: the price, or its upper bound."""
+        return self.at_most if self.price is None else self.price
 
 
 NO_QUOTE: Final = Quote()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -13,6 +13,7 @@ from otel_limits.core.catalogue import (
     MODELS,
     PACKAGE,
     Catalogue,
+    dearest_prices,
     installed_version,
     is_disputed,
     price_of,
@@ -22,24 +23,33 @@ from otel_limits.core.labels import best_match
 from otel_limits.core.listings import canonical, is_local, vendor_by_id, vendor_of
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.price import NO_QUOTE, Price, Quote
-from otel_limits.core.regions import premium
-from otel_limits.core.terms import AUTOMATIC, STANDARD, BillableCall
+from otel_limits.core.regions import highest_premium, place_of, premium
+from otel_limits.core.terms import AUTOMATIC, SEARCHES, STANDARD, BillableCall, may_search
 from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.vendors.vendor import LOCAL
 
 if TYPE_CHECKING:
     from decimal import Decimal
 
+    from otel_limits.core.catalogue import CatalogEntry
+
 
 POLICY: Final = "policy"
+ANY: Final = "unknown"
+"""The provider of a call that could be any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceOverride:
-    """An entry of the policy file: the price of some models, or that they run locally."""
+    """An entry of the policy file: the price of some models, or where it is on the list.
+
+    With neither, they run locally and cost nothing.
+    """
 
     price: Price | None = None
-    """`None` for models that run locally and cost nothing."""
+    priced_as: str | None = None
+    """A model on the price list, such as `azure/gpt-4o`, whose price applies unless `price` is
+    set."""
     provider: str | None = None
     """The provider that it applies to; all if unset."""
 
@@ -58,6 +68,12 @@ MISSING: Final = (
 
 NO_PRICE: Final = "no price is known for it"
 DISPUTED_PRICE: Final = "two price lists disagree about it"
+NO_VENDOR: Final = (
+    "its class {!r} and its address identify no vendor (`as: {}/{}` in the policy file names one)"
+)
+NO_LIST: Final = (
+    "`as: {}` in the policy file needs the price list. Run: pip install 'otel-limits[prices]'"
+)
 NO_TIER: Final = "the service tier is the vendor's choice, and its answer does not name it"
 NO_OVERRIDES: Final[Mapping[str, PriceOverride]] = MappingProxyType({})
 
@@ -82,9 +98,16 @@ class Prices:
         self._override = functools.lru_cache(MODELS)(self._find_override)
         installed = installed_version()
         self._catalogue = Catalogue(installed) if installed else None
-        named = {POLICY: self._overrides, PACKAGE: self._catalogue}
+        # A reference to the list is not a price.
+        own = [each for each in self._overrides.values() if each.price or not each.priced_as]
+        named = {POLICY: own, PACKAGE: self._catalogue}
         self._policy_version = fingerprint(self._overrides)[:8] if self._overrides else ""
         self.source = "+".join(name for name, prices in named.items() if prices) or "none"
+
+    @property
+    def has_list(self) -> bool:
+        """Whether the price list is installed."""
+        return self._catalogue is not None
 
     @property
     def available(self) -> bool:
@@ -136,27 +159,55 @@ class Prices:
         # The address takes precedence over the class: an OpenAI client may call any server.
         vendor = call.vendor or canonical(call.provider)
         override = self._override(call.model, vendor, call.provider)
-        if (override is not None and override.price is None) or (
-            override is None and is_local(call.model, vendor)
-        ):
+        own = None if override is None else override.price
+        priced_as = None if override is None or own is not None else override.priced_as
+        if priced_as is not None:
+            if self._catalogue is None:
+                return Quote(unknown=NO_LIST.format(priced_as))
+            call = self._as_listed(call, priced_as)
+            vendor = call.vendor or canonical(call.provider)
+        elif own is None and (override is not None or is_local(call.model, vendor)):
             return Quote(price=NO_COST, source=LOCAL)
+        when = when or datetime.now(timezone.utc)
         # After local models, which are free in any case, and before any price.
         if call.unknowns:
-            return Quote(unknown="; ".join(call.unknowns))
-        if override is not None and override.price is not None:
+            quote = Quote(unknown="; ".join(call.unknowns))
+        elif own is not None:
             # For every service tier: the author of the policy file knows the contract.
-            return _quote_of(override.price, call, POLICY, self._policy_version)
-        return self._by_list(call, vendor, when or datetime.now(timezone.utc))
+            quote = _quote_of(own, call, POLICY, self._policy_version)
+        else:
+            quote = self._by_list(call, vendor, when)
+        if quote.unknown is None:
+            return quote
+        return replace(quote, at_most=self._upper_bound(call, own, vendor, when))
+
+    def _as_listed(self, call: BillableCall, name: str) -> BillableCall:
+        """Return a call as one of the listed model that it is priced as."""
+        listed = self.find(name)
+        # Such IDs are those of one vendor, so they need no prefix.
+        is_named = listed is not None and ("/" in name or vendor_by_id(name) is not None)
+        vendor = listed.vendor if listed is not None and is_named else call.vendor
+        searches = call.usage.web_searches is None and may_search(name, vendor)
+        return replace(
+            call,
+            model=name,
+            vendor=vendor,
+            own_class=None if is_named else call.own_class,
+            region=call.region or place_of(name),
+            unknowns=(*call.unknowns, SEARCHES) if searches else call.unknowns,
+            dearest=None if searches else call.dearest,
+        )
+
+    def find(self, name: str, vendor: str = ANY) -> CatalogEntry | None:
+        """Return a model on the list; without a vendor, by its prefix or from any vendor."""
+        return None if self._catalogue is None else self._catalogue.find(name, vendor)
 
     def _by_list(self, call: BillableCall, vendor: str, when: datetime) -> Quote:
         if self._catalogue is None:
             return Quote(unknown=NO_PRICE) if self._overrides else NO_QUOTE
-        # The answer did not contain the tier, and tiers differ by a factor of 2 and more.
-        if call.tier == AUTOMATIC:
-            return Quote(unknown=NO_TIER)
         listed = self._catalogue.find(call.model, vendor)
-        if listed is not None and is_disputed(listed, call.usage):
-            return Quote(unknown=DISPUTED_PRICE)
+        if (doubt := _doubt_about(listed, call)) is not None:
+            return Quote(unknown=doubt)
         price = None if listed is None else price_of(listed, call, when)
         if listed is None or price is None:
             at = "" if call.tier == STANDARD else f" at the service tier {call.tier}"
@@ -167,12 +218,48 @@ class Prices:
             return Quote(unknown=f"{NO_PRICE} in {call.region}")
         return _quote_of(price.times(more), call, PACKAGE, self._catalogue.version)
 
+    def _upper_bound(
+        self, call: BillableCall, own: Price | None, vendor: str, when: datetime
+    ) -> Decimal | None:
+        """Return the most that a call can cost although its price is unknown, if that is known."""
+        usage = call.dearest if call.unknowns else call.usage
+        if usage is None:
+            return None
+        if own is not None:
+            return own.at_most(usage)
+        listed = self.find(call.model, vendor)
+        if listed is None or call.own_class is not None:
+            return None
+        # The lists disagree about the discount: nothing costs more than to read it afresh.
+        usage = replace(usage, cache_read=0) if is_disputed(listed, usage) else usage
+        more = premium(listed.vendor, listed.info.id, call.region)
+        if more is None and call.region is not None:
+            more = highest_premium(listed.vendor, call.region)
+        if more is None or is_disputed(listed, usage):
+            return None
+        prices = dearest_prices(listed, replace(call, usage=usage), when)
+        amounts = [None if each is None else each.times(more).at_most(usage) for each in prices]
+        known = [each for each in amounts if each is not None]
+        return max(known) if len(known) == len(amounts) else None
+
     def _find_override(self, model: str, vendor: str, provider: str) -> PriceOverride | None:
         named = (provider, vendor, vendor_of(model, vendor), vendor_by_id(model))
         names = tuple(filter(None, named))
         held = [glob for glob, each in self._overrides.items() if each.holds_for(*names)]
         glob = best_match(held, model)
         return None if glob is None else self._overrides[glob]
+
+
+def _doubt_about(listed: CatalogEntry | None, call: BillableCall) -> str | None:
+    """Return why the price on the list may not be that of a call."""
+    if call.tier == AUTOMATIC:
+        # The answer did not contain the tier, and tiers differ by a factor of 2 and more.
+        return NO_TIER
+    if listed is None:
+        return None
+    if call.own_class is not None:
+        return NO_VENDOR.format(call.own_class, listed.vendor, listed.info.id)
+    return DISPUTED_PRICE if is_disputed(listed, call.usage) else None
 
 
 def _quote_of(price: Price, call: BillableCall, source: str, version: str) -> Quote:

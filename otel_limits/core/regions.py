@@ -64,3 +64,9 @@ def premium(vendor: str, model: str, region: str | None) -> Decimal | None:
     if region is None or known is None or known.place is None:
         return NO_PREMIUM
     return known.place.premium(model, region)
+
+
+def highest_premium(vendor: str, region: str) -> Decimal | None:
+    """Return the upper bound of an unknown `premium`; `None` if there is none."""
+    known = BY_NAME.get(vendor)
+    return None if known is None or known.place is None else known.place.dearest(region)

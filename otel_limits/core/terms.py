@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ STANDARDS: Final = frozenset(
 """Vendors' names for the default service tier."""
 PREFIXES: Final = ("on_demand_",)
 """Gemini's prefix of tier names, as in `ON_DEMAND_PRIORITY`."""
+DISCOUNTED: Final = frozenset({"batch", "flex"})
+"""Tiers that cost at most as much as the standard one:
+https://developers.openai.com/api/docs/pricing, https://ai.google.dev/gemini-api/docs/flex-inference."""
 AUTOMATIC: Final = "auto"
 """The vendor chooses the tier, and returns it: "the response body will include the service_tier
 value based on the processing mode actually used",
@@ -38,6 +41,8 @@ class PricingTerms:
 
     vendor: str | None = None
     """The vendor, if the address of the request identifies it."""
+    own_class: str | None = None
+    """The application's own model class, if it is used and its address is not a vendor's."""
     tier: str = STANDARD
     region: str | None = None
     """The requested region, if any."""
@@ -62,6 +67,9 @@ https://developers.openai.com/api/docs/guides/tools-web-search, "Chat Completion
 https://openrouter.ai/docs/features/web-search and https://openrouter.ai/perplexity/sonar."""
 
 
+SEARCHES: Final = "it may have searched the web, an unreported number of times"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillableCall:
     """One model call with all its pricing inputs."""
@@ -73,11 +81,15 @@ class BillableCall:
     tier: str = STANDARD
     vendor: str | None = None
     """The vendor, if the address identifies one other than `provider`."""
+    own_class: str | None = None
+    """The application's own model class, as in `PricingTerms`."""
     region: str | None = None
     """The region, if it may affect the price."""
     unknowns: tuple[str, ...] = ()
     """Why the price cannot be known: the request allows several, and the response does not show
     which applies."""
+    dearest: Usage | None = field(default=None, compare=False)
+    """The usage that would cost most, if there are `unknowns` and all of them have a bound."""
 
     @property
     def basis(self) -> str | None:
@@ -86,6 +98,7 @@ class BillableCall:
         basis_parts = {
             **parts,
             "vendor": self.vendor,
+            "own_class": self.own_class,
             "region": self.region,
             "open": self.unknowns or None,
         }
@@ -97,29 +110,40 @@ BASIS: Final = ("input_audio", "output_audio", "web_searches")
 """Counts that few calls have."""
 
 
+def may_search(model: str, vendor: str | None) -> bool:
+    """Return whether a model may search the web although the request does not ask for it."""
+    # LiteLLM's name, for an OpenAI client that calls OpenRouter.
+    named = f"openrouter/{model}" if vendor == "openrouter" else model
+    return SEARCH_MODEL.search(named) is not None
+
+
 def billable_call(
     model: str, provider: str, usage: Usage, answered_tier: str | None, terms: PricingTerms
 ) -> BillableCall:
     """Combine the terms of a request with its answer, which takes precedence."""
     # Vendors bill the tier in the answer: "priority" may be served, and billed, as standard.
     tier = named_tier(terms.tier if answered_tier is None else answered_tier)
-    opens = []
+    opens, dearest, is_bounded = [], usage, True
     if usage.cache_write and usage.cache_write_1h is None:
         # All of it was written for an hour.
         if terms.cache_ttls == {ONE_HOUR}:
-            usage = replace(usage, cache_write_1h=usage.cache_write)
+            usage = dearest = replace(usage, cache_write_1h=usage.cache_write)
         elif ONE_HOUR in terms.cache_ttls:
             opens.append("it wrote to 5-minute and 1-hour caches, in unreported proportions")
+            dearest = replace(usage, cache_write_1h=usage.cache_write)
     # Some vendors charge a different price for cached audio, and usage does not report its amount.
     is_cached = usage.cache_read + usage.cache_write > 0
     if (terms.audio_in and usage.input_audio is None) or (is_cached and usage.input_audio):
         opens.append("it has audio, and its cached and text shares are unreported")
+        # Audio costs more than text, and more than cached audio.
+        fresh = replace(dearest, cache_read=0, cache_write=0, cache_write_1h=None)
+        dearest = replace(fresh, input_audio=usage.input)
     if terms.audio_out and usage.output_audio is None:
         opens.append("it may have answered with an unreported amount of audio")
-    # LiteLLM's name, for an OpenAI client that calls OpenRouter.
-    named = f"openrouter/{model}" if terms.vendor == "openrouter" else model
-    if usage.web_searches is None and (terms.searches or SEARCH_MODEL.search(named)):
-        opens.append("it may have searched the web, an unreported number of times")
+        dearest = replace(dearest, output_audio=usage.output)
+    if usage.web_searches is None and (terms.searches or may_search(model, terms.vendor)):
+        opens.append(SEARCHES)
+        is_bounded = False
     # Vendors bill them by item, or by the tokens of another model; usage contains neither.
     opens += [
         f"it may have used the vendor's tool {tool}, at an unreported cost"
@@ -131,8 +155,10 @@ def billable_call(
         usage=usage,
         tier=tier,
         vendor=terms.vendor,
+        own_class=terms.own_class,
         region=terms.region,
         unknowns=tuple(opens),
+        dearest=dearest if is_bounded and not terms.server_tools else None,
     )
 
 
@@ -154,6 +180,7 @@ def billable_call_in_ledger(
         usage=replace(usage, **parts),
         tier=named_tier(tier or STANDARD),
         vendor=basis_parts.get("vendor"),
+        own_class=basis_parts.get("own_class"),
         region=basis_parts.get("region"),
         unknowns=tuple(basis_parts.get("open", ())),
     )

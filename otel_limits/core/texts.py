@@ -31,6 +31,7 @@ from otel_limits.core.limits import (
     QUOTA_EXCEEDED_STOP_REASON,
     QUOTA_UNAVAILABLE_STOP_REASON,
     TREE_PREFIX,
+    USD,
 )
 from otel_limits.core.secrets import redact_url
 
@@ -69,6 +70,13 @@ NEXT: Final[Mapping[str, str]] = {
     "sets the behavior during an outage.",
 }
 """The next step after a halt, by stop reason, if it is not to raise the limit."""
+
+PRICE_NEXT: Final = "Add a price under models in the policy file."
+UNMEASURED_NEXT: Final = "Set OTEL_LIMITS_UNMEASURED=estimate to count such calls by estimate."
+BOUND_NEXT: Final = (
+    "Calls with an unknown price count at its upper bound: add a price under models in the policy "
+    "file to count them exactly."
+)
 
 EXEMPT: Final = "OTEL_LIMITS_EXEMPT_TOOLS exempts a tool that is meant to poll."
 
@@ -135,14 +143,16 @@ def _next_step(breach: Breach) -> str:
     # No limit of otel-limits was reached, so none can be raised here.
     if breach.limit == GATEWAY_BUDGET:
         return "Raise the budget there."
+    if breach.uncounted:
+        return PRICE_NEXT if breach.unit == USD else UNMEASURED_NEXT
     if breach.reason in NEXT or breach.limit in LOOP_NEXT:
         return NEXT.get(breach.reason) or LOOP_NEXT[breach.limit]
-    if _is_unmeasured(breach):
-        return (
-            "Add a price under models in the policy file."
-            if breach.unit == "USD"
-            else "Set OTEL_LIMITS_UNMEASURED=estimate to count such calls by estimate."
-        )
+    if breach.at_most:
+        return f"{BOUND_NEXT} {_raise(breach)}"
+    return _raise(breach)
+
+
+def _raise(breach: Breach) -> str:
     there = " there" if breach.origin else ""
     # The tree is exhausted: the agent would be halted immediately if called again within it.
     if breach.limit.startswith(TREE_PREFIX):
@@ -183,14 +193,9 @@ def for_end_user(agent: str, verdict: Verdict, message: str) -> str:
     """
     limit, used = _limit_and_use(verdict.breach)
     reason = WHY.get(verdict.reason, "it reached a limit")
-    if _is_unmeasured(verdict.breach):
+    if verdict.breach is not None and verdict.breach.uncounted:
         reason = "its usage could not be measured"
     return message.format(agent=agent, reason=reason, limit=limit, used=used)
-
-
-def _is_unmeasured(breach: Breach | None) -> bool:
-    """Return whether a cap was not reached, but the usage of a call is unknown."""
-    return breach is not None and bool(breach.note) and breach.reason not in QUOTA_REASONS
 
 
 def _limit_and_use(breach: Breach | None) -> tuple[str, str]:
@@ -204,7 +209,8 @@ def _limit_and_use(breach: Breach | None) -> tuple[str, str]:
         return limit, ""
     kind = LIMITS.get(breach.limit.removeprefix(TREE_PREFIX))
     is_refusal = kind is not None and kind.is_refusal  # `observed` includes the refused call
-    return limit, limit if is_refusal else _amount(breach.observed, breach.unit)
+    used = limit if is_refusal else _amount(breach.observed, breach.unit)
+    return limit, f"at most {used}" if breach.at_most else used
 
 
 def _amount(number: Number, unit: str) -> str:
@@ -245,7 +251,7 @@ def cause_of(verdict: Verdict) -> str:
         return "the model vendor's budget is used up"
     if verdict.reason in CAUSES or breach is None:
         return CAUSES.get(verdict.reason, "a limit was reached")
-    if _is_unmeasured(breach):
+    if breach.uncounted:
         return "the usage could not be measured"
     return f"{_cap_of(breach)} was reached"
 

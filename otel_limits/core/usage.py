@@ -109,9 +109,13 @@ class Tally:
     cache_write: int = 0
     cost: Decimal = NO_COST
     """USD of every model call with a known price."""
+    cost_at_most: Decimal = NO_COST
+    """`cost`, plus the upper bounds of unknown prices: the value that a limit in USD counts."""
     unpriced_calls: int = 0
     """Model calls with tokens but without a known price."""
-    unpriced_model: str = ""
+    unbounded_calls: int = 0
+    """Those of them whose price has no known upper bound either."""
+    unbounded_model: str = ""
     """The model of the last of them."""
     tool_calls: int = 0
     """Tool calls that ran, without retries and refused or denied calls."""
@@ -138,6 +142,11 @@ class Tally:
             cache_read=self.cache_read,
             cache_write=self.cache_write,
         )
+
+    @property
+    def has_bounds(self) -> bool:
+        """True if `cost_at_most` contains upper bounds of unknown prices."""
+        return self.cost_at_most != self.cost
 
     @property
     def tokens(self) -> int:

@@ -15,6 +15,7 @@ MORE_UNPRICED = (
     "More than %d models have no price. Further models are only counted in the metric "
     "otel_limits_unpriced_tokens_total."
 )
+BOUND_EFFECT = "Limits and quotas in USD count its upper bound."
 UNPRICED_EFFECT = {
     logging.INFO: "Its tokens are counted as unpriced.",
     logging.WARNING: "max_cost_usd does not cover it: its calls count as 0 USD. Set "
@@ -43,7 +44,8 @@ class LogObserver(BaseObserver):
         """Log once per model and level why it has no price; a warning if cost is limited."""
         if event.unpriced is None:
             return
-        level = logging.WARNING if event.cost_is_limited else logging.INFO
+        is_bounded = event.price_at_most is not None
+        level = logging.WARNING if event.cost_is_limited and not is_bounded else logging.INFO
         logged, mine = self._unpriced[level], object()
         # Bounded, because model names may come from user input. `setdefault`, because two agents
         # may call a model concurrently.
@@ -57,7 +59,7 @@ class LogObserver(BaseObserver):
             "Cannot price model %r: %s. %s Add a price under models in the policy file.",
             clean(event.model),
             event.unpriced,
-            UNPRICED_EFFECT[level],
+            BOUND_EFFECT if is_bounded else UNPRICED_EFFECT[level],
         )
 
 
@@ -67,7 +69,7 @@ def _log_threshold(event: LimitWarning) -> None:
         event.invocation.agent,
         event.level.ratio * 100,
         event.level.limit,
-        event.level.observed,
+        f"at most {event.level.observed}" if event.level.at_most else event.level.observed,
         event.level.cap,
     )
 

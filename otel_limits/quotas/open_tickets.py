@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_limits.core.usage import NO_COST
 from otel_limits.quotas.estimates import Estimates
 from otel_limits.quotas.keys import fits
-from otel_limits.quotas.tickets import UNPRICED, InvocationState, Ticket, lookup_of, need_of
+from otel_limits.quotas.tickets import InvocationState, Ticket, lookup_of, need_of
 from otel_limits.runs.gate import Request
 
 if TYPE_CHECKING:
@@ -134,7 +135,11 @@ class OpenTickets:
         ticket = self.open(request)
         if ticket is not None:
             # It was already sent and cannot be refused.
-            ticket.leave_out([need for need in ticket.needs if need.amount == UNPRICED])
+            ticket.needs = [
+                replace(need, amount=max(0, need.amount))
+                for need in ticket.needs
+                if need.quota.unit != "usd" or call.charge is not None
+            ]
             self._client.fill(ticket, forced=True)
             self._note(ticket, call)
             self._settle(self._invocations[call.invocation.id])
@@ -143,7 +148,7 @@ class OpenTickets:
     def _note(self, ticket: Ticket, call: ModelCall) -> None:
         ticket.calls = 1
         ticket.tokens = call.usage.total
-        ticket.cost = call.price or NO_COST
+        ticket.cost = call.charge or NO_COST
         # Only measured usage improves estimates.
         if call.kind == "measured":
             self._estimates.record(ticket.request.model, ticket.request.input, call.usage)

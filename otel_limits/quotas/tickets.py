@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from opentelemetry import baggage
 
 from otel_limits.core.events import Decision, QuotaDecision, QuotaUse
+from otel_limits.core.labels import clean
 from otel_limits.core.limits import (
     QUOTA_EXCEEDED_STOP_REASON,
     QUOTA_UNAVAILABLE_STOP_REASON,
     Breach,
 )
 from otel_limits.core.policy import Action, Verdict
+from otel_limits.core.price import NO_QUOTE, Quote
 from otel_limits.core.quota_state import QuotaRefusal
 from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.quotas.keys import key_text
@@ -49,7 +51,7 @@ SLOT_RETRY_SECONDS: Final = 1.0
 UNPRICED: Final = -1
 """Marks an unknown amount of money."""
 
-PriceOf: TypeAlias = "Callable[[Request, Usage], Decimal | None]"
+PriceOf: TypeAlias = "Callable[[Request, Usage], Quote]"
 Known: TypeAlias = Callable[[Count], CountState | None]
 Asked: TypeAlias = "tuple[QuotaNeed, Demand]"
 Denied: TypeAlias = "tuple[QuotaNeed, Breach]"
@@ -65,6 +67,8 @@ class QuotaNeed:
     """The amount of the quota for this key and plan, before changes in the store."""
     amount: int
     """Reserved parts."""
+    at_most: bool
+    """True if it is the upper bound of an unknown price."""
     certain: bool
     """True if actual usage cannot exceed it."""
     model: str
@@ -175,11 +179,13 @@ def need_of(
     """Return what a request needs of an applicable quota."""
     action = quota.action or request.action
     key = quota.key.key(quota.name, lookup)
+    quote = price(request, estimate.usage) if quota.unit == "usd" else NO_QUOTE
     return QuotaNeed(
         quota=quota,
         key=key,
         limit=quota.amount_of(key, lookup),
-        amount=_amount(quota.unit, request, estimate.usage, price),
+        amount=_amount(quota.unit, estimate.usage, quote),
+        at_most=quote.at_most is not None,
         # Counts of calls do not depend on the answer.
         certain=estimate.certain or quota.unit not in ("tokens", "usd"),
         model=request.model,
@@ -256,7 +262,8 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: CountState
     wait = max(0, math.ceil(room_at(demand, standing, reply.now) - reply.now))
     figures = quota.figures(standing)
     reserved = f", {figures.reserved} reserved by in-flight calls" if standing.reserved else ""
-    needs = f", and this call needs {in_unit(quota.unit, this)}" if is_refused else including
+    amount = f"{'at most ' if need.at_most else ''}{in_unit(quota.unit, this)}"
+    needs = f", and this call needs {amount}" if is_refused else including
     burst = " in a burst" if count.refill else ""
     note = (
         f"quota {quota.name!r} allows {in_words(quota.unit, standing.limit)}{burst}"
@@ -360,8 +367,8 @@ def _state(need: QuotaNeed, standing: CountState, ends: float) -> str:
 def without_price(need: QuotaNeed, demand: Demand, known: CountState | None, now: float) -> Breach:
     """Describe a refusal because the price is unknown."""
     note = (
-        f"quota {need.quota.name!r}{_whose(need)} is in USD, and the model has no known price; add "
-        "one under models in the policy file"
+        f"quota {need.quota.name!r}{_whose(need)} is in USD, and no price for model "
+        f"{clean(need.model)!r} is known"
     )
     ends = resets_at(demand.count, known, now)
     refusal = _refusal(
@@ -370,7 +377,7 @@ def without_price(need: QuotaNeed, demand: Demand, known: CountState | None, now
         resets_at=ends,
         retry_after=max(0, math.ceil(ends - now)),
     )
-    return _breach(need, need.limit, 0, note, refusal)
+    return replace(_breach(need, need.limit, 0, note, refusal), uncounted=True)
 
 
 def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDecision:
@@ -432,11 +439,10 @@ def _breach(
     )
 
 
-def _amount(unit: Unit, request: Request, worst: Usage, price: PriceOf) -> int:
-    """Return the worst case of a call, in parts; `UNPRICED` if its price is unknown."""
+def _amount(unit: Unit, worst: Usage, quote: Quote) -> int:
+    """Return the worst case of a call, in parts; `UNPRICED` if no price and no bound is known."""
     if unit == "tokens":
         return worst.total
     if unit != "usd":
         return 1
-    cost = price(request, worst)
-    return UNPRICED if cost is None else parts_of_usd(cost)
+    return UNPRICED if quote.charge is None else parts_of_usd(quote.charge)

@@ -29,7 +29,7 @@ class Reservation:
     input: int = 0
     output: int = 0
     cost: Decimal = NO_COST
-    """USD for these tokens, if there is a cost limit and the price is known."""
+    """USD for these tokens, if there is a cost limit and the price or its bound is known."""
 
 
 class Budget:
@@ -67,7 +67,7 @@ class Budget:
         held.model_calls += reservation.model_calls
         held.input += reservation.input
         held.output += reservation.output
-        held.cost = EXACT.add(held.cost, reservation.cost)
+        held.cost_at_most = EXACT.add(held.cost_at_most, reservation.cost)
 
     def release(self, reservation: Reservation) -> None:
         """Release a reservation."""
@@ -76,7 +76,7 @@ class Budget:
         held.model_calls -= reservation.model_calls
         held.input -= reservation.input
         held.output -= reservation.output
-        held.cost = EXACT.subtract(held.cost, reservation.cost)
+        held.cost_at_most = EXACT.subtract(held.cost_at_most, reservation.cost)
 
     def reached(
         self,

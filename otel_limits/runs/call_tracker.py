@@ -12,8 +12,6 @@ from otel_limits.runs.unreported_calls import UnreportedCalls
 from otel_limits.usage.normaliser import combined, completed
 
 if TYPE_CHECKING:
-    from decimal import Decimal
-
     from otel_limits.core.policy import Verdict
     from otel_limits.core.price import Quote
     from otel_limits.core.terms import BillableCall
@@ -128,12 +126,12 @@ class CallTracker:
         """Count usage that is reported before the call ends, as realtime models do."""
         call.record = combined(call.record, part)
         usage = call.record.usage
-        price = self._scope.services.quote(call.billable(usage)).price
+        quote = self._scope.services.quote(call.billable(usage))
         with self._scope.services.lock:
             if call.is_open:
                 for budget in self._scope.budgets:
-                    add_usage(budget.tally, call, usage, price)
-                call.counted, call.counted_cost = usage, price or NO_COST
+                    add_usage(budget.tally, call, usage, quote)
+                call.counted, call.counted_quote = usage, quote
 
     def settle(
         self,
@@ -169,7 +167,7 @@ class CallTracker:
         billable = call.billable(counted)
         quote = scope.services.quote(billable)
         retried = failed and not aborted
-        number = self._count(call, counted, quote.price, estimated=estimated, retried=retried)
+        number = self._count(call, counted, quote, estimated=estimated, retried=retried)
         if number is not None:
             self._publish(call, number, kind, billable, quote, estimated=estimated)
 
@@ -228,7 +226,7 @@ class CallTracker:
         self,
         call: InFlightCall,
         usage: Usage,
-        price: Decimal | None,
+        quote: Quote,
         *,
         estimated: bool,
         retried: bool,
@@ -240,7 +238,7 @@ class CallTracker:
             if not call.is_open:  # another thread has finished the invocation
                 return None
             for budget in scope.budgets:
-                add_call(budget.tally, call, usage, price, estimated=estimated)
+                add_call(budget.tally, call, usage, quote, estimated=estimated)
             if usage.output > scope.budgets.outputs.get(call.model, 0):
                 scope.budgets.outputs[call.model] = usage.output
             self._release(call, failed=retried)
@@ -274,6 +272,7 @@ class CallTracker:
                 price_source=quote.source,
                 price_version=quote.version,
                 price_basis=billable.basis,
+                price_at_most=quote.at_most,
                 unpriced=quote.unknown,
                 cache_saved=quote.cache_saved,
                 cost_is_limited=scope.budgets.ignores_unpriced,
@@ -298,30 +297,36 @@ def estimate_reservation(call: InFlightCall, scope: Scope) -> Reservation:
     cost = None
     if scope.budgets.has_cost_limit:
         expected = Usage(input=call.input_estimate, output=output)
-        cost = scope.services.quote(call.billable(expected)).price
+        cost = scope.services.quote(call.billable(expected)).charge
     return Reservation(
         model_calls=1, input=call.input_estimate, output=output, cost=cost or NO_COST
     )
 
 
 def add_call(
-    tally: Tally, call: InFlightCall, usage: Usage, price: Decimal | None, *, estimated: bool
+    tally: Tally, call: InFlightCall, usage: Usage, quote: Quote, *, estimated: bool
 ) -> None:
     """Add one model call to a tally."""
-    add_usage(tally, call, usage, price)
+    add_usage(tally, call, usage, quote)
     tally.model_calls += 1
     if estimated:
         tally.unmeasured_calls += 1
         tally.unmeasured_model = call.model
-    if price is None and usage.total:
+    if quote.price is None and usage.total:
         tally.unpriced_calls += 1
-        tally.unpriced_model = call.model
+        if quote.at_most is None:
+            tally.unbounded_calls += 1
+            tally.unbounded_model = call.model
 
 
-def add_usage(tally: Tally, call: InFlightCall, usage: Usage, price: Decimal | None) -> None:
+def add_usage(tally: Tally, call: InFlightCall, usage: Usage, quote: Quote) -> None:
     """Add the current usage of a call to a tally, without the part that was counted before."""
     tally.input += usage.input - call.counted.input
     tally.output += usage.output - call.counted.output
     tally.cache_read += usage.cache_read - call.counted.cache_read
     tally.cache_write += usage.cache_write - call.counted.cache_write
-    tally.cost = EXACT.add(tally.cost, EXACT.subtract(price or NO_COST, call.counted_cost))
+    before = call.counted_quote
+    cost = EXACT.subtract(quote.price or NO_COST, before.price or NO_COST)
+    at_most = EXACT.subtract(quote.charge or NO_COST, before.charge or NO_COST)
+    tally.cost = EXACT.add(tally.cost, cost)
+    tally.cost_at_most = EXACT.add(tally.cost_at_most, at_most)

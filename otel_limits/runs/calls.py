@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextvars
 from typing import TYPE_CHECKING, Final
 
+from otel_limits.core.price import NO_QUOTE
 from otel_limits.core.terms import DEFAULT_TERMS, billable_call
-from otel_limits.core.usage import NO_COST, NO_USAGE, NOTHING_REPORTED, Usage, UsageRecord
+from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Usage, UsageRecord
 from otel_limits.usage.text import tokens_of_text
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class InFlightCall:
     """The usage that the provider reported."""
     counted: Usage = NO_USAGE
     """The part of it that was counted before the end."""
-    counted_cost = NO_COST
-    """Its price, as far as it is known."""
+    counted_quote = NO_QUOTE
+    """Its price."""
     terms = DEFAULT_TERMS
     """The pricing terms of the request."""
 

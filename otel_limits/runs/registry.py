@@ -26,6 +26,7 @@ from otel_limits.runs.tree import current, current_scope, leave_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from otel_limits.core.price import Quote
     from otel_limits.core.usage import Number, Usage
     from otel_limits.runs.gate import Request
 
@@ -69,10 +70,10 @@ class RunRegistry(Services):
         """Return the number of active invocations."""
         return len(self._live)
 
-    def price_of_request(self, request: Request, usage: Usage) -> Decimal | None:
-        """Return the USD that a model call would cost with this usage; `None` if unknown."""
+    def price_of_request(self, request: Request, usage: Usage) -> Quote:
+        """Return the price that a model call would have with this usage."""
         call = billable_call(request.model, request.provider, usage, None, request.terms)
-        return self.quote(call).price
+        return self.quote(call)
 
     def kill(
         self,

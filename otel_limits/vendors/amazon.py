@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from decimal import Decimal
+from typing import Final
 
 from otel_limits.vendors.images import ByArea, Flat
 from otel_limits.vendors.vendor import (
@@ -17,9 +18,6 @@ from otel_limits.vendors.vendor import (
     Vendor,
 )
 
-if TYPE_CHECKING:
-    from decimal import Decimal
-
 NOVA_PIXELS: Final = 630
 """Pixels per token: about 800, 1,300 and 2,600 tokens for 900x450, 900x900 and 1300x1300."""
 NOVA_2_TOKENS: Final = 230
@@ -31,6 +29,8 @@ BOTH_LISTED: Final = ("global.", "regional.")
 AMERICAN: Final = re.compile(r"us|us-(?:east|west)-\d")
 """The regions whose prices are on the list for all other models. Elsewhere most cost 5 to 70% more,
 with no common factor."""
+DEAREST: Final = Decimal("1.7")
+"""Meta's Llama 3 in São Paulo."""
 
 
 def _premium(model: str, place: str) -> Decimal | None:
@@ -38,6 +38,10 @@ def _premium(model: str, place: str) -> Decimal | None:
     # Amazon's own models cost up to 30% more outside the US than the regional price on the list.
     is_listed = is_listed and not model.startswith("regional.amazon.")
     return NO_PREMIUM if is_listed or AMERICAN.fullmatch(place) else None
+
+
+def _dearest(place: str) -> Decimal | None:
+    return None if "-gov" in place else DEAREST
 
 
 AMAZON: Final = Vendor(
@@ -56,6 +60,7 @@ AMAZON: Final = Vendor(
     page_as_text=600,
     place=PlaceRule(
         premium=_premium,
+        dearest=_dearest,
         hosts=(re.compile(r"//bedrock[a-z-]*\.([a-z0-9-]+)\.(?:amazonaws\.com|api\.aws)"),),
         model_ids=(
             re.compile(r"arn:aws[^:]*:bedrock:([^:]+):"),

@@ -43,6 +43,10 @@ def _premium(model: str, place: str) -> Decimal | None:  # noqa: ARG001
     return PREMIUM
 
 
+def _dearest(place: str) -> Decimal | None:  # noqa: ARG001  the same in each region
+    return PREMIUM
+
+
 MEDIA_SOURCE: Final = Source(
     "https://platform.claude.com/docs/en/build-with-claude/vision", "2026-11-22"
 )
@@ -61,7 +65,7 @@ ANTHROPIC: Final = Vendor(
         {"code_execution", "mcp_toolset", "tool_search_tool_bm25", "tool_search_tool_regex"}
         | {"web_fetch"}
     ),
-    place=PlaceRule(premium=_premium),
+    place=PlaceRule(premium=_premium, dearest=_dearest),
     sources={
         "hosts": PRICE_LIST,
         "classes": Source("anthropic-sdk-python, types/usage.py", "2026-11-22"),

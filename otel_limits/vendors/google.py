@@ -48,6 +48,10 @@ def _premium(model: str, place: str) -> Decimal | None:
     return PREMIUM if MORE.match(model) and place != HIDDEN_REGION else None
 
 
+def _dearest(place: str) -> Decimal | None:  # noqa: ARG001  the same in each region
+    return PREMIUM
+
+
 MEDIA_SOURCE: Final = Source("https://ai.google.dev/gemini-api/docs/tokens", "2026-11-22")
 
 GOOGLE: Final = Vendor(
@@ -69,6 +73,7 @@ GOOGLE: Final = Vendor(
     ),
     place=PlaceRule(
         premium=_premium,
+        dearest=_dearest,
         hosts=(
             re.compile(r"//([a-z0-9-]+)-aiplatform\.googleapis\.com"),
             re.compile(r"//aiplatform\.([a-z]+)\.rep\.googleapis\.com"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from decimal import Decimal
+from typing import Final
 
 from otel_limits.vendors.images import ImagePatches, ImageTiles
 from otel_limits.vendors.vendor import (
@@ -18,9 +19,6 @@ from otel_limits.vendors.vendor import (
     UsageRule,
     Vendor,
 )
-
-if TYPE_CHECKING:
-    from decimal import Decimal
 
 # Cached tokens and reasoning are parts of prompt_tokens and completion_tokens. xAI (Chat) and
 # Gemini's OpenAI endpoint exclude reasoning from completion_tokens; only the total includes it:
@@ -65,12 +63,18 @@ MEDIA: Final = (
     ),
 )
 
+DEAREST_ZONE: Final = Decimal("1.2")
+"""Azure's data zones and regions cost 10 to 20% more."""
 SINCE_MARCH_2026: Final = re.compile(r"(?:ft:)?gpt-(?:5\.[4-9]|[6-9]|realtime-2\.1)")
 """Models "released on or after March 5, 2026". That began with GPT-5.4."""
 
 
 def _premium(model: str, place: str) -> Decimal | None:  # noqa: ARG001  the same in each region
     return PREMIUM if SINCE_MARCH_2026.match(model) else NO_PREMIUM
+
+
+def _dearest(place: str) -> Decimal | None:  # noqa: ARG001  the same in each region
+    return PREMIUM
 
 
 MEDIA_SOURCE: Final = Source(
@@ -82,6 +86,10 @@ def _of_zone(model: str, place: str) -> Decimal | None:  # noqa: ARG001
     return None
 
 
+def _dearest_zone(place: str) -> Decimal | None:  # noqa: ARG001
+    return DEAREST_ZONE
+
+
 OPENAI: Final = Vendor(
     name="openai",
     aliases=("openai_responses", "text-completion-openai"),
@@ -91,7 +99,9 @@ OPENAI: Final = Vendor(
     media_of_classes=MEDIA[-1],
     # MCP servers and the search of tools cost their tokens.
     token_tools=frozenset({"mcp", "tool_search"}),
-    place=PlaceRule(premium=_premium, hosts=(re.compile(r"//([a-z]{2})\.api\.openai\.com"),)),
+    place=PlaceRule(
+        premium=_premium, dearest=_dearest, hosts=(re.compile(r"//([a-z]{2})\.api\.openai\.com"),)
+    ),
     # As frameworks use its client for any other vendor, whose name is then in the model ID.
     is_gateway=True,
     sources={
@@ -118,7 +128,11 @@ AZURE: Final = Vendor(
     ),
     token_tools=OPENAI.token_tools,
     # LiteLLM's infix for deployments in a data zone or region, which cost more.
-    place=PlaceRule(premium=_of_zone, model_ids=(re.compile(r"^azure/(us|eu)/"),)),
+    place=PlaceRule(
+        premium=_of_zone,
+        dearest=_dearest_zone,
+        model_ids=(re.compile(r"^azure/(us|eu)/"),),
+    ),
     sources={
         "aliases": CONVENTIONS,
         "hosts": PRICE_LIST,

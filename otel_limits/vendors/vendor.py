@@ -66,6 +66,8 @@ class PlaceRule:
 
     premium: Callable[[str, str], Decimal | None]
     """Given a model on the list and a place, the factor on list prices; `None` if unknown."""
+    dearest: Callable[[str], Decimal | None]
+    """Given a place, the highest factor known of any such place; `None` if unknown."""
     hosts: tuple[re.Pattern[str], ...] = ()
     """Addresses that contain a place."""
     model_ids: tuple[re.Pattern[str], ...] = ()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import redis
 
 from otel_limits.core.events import Invocation, ModelCall, QuotaUse
+from otel_limits.core.price import Quote
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.engine import Engine
@@ -82,7 +83,7 @@ class Process:
             lambda: quotas,
             StoreClient(executor, TIMEOUT),
             publish=self.events.append,
-            price=lambda *_: Decimal(1),
+            price=lambda *_: Quote(price=Decimal(1)),
             lines=WaitQueues(Deadlines()),
             deadlines=Deadlines(),
         )

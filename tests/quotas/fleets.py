@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.core.events import Invocation, ModelCall, QuotaDecision, QuotaWait
+from otel_limits.core.price import Quote
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.engine import Engine
@@ -47,7 +48,7 @@ class Worker:
             lambda: [held],
             StoreClient(store_worker, 2.0),
             publish=self.events.append,
-            price=lambda *_: Decimal(1),
+            price=lambda *_: Quote(price=Decimal(1)),
             lines=self.lines,
             deadlines=Deadlines(),
         )

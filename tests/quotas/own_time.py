@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.core.events import Invocation, ModelCall, Stop
+from otel_limits.core.price import Quote
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import LEASE_SECONDS, StoreClient
 from otel_limits.quotas.engine import Engine
@@ -166,7 +167,7 @@ class Worker:
             lambda: tuple(QUOTAS.values()),
             StoreClient(executor, 2.0),
             publish=lambda _: None,
-            price=lambda *_: Decimal(0),
+            price=lambda *_: Quote(price=Decimal(0)),
             lines=self.lines,
             deadlines=timers,
         )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -63,7 +63,8 @@ def store_of() -> Iterator[StoreOf]:
 def need_of(held: Quota) -> QuotaNeed:
     """The need of one call for a quota."""
     key = held.key.key(held.name, lambda _: None)
-    return QuotaNeed(held, key, limit=held.amount, amount=1, certain=True, model="m", action="halt")
+    parts: dict[str, Any] = {"limit": held.amount, "amount": 1, "at_most": False, "certain": True}
+    return QuotaNeed(held, key, **parts, model="m", action="halt")
 
 
 def demand_of(held: Quota, now: float) -> Demand:

@@ -77,6 +77,8 @@ def question(verdict: Verdict, invocation: Invocation) -> InterruptException:
                 "reason": breach.reason,
                 "unit": breach.unit,
                 "note": breach.note,
+                "uncounted": breach.uncounted,
+                "at_most": breach.at_most,
                 "subject": breach.subject,
                 "origin": breach.origin,
                 "agent": invocation.agent,

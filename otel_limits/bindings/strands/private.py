@@ -134,6 +134,18 @@ PRIVATE_NAMES: Final = (
         "A client created by the application has the address, which identifies the vendor.",
         "Such calls are priced as calls to OpenAI.",
     ),
+    *(
+        PrivateName(
+            module,
+            f"{name}()._bedrock_mantle_config",
+            "Set if the client calls Bedrock's OpenAI-compatible endpoint, in the region of it.",
+            "Such calls are priced as calls to OpenAI.",
+        )
+        for module, name in (
+            ("strands.models.openai", "OpenAIModel"),
+            ("strands.models.openai_responses", "OpenAIResponsesModel"),
+        )
+    ),
     PrivateName(
         REALTIME_AGENT,
         "BidiAgent()._loop",

@@ -48,7 +48,7 @@ SESSIONS: Final = tuple(
 )
 """Methods of realtime agents."""
 
-CLIENTS: Final = ("strands.models.openai",)
+CLIENTS: Final = ("strands.models.openai", "strands.models.openai_responses")
 """Models of vendors, whose client need not be installed."""
 
 UNFOLLOWED: Final = "Without it no agent can be tracked or halted."

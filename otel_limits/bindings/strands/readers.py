@@ -70,20 +70,24 @@ def model_id(model: object) -> str:
     return known if isinstance(known, str) else "unknown"
 
 
-@functools.lru_cache(MODEL_CLASSES)
 def provider_of(model: type) -> str:
+    """Return the provider of a model class; for an application's own, the name of the class."""
+    return known_provider(model) or model.__qualname__
+
+
+@functools.lru_cache(MODEL_CLASSES)
+def known_provider(model: type) -> str | None:
     """Return the provider of a model class, after which Strands names the module.
 
-    Subclasses have the same provider.
+    Subclasses have the same provider. `None` for an application's own class.
     """
-    # The provider of an application's class is unknown; its name is the best label.
     for each in model.__mro__:
         if each.__module__ in REALTIME:
             return REALTIME[each.__module__]
         package, _, module = each.__module__.rpartition(".")
         if package == MODELS and module not in ABSTRACT:
             return module
-    return model.__qualname__
+    return None
 
 
 def note_chunk(call: InFlightCall, chunk: Mapping[str, Any]) -> None:

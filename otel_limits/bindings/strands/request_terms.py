@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.strands.private import bedrock_url, custom_client
-from otel_limits.bindings.strands.readers import DICTIONARIES, model_id, provider_of
+from otel_limits.bindings.strands.readers import DICTIONARIES, known_provider, model_id, provider_of
 from otel_limits.bindings.strands.request_regions import REGIONS, ModelSetting, region_of, variable
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.listings import canonical, vendor_at, vendor_of
@@ -134,9 +134,11 @@ def terms_of(model: Any, content: object = ()) -> PricingTerms:
         addresses = _addresses(model)
         at_address = next(filter(None, map(vendor_at, addresses)), None)
         provider = canonical(provider_of(model.__class__))
+        is_known = at_address is not None or known_provider(model.__class__) is not None
         vendor = BY_NAME.get(at_address or vendor_of(model_id(model), provider))
         return PricingTerms(
             vendor=at_address,
+            own_class=None if is_known else model.__class__.__qualname__,
             tier=_tier(settings),
             region=region_of(model, settings, addresses),
             cache_ttls=frozenset(_ttls(model, settings, points)) or DEFAULT_TERMS.cache_ttls,
@@ -279,15 +281,15 @@ def _has(value: object, wanted: Mapping[str, str]) -> bool:
 
 
 def _addresses(model: Any) -> list[str]:
-    """Return a client's addresses, if its class may be used with other vendors."""
-    provider = provider_of(model.__class__)
-    if provider not in MOVABLE:
+    """Return a client's addresses, if its class may be used with any vendor."""
+    provider = known_provider(model.__class__)
+    if provider is not None and provider not in MOVABLE:
         return []
     client = getattr(model, "client", None) or custom_client(model)
     held = (getattr(model, "client_args", None), getattr(model, "config", None))
     told = [each.get(name) for each in held if isinstance(each, Mapping) for name in ADDRESSES]
     told += [getattr(model, "host", None), getattr(client, "base_url", None), bedrock_url(model)]
-    is_openai = vendor_of(model_id(model), canonical(provider)) == "openai"
-    if provider in BY_VARIABLE and is_openai and client is None and not any(told):
-        told.append(variable(*BY_VARIABLE[provider]))
+    if provider is not None and provider in BY_VARIABLE and client is None and not any(told):
+        is_openai = vendor_of(model_id(model), canonical(provider)) == "openai"
+        told += [variable(*BY_VARIABLE[provider])] if is_openai else []
     return [str(each) for each in told if each]

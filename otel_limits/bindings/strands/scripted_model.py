@@ -84,9 +84,18 @@ class ScriptedModel(Model):
         tool_specs: Tool specifications of each request.
     """
 
-    def __init__(self, script: Iterable[Answer], model_id: str = "scripted") -> None:
-        """Use the answers in order; running out of them is an error of the test."""
-        self.config = {"model_id": model_id}
+    def __init__(
+        self, script: Iterable[Answer], model_id: str = "scripted", base_url: str = ""
+    ) -> None:
+        """Use the answers in order; running out of them is an error of the test.
+
+        Args:
+            script: The answers.
+            model_id: The ID of the model.
+            base_url: Address of a vendor, whose price then applies, such as
+                `https://api.openai.com/v1`. It is never called.
+        """
+        self.config = {"model_id": model_id, "base_url": base_url}
         self.calls = 0
         self.requests: list[Messages] = []
         self.tool_specs: list[list[ToolSpec] | None] = []

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import logging
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
@@ -32,7 +33,12 @@ from otel_limits.bindings.strands.marks import HOST, mark
 from otel_limits.bindings.strands.pending_waits import PendingWaits
 from otel_limits.bindings.strands.private import session_span
 from otel_limits.bindings.strands.projection import projected_input
-from otel_limits.bindings.strands.readers import audit_attributes, model_id, provider_of
+from otel_limits.bindings.strands.readers import (
+    audit_attributes,
+    known_provider,
+    model_id,
+    provider_of,
+)
 from otel_limits.bindings.strands.span_writer import write_end, write_halt, write_warnings
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import (
@@ -222,6 +228,8 @@ class Session:
         )
         if isinstance(agent.model, AudioCapable):
             call.terms = AUDIO
+        if known_provider(agent.model.__class__) is None:
+            call.terms = replace(call.terms, own_class=call.provider)
         verdict = run.calls.admit(call, turn=True)
         call.is_of_loop = call.answered = True
         run.calls.open(call)

@@ -61,6 +61,7 @@ ABOVE_HELP: Final = "Input tokens, including cached ones, that a prompt must exc
 
 MODEL_KEYS: Final[Mapping[str, str]] = {
     "price": "Price of the models.",
+    "as": "Model on the price list whose price applies, e.g. azure/gpt-4o. Unset: the model ID.",
     "provider": "Vendor, e.g. azure. Unset: the entry applies to all vendors.",
     "local": "Whether the models run on your own machines, so calls are free.",
 }
@@ -198,10 +199,9 @@ class Document:
     def _keyed(self) -> dict[str, Entry]:
         """Return the entries of models, tools and quotas by their key in the file."""
         prices = {
-            f'models["{glob}"].{"local" if entry.value.price is None else "price"}': Entry(
-                _written(entry.value), entry.line
-            )
+            f'models["{glob}"].{key}': Entry(value, entry.line)
             for glob, entry in self.prices.items()
+            for key, value in [_written(entry.value)]
         }
         exempt = {f'tools["{glob}"].exempt': entry for glob, entry in self.exemptions.items()}
         quotas = {f'quotas["{name}"]': entry for name, entry in self.quotas.items()}
@@ -221,11 +221,11 @@ def _without_globs(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in names if specificity(name)[0])
 
 
-def _written(offer: PriceOverride) -> Any:
-    """Return a price as it is written in a file."""
+def _written(offer: PriceOverride) -> tuple[str, Any]:
+    """Return the key and the value of a price, as they are written in a file."""
     price = offer.price
     if price is None:
-        return True
+        return ("local", True) if offer.priced_as is None else ("as", offer.priced_as)
     written: dict[str, Any] = _given(price, TIERED_PRICES) | _given(price, FEES)
     if not price.per_request:  # the default
         del written["per_request"]
@@ -235,7 +235,7 @@ def _written(offer: PriceOverride) -> Any:
         ]
     if offer.provider is not None:
         written["provider"] = offer.provider
-    return written
+    return "price", written
 
 
 def _given(part: object, names: Iterable[str]) -> dict[str, Decimal]:

@@ -190,6 +190,18 @@ def access_warning(policy_file: PolicyFile) -> str | None:
     return CHANGEABLE.format(path=redact_url(path)) if path and is_changeable(path) else None
 
 
+def unlisted_models(document: Document) -> list[str]:
+    """Return a warning for each `as`, if the price list is not installed."""
+    if Prices().has_list:
+        return []
+    return [
+        f'{document.path}:{entry.line}: models["{glob}"].as needs the price list; its calls have '
+        "no price. Run: pip install 'otel-limits[prices]'"
+        for glob, entry in document.prices.items()
+        if entry.value.price is None and entry.value.priced_as is not None
+    ]
+
+
 def price_mistakes(limits: Iterable[Limits], document: Document) -> list[str]:
     """Report a cost limit set outside the policy file if prices are not available."""
     capped = any(each.max_cost_usd is not None for each in limits)

@@ -72,10 +72,11 @@ def _model() -> dict[str, Any]:
     tier = {**_mapping({ABOVE: above, **tiered}), "required": [ABOVE]}
     tiers = _described(TIERS_HELP, {"type": "array", "items": tier})
     price = {**_mapping({**tiered, **fees, TIERS: tiers}), "required": list(REQUIRED_PRICES)}
-    kinds = {"price": price, "provider": TEXT.schema, "local": BOOLEAN.schema}
+    kinds = {"price": price, "as": TEXT.schema, "provider": TEXT.schema, "local": BOOLEAN.schema}
     parts = {name: _described(text, kinds[name]) for name, text in MODEL_KEYS.items()}
     local = {"properties": {"local": {"const": True}}, "required": ["local"]}
-    return {**_mapping(parts), "oneOf": [{"required": ["price"]}, local]}
+    priced = {"anyOf": [{"required": ["price"]}, {"required": ["as"]}]}
+    return {**_mapping(parts), "oneOf": [priced, local]}
 
 
 def _section() -> dict[str, Any]:

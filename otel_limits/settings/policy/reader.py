@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from otel_limits.core.catalogue import is_sold, nearest_listed
 from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS, TREE_PREFIX
 from otel_limits.core.origins import file_name
 from otel_limits.core.price import Price, PriceTier
@@ -118,21 +119,36 @@ class _Reader:
             before = len(self.mistakes)
             parts = dict(self._known(model, key, MODEL_KEYS))
             parsed: dict[str, Entry] = {}
-            for name, kind in (("provider", TEXT), ("local", BOOLEAN)):
+            for name, kind in (("provider", TEXT), ("as", TEXT), ("local", BOOLEAN)):
                 if name in parts:
                     parsed |= self._entry(name, kind, f"{key}.{name}", parts[name])
             price = self._price(f"{key}.price", parts["price"]) if "price" in parts else None
             is_local = "local" in parsed and parsed["local"].value
-            if is_local == ("price" in parts):
-                self._refuse(model, f"{key} needs either price or local: true.")
+            if is_local == ("price" in parts or "as" in parts):
+                self._refuse(model, f"{key} needs a price, as, or local: true.")
+            if "as" in parsed and (problem := self._unlisted(parsed["as"].value)):
+                self._refuse(parts["as"], f"{key}.as {problem}")
             if "provider" in parsed and not parsed["provider"].value:
                 self._refuse(parts["provider"], f"{key}.provider must not be empty.")
             # A partial entry would have an unintended price.
             if len(self.mistakes) == before:
-                provider = parsed["provider"].value if "provider" in parsed else None
-                line = parts["local" if is_local else "price"].line
-                entries[glob] = Entry(PriceOverride(price=price, provider=provider), line)
+                said = {name: entry.value for name, entry in parsed.items()}
+                override = PriceOverride(
+                    price=price, priced_as=said.get("as"), provider=said.get("provider")
+                )
+                named = next(name for name in ("price", "as", "local") if name in parts)
+                entries[glob] = Entry(override, parts[named].line)
         return entries
+
+    def _unlisted(self, name: str) -> str | None:
+        """Return why a model's price cannot be found on the price list."""
+        prices = Prices()
+        if not prices.has_list or prices.find(name) is not None or is_sold(name):
+            return None
+        near = ", ".join(nearest_listed(name))
+        return f"must be a model on the price list, got {name!r}. " + (
+            f"Did you mean {near}?" if near else "Write it as VENDOR/MODEL, e.g. azure/gpt-4o."
+        )
 
     def _price(self, key: str, node: Node) -> Price | None:
         written = dict(self._known(node, key, (*PRICES, TIERS)))

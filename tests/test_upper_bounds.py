@@ -1,0 +1,328 @@
+"""A limit or a quota in USD holds although a price is unknown: it counts the upper bound."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from strands import tool
+
+import otel_limits
+from otel_limits import Limits, ModelCall, Stop, enable, stop_of
+from otel_limits.core.price import Price
+from otel_limits.core.pricing import Prices
+from otel_limits.core.terms import PricingTerms, billable_call
+from otel_limits.core.usage import Usage
+from otel_limits.testing import ScriptedModel, endless, says, uses
+from otel_limits.vendors.vendor import HIDDEN_REGION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_limits.core.events import Event
+    from otel_limits.core.price import Quote
+    from tests.conftest import MakeAgent
+
+listed = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
+)
+
+NOON = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
+USAGE = Usage(input=100_000, output=1_000)
+
+
+def quote(model: str, provider: str, usage: Usage = USAGE, **terms: Any) -> Quote:
+    """Price a call by the list."""
+    call = billable_call(model, provider, usage, None, PricingTerms(**terms))
+    return Prices().quote(call, NOON)
+
+
+def price(model: str, provider: str, usage: Usage = USAGE, **terms: Any) -> Decimal:
+    """Return the known price of a call."""
+    found = quote(model, provider, usage, **terms).price
+    assert found is not None
+    return found
+
+
+# --- what bounds a price --------------------------------------------------------------------------
+
+
+@listed
+@pytest.mark.parametrize("model", ["gpt-5", "gpt-4o", "o4-mini"])
+def test_tier_of_the_vendors_choice_counts_as_the_dearest(model: str) -> None:
+    """A call with `auto` may be billed as priority, for twice the price."""
+    found = quote(model, "openai", tier="auto")
+    tiers = ("standard", "flex", "batch", "priority", "fast")
+    known = [quote(model, "openai", tier=tier).price for tier in tiers]
+    assert (found.price, found.at_most) == (None, max(filter(None, known)))
+    assert found.at_most > price(model, "openai")  # type: ignore[operator]
+
+
+@listed
+def test_unlisted_discount_counts_as_the_standard_tier() -> None:
+    """Nothing is known of a discount but that it is one."""
+    found = quote("gpt-4", "openai", tier="flex")
+    assert (found.price, found.at_most) == (None, price("gpt-4", "openai"))
+
+
+@listed
+@pytest.mark.parametrize(
+    ("model", "provider", "region", "factor"),
+    [
+        ("amazon.nova-pro-v1:0", "bedrock", "eu-central-1", "1.7"),
+        ("meta.llama3-70b-instruct-v1:0", "bedrock", "sa-east-1", "1.7"),
+        ("gpt-4o", "azure", "eu", "1.2"),
+        ("claude-sonnet-4-6", "google", HIDDEN_REGION, "1.1"),
+        ("gemini-3-pro-preview", "google", "europe-west4", "1.1"),
+    ],
+)
+def test_place_without_a_price_counts_as_the_dearest_place(
+    model: str, provider: str, region: str, factor: str
+) -> None:
+    """The vendor's highest premium applies, whatever the region costs."""
+    found = quote(model, provider, region=region)
+    assert (found.price, found.at_most) == (None, price(model, provider) * Decimal(factor))
+
+
+@listed
+def test_cache_read_that_the_lists_dispute_counts_as_input() -> None:
+    """No list charges more for a cached token than for a fresh one."""
+    found = quote("mistral-tiny", "mistral", Usage(input=1_000, output=10, cache_read=800))
+    fresh = price("mistral-tiny", "mistral", Usage(input=1_000, output=10))
+    assert (found.price, found.at_most) == (None, fresh)
+
+
+@listed
+def test_cache_writes_of_unknown_duration_count_as_one_hour() -> None:
+    """They cost twice the input instead of 1.25 times."""
+    both = frozenset({"5m", "1h"})
+    written = Usage(input=9_000, output=10, cache_write=5_000)
+    hours = Usage(input=9_000, output=10, cache_write=5_000, cache_write_1h=5_000)
+    found = quote("claude-sonnet-4-6", "anthropic", written, cache_ttls=both)
+    assert (found.price, found.at_most) == (None, price("claude-sonnet-4-6", "anthropic", hours))
+
+
+def test_one_hour_cache_write_without_a_price_counts_as_twice_the_input() -> None:
+    """So does a price of the policy file that has only that of 5 minutes."""
+    own = Price(input=Decimal(3), output=Decimal(15), cache_write=Decimal("3.75"))
+    usage = Usage(input=1_000_000, cache_write=1_000_000, cache_write_1h=1_000_000)
+    call = billable_call("m", "anthropic", usage, None, PricingTerms())
+    found = Prices({"m": own}).quote(call)
+    assert (found.price, found.at_most, found.charge) == (None, Decimal(6), Decimal(6))
+
+
+def test_audio_without_a_share_counts_as_audio_only() -> None:
+    """Text and cached tokens cost less."""
+    own = Price(
+        input=Decimal(1), output=Decimal(2), input_audio=Decimal(10), output_audio=Decimal(20),
+        cache_read=Decimal("0.1"),
+    )  # fmt: skip
+    usage = Usage(input=1_000_000, output=1_000_000, cache_read=500_000)
+    terms = PricingTerms(audio_in=True, audio_out=True)
+    found = Prices({"m": own}).quote(billable_call("m", "openai", usage, None, terms))
+    assert (found.price, found.at_most) == (None, Decimal(30))
+
+
+@listed
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"searches": True},
+        {"server_tools": frozenset({"advisor"})},
+        {"tier": "priority"},
+        {"region": "us-gov-west-1"},
+        {"own_class": "VLLMModel"},
+        {"audio_in": True},
+    ],
+    ids=str,
+)
+def test_price_without_a_documented_bound_has_none(terms: dict[str, Any]) -> None:
+    """A number that could be too low would let an agent spend more than its limit."""
+    model, vendor = ("amazon.nova-pro-v1:0", "aws") if "region" in terms else ("gpt-4", "openai")
+    found = quote(model, vendor, **terms)
+    assert (found.price, found.at_most, found.charge) == (None, None, None)
+    assert found.unknown is not None
+
+
+@listed
+def test_known_price_has_no_bound() -> None:
+    """The price itself counts."""
+    found = quote("gpt-4o", "openai")
+    assert (found.charge, found.at_most) == (found.price, None)
+
+
+# --- who counts it --------------------------------------------------------------------------------
+
+EUROPE = "https://bedrock-runtime.eu-central-1.amazonaws.com"
+NOVA = "amazon.nova-pro-v1:0"
+TOKENS = {"inputTokens": 100_000, "outputTokens": 1_000, "totalTokens": 101_000}
+EACH = Decimal("0.14144000")
+"""USD at most for a call with these tokens: 1.7 times the 0.0832 of US regions."""
+
+
+def runaway() -> ScriptedModel:
+    """Make a model in a region without a price, that never ends."""
+    return ScriptedModel(endless(uses("search", usage=TOKENS)), NOVA, base_url=EUROPE)
+
+
+def use_policy(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a policy file."""
+    path = tmp_path / "limits.yaml"
+    path.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+
+
+@listed
+@pytest.mark.parametrize("part", ["limits", "tree"])
+def test_limit_in_usd_halts_at_the_upper_bound(
+    make_agent: MakeAgent, source: str, events: list[Event], part: str
+) -> None:
+    """The books keep the price as unknown, and the limit holds: it says "at most"."""
+    caps = Limits(max_cost_usd=Decimal("0.4"))
+    enable(Limits(max_turns=9), observers=[events.append], **{part: caps} if part == "tree" else {
+        "max_cost_usd": Decimal("0.4")
+    })  # fmt: skip
+    model = runaway()
+    result = make_agent(model)("go")
+    assert (result.stop_reason, model.calls) == ("max_cost_usd", 3)
+    calls = [each for each in events if isinstance(each, ModelCall)]
+    assert [(each.price, each.price_at_most) for each in calls] == [(None, EACH)] * 3
+    stop = stop_of(result)
+    assert stop is not None
+    assert (stop.cost, stop.unpriced_calls) == (0, 3)
+    assert stop.breach is not None
+    assert (stop.breach.observed, stop.breach.at_most) == (3 * EACH, True)
+    assert f"at most {3 * EACH} of 0.4 USD used" in stop.sentence
+    assert "add a price under models in the policy file to count them exactly" in stop.sentence
+
+
+@listed
+def test_limit_in_usd_alone_does_not_halt_at_a_bounded_price(
+    make_agent: MakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`unpriced` decides only about calls that the limit cannot count at all."""
+    enable(Limits(max_cost_usd=Decimal("0.4")))
+    model = runaway()
+    with caplog.at_level(logging.INFO, "otel_limits"):
+        make_agent(model)("go")
+    assert model.calls == 3
+    (why,) = [each.getMessage() for each in caplog.records if "Cannot price" in each.getMessage()]
+    assert "no price is known for it in eu-central-1" in why
+    assert "Limits and quotas in USD count its upper bound." in why
+    assert "count as 0 USD" not in caplog.text
+
+
+@listed
+def test_known_and_bounded_prices_add_up(make_agent: MakeAgent) -> None:
+    """A tree with a model of each kind counts both, and its cost is that of the known price."""
+    enable(Limits(max_turns=3), tree=Limits(max_cost_usd=Decimal("0.2")))
+    inner = make_agent(
+        ScriptedModel([says("x", usage=TOKENS)], NOVA, base_url=EUROPE), name="inner"
+    )
+    outer = ScriptedModel(
+        endless(uses("inner", arguments={"input": "go"}, usage=TOKENS)),
+        NOVA,
+        base_url=EUROPE.replace("eu-central-1", "us-east-1"),
+    )
+    result = make_agent(outer, tools=[inner.as_tool()], name="outer")("go")
+    stop = stop_of(result)
+    assert stop is not None
+    assert stop.breach is not None
+    known = Decimal("0.0832")
+    assert (outer.calls, stop.cost) == (1, known)
+    assert (stop.breach.observed, stop.breach.at_most) == (known + EACH, True)
+
+
+@listed
+def test_soft_limit_counts_the_upper_bound(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning comes at the threshold, and says that it is one at most."""
+    monkeypatch.setenv("OTEL_LIMITS_WARN_AT", "0.5")
+    enable(Limits(max_cost_usd=Decimal("0.4")))
+    make_agent(runaway())("go")
+    assert f"has used 71% of max_cost_usd: at most {2 * EACH} of 0.4." in caplog.text
+
+
+@listed
+def test_question_and_refusal_say_at_most(make_agent: MakeAgent) -> None:
+    """So does the human's question, and the stop after the answer no."""
+    enable(Limits(max_cost_usd=Decimal("0.1")), action="ask")
+    agent = make_agent(runaway())
+    asked = (agent("go").interrupts or [])[0]
+    assert f"at most {EACH} of 0.1 USD used" in asked.reason["question"]
+    answer: Any = [{"interruptResponse": {"interruptId": asked.id, "response": "no"}}]
+    stop = stop_of(agent(answer))
+    assert stop is not None
+    assert f"at most {EACH} of 0.1 USD used" in stop.sentence
+
+
+@listed
+def test_quota_in_usd_charges_the_upper_bound(
+    make_agent: MakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event]
+) -> None:
+    """It reserves and settles what the calls cost at most, and refuses when that is used up."""
+    use_policy("quotas: {month: {usd: 0.45, window: P366D}}", tmp_path, monkeypatch)
+    enable(observers=[events.append])
+    model = runaway()
+    result = make_agent(model)("go")
+    assert (result.stop_reason, model.calls) == ("quota_exceeded", 2)
+    assert otel_limits.remaining("month").used == 2 * EACH
+    stop = stop_of(result)
+    assert stop is not None
+    assert "and this call needs at most 0.2" in stop.sentence
+
+
+@listed
+def test_quota_in_usd_charges_a_side_call(
+    make_agent: MakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that the loop does not make is charged by its own terms, such as its region."""
+    use_policy(
+        "models: {free: {local: true}}\nquotas: {month: {usd: 9, window: P366D}}",
+        tmp_path,
+        monkeypatch,
+    )
+    enable()
+    aside = ScriptedModel([says("x", usage=TOKENS)], NOVA, base_url=EUROPE)
+
+    async def ask() -> str:
+        """Ask another model."""
+        async for _ in aside.stream([{"role": "user", "content": [{"text": "go"}]}]):
+            pass
+        return "done"
+
+    outer = ScriptedModel([uses("ask"), says("done")], "free")
+    make_agent(outer, tools=[tool(ask)])("go")
+    assert otel_limits.remaining("month").used == EACH
+
+
+def test_quota_in_usd_without_a_price_asks_for_one(
+    make_agent: MakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting, or a higher quota, would not help."""
+    use_policy(
+        "models: {other: {price: {input: 1, output: 1}}}\nquotas: {daily: {usd: 1, window: day}}",
+        tmp_path,
+        monkeypatch,
+    )
+    enable()
+    stop = stop_of(make_agent(ScriptedModel([says("x")], "unheard-of"))("go"))
+    assert stop is not None
+    assert "is in USD, and no price for model 'unheard-of' is known" in stop.sentence
+    assert stop.sentence.endswith("Add a price under models in the policy file.")
+    assert "raise" not in stop.sentence
+
+
+def test_stop_after_an_upper_bound_survives_the_message(make_agent: MakeAgent) -> None:
+    """The marker in the last message keeps that the amount is one at most."""
+    from otel_limits.core.limits import Breach
+    from otel_limits.core.stop_json import stop_from_json, stop_to_json
+
+    breach = Breach("max_cost_usd", 1, 2, "max_cost_usd", "USD", at_most=True)
+    stop = Stop(reason="max_cost_usd", action="halted", breach=breach, breaches=(breach,))
+    assert stop_from_json(stop_to_json(stop)).breach == breach
