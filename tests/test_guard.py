@@ -272,7 +272,7 @@ def run(agent):
     result = agent("go")
     return [agent.model.calls, result.stop_reason]
 
-first = agent("first")
+first, idle = agent("first"), agent("idle")
 before = run(first)
 remove()
 second = agent("second")
@@ -289,9 +289,9 @@ found += [run(third)]
 builder.build()("go")
 found += [[node.model.calls for node in nodes]]
 otel_limits.disable()
-found += [run(agent("off"))[0]]
+found += [run(agent("off"))[0], run(first)[0]]
 {late}
-found += [run(agent("on"))]
+found += [run(agent("on")), run(idle)]
 json.dump(found, sys.stdout)
 """
 
@@ -306,9 +306,36 @@ def test_framework_imported_again_is_limited() -> None:
         *(halted, halted, [6, "max_turns"]),
         [2, "max_turns"],
         [3, 1],
-        *(21, halted),
+        *(21, 21),
+        *(halted, halted),
     ], ended.log
     assert "not enforced" not in ended.log
+
+
+FORMER = """
+import gc, sys, typing, weakref
+import otel_limits
+otel_limits.enable(max_turns=3)
+former = []
+for _ in range(4):
+    for name in [n for n in sys.modules if n.split(".")[0] == "strands"]:
+        del sys.modules[name]
+    from strands import Agent
+    from otel_limits.testing import ScriptedModel, says
+    Agent(model=ScriptedModel([says("done")]), callback_handler=None)("go")
+    former.append(weakref.ref(Agent))
+del Agent, ScriptedModel
+for clear in typing._cleanups:  # caches of Strands' annotations
+    clear()
+gc.collect()
+print([each() is not None for each in former])
+"""
+
+
+def test_classes_of_former_import_are_freed() -> None:
+    """A reloader would otherwise need more memory with each reload."""
+    ended = execute(sys.executable, "-W", "ignore", "-c", FORMER)
+    assert ended.output == "[False, False, False, True]\n", ended.log
 
 
 def test_framework_imported_again_while_disabled_is_limited_when_enabled() -> None:

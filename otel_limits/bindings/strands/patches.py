@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import wrapt
@@ -19,6 +20,7 @@ from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
+    from types import ModuleType
 
     from strands.agent.agent import Agent
 
@@ -37,8 +39,7 @@ class ClassPatcher:
         """Create a patcher that is off."""
         self._on = False
         self._registered = False
-        self._former: Mapping[str, Any] | None = None
-        """The modules of this package for these classes, after Strands was imported again."""
+        self._retired: Mapping[str, ModuleType] | None = None
         self._patches = Patches()
         self._doors = ModelPatcher(self._patches, lambda: self._on)
 
@@ -53,15 +54,21 @@ class ClassPatcher:
             if module in sys.modules and self._registered:
                 self._patched(module, patch)
             elif not self._registered:
-                patched = functools.partial(self._patched, module, patch)
+                # Weakly: the hook of a module that is never imported is never removed.
+                patched = functools.partial(_patch_with, weakref.ref(self), module, patch)
                 wrapt.register_post_import_hook(patched, module)
         self._registered = True
 
     def stop(self) -> None:
-        """Restore every class."""
+        """Restore every class.
+
+        After another import of Strands, patches stay and pass everything through: the classes could
+        not be patched again.
+        """
         # First, so that concurrent imports are no longer patched.
         self._on = False
-        self._patches.restore()
+        if self._retired is None:
+            self._patches.restore()
 
     def retire(self, modules: Mapping[str, Any]) -> None:
         """Leave classes that are imported from now on to another patcher.
@@ -69,18 +76,21 @@ class ClassPatcher:
         Args:
             modules: The modules of this package for the classes of this patcher, by name.
         """
-        self._former = modules
+        self._retired = modules
+
+    @property
+    def modules(self) -> Mapping[str, ModuleType]:
+        """The modules of this package for these classes, by name."""
+        return sys.modules if self._retired is None else self._retired
 
     def _module(self, name: str) -> Any:
         """Import a module of this package, which imports Strands, on first use."""
         path = f"{__package__}.{name}"
-        return importlib.import_module(path) if self._former is None else self._former[path]
+        return importlib.import_module(path) if self._retired is None else self._retired[path]
 
     @suppress_errors("binding")
-    def _patched(
-        self, module: str, patch: Callable[[ClassPatcher, Any], None], _imported: Any = None
-    ) -> None:
-        if self._on and self._former is None:
+    def _patched(self, module: str, patch: Callable[[ClassPatcher, Any], None]) -> None:
+        if self._on and self._retired is None:
             patch(self, sys.modules[module])
 
     def agents(self, module: Any) -> None:
@@ -307,6 +317,17 @@ class ClassPatcher:
         host = HOST.host
         assert host is not None
         host.runs.end_group(scope)
+
+
+def _patch_with(
+    reference: weakref.ref[ClassPatcher],
+    module: str,
+    patch: Callable[[ClassPatcher, Any], None],
+    _imported: Any,
+) -> None:
+    patcher = reference()
+    if patcher is not None:
+        patcher._patched(module, patch)
 
 
 PATCHES: Final[dict[str, Callable[[ClassPatcher, Any], None]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.strands import marks
@@ -50,8 +51,8 @@ class StrandsFramework:
 
     def __init__(self) -> None:
         """Start without classes: Strands may be imported later, and more than once."""
-        self._former: list[tuple[Mapping[str, ModuleType], ClassPatcher | None]] = []
-        """For each earlier import, the modules of this package and the patcher of its classes."""
+        self._former: weakref.WeakSet[ClassPatcher] = weakref.WeakSet()
+        """The patchers of earlier imports whose classes still exist."""
 
     @property
     def host(self) -> Host | None:
@@ -87,7 +88,8 @@ class StrandsFramework:
         from otel_limits.bindings.strands.patches import ClassPatcher
 
         self._patcher = self._patcher or ClassPatcher()
-        self._patcher.start()
+        for patcher in (*self._former, self._patcher):
+            patcher.start()
 
     def renew(self) -> None:
         """Prepare for the classes of a Strands that was imported again; then call `watch`.
@@ -102,9 +104,11 @@ class StrandsFramework:
         }
         for name in held:
             del sys.modules[name]
+            # `from package import module` prefers the attribute.
+            vars(sys.modules[__package__]).pop(name.rpartition(".")[2], None)
         if self._patcher is not None:
             self._patcher.retire(held)
-        self._former.append((held, self._patcher))
+            self._former.add(self._patcher)
         self._patcher = None
 
     def release(self) -> bool:
@@ -115,8 +119,8 @@ class StrandsFramework:
         Returns:
             True while an agent with a plugin has an invocation in progress.
         """
-        imports = (*self._former, (sys.modules, self._patcher))
-        remaining = [_release(modules, patcher) for modules, patcher in imports]  # all of them
+        remaining = [_release(patcher, patcher.modules) for patcher in self._former]  # all of them
+        remaining.append(_release(self._patcher, sys.modules))
         return any(remaining)
 
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
@@ -128,7 +132,7 @@ class StrandsFramework:
         return stops_of(result)
 
 
-def _release(modules: Mapping[str, ModuleType], patcher: ClassPatcher | None) -> bool:
+def _release(patcher: ClassPatcher | None, modules: Mapping[str, ModuleType]) -> bool:
     # Looked up, not imported: an import would load Strands into a program that may not use it.
     # Without the module, no invocation was ever tracked.
     invocations = modules.get(f"{__package__}.invocations")
