@@ -56,7 +56,13 @@ LONGEST = (
     *("test_pipelines.py", "test_scene.py", "test_files.py", "test_doctor.py", "test_otlp.py"),
     *("test_metrics.py", "test_benchmarks.py", "test_outages.py", "test_matrix.py"),
     *("test_demo.py", "test_recording.py", "test_fleet_commands.py", "test_every_limit.py"),
-    *("test_built_wheel.py", "test_restarts.py", "test_children.py", "test_vendor_budgets.py"),
+    *(
+        "test_frozen.py",
+        "test_built_wheel.py",
+        "test_restarts.py",
+        "test_children.py",
+        "test_vendor_budgets.py",
+    ),
 )
 """The files that take longest, about 20 seconds of one process or more."""
 

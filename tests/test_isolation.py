@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_limits.cli.isolation import PYINSTALLER, isolation_problem
+from otel_limits.cli.isolation import FREEZERS, isolation_problem
 from tests.launching import RUN, execute
 
 PROGRAM = "print('ran')"
@@ -146,11 +146,38 @@ def test_another_zip_file_is_not_a_pex(tmp_path: Path) -> None:
     assert (ended.status, ended.output) == (0, "ran\n")
 
 
-def test_program_of_pyinstaller_is_refused_with_the_way_that_works(script: str) -> None:
-    """It has its own Python. The archive follows the loader, and a signature may follow both."""
-    Path(script).write_bytes(b"\x7fELF loader" + PYINSTALLER + b"archive" + b"\0" * 4096)
+@pytest.mark.parametrize(
+    ("freezer", "content"),
+    [
+        # The archive follows the loader, and a signature may follow both.
+        ("PyInstaller", FREEZERS["PyInstaller"][0] + b"archive" + b"\0" * 4096),
+        *(("Nuitka", sign) for sign in FREEZERS["Nuitka"]),
+    ],
+)
+def test_frozen_program_is_refused_with_the_way_that_works(
+    script: str, freezer: str, content: bytes
+) -> None:
+    """Its own Python ignores PYTHONPATH."""
+    Path(script).write_bytes(b"\x7fELF loader" + content)
     for front in ((), ("env", "nice")):
         ended = execute(*RUN, "--", *front, script)
         assert (ended.status, ended.output) == (2, "")
-        assert "is a PyInstaller program, which ignores PYTHONPATH" in ended.log
+        assert f"is a {freezer} program, which ignores PYTHONPATH" in ended.log
         assert "call otel_limits.enable() in its code" in ended.log
+
+
+def test_program_of_cx_freeze_is_refused(script: str) -> None:
+    """Its executable has no sign, but an archive next to it contains the program."""
+    Path(script).write_bytes(b"\x7fELF loader")
+    archive = Path(script).parent / "lib" / "library.zip"
+    archive.parent.mkdir()
+    for module, is_frozen in (("json/__init__.pyc", False), ("__main__app.pyc", True)):
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr(module, "")
+        assert ("is a cx_Freeze program" in sentence(script)) is is_frozen
+
+
+def test_script_that_contains_a_sign_is_not_refused(script: str) -> None:
+    """The source of a tool contains its own sign."""
+    Path(script).write_bytes(f"#!{sys.executable}\n".encode() + FREEZERS["Nuitka"][0])
+    assert sentence(script) == ""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -13,10 +16,17 @@ from otel_limits.bindings.gateways import budget_refusal
 from otel_limits.core.labels import clean
 from otel_limits.core.listings import listing_of, vendor_of
 from otel_limits.core.loops import fingerprint
+from otel_limits.core.policy import Policy
 from otel_limits.core.regions import area_of, premium
 from otel_limits.core.wording import closest_match
+from otel_limits.ledger.otlp import spans_in
+from otel_limits.ledger.spill import rows_in
+from otel_limits.observers.toollog import TYPES
+from otel_limits.observers.toollog import _parse as parse_logged
 from otel_limits.settings import environment
+from otel_limits.settings.policy.reader import parse as parse_policy
 from otel_limits.settings.table import SETTINGS
+from otel_limits.top.endpoints import samples_of
 from otel_limits.usage.pages import pages_of
 from otel_limits.usage.span_texts import estimates_of_span
 from otel_limits.usage.text import tokens_of_text
@@ -53,6 +63,56 @@ def misspell(name: str) -> None:
     closest_match(name, [setting.name for setting in SETTINGS])
 
 
+def spilled(content: str) -> None:
+    """Read a spill file with this content, and with a row that contains it."""
+    row = json.dumps(["otel_limits_invocations", {"agent": content, "invocation_id": content}])
+    for text in (content, f"{row}\n"):
+        list(rows_in(io.BytesIO(text.encode("utf-8", "surrogatepass")), []))
+
+
+def logged(line: str) -> None:
+    """Parse the line of a tool log, and one with an entry that contains it."""
+    entry = dict.fromkeys(TYPES, line) | {"time": "2026-01-01T00:00:00+00:00", "number": 1}
+    for text in (line, json.dumps(entry | {"trigger": False})):
+        parse_logged(text.encode("utf-8", "surrogatepass"))
+
+
+def imported(line: str) -> None:
+    """Read the line of an export of spans, and one with a span that contains it."""
+    texts = {"gen_ai.request.model": line, "gen_ai.operation.name": "chat", line: line}
+    attributes = [{"key": key, "value": {"stringValue": text}} for key, text in texts.items()]
+    span = {"name": line, "traceId": "a" * 32, "spanId": "b" * 16, "attributes": attributes}
+    scope = {"scope": {"name": line}, "spans": [span]}
+    for text in (line, json.dumps({"resourceSpans": [{"scopeSpans": [scope]}]})):
+        list(spans_in(text, [line]))
+
+
+def scraped(page: str) -> None:
+    """Read the page of an endpoint, also where the text is a label."""
+    for text in (page, f'otel_limits_stops_total{{agent="{page}"}} 1\n'):
+        list(samples_of(text, is_openmetrics=False))
+
+
+def govern(text: str) -> None:
+    """Read a policy file with this content, and with the text in keys, patterns and values."""
+    quoted = json.dumps(text)
+    parse_policy(text, "limits.yaml")
+    for content in (
+        f"defaults: {{halt_message: {quoted}, action: {quoted}}}",
+        f"{{agents: {{{quoted}: {{limits: {{{quoted}: 3, max_turns: {quoted}}}}}}}}}",
+        f"models: {{{quoted}: {{input_usd: 1, output_usd: 2}}}}",
+        f"quotas: {{{quoted}: {{window: {quoted}, key: {quoted}, limit: {quoted}}}}}",
+    ):
+        document, _ = parse_policy(content, "limits.yaml")
+        document.effective(text, Policy())
+
+
+def govern_many(text: str) -> None:
+    """Read a policy file with many agents, each with a pattern and a mistake."""
+    lines = (f"  a{at}*: {{limits: {{max_turns: 3, {text[:8]}: 1}}}}" for at in range(len(text)))
+    parse_policy("\n".join(("agents:", *lines)), "limits.yaml")
+
+
 QUOTA: Final = "exceeded your current quota, please check your plan and billing details "
 
 DOORS: Final[Mapping[str, tuple[Callable[[str], object], int, tuple[str, ...]]]] = {
@@ -74,6 +134,12 @@ DOORS: Final[Mapping[str, tuple[Callable[[str], object], int, tuple[str, ...]]]]
         ("/", "/a", ",a:1", "?a=b&"),
     ),
     "name": (misspell, 5_000, ("A", "MAX_")),
+    "spill file": (spilled, 5_000, ("a", "[", "{", '["', "\n", "{}\n")),
+    "tool log": (logged, 10_000, ("a", "[", '{"', "\\")),
+    "span export": (imported, 10_000, ("a", "[", "{", "gen_ai.")),
+    "scrape": (scraped, 10_000, ("a", "{", 'a="', "\\", ",", "# ", "\n")),
+    "policy": (govern, 1_000, ("a", "*", "[", "{", "- ", "a: ", "&a ", "'", "1", "?")),
+    "policy agents": (govern_many, 50, ("a",)),
 }
 """Functions that take a text, a length to begin with, and the units to repeat."""
 
@@ -89,15 +155,15 @@ def test_twice_the_length_takes_at_most_two_and_a_half_times_the_cpu(
     take: Callable[[str], object], length: int, unit: str
 ) -> None:
     """Twice in a row, which is easier to measure: a quadratic one would take 16 times the CPU."""
-
-    def seconds(length: int) -> float:
-        text = (unit * length)[:length]
-        times = []
-        for _ in range(3):
+    fastest = {length: math.inf, 4 * length: math.inf}  # the least disturbed by other processes
+    for attempt in range(10):
+        for each, seconds in fastest.items():
+            text = (unit * each)[:each]
             begin = time.process_time()
             with contextlib.suppress(ValueError):
                 take(text)
-            times.append(time.process_time() - begin)
-        return min(times)  # the least disturbed by other processes
-
-    assert seconds(4 * length) <= 2.5**2 * max(seconds(length), 0.002)
+            fastest[each] = min(seconds, time.process_time() - begin)
+        is_linear = fastest[4 * length] <= 2.5**2 * max(fastest[length], 0.002)
+        if is_linear and attempt >= 2:
+            return
+    pytest.fail(f"{fastest}")

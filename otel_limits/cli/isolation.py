@@ -1,12 +1,13 @@
 """Detects programs that would run without otel-limits, before they start.
 
 `otel-limits run` uses PYTHONPATH. Python ignores it with -E and -I, skips `sitecustomize` with -S,
-and a PEX runs Python with -E. A PyInstaller program has its own Python, which ignores it, too.
+and a PEX runs Python with -E. A frozen program has its own Python, which ignores it, too.
 The Python of another environment may have agents, but not otel-limits. Such commands are rejected.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import shutil
@@ -249,20 +250,25 @@ def _environment_problem(command: Sequence[str], environ: Mapping[str, str]) -> 
 
 # --- programs that bring their own Python ---------------------------------------------------------
 
-PYINSTALLER: Final = b"MEI\014\013\012\013\016"
-"""Begins the end of the archive in each executable of PyInstaller
-(`PyInstaller/archive/writers.py`)."""
+EXECUTABLES: Final = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+"""First bytes of executable files: Linux, Windows and macOS."""
 
-LONGEST_END: Final = 1 << 20
-"""Bytes that can follow it, such as the headers of sections or a signature."""
+FREEZERS: Final = {
+    # Begins the end of the archive (`PyInstaller/archive/writers.py`).
+    "PyInstaller": (b"MEI\014\013\012\013\016",),
+    # In a directory (`nuitka/build/static_src/CompiledCodeHelpers.c`) and in one file
+    # (`OnefileBootstrap.c`). Its other programs use an installed Python, and are limited.
+    "Nuitka": (b"__nuitka_binary_dir", b"NUITKA_ONEFILE_PARENT"),
+}
+"""What these tools leave in each executable."""
 
 
 def _bundle_problem(path: Path) -> str | None:
     """Return why a program that brings its own Python cannot be limited from outside."""
     if _is_pex(path):
         kind, then = "a PEX", "Add otel-limits to its requirements"
-    elif _is_of_pyinstaller(path):
-        kind, then = "a PyInstaller program", "Install otel-limits where it is built"
+    elif (freezer := _freezer(path)) is not None:
+        kind, then = f"a {freezer} program", "Install otel-limits where it is built"
     else:
         return None
     return (
@@ -271,13 +277,34 @@ def _bundle_problem(path: Path) -> str | None:
     )
 
 
-def _is_of_pyinstaller(path: Path) -> bool:
+def _freezer(path: Path) -> str | None:
+    """Return the tool that has made an executable from a Python program."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LONGEST_END))
-            return PYINSTALLER in file.read()
-    except OSError:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            if not content[:4].startswith(EXECUTABLES):
+                return None
+            for name, signs in FREEZERS.items():
+                if any(content.find(sign) >= 0 for sign in signs):
+                    return name
+    except (OSError, ValueError):  # an empty file cannot be mapped
+        return None
+    return "cx_Freeze" if _is_of_cx_freeze(path) else None
+
+
+def _is_of_cx_freeze(path: Path) -> bool:
+    """Return whether the program of an executable is in an archive next to it.
+
+    <https://cx-freeze.readthedocs.io/en/stable/setup_script.html>
+    """
+    try:
+        with zipfile.ZipFile(path.resolve().parent / "lib" / "library.zip") as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile):
         return False
+    return any(re.fullmatch(r"__main__\w+\.pyc", name) for name in names)
 
 
 def _is_pex(path: Path) -> bool:

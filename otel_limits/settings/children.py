@@ -54,12 +54,12 @@ class Inherited:
 
 def obstacle_of_children() -> str | None:
     """Return why Python would not load otel-limits in child processes, or `None` if it would."""
+    if getattr(sys, "frozen", False) or not ON_PATH.is_dir():
+        return "otel-limits is part of a frozen program or an archive"
     if sys.flags.no_site:
         return "Python runs with -S"
     if sys.flags.ignore_environment:
         return "Python runs with -I or -E, which child processes inherit"
-    if not ON_PATH.is_dir():
-        return "otel-limits is part of an archive"
     return None
 
 

@@ -52,7 +52,7 @@ class ClassPatcher:
             # wrapt cannot remove a hook, so each is registered once per process and checks whether
             # the patcher is on. Later starts patch modules that are imported already.
             if module in sys.modules and self._registered:
-                self._patched(module, patch)
+                self.patch_imported(module, patch)
             elif not self._registered:
                 # Weakly: the hook of a module that is never imported is never removed.
                 patched = functools.partial(_patch_with, weakref.ref(self), module, patch)
@@ -89,7 +89,8 @@ class ClassPatcher:
         return importlib.import_module(path) if self._retired is None else self._retired[path]
 
     @suppress_errors("binding")
-    def _patched(self, module: str, patch: Callable[[ClassPatcher, Any], None]) -> None:
+    def patch_imported(self, module: str, patch: Callable[[ClassPatcher, Any], None]) -> None:
+        """Patch the classes of a module that has just been imported."""
         if self._on and self._retired is None:
             patch(self, sys.modules[module])
 
@@ -327,7 +328,7 @@ def _patch_with(
 ) -> None:
     patcher = reference()
     if patcher is not None:
-        patcher._patched(module, patch)
+        patcher.patch_imported(module, patch)
 
 
 PATCHES: Final[dict[str, Callable[[ClassPatcher, Any], None]]] = {

@@ -33,6 +33,8 @@ BOOLEANS: Final = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
 )
 MAX_NODES: Final = 100_000
 """Maximum values of a file, counting aliases, which can double with every line."""
+MAX_DEPTH: Final = 100
+"""Maximum nesting of brackets, which PyYAML takes long to scan."""
 TAGS: Final = frozenset(
     "tag:yaml.org,2002:" + kind
     for kind in ("bool", "float", "int", "map", "merge", "null", "seq", "str", "timestamp", "value")
@@ -59,6 +61,16 @@ class Mistake:
     sentence: str
 
 
+class _Loader(yaml.SafeLoader):
+    """Parses YAML up to a maximum nesting of brackets."""
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        """Read an opening bracket."""
+        if self.flow_level >= MAX_DEPTH:
+            raise RecursionError
+        super().fetch_flow_collection_start(token)
+
+
 def read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
     """Parse one YAML document. Invalid YAML returns an empty node and a mistake."""
     try:
@@ -75,7 +87,7 @@ def read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
 
 def _read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
     # Composed, not loaded: only nodes have lines, and tags create no objects.
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    root = yaml.compose(text, Loader=_Loader)
     if root is None:
         return Node(None, 1, "nothing"), (Mistake(1, "The file is empty."),)
     if _size(root, {}) > MAX_NODES:
