@@ -260,7 +260,7 @@ FREEZERS: Final = {
     # (`OnefileBootstrap.c`). Its other programs use an installed Python, and are limited.
     "Nuitka": (b"__nuitka_binary_dir", b"NUITKA_ONEFILE_PARENT"),
 }
-"""What these tools leave in each executable."""
+"""Bytes that each of these tools leaves in its executables."""
 
 
 def _bundle_problem(path: Path) -> str | None:
