@@ -17,6 +17,7 @@ from otel_limits.quotas.store import (
     MOST_NEEDS,
     NEED_SECONDS,
     REMEMBERED_CALLS,
+    REMEMBERED_MODELS,
     REMEMBERED_SECONDS,
     RETENTION_SECONDS,
     Charge,
@@ -174,8 +175,8 @@ class MemoryStore(QuotaStore):
         self._grants: dict[tuple[str, str, str], list[tuple[float, int]]] = {}
         self._needs: dict[tuple[str, str, str], dict[str, Need]] = {}
         """Quota, unit and key → needs of waiting calls by their operation."""
-        self._last_calls: dict[tuple[str, str, str], deque[int]] = {}
-        """Quota, unit and model → usage of its last calls."""
+        self._last_calls: dict[tuple[str, str], OrderedDict[str, deque[int]]] = {}
+        """Quota and unit → model → usage of its last calls; the model called last is the last."""
         self._done: OrderedDict[str, CompletedOperation] = OrderedDict()
         self._sweep_at = SWEEP_AT
 
@@ -405,19 +406,26 @@ class MemoryStore(QuotaStore):
             more = charge.amount - bucket.lost.pop(operation, 0)
             bucket.used += max(0, more) if bucket.amount else more
         if charge.model:
-            self._calls_of(charge.count, charge.model).append(charge.amount)
+            self._note_call(charge)
         return bucket.state(0)
 
     def _charged_if_lost(self, demand: Demand, amount: int) -> int:
         """Return what to charge for a call if its lease expires."""
         if not demand.model:
             return 0
-        calls = self._calls_of(demand.count, demand.model)
+        models = self._last_calls.get((demand.count.quota, demand.count.unit), {})
+        calls = models.get(demand.model)
         return min(amount, math.ceil(sum(calls) / len(calls))) if calls else amount
 
-    def _calls_of(self, count: Count, model: str) -> deque[int]:
-        name = (count.quota, count.unit, model)
-        return self._last_calls.setdefault(name, deque(maxlen=REMEMBERED_CALLS))
+    def _note_call(self, charge: Charge) -> None:
+        """Add a call to the last ones of its model."""
+        name = (charge.count.quota, charge.count.unit)
+        models = self._last_calls.setdefault(name, OrderedDict())
+        calls = models.setdefault(charge.model, deque(maxlen=REMEMBERED_CALLS))
+        calls.append(charge.amount)
+        models.move_to_end(charge.model)
+        if len(models) > REMEMBERED_MODELS:
+            models.popitem(last=False)
 
     def _standing(
         self, count: Count, amount: int, now: float, longest: float = float("inf"), known: int = 0

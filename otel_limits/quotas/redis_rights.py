@@ -27,6 +27,8 @@ COMMANDS: Final[Mapping[str, tuple[str | int, ...]]] = {
     "del": ("KEY",),
     "exists": ("KEY",),
     "hget": ("HASH", "f"),
+    "hgetall": ("HASH",),
+    "hlen": ("HASH",),
     "hmget": ("HASH", "f"),
     "hset": ("HASH", "f", "1"),
     "hdel": ("HASH", "f"),

@@ -24,6 +24,9 @@ RETENTION_SECONDS: Final = 25 * 3600
 REMEMBERED_CALLS: Final = 20
 """Calls of a model by whose mean usage a lost call is charged."""
 
+REMEMBERED_MODELS: Final = 256
+"""Models of a quota whose last calls are remembered: those called last."""
+
 REMEMBERED_SECONDS: Final = 3600
 """How long operation IDs are remembered, to apply each once."""
 

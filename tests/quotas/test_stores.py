@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import (
+    REMEMBERED_MODELS,
     RETENTION_SECONDS,
     Charge,
     Count,
@@ -287,6 +288,29 @@ def test_lost_call_is_charged_what_it_reserved_at_most(bench: Bench) -> None:
     bench.settle("usual", 50, model=MODEL)
     expire_call(bench, "a", 20)
     assert bench.standing() == CountState(70, 0, 100)
+
+
+def test_last_calls_of_many_models_are_forgotten(bench: Bench) -> None:
+    """The names are those that clients send: without a bound, they would fill the store."""
+    bench.settle("usual", 2, model=MODEL)
+    bench.settle("oldest", 2, model="model 0")
+    bench.set_clock(TODAY.start + HOUR + 1)
+    bench.settle("again", 2, model=MODEL)
+    bench.set_clock(TODAY.start + HOUR + 2)
+    for number in range(1, REMEMBERED_MODELS):
+        bench.settle(f"of model {number}", 1, model=f"model {number}")
+    used = bench.standing().used
+    for name, model in (("usual again", MODEL), ("oldest again", "model 0")):
+        bench.reserve(name, 50, limit=10**6, model=model)
+    bench.set_clock(TODAY.start + HOUR + 2 + LEASE)
+    assert bench.standing().used == used + 2 + 50
+
+
+def test_last_calls_expire_with_their_count(server: Server, on_server: Bench) -> None:
+    """As every key does."""
+    on_server.settle("usual", 2, model=MODEL)
+    (key,) = server.client.keys("*:history")
+    assert server.client.expiretime(key) == TODAY.end + RETENTION_SECONDS
 
 
 @pytest.mark.parametrize("actual", [7, 60, 90])

@@ -10,7 +10,8 @@
 --       the fraction of a part that did, and all that ever flowed back or was given back). There, reserved is
 --       without what has flowed back, and PLACE is what must flow back until all of a lease has.
 -- leases: sorted set of operation IDs by lease expiry.
--- history: hash of a quota in one unit: by model, the usage of its last 20 calls.
+-- history: hash of a quota in one unit: by model, "TIME:USAGE" with the time of its last call and the usage of
+--       its last 20 calls. The 256 models called last.
 -- grants: sorted set of "AMOUNT:ID:UNIT", "set:AMOUNT:ID:UNIT", "block:ID:REASON" and "need:AMOUNT:SINCE:ID:UNIT"
 --       by expiry. A need is what a waiting call lacked, since when, and the ID of its operation.
 -- done: hash of the results of a hundred operations, by their last digits: "admitted UNMET", then
@@ -191,13 +192,14 @@ local function remember(done, place, what, remember_ms)
   redis.call('PEXPIRE', done, remember_ms)
 end
 
-local REMEMBERED_CALLS = 20
+local REMEMBERED_CALLS, REMEMBERED_MODELS = 20, 256
 
 -- Return the usage of a model's last calls. pcall, because data of another program under this name must
 -- not block admissions.
 local function last_calls(history, model)
   local found, calls = redis.pcall('HGET', history, model), {}
-  for each in string.gmatch(type(found) == 'string' and found or '', '%d+') do
+  local usage = type(found) == 'string' and string.match(found, '^%d+:(.*)$') or ''
+  for each in string.gmatch(usage, '%d+') do
     calls[#calls + 1] = each
   end
   return calls
@@ -215,12 +217,27 @@ local function charged_if_lost(history, model, amount)
   return #calls > 0 and math.min(amount, math.ceil(sum / #calls)) or amount
 end
 
+-- Make room for another model: forget the one that was called longest ago.
+local function forget_model(history)
+  local known, oldest, since = redis.pcall('HGETALL', history), nil, math.huge
+  for n = 1, #known, 2 do
+    local at = tonumber(string.match(known[n + 1], '^(%d+):') or 0)
+    if at < since then
+      oldest, since = known[n], at
+    end
+  end
+  redis.pcall('HDEL', history, oldest)
+end
+
 -- Add a call to the last ones of its model.
-local function note_call(history, model, amount, expires)
-  local calls = last_calls(history, model)
+local function note_call(history, model, amount, expires, now)
+  local calls, known = last_calls(history, model), redis.pcall('HLEN', history)
+  if #calls == 0 and type(known) == 'number' and known >= REMEMBERED_MODELS then
+    forget_model(history)
+  end
   calls[#calls + 1] = amount
   local first = math.max(1, #calls - REMEMBERED_CALLS + 1)
-  redis.pcall('HSET', history, model, table.concat(calls, ' ', first))
+  redis.pcall('HSET', history, model, whole(now) .. ':' .. table.concat(calls, ' ', first))
   redis.pcall('PEXPIREAT', history, expires)
 end
 

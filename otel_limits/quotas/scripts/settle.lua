@@ -47,7 +47,7 @@ for n, count in ipairs(counts) do
       redis.call('HDEL', count.bucket, 'lost:' .. operation)
     end
     if model ~= '-' then
-      note_call(KEYS[4 * n + 2], model, amount, expires)
+      note_call(KEYS[4 * n + 2], model, amount, expires, now)
     end
     save(count, expires)
     local is_easier = count.used + count.reserved < taken or count.doubtful < doubtful
