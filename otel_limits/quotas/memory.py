@@ -413,8 +413,8 @@ class MemoryStore(QuotaStore):
         """Return what to charge for a call if its lease expires."""
         if not demand.model:
             return 0
-        models = self._last_calls.get((demand.count.quota, demand.count.unit), {})
-        calls = models.get(demand.model)
+        models = self._last_calls.get((demand.count.quota, demand.count.unit))
+        calls = models.get(demand.model) if models else None
         return min(amount, math.ceil(sum(calls) / len(calls))) if calls else amount
 
     def _note_call(self, charge: Charge) -> None:

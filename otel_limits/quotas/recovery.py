@@ -10,19 +10,29 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from otel_limits.core.errors import LedgerError
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
+from otel_limits.quotas.rebuilding import CallRecords, rebuild_counts
 from otel_limits.quotas.store import Charge, Count, Settle, SharedStore, StoreError
 from otel_limits.quotas.store_thread import StoreThread
 from otel_limits.quotas.windows import Window
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.quota import Quota
 
 MOST: Final = 1_000
 """Reservations per page."""
 
 INTERVAL_SECONDS: Final = 60.0
 """How often a process checks for expired reservations."""
+
+# A ledger receives calls within a second.
+REBUILD_SECONDS: Final = 2.0
+"""How often a process checks whether counts have to be rebuilt."""
 
 FindSettlements: TypeAlias = Callable[[Sequence[str]], Iterable[tuple[str, str]]]
 """Reservation IDs → (ID, settlement text) of those recorded in a ledger."""
@@ -32,7 +42,6 @@ def as_text(charges: Iterable[Charge]) -> str:
     """Encode charges for the ledger, with hashed keys."""
     return json.dumps(
         [
-            # Without `shown`: the store has it since the reservation.
             (
                 count.quota,
                 count.key,
@@ -40,6 +49,7 @@ def as_text(charges: Iterable[Charge]) -> str:
                 count.window.end,
                 each.amount,
                 count.unit,
+                count.shown,
             )
             for each in charges
             for count in (each.count,)
@@ -53,8 +63,8 @@ def from_text(identity: str, text: str) -> Settle:
     return Settle(
         identity,
         tuple(
-            Charge(count=Count(quota, key, Window(start, end), unit), amount=amount)
-            for quota, key, start, end, amount, unit in json.loads(text)
+            Charge(count=Count(quota, key, Window(start, end), unit, shown), amount=amount)
+            for quota, key, start, end, amount, unit, shown in json.loads(text)
         ),
     )
 
@@ -96,27 +106,53 @@ def forget_expired(store: SharedStore) -> None:
 
 
 class Recovery(StoreThread):
-    """Checks once a minute whether there is something to settle.
+    """Restores from a ledger what killed workers did not settle, and what a store lost.
 
     Args:
         store: The shared store.
-        find: Queries the ledger of this process.
+        records: The calls in the ledger of this process.
+        quotas: Returns the current quotas.
     """
 
     name = "otel-limits-recovery"
 
-    def __init__(self, store: SharedStore, find: FindSettlements) -> None:
+    def __init__(
+        self, store: SharedStore, records: CallRecords, quotas: Callable[[], Sequence[Quota]]
+    ) -> None:
         """Start the thread."""
-        self._find = find
+        self._records = records
+        self._quotas = quotas
+        self._is_rebuilt = False
         super().__init__(store)
+
+    def rebuild(self) -> None:
+        """Rebuild lost counts soon: the store restarted, or this process has just started."""
+        self._is_rebuilt = False
 
     def work(self, closing: threading.Event) -> None:
         """Check once a minute, also in a child: its parent may end first."""
-        while not closing.wait(INTERVAL_SECONDS):
-            self._look()
+        due = time.monotonic() + INTERVAL_SECONDS
+        while not closing.wait(REBUILD_SECONDS):
+            if not self._is_rebuilt:
+                self._rebuild()
+            if time.monotonic() >= due:
+                due = time.monotonic() + INTERVAL_SECONDS
+                self._look()
+
+    @suppress_errors("quotas")
+    def _rebuild(self) -> None:
+        # Before, because another restart can be reported in the meantime.
+        self._is_rebuilt = True
+        with contextlib.suppress(StoreError, LedgerError):
+            if not self._records.source:
+                return
+            self._is_rebuilt = rebuild_counts(self._store, self._quotas(), self._records)
+            return
+        # Tried again: the store or the ledger is unavailable.
+        self._is_rebuilt = False
 
     @suppress_errors("quotas")
     def _look(self) -> None:
         with contextlib.suppress(StoreError):  # the store worker logs outages
-            settle_expired(self._store, self._find)
+            settle_expired(self._store, self._records.charges_of)
             forget_expired(self._store)

@@ -16,6 +16,7 @@ from itertools import chain, repeat
 from typing import Final, NamedTuple, cast
 from urllib.parse import quote, unquote
 
+from otel_limits.quotas.keys import digest
 from otel_limits.quotas.store import (
     REMEMBERED_SECONDS,
     RETENTION_SECONDS,
@@ -119,6 +120,10 @@ class KeyNames:
         """Workers that restored what they know, in this run."""
         return self.tag + ":restored"
 
+    def rebuilt(self, source: str, run: str) -> str:
+        """Key that exists once counts of a run are rebuilt from a ledger."""
+        return f"{self.tag}:rebuilt:{run}:{digest(source)}"
+
     @property
     def living(self) -> str:
         """The processes of the fleet."""
@@ -197,6 +202,7 @@ class KeyNames:
         keys = [self.marker, done, self.expired]
         remembered = str(REMEMBERED_SECONDS * 1000)
         arguments = [operation.id, str(place), remembered, self.run, self.freed_channel]
+        arguments.append(f"{operation.is_earlier:d}")
         for charge in operation.charges:
             count = charge.count
             keys += [*self.bucket(count), self.history(count), self.grants(count)]

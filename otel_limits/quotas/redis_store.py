@@ -39,6 +39,9 @@ from otel_limits.quotas.store import (
     StoreError,
 )
 
+REBUILD_SECONDS: Final = 60
+"""For how long other processes leave the rebuilding of counts to one that has begun."""
+
 KILL_NOTED_SECONDS: Final = 3600
 """How long kills are kept for processes that missed the message."""
 
@@ -58,6 +61,7 @@ class RedisStore(SharedStore):
         """Connect on first use."""
         self._names = replace(names, database=urlsplit(url).path.strip("/") or "0")
         self._server = RedisExecutor(connect, self._names.beginning())
+        self._rebuilding = ""
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
         """Apply `operations` in order, in one round trip.
@@ -105,6 +109,30 @@ class RedisStore(SharedStore):
         keys = [self._names.marker, self._names.restored]
         waits = int(self._server.evaluate(ScriptCall("join", keys, arguments)))
         return waits / 1000 if waits >= 0 else None
+
+    def begin_rebuilding(self, source: str) -> float | None:
+        """Let this process rebuild counts of the current run.
+
+        Raises:
+            StoreError: The server is unavailable.
+        """
+        now = self.now() * 1000
+        read = methodcaller("hmget", self._names.marker, ("name", "opens"))
+        name, opens = self._server.ask(read)
+        if not name or not opens or int(opens) > now:
+            return None
+        self._rebuilding = self._names.rebuilt(source, name)
+        # Not for long: this process may be killed before it is done.
+        claim = methodcaller("set", self._rebuilding, "1", px=REBUILD_SECONDS * 1000, nx=True)
+        return int(name.partition("-")[0]) / 1000 if self._server.ask(claim) else 0.0
+
+    def end_rebuilding(self) -> None:
+        """Record that counts were rebuilt.
+
+        Raises:
+            StoreError: The server is unavailable.
+        """
+        self._server.ask(methodcaller("pexpire", self._rebuilding, RETENTION_SECONDS * 1000))
 
     def warm(self) -> str:
         """Connect and load the scripts that a process uses; return a problem of its version.

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.kill_listener import KillListener
-from otel_limits.quotas.recovery import FindSettlements, Recovery
+from otel_limits.quotas.recovery import Recovery
 from otel_limits.quotas.store_worker import InlineExecutor, StoreWorker
 from otel_limits.quotas.stores import is_shared, open_shared_store, open_store
 from otel_limits.quotas.wait_queues import WaitQueues
 
 if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.rebuilding import CallRecords
     from otel_limits.quotas.store import StorePlace
     from otel_limits.quotas.store_thread import StoreThread
     from otel_limits.runs.registry import RunRegistry
@@ -27,7 +28,7 @@ class Quotas:
         place: Where they are counted.
         quotas: What is to be held now.
         runs: The invocations that are asked about, and ended from afar.
-        find: Looks up what killed workers did not settle.
+        records: The calls in the ledger of this process.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Quotas:
         place: StorePlace,
         quotas: Callable[[], Sequence[Quota]],
         runs: RunRegistry,
-        find: FindSettlements,
+        records: CallRecords,
     ) -> None:
         """Install the quota gate for all model calls of `runs`."""
         self.asked = (place.url, place.timeout, place.namespace)
@@ -44,13 +45,14 @@ class Quotas:
         lines = WaitQueues(runs.deadlines)
         if is_shared(place.url):
             # One store per thread: none may be closed while another thread uses it.
-            executor = StoreWorker(open_shared_store(place))
+            recovery = Recovery(open_shared_store(place), records, quotas)
+            executor = StoreWorker(open_shared_store(place), recovery.rebuild)
             listener = KillListener(
                 open_shared_store(place),
                 lambda agent, before: runs.kill(agent=agent, before=before),
                 lines.notify_freed,
             )
-            self._threads = [listener, Recovery(open_shared_store(place), find)]
+            self._threads = [listener, recovery]
             client = StoreClient(executor, place.timeout, listener.look_soon)
         else:
             client = StoreClient(

@@ -182,6 +182,8 @@ class Settle:
     id: str
     """The id of its reservation."""
     charges: tuple[Charge, ...]
+    is_earlier: bool = False
+    """Whether its call ended in an earlier run of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +429,28 @@ class SharedStore(QuotaStore):
             StoreError: The connection was lost.
         """
         raise SubscribeDeniedError("this store has no channels")
+
+    def begin_rebuilding(self, source: str) -> float | None:  # noqa: ARG002
+        """Let this process rebuild counts of the current run from a ledger.
+
+        Args:
+            source: The name of the ledger.
+
+        Returns:
+            When the run began, in the store's time; 0 if nothing has to be rebuilt from this
+            ledger, or another process does it; `None` before calls are admitted.
+
+        Raises:
+            StoreError: The store is unavailable.
+        """
+        return 0.0
+
+    def end_rebuilding(self) -> None:
+        """Record that the counts were rebuilt.
+
+        Raises:
+            StoreError: The store is unavailable.
+        """
 
     def outdated(self) -> str:
         """Return what is wrong with the store's version; empty if nothing is, or it is unknown."""

@@ -15,6 +15,7 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -111,13 +112,15 @@ class StoreWorker:
 
     Args:
         store: Where they go.
+        on_restored: Called when this process has restored what it knows of a store's earlier run.
     """
 
     is_shared = True
 
-    def __init__(self, store: QuotaStore) -> None:
+    def __init__(self, store: QuotaStore, on_restored: Callable[[], None] = lambda: None) -> None:
         """Start no thread yet."""
         self._store = store
+        self._on_restored = on_restored
         self._tick: Tick = lambda: None
         self._in_flight: InFlight = tuple
         self._reset()
@@ -343,7 +346,9 @@ class StoreWorker:
             waits = self._store.join(self.worker, self._living, most)
         if waits is None or waits > 0:
             raise StoreError(RESTORING)
-        self._to_restore = None
+        if self._to_restore is not None:
+            self._to_restore = None
+            self._on_restored()
 
     def _restore(self) -> None:
         """Send what is known of earlier runs, and all that happened since."""
@@ -361,7 +366,7 @@ class StoreWorker:
         with self._wake:
             kept = list(self._kept.values())
         for first in range(0, len(kept), BATCH):
-            self._store.run(kept[first : first + BATCH])
+            self._store.run([_of_earlier_run(each) for each in kept[first : first + BATCH]])
         self._store.run(self._in_flight())
 
     def _send_buffered(self) -> bool:
@@ -388,6 +393,10 @@ class StoreWorker:
                 for each in batch:
                     if self._kept.get(each.id) is each:
                         del self._kept[each.id]
+
+
+def _of_earlier_run(operation: Reserve | Settle) -> Reserve | Settle:
+    return replace(operation, is_earlier=True) if isinstance(operation, Settle) else operation
 
 
 def quarantine(operation: Operation, reply: Reply) -> None:

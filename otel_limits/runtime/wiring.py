@@ -20,6 +20,7 @@ from otel_limits.observers.first_calls import FirstCalls
 from otel_limits.observers.log import LogObserver
 from otel_limits.observers.protocol import LazyObserver
 from otel_limits.quotas.stores import is_shared
+from otel_limits.runtime.call_records import LedgerRecords
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 from otel_limits.settings.table import Settings
 from otel_limits.settings.variables import otlp_protocol, otlp_timeout_seconds
@@ -430,7 +431,8 @@ class Wiring:
             from otel_limits.quotas.store import StorePlace
 
             place = StorePlace(*asked)
-            self._quotas = Quotas(place, self._current_quotas, self._runs, self._find_charges)
+            records = LedgerRecords(lambda: self._settings.ledger)
+            self._quotas = Quotas(place, self._current_quotas, self._runs, records)
 
     def release_quotas(self) -> None:
         """Stop applying quotas."""
@@ -440,14 +442,6 @@ class Wiring:
 
     def _current_quotas(self) -> Sequence[Quota]:
         return [entry.value for entry in self._document.quotas.values()]
-
-    def _find_charges(self, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
-        """Look up calls in the ledger that killed workers did not settle."""
-        if self._settings.ledger is None:
-            return ()
-        from otel_limits.ledger.queries import charges_in
-
-        return charges_in(self._settings.ledger, operations)
 
 
 def _make_tool_log(settings: Settings) -> ToolLog | None:

@@ -1,6 +1,7 @@
 -- Count the actual usage of a call and release its reservation.
 -- KEYS: run, done, expired; then for each charge: its bucket, leases, history and grants.
--- ARGV: operation ID, its field in done, retention, name of the run, channel for releases; then for each
+-- ARGV: operation ID, its field in done, retention, name of the run, channel for releases, whether the call
+--       ended in an earlier run; then for each
 --       charge: amount, expiry, known, and model to whose last calls it is added, or "-", in one text;
 --       "QUOTA KEY".
 
@@ -28,7 +29,7 @@ local is_done = redis.call('HGET', KEYS[2], ARGV[2]) == 'settled -'
 local reply = { 'settled', whole(now), '-', '0' }
 for n, count in ipairs(counts) do
   if not is_done then
-    local amount, expires, known, model = string.match(ARGV[2 * n + 4], '^(%S+) (%S+) (%S+) (%S+)$')
+    local amount, expires, known, model = string.match(ARGV[2 * n + 5], '^(%S+) (%S+) (%S+) (%S+)$')
     resume(count, known)
     local taken, doubtful = count.used + count.reserved, count.doubtful
     local is_withdrawn = false
@@ -49,12 +50,15 @@ for n, count in ipairs(counts) do
     if model ~= '-' then
       note_call(KEYS[4 * n + 2], model, amount, expires, now)
     end
+    if ARGV[6] == '1' then
+      note(count, 'base', whole(count.base + amount))
+    end
     save(count, expires)
     local is_easier = count.used + count.reserved < taken or count.doubtful < doubtful
       or count.reserved == 0
     if is_withdrawn or (count.waited > now and is_easier) then
       -- pcall, because users without channel permissions must be able to settle.
-      redis.pcall('PUBLISH', ARGV[5], ARGV[2 * n + 5])
+      redis.pcall('PUBLISH', ARGV[5], ARGV[2 * n + 6])
     end
   end
   report(reply, count, '0')

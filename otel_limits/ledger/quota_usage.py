@@ -1,0 +1,70 @@
+"""Usage of quotas, as model calls and operators' changes in a ledger record it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import sqlalchemy as sa
+
+from otel_limits.core.errors import LedgerError
+from otel_limits.ledger.database import DatabaseError
+from otel_limits.ledger.queries import PORTION, quota_changes
+from otel_limits.ledger.reading import open_for_query
+from otel_limits.ledger.rows import MICROSECONDS
+from otel_limits.ledger.schema import CALLS, DAY_MICROSECONDS
+from otel_limits.ledger.selection import Selection
+
+if TYPE_CHECKING:
+    from otel_limits.ledger.address import Address
+
+
+class QuotaReset(NamedTuple):
+    """An operator's reset of a key."""
+
+    quota: str
+    shown: str
+    """The key as displayed."""
+    at: float
+    """Seconds since the epoch."""
+
+
+def charges_between(address: Address, since: float, until: float) -> Iterator[tuple[float, str]]:
+    """Iterate over the time and quota charges of model calls between two times.
+
+    Raises:
+        LedgerError: The ledger is not readable.
+    """
+    first, last = int(since * MICROSECONDS), int(until * MICROSECONDS)
+    statement = sa.select(CALLS.at_us, CALLS.quota_charges).where(
+        # By day, as an index begins with it.
+        CALLS.day >= first // DAY_MICROSECONDS,
+        CALLS.at_us >= first,
+        CALLS.at_us < last,
+        CALLS.quota_charges.is_not(None),
+    )
+    try:
+        with open_for_query(address) as (connection, _):
+            found = connection.execute(statement, execution_options={"yield_per": PORTION})
+            for at_us, charges in found:
+                yield at_us / MICROSECONDS, charges
+    except (DatabaseError, OSError) as error:
+        raise LedgerError(str(error)) from error
+
+
+def resets_since(address: Address, since: float) -> list[QuotaReset]:
+    """Return the resets of quota keys since a time.
+
+    Raises:
+        LedgerError: The ledger is not readable.
+    """
+    try:
+        with open_for_query(address) as (connection, _):
+            changes = quota_changes(connection, Selection(since_us=int(since * MICROSECONDS)))
+            return [
+                QuotaReset(each.quota, each.share, each.at_us / MICROSECONDS)
+                for each in changes
+                if each.change == "reset"
+            ]
+    except (DatabaseError, OSError) as error:
+        raise LedgerError(str(error)) from error

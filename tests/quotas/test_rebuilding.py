@@ -1,0 +1,120 @@
+"""Counts that no living process saw are rebuilt from a shared ledger when the store restarts."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import otel_limits
+from otel_limits import cli
+from otel_limits.quotas import recovery
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.store import Count, CountState, StorePlace
+from otel_limits.quotas.stores import open_shared_store
+from otel_limits.quotas.windows import Windows
+from otel_limits.testing import ScriptedModel, endless, says
+from tests.quotas.conftest import eventually
+from tests.quotas.test_agents import carrying
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import MakeAgent
+    from tests.quotas.conftest import Hold, Server
+
+pytestmark = pytest.mark.usefixtures("faulty")
+
+AMOUNT, USED = 20, 12
+QUOTA = {"model_calls": AMOUNT, "window": "P366D", "key": "baggage.user.id", "grace": 0}
+
+
+@pytest.fixture(autouse=True)
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record every call in a ledger, and rebuild without delay."""
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "ledger.db"))
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER_SYNC", "call")
+    monkeypatch.setattr(recovery, "REBUILD_SECONDS", 0.1)
+
+
+def call(make_agent: MakeAgent, calls: int, user: str = "joe") -> list[str]:
+    """Call as a user; return the stop reasons."""
+    model = ScriptedModel(endless(says("done")))
+    with carrying(user__id=user):
+        return [make_agent(model)("go").stop_reason for _ in range(calls)]
+
+
+def state(server: Server, user: str = "joe") -> CountState:
+    """The state of a user's count in the store."""
+    key = Template("baggage.user.id").key("q", {"baggage.user.id": user}.get)
+    store = open_shared_store(StorePlace(server.url, 5.0))
+    try:
+        window = Windows("P366D").at(time.time())
+        (found,) = store.look([(Count("q", key.id, window, "model_calls"), AMOUNT)])
+    finally:
+        store.close()
+    return found
+
+
+def restart(server: Server) -> None:
+    """Restart the server without data, when no process of the fleet is alive."""
+    otel_limits.disable()
+    server.stop()
+    server.start()
+
+
+def test_usage_of_dead_processes_is_rebuilt(
+    hold: Hold, make_agent: MakeAgent, own_server: Server
+) -> None:
+    """No living process saw it; calls since the restart are counted once."""
+    hold({"q": QUOTA}, own_server.url)
+    assert call(make_agent, USED) == ["end_turn"] * USED
+    assert call(make_agent, 1, "ann") == ["end_turn"]
+    restart(own_server)
+    hold({"q": QUOTA}, own_server.url)
+    eventually(lambda: call(make_agent, 1, "bob") == ["end_turn"])
+    eventually(lambda: state(own_server).used == USED)
+    assert state(own_server, "ann").used == 1
+    rest = AMOUNT - USED
+    assert call(make_agent, rest + 1) == ["end_turn"] * rest + ["quota_exceeded"]
+    assert state(own_server, "bob").used <= 2
+
+
+def test_counts_are_rebuilt_once_in_a_run(
+    hold: Hold, make_agent: MakeAgent, own_server: Server
+) -> None:
+    """A process that starts later reads no ledger: an operator's reset stays a reset."""
+    hold({"q": QUOTA}, own_server.url)
+    call(make_agent, USED)
+    restart(own_server)
+    hold({"q": QUOTA}, own_server.url)
+    eventually(lambda: state(own_server).used == USED)
+    assert [own_server.client.ttl(key) > 3600 for key in own_server.client.keys("*:rebuilt:*")] == [
+        True
+    ]
+    otel_limits.disable()
+    own_server.client.delete(*own_server.client.keys("*:q:*"))
+    asked = own_server.calls("set")
+    hold({"q": QUOTA}, own_server.url)
+    eventually(lambda: own_server.calls("set") > asked)
+    assert state(own_server).used == 0
+
+
+@pytest.mark.parametrize("moment", ["before the restart", "after the restart"])
+def test_usage_before_a_reset_is_not_rebuilt(
+    hold: Hold, make_agent: MakeAgent, own_server: Server, moment: str
+) -> None:
+    """The ledger has the operator's command, or the store has it."""
+    hold({"q": QUOTA}, own_server.url)
+    call(make_agent, 5)
+    if moment == "before the restart":
+        cli.main(["quotas", "reset", "q", "joe"])
+    call(make_agent, 3)
+    restart(own_server)
+    if moment == "after the restart":
+        cli.main(["quotas", "reset", "q", "joe"])
+    hold({"q": QUOTA}, own_server.url)
+    eventually(lambda: bool(own_server.client.keys("*:rebuilt:*")))
+    eventually(lambda: own_server.client.ttl(own_server.client.keys("*:rebuilt:*")[0]) > 3600)
+    assert state(own_server).used == (3 if moment == "before the restart" else 0)
