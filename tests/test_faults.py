@@ -83,6 +83,8 @@ ENTRANCES = {
     "live_of",
     "get",
     "_module",
+    "switch_in",
+    "switch_out",
 }
 """Functions on the way in and out, which do nothing that can fail but call the next or what they
 guard, and the one that replaces the stop reason: a fault in it leaves the framework's own."""

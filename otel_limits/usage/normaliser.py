@@ -5,6 +5,7 @@ Used for streams, spans and imported files.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import fields as fields_of
 from typing import TYPE_CHECKING, Any, Final
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 HOLDERS: Final = ("usage", "usage_metadata", "usageMetadata", "metrics")
 """Where a response contains its usage; Ollama's is at the top level."""
 
-
 COUNTS: Final = fields_of(Usage)
+
+REMEMBERED: Final = 256
+"""Cached usages: about as many agents at the same time."""
 
 
 def record_of_usage(raw: object, provider: str = "unknown") -> UsageRecord:
@@ -31,7 +34,15 @@ def record_of_usage(raw: object, provider: str = "unknown") -> UsageRecord:
         raw: The usage as sent: a dictionary, or an object of a client library.
         provider: The framework's module for the provider, such as `bedrock`.
     """
+    if type(raw) is dict and all(type(count) is int for count in raw.values()):
+        return _record_of_counts(tuple(raw.items()), provider)
     return _record(Fields(raw), rule_of_provider(provider))
+
+
+# Cached, because the usage of a response is read again to project the next request.
+@functools.lru_cache(REMEMBERED)
+def _record_of_counts(counts: tuple[tuple[str, int], ...], provider: str) -> UsageRecord:
+    return _record(Fields(dict(counts)), rule_of_provider(provider))
 
 
 def record_of_response(response: object, provider: str = "unknown") -> UsageRecord:

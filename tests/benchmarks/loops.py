@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from otel_limits.testing import Answer, ScriptedModel, says, uses
+from otel_limits.testing import Answer, ScriptedModel, says, tokens, uses
 
 Run: TypeAlias = Callable[[int], object]
 """Runs an agent for a number of turns."""
@@ -36,8 +36,8 @@ class LeanModel(ScriptedModel):
 
 def script(turns: int) -> Iterator[Answer]:
     """Yield a tool call for each turn but the last."""
-    for _ in range(turns - 1):
-        yield uses("look_up")
+    for turn in range(turns - 1):
+        yield uses("look_up", usage=tokens(100 + turn))  # as of a conversation that grows
     yield says("done")
 
 

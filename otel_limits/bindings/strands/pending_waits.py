@@ -91,7 +91,10 @@ class Wait:
         """
         # Kept short, as this runs for each event of a stream.
         try:
-            self._task = task = current_task()
+            try:
+                self._task = task = asyncio.current_task()
+            except RuntimeError:  # outside of asyncio
+                self._task = task = None
             if task is not self._reader:
                 self._reader, self._others = task, _cancellations_of(task)
             # Read after the task is set, as `cut` writes and reads in the opposite order.
@@ -155,14 +158,6 @@ class Wait:
             for _ in range(number):
                 self._reader.uncancel()
         return number > 0
-
-
-def current_task() -> asyncio.Task[Any] | None:
-    """Return the current task; `None` outside of asyncio."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
 
 
 def _cancellations_of(task: asyncio.Task[Any] | None) -> int:

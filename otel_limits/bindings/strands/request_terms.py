@@ -172,14 +172,14 @@ def _settings(held: Any, depth: int) -> Iterator[ModelSetting]:
 def _blocks(content: object) -> list[Mapping[str, Any]]:
     """Return the content blocks of a request."""
     blocks: list[Mapping[str, Any]] = []
-    # Level by level, without generators, for speed: the whole conversation is scanned for each
-    # model call, as cache points and audio in old messages are sent again.
+    # Level by level, and without a function call per part, for speed: the whole conversation is
+    # scanned for each model call, as cache points and audio in old messages are sent again.
     level = [content]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for part in level:
-            if isinstance(part, DICTIONARIES):
-                if isinstance(held := part.get("content"), list):
+            if type(part) is dict or isinstance(part, DICTIONARIES):
+                if "content" in part and isinstance(held := part["content"], list):
                     below += held
                 else:
                     blocks.append(part)

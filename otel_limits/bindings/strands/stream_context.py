@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import context as otel_context
+from opentelemetry.context import attach, detach, get_current
 
-from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.runs.tree import CURRENT, TASK_SCOPE
 
 if TYPE_CHECKING:
@@ -38,25 +38,31 @@ class StreamContext:
     _tokens: tuple[Token[Any], Token[Any], Token[Any]] | None = None
     """Restore the values of the reader."""
 
-    @suppress_errors("binding")
-    def enter(self) -> None:
-        """Set the values of the stream."""
-        kept = self._kept or (CURRENT.get(), TASK_SCOPE.get(), otel_context.get_current())
-        self._tokens = CURRENT.set(kept[0]), TASK_SCOPE.set(kept[1]), otel_context.attach(kept[2])
+    # Guarded inside, not by a decorator, because both run for each event of a stream.
 
-    @suppress_errors("binding")
-    def leave(self) -> None:
-        """Restore the values of the reader."""
-        tokens, self._tokens = self._tokens, None
-        if tokens is None:
-            return
-        self._kept = CURRENT.get(), TASK_SCOPE.get(), otel_context.get_current()
+    def switch_in(self) -> None:
+        """Set the values of the stream."""
         try:
-            CURRENT.reset(tokens[0])
-        except ValueError:  # a task that is destroyed while it waits is closed in another context
-            return
-        TASK_SCOPE.reset(tokens[1])
-        otel_context.detach(tokens[2])
+            kept = self._kept or (CURRENT.get(), TASK_SCOPE.get(), get_current())
+            self._tokens = CURRENT.set(kept[0]), TASK_SCOPE.set(kept[1]), attach(kept[2])
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            report_suppressed("binding", error)
+
+    def switch_out(self) -> None:
+        """Restore the values of the reader."""
+        try:
+            tokens, self._tokens = self._tokens, None
+            if tokens is None:
+                return
+            self._kept = CURRENT.get(), TASK_SCOPE.get(), get_current()
+            try:
+                CURRENT.reset(tokens[0])
+            except ValueError:  # a waiting task that is destroyed is closed in another context
+                return
+            TASK_SCOPE.reset(tokens[1])
+            detach(tokens[2])
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            report_suppressed("binding", error)
 
 
 def keep_apart(
@@ -69,19 +75,19 @@ def keep_apart(
         context, events = StreamContext(), original(*args, **kwargs)
         try:
             while True:
-                context.enter()
+                context.switch_in()
                 try:
                     event = await anext(events)
                 except StopAsyncIteration:
                     return
                 finally:
-                    context.leave()
+                    context.switch_out()
                 yield event
         finally:
-            context.enter()
+            context.switch_in()
             try:
                 await events.aclose()
             finally:
-                context.leave()
+                context.switch_out()
 
     return stream_async
