@@ -64,7 +64,6 @@ ENTRANCES = {
     "model_stage",
     "stream_async",
     "_follow_leg",
-    "ending_with_text",
     "_follow_call",
     "_follow",
     "_tracked",
@@ -76,7 +75,6 @@ ENTRANCES = {
     "note_chunk",
     "on_start",
     "on_end",
-    "_track_progress",
     "tool_stage",
     "_stop",
     "put_stop",
@@ -85,6 +83,8 @@ ENTRANCES = {
     "_module",
     "switch_in",
     "switch_out",
+    "with_text",
+    "_track_progress",
 }
 """Functions on the way in and out, which do nothing that can fail but call the next or what they
 guard, and the one that replaces the stop reason: a fault in it leaves the framework's own."""

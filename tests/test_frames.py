@@ -76,7 +76,7 @@ class Depths:
             self.deepest[name] = (len(names), names)
 
 
-PASS_THROUGH = {"_follow", "_follow_call", "_follow_leg", "ending_with_text", "next_of"}
+PASS_THROUGH = {"_follow", "_follow_call", "_follow_leg", "next_of"}
 PASS_THROUGH |= {"stream_async"}
 """Our functions between Strands and other code, on the stack of every event."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from strands.types.events import ModelStopReason, TypedEvent
 
-from otel_limits.bindings.strands.private import EventLoopStopEvent, ModelStreamChunkEvent
+from otel_limits.bindings.strands.private import EventLoopStopEvent
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import EMPTY_REMARK
 
@@ -112,33 +112,29 @@ def _block_of(text: str) -> Iterator[TypedEvent]:
     yield TypedEvent({"event": {"contentBlockStop": {}}})
 
 
-async def ending_with_text(
-    events: AsyncGenerator[Any, None], live: LiveInvocation
-) -> AsyncGenerator[Any, None]:
-    """Stream a leg, and the text of its halt as Strands streams an answer.
+def with_text(
+    event: TypedEvent, live: LiveInvocation, open_parts: tuple[str, ...]
+) -> list[TypedEvent]:
+    """Return an event of a halted leg, after the text of the halt if that belongs there.
 
     Some applications read only the stream, e.g. chat pages. Nothing is streamed if an exception
     follows instead of a result.
+
+    Args:
+        event: The next event of the leg.
+        live: The halted invocation.
+        open_parts: The parts of the stream that were not ended.
     """
-    open_parts: tuple[str, ...] = ()
-    try:
-        async for event in events:
-            if type(event) is ModelStreamChunkEvent:
-                open_parts = _open_after(event["event"]) or ()
-            elif live.marked is not None:
-                is_message = event.get("message") is live.marked
-                if is_message and live.run.raised:
-                    continue
-                if is_message or type(event) is EventLoopStopEvent:
-                    for each in _text_events(live, open_parts, with_message=not is_message) or ():
-                        yield each
-            yield event
-    finally:
-        await events.aclose()
+    is_message = event.get("message") is live.marked
+    if is_message and live.run.raised:
+        return []
+    if is_message or type(event) is EventLoopStopEvent:
+        return [*(_text_events(live, open_parts, with_message=not is_message) or ()), event]
+    return [event]
 
 
 @suppress_errors("binding")
-def _open_after(chunk: Mapping[str, Any]) -> tuple[str, ...]:
+def open_after(chunk: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts of a streamed response that a chunk leaves open, the outer one first."""
     if "messageStop" in chunk or "metadata" in chunk:
         return ()

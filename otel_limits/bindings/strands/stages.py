@@ -15,8 +15,9 @@ from otel_limits.bindings.strands.answers import (
     as_cut,
     cancelled_answer,
     ending_as_last,
-    ending_with_text,
     halt_message,
+    open_after,
+    with_text,
 )
 from otel_limits.bindings.strands.halting import RefusedError, admit_call, apply_halt_if_due
 from otel_limits.bindings.strands.invocations import STATES, LiveInvocation, is_of_another, live_of
@@ -36,7 +37,7 @@ from otel_limits.bindings.strands.side import halt_from_error, refused_to_loop, 
 from otel_limits.bindings.strands.span_writer import end_quietly
 from otel_limits.bindings.strands.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError, limit_reached
-from otel_limits.core.internal_errors import report_suppressed, suppress_errors
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import budget_note, failed_remark, not_run_note, wrap_up_note
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.run import Group, Run
@@ -64,7 +65,7 @@ def agent_stage(context: Any, next_fn: Next) -> Events:
         return next_fn(context)
     # Deep copies of middleware may have our handlers twice.
     agent = cast("Agent", context.agent)
-    return ending_with_text(_follow_leg(agent, live, next_fn, context), live)
+    return _follow_leg(agent, live, next_fn, context)
 
 
 async def _follow_leg(
@@ -72,6 +73,7 @@ async def _follow_leg(
 ) -> Events:
     """Replace the framework's stop reason by ours, and raise if that is the action."""
     followed.staged, halted = True, False
+    open_parts: tuple[str, ...] = ()
     events, wait = next_fn(context), Wait()
     wait.join(followed.waits, is_leg=True)
     try:
@@ -80,29 +82,26 @@ async def _follow_leg(
                 event = await wait.next_of(events)
             except StopAsyncIteration:
                 break
-            # Inline, not behind a decorator: this runs for each token of a stream, and each of our
-            # frames brings a runaway agent closer to the recursion limit.
-            if type(event) in MILESTONES:
-                try:
-                    halted = _track_progress(agent, event)
-                except Exception as error:  # noqa: BLE001  the agent must not feel it
-                    report_suppressed("binding", error)
-            yield event
+            # By type, because this runs for each token of a stream.
+            if type(event) is ModelStreamChunkEvent:
+                open_parts = open_after(event["event"]) or ()
+            elif type(event) in MILESTONES:
+                halted = bool(_track_progress(agent, event))
+            is_halted = followed.marked is not None
+            for each in with_text(event, followed, open_parts) if is_halted else (event,):
+                yield each
     except Exception as error:
         live = live_of(agent)
         if live is None or not (_is_refused(live, error) or is_halted_by_vendor(live, error)):
             followed.run.freeze_outcome()  # hooks that still run change nothing
             raise
-        if isinstance(
-            error, InvocationEndedError
-        ):  # Strands ends its spans for errors only, not for this
-            end_quietly(context.invocation_state.get("event_loop_cycle_span"))
         halted = True
-        yield await _answer_for_model(agent, live, context)
+        stop = await _answer_for_model(agent, live, context, error)
+        for each in with_text(stop, followed, open_parts):
+            yield each
     finally:
-        followed.staged = followed.waits.is_asking = (
-            False  # a hook may resume before anything else runs
-        )
+        # Now, as a hook may resume before anything else runs.
+        followed.staged = followed.waits.is_asking = False
         wait.close()
         await events.aclose()
     # Last, as the generator would otherwise end in another context.
@@ -128,11 +127,8 @@ def _fails_node(run: Run) -> bool:
 
 def _is_refused(live: LiveInvocation, error: Exception) -> bool:
     """Return whether an error is our refusal, possibly wrapped by a middleware."""
-    ours = (
-        RefusedError,
-        InvocationEndedError,
-        LimitReachedError,
-    )  # the last if the loop requested a summary
+    # The last if the loop requested a summary.
+    ours = (RefusedError, InvocationEndedError, LimitReachedError)
     if live.verdict is not None and any(isinstance(each, ours) for each in chain_of(error)):
         return True
     if (verdict := halt_from_error(live, error)) is None:
@@ -141,6 +137,7 @@ def _is_refused(live: LiveInvocation, error: Exception) -> bool:
     return True
 
 
+@suppress_errors("binding")
 def _track_progress(agent: Agent, event: object) -> bool:
     """Process a milestone of a leg. Return whether it is the end, by our halt."""
     live = live_of(agent)
@@ -172,8 +169,20 @@ def _stop(agent: Agent, live: LiveInvocation, event: Any) -> bool:
     return verdict is not None
 
 
-async def _answer_for_model(agent: Agent, live: LiveInvocation, context: Any) -> Any:
-    """Answer instead of the model and end the leg."""
+async def _answer_for_model(
+    agent: Agent, live: LiveInvocation, context: Any, error: Exception
+) -> Any:
+    """Answer instead of the model and end the leg.
+
+    Args:
+        agent: The halted agent.
+        live: Its invocation.
+        context: The context of its stage.
+        error: How the leg has ended.
+    """
+    if isinstance(error, InvocationEndedError):
+        # Strands ends its spans for errors only, not for this.
+        end_quietly(context.invocation_state.get("event_loop_cycle_span"))
     assert live.verdict is not None  # set by every refusal
     # After a refused call, the last message is the user's, or tool results. With an answer after
     # it, every provider accepts the history when the conversation continues.
