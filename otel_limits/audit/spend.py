@@ -19,6 +19,7 @@ from otel_limits.audit.outcomes import OUTCOMES, outcomes_table
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.sums import DATES, Groups, SummedCalls, Sums, fold
 from otel_limits.core.errors import LedgerError
+from otel_limits.core.list_date import list_in_use, old_list
 from otel_limits.ledger.options import AFTER_TOOLS
 
 if TYPE_CHECKING:
@@ -204,8 +205,15 @@ def spend_table(
         columns=(*inquiry.key_columns(by, (*FIGURES, *TOOL_FIGURES)), *figures),
         rows=[*((*key, *_figures({key: sums}, uses)) for key, sums in in_order), *others],
         total=(*(("total", *blank) if by else ()), *_figures(everything, uses)),
-        note=f"{ALL_NOTE} {NOTE}" if TOOL in by else ALL_NOTE,
+        note=" ".join([ALL_NOTE, *([NOTE] if TOOL in by else []), *_price_list()]),
     )
+
+
+def _price_list() -> list[str]:
+    """Name the installed price list, which reprices calls, and warn if it is old."""
+    in_use = list_in_use()
+    sentences = [in_use and f"Installed price list: {in_use}.", old_list()]
+    return [each for each in sentences if each is not None]
 
 
 def _figures(groups: Groups, uses: Mapping[tuple[Any, ...], ToolUse] | None) -> tuple[Any, ...]:

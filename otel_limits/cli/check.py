@@ -11,6 +11,7 @@ from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.effects import unpriced_halts
 from otel_limits.cli.terminal import console, in_columns
+from otel_limits.core.list_date import list_in_use, old_list
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import pluralize
 from otel_limits.observers.first_calls import UNLIMITED
@@ -74,6 +75,8 @@ def check(options: Namespace) -> int:
     autoload = installed_autoload()
     if autoload is not None:
         shown_rows.append(("autoload", "installed", str(autoload)))
+    if (prices := list_in_use()) is not None:
+        shown_rows.append(("price_list", prices, "installed"))
     if shown_rows:
         print_rows(shown_rows)
     if hidden:
@@ -92,8 +95,13 @@ def check(options: Namespace) -> int:
     ]
     refuse([f"{sentence} Limits are still enforced." for sentence in guarded.fallbacks])
     halted = unpriced_halts(effective_policies(reading, policy_file.document, options.agent))
-    refuse([each for each in (halted, access_warning(policy_file)) if each is not None])
-    refuse(unlisted_models(policy_file.document))
+    doubts = [
+        halted,
+        access_warning(policy_file),
+        *unlisted_models(policy_file.document),
+        old_list(),
+    ]
+    refuse([each for each in doubts if each is not None])
     if quotas and not reading.mistakes:
         warnings, wrong = store_mistakes(reading.settings)
         refuse(warnings)

@@ -7,6 +7,7 @@ import io
 import json
 import random
 import re
+import sys
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from otel_limits.audit.forecast import ENOUGH_DAYS, build_forecast, predicted, s
 from otel_limits.audit.spend import SPEND
 from otel_limits.cli import main
 from otel_limits.cli.show.answer_schema import schema_of
+from otel_limits.core import list_date
 from otel_limits.core.limits import Breach
 from tests.ledger.book import DAY, NINE, Call, Entry, write
 
@@ -554,3 +556,20 @@ def _rolled(rolled: random.Random, shape: str, day: int) -> dict[int, int]:
         scale *= rolled.lognormvariate(0, 0.8)
     hours: Sequence[int] = range(24) if shape == "even" else range(8, 19)
     return {hour: round(scale * rolled.uniform(0.5, 1.5)) for hour in hours}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there is no list for Python 3.10")
+def test_price_list_is_shown_with_its_date(
+    movers: None, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader of costs sees how old the prices may be; from 60 days on, a warning says so."""
+    assert main(["audit", "spend"]) == 0
+    assert f"Installed price list: {list_date.list_in_use()}." in plain(capsys.readouterr().out)
+    monkeypatch.setattr(list_date, "today", lambda: date(2100, 1, 1))
+    assert main(["audit", "spend"]) == 0
+    assert "Run: pip install --upgrade genai-prices" in plain(capsys.readouterr().out)
+
+
+def plain(text: str) -> str:
+    """Join wrapped lines."""
+    return " ".join(text.split())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
 from otel_limits.cli.effects import agents, observed_only, unpriced_halts
 from otel_limits.core.limits import NO_LIMITS
+from otel_limits.core.list_date import list_in_use, old_list
 from otel_limits.core.pricing import Prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.usage import Usage
@@ -55,6 +56,7 @@ def examine_settings(environ: Mapping[str, str], model: str | None) -> Iterator[
     if halted is not None:
         yield ok("unpriced", halted)
     yield _prices(reading.settings, policy_file, model)
+    yield _price_list()
     yield _port(reading.settings)
     yield from _ledger(reading.settings.ledger)
     yield _store(reading.settings)
@@ -107,6 +109,15 @@ def _action(policies: Mapping[str, Policy]) -> Finding:
     if observed:
         return ok("action", f"Limits are only observed for {agents(observed, policies)}.")
     return ok("action", f"{', '.join(sorted({each.action for each in policies.values()}))}.")
+
+
+def _price_list() -> Finding:
+    in_use = list_in_use()
+    if in_use is None:
+        return skipped(
+            "price list", "Not installed.", "pip install 'otel-limits[prices]' (Python 3.11)"
+        )
+    return ok("price list", old_list() or f"{in_use}.")
 
 
 def _prices(settings: Settings, policy_file: PolicyFile, model: str | None) -> Finding:
