@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -21,11 +22,41 @@ from tests.quotas.truth import StoreMachine, Stores
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_limits.quotas.store import Freed
+    from otel_limits.quotas.store import Freed, SharedStore
     from tests.quotas.conftest import Server, Timed
 
 BEGIN = Windows("day").at(time.time() + 2 * 86_400).start + 12 * 3600.0
 """Noon of a day in the future, so that a server does not treat its counts as expired."""
+
+
+CLOCK = "{otel_limits}:clock"
+"""The key with the time that the test sets."""
+
+
+class LossyServer:
+    """A server that goes back to its last snapshot, or forgets everything, but for the clock."""
+
+    def __init__(self, store: SharedStore, server: Server) -> None:
+        self._store, self._server = store, server
+        self._client = redis.Redis(port=server.port)
+        self._kept: dict[bytes, tuple[bytes, int]] = {}
+
+    def keep(self) -> None:
+        """Remember every key."""
+        kept = {key: (self._client.dump(key), self._client.pttl(key)) for key in self._keys()}
+        self._kept = {key: (value, left) for key, (value, left) in kept.items() if value}
+
+    def lose(self, *, everything: bool) -> None:
+        """Replace every key; the server is a new run, as after a restart."""
+        for key in self._keys():
+            self._client.delete(key)
+        for key, (value, left) in () if everything else self._kept.items():
+            self._client.restore(key, max(0, left), value)
+        self._client.hset(KeyNames().marker, "server", "before")
+        self._store.close()
+
+    def _keys(self) -> list[bytes]:
+        return [key for key in self._client.scan_iter() if key != CLOCK.encode()]
 
 
 def small(examples: int, *without: Phase) -> settings:
@@ -53,12 +84,18 @@ def test_memory_store_matches_the_model_after_every_step() -> None:
 
 
 def test_server_matches_the_model_after_every_step(timed_store: Timed, server: Server) -> None:
-    """The same, with the real scripts on a real server."""
+    """The same, with the real scripts on a real server that loses data; every key expires."""
 
     class OnServer(StoreMachine):
         def __init__(self) -> None:
             server.client.flushdb()
-            super().__init__(Stores(*timed_store, BEGIN, timed_store.store))
+            lossy = LossyServer(timed_store.store, server)
+            super().__init__(Stores(*timed_store, BEGIN, timed_store.store, lossy))
+
+        def teardown(self) -> None:
+            super().teardown()
+            keys = set(server.client.scan_iter()) - {CLOCK}
+            assert not [key for key in keys if server.client.ttl(key) < 0]
 
     run_state_machine_as_test(OnServer, settings=small(25))
 

@@ -1,21 +1,24 @@
 """A plain model of a quota store, and a state machine that compares the two.
 
 Hypothesis generates the events: calls of several workers that are admitted, settled, repeated or
-forgotten, a clock that jumps, ending windows, grants, blocks and resets.
+forgotten, killed and suspended workers, a clock that jumps, ending windows, grants, blocks and
+resets, and a server that restarts without data or with old data.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from otel_limits.quotas.knowledge import Knowledge
 from otel_limits.quotas.store import (
     FOREVER,
     REMEMBERED_SECONDS,
@@ -25,6 +28,7 @@ from otel_limits.quotas.store import (
     CountState,
     Demand,
     QuotaStore,
+    Renew,
     Reply,
     Reserve,
     Settle,
@@ -33,6 +37,7 @@ from otel_limits.quotas.store import (
 from otel_limits.quotas.windows import Windows
 
 LEASE: Final = 300.0
+WORKERS: Final = 4
 QUOTAS: Final = {"q": (Windows("hour"), 100), "r": (Windows("PT2H"), 60)}
 """The windows and limits of the quotas."""
 
@@ -51,13 +56,19 @@ class Book:
 
     limit: int
     used: int = 0
+    base: int = 0
+    """The part of it that is from earlier runs of the server."""
     leases: dict[str, Lease] = field(default_factory=dict)
     latest: float = 0.0
     """The time of its last reservation."""
+    reset: str = ""
+    """The last reset that the store knows."""
     late: int = 0
     """Usage settled after its reservation expired, with its worker assumed dead."""
     most: int = 0
     """The highest limit it ever had."""
+    unseen: int = 0
+    """Usage that the server lost, and that no living worker saw."""
 
     @property
     def reserved(self) -> int:
@@ -90,6 +101,18 @@ class Stores(NamedTuple):
     begin: float
     shared: SharedStore | None = None
     """The same store, for an operator's blocks and grants."""
+    server: LossyServer | None = None
+    """The server, if it can lose what was written."""
+
+
+class LossyServer(Protocol):
+    """A server that loses what was written after the last snapshot."""
+
+    def keep(self) -> None:
+        """Take a snapshot."""
+
+    def lose(self, *, everything: bool) -> None:
+        """Restart with the snapshot, or without any data."""
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -98,7 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self, place: Stores) -> None:
         """Start with empty counts."""
         super().__init__()
-        self.store, self.set_clock, self.now, self.shared = place
+        self.store, self.set_clock, self.now, self.shared, self.server = place
         self.set_clock(self.now)
         self.latest = self.now
         self.names = itertools.count()
@@ -106,16 +129,22 @@ class StoreMachine(RuleBasedStateMachine):
         self.calls: list[Call] = []
         self.grants: dict[str, list[tuple[float, int]]] = defaultdict(list)
         self.blocks: dict[str, Block] = {}
+        self.saved: tuple[dict[str, list[tuple[float, int]]], dict[str, Block]] = ({}, {})
+        """Grants and blocks in the last snapshot."""
+        self.knowledge = [Knowledge() for _ in range(WORKERS)]
+        self.suspended: dict[int, bool] = {}
+        """Suspended workers, and whether the server lost counts since."""
 
     # --- events -----------------------------------------------------------------------------------
 
     @rule(
-        worker=st.integers(0, 3),
+        worker=st.integers(0, WORKERS - 1),
         amounts=st.dictionaries(st.sampled_from(sorted(QUOTAS)), st.integers(0, 70), min_size=1),
         certain=st.booleans(),
     )
     def ask(self, worker: int, amounts: dict[str, int], certain: bool) -> None:  # noqa: FBT001
         """A worker reserves for a call."""
+        assume(worker not in self.suspended)
         demands = tuple(
             Demand(count=self.count(name), amount=amount, limit=QUOTAS[name][1], certain=certain)
             for name, amount in amounts.items()
@@ -124,11 +153,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.calls.append(call)
         self.reserve(call)
 
-    @precondition(lambda self: self.with_status("admitted"))
+    @precondition(lambda self: self.awake("admitted"))
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
         """A call ends with at most its reserved usage, on time or late."""
-        call = data.draw(st.sampled_from(self.with_status("admitted")))
+        call = data.draw(st.sampled_from(self.awake("admitted")))
         call.took = data.draw(st.integers(0, min(each.amount for each in call.demands)))
         for demand in call.demands:
             book = self.book(demand.count)
@@ -152,12 +181,58 @@ class StoreMachine(RuleBasedStateMachine):
             self.reserve(call)
 
     @precondition(lambda self: self.calls)
-    @rule(worker=st.integers(0, 3))
+    @rule(worker=st.integers(0, WORKERS - 1))
     def die(self, worker: int) -> None:
         """A worker is killed, and its in-flight calls are never settled."""
         for call in self.calls:
             if call.worker == worker and call.status == "admitted":
                 call.status = "dead"
+        self.knowledge[worker] = Knowledge()
+        self.suspended.pop(worker, None)
+
+    @precondition(lambda self: self.server)
+    @rule(worker=st.integers(0, WORKERS - 1))
+    def suspend(self, worker: int) -> None:
+        """A worker is stopped, and neither renews its leases nor restores counts."""
+        self.suspended.setdefault(worker, False)
+
+    @precondition(lambda self: self.suspended)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        """It continues, and first restores what it knew before the server lost counts."""
+        worker = data.draw(st.sampled_from(sorted(self.suspended)))
+        if self.suspended.pop(worker):
+            self.rejoin([worker])
+
+    @precondition(lambda self: self.server)
+    @rule()
+    def snapshot(self) -> None:
+        """The server saves its data."""
+        assert self.server is not None
+        self.server.keep()
+        self.saved = {name: list(each) for name, each in self.grants.items()}, dict(self.blocks)
+
+    @precondition(lambda self: self.server)
+    @rule(everything=st.booleans())
+    def lose(self, everything: bool) -> None:  # noqa: FBT001
+        """The server restarts with old data or none; each worker restores what it knows."""
+        assert self.server is not None
+        self.server.lose(everything=everything)
+        grants, self.blocks = ({}, {}) if everything else (self.saved[0], dict(self.saved[1]))
+        self.grants = defaultdict(list, {name: list(each) for name, each in grants.items()})
+        # The server has forgotten the IDs of their operations.
+        for call in self.calls:
+            call.at = -math.inf
+        self.suspended = dict.fromkeys(self.suspended, True)
+        before = {count: book.used for count, book in self.books.items()}
+        for count, state in self.look().items():
+            book = self.book(count)
+            book.used = book.base = state.used
+            book.reset = state.reset
+            book.leases.clear()
+        self.rejoin([each for each in range(WORKERS) if each not in self.suspended])
+        for count, book in self.books.items():
+            book.unseen += max(0, before[count] - book.used)
 
     @rule(
         seconds=st.sampled_from([1.0, 30.0, 299.0, 300.0, 1000.0, 3600.0, -10.0, -400.0, -3600.0])
@@ -221,6 +296,7 @@ class StoreMachine(RuleBasedStateMachine):
             book = self.book(count)
             book.purge(self.now)
             block = self.blocked(count.quota)
+            book.reset = standing.reset
             assert standing == CountState(book.used, book.reserved, self.permitted(count), block)
 
     @invariant()
@@ -234,16 +310,43 @@ class StoreMachine(RuleBasedStateMachine):
         for call in self.with_status("admitted"):
             call.status = "settled"
             self.send_settlement(call)
-        self.set_clock(self.latest + LEASE)
+        self.set_clock(self.latest + 2 * LEASE)
         counts = [(count, 0) for count in self.books]
         assert all(each.reserved == 0 for each in self.store.look(counts))
 
     # --- operations -------------------------------------------------------------------------------
 
-    def run(self, operation: Reserve | Settle) -> Reply:
+    def run(self, operation: Reserve | Settle, worker: int | None = None) -> Reply:
         """Run one operation."""
         (reply,) = self.store.run([operation])
+        if worker is not None:
+            self.knowledge[worker].observe(operation, reply)
         return reply
+
+    def look(self) -> dict[Count, CountState]:
+        """Return the state of every count in the store."""
+        counts = list(self.books)
+        states = self.store.look([(count, 0) for count in counts])
+        return dict(zip(counts, states, strict=True))
+
+    def rejoin(self, workers: Sequence[int]) -> None:
+        """Let workers restore what they know, and reserve again for their in-flight calls."""
+        for worker in workers:
+            known = self.knowledge[worker].of_windows_at(self.now)
+            self.store.restore(known)
+            for each in known:
+                book = self.book(each.count)
+                if (each.reset, each.used) > (book.reset, book.base):
+                    book.used += each.used - book.base
+                    book.base, book.reset = each.used, each.reset
+        for call in self.with_status("admitted"):
+            if call.worker in workers:
+                self.store.run([Renew(call.id, call.demands, LEASE, again=True)])
+                for demand in call.demands:
+                    book = self.book(demand.count)
+                    amount = self.wanted(demand)
+                    if call.id not in book.leases:
+                        book.leases[call.id] = Lease(amount, demand.certain, self.now + LEASE)
 
     def reservation(self, call: Call) -> Reserve:
         """The reservation of a call."""
@@ -261,7 +364,7 @@ class StoreMachine(RuleBasedStateMachine):
             for demand, amount in zip(call.demands, wanted, strict=True)
         )
         status = "admitted" if again or (is_here and fits) else "refused"
-        assert self.run(self.reservation(call)).status == (
+        assert self.run(self.reservation(call), call.worker).status == (
             status if again or is_here else "elsewhere"
         )
         if again or is_here:
@@ -278,7 +381,7 @@ class StoreMachine(RuleBasedStateMachine):
     def send_settlement(self, call: Call) -> None:
         """Settle the usage of a call in all of its counts."""
         charges = tuple(Charge(count=each.count, amount=call.took) for each in call.demands)
-        assert self.run(Settle(call.id, charges)).status == "settled"
+        assert self.run(Settle(call.id, charges), call.worker).status == "settled"
 
     def wanted(self, demand: Demand) -> int:
         """The reserved amount: doubled for a call of unknown size next to another one."""
@@ -320,11 +423,17 @@ class StoreMachine(RuleBasedStateMachine):
         """Return the calls of live workers with this status."""
         return [each for each in self.calls if each.status == status]
 
+    def awake(self, status: str) -> list[Call]:
+        """Return the calls with this status of workers that are not suspended."""
+        return [each for each in self.with_status(status) if each.worker not in self.suspended]
+
     def remembered(self) -> list[Call]:
         """Return the calls whose IDs the store still remembers."""
         since = self.latest - REMEMBERED_SECONDS
         return [
             each
             for each in self.calls
-            if each.status in ("admitted", "settled", "refused") and each.at > since
+            if each.status in ("admitted", "settled", "refused")
+            and each.at > since
+            and each.worker not in self.suspended
         ]
