@@ -146,7 +146,9 @@ class RedisExecutor:
         try:
             greetings: list[list[str]] = []
             if self._connection is None:
-                self._connection = client.connection_pool.make_connection()
+                # Not made by the pool, which would count it forever.
+                pool = client.connection_pool
+                self._connection = pool.connection_class(**pool.connection_kwargs)
                 self._connection.connect()
                 # Loaded each time, because a new connection may be to a new server.
                 script = scripts.source_of(self._greeting.script)

@@ -26,6 +26,7 @@ from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import (
     Count,
     CountState,
+    Renew,
     Reserve,
     Settle,
     SharedStore,
@@ -305,6 +306,14 @@ async def leave():
             break
 asyncio.run(leave())
 """
+
+
+def test_store_reconnects_any_number_of_times(server: Server, store: SharedStore) -> None:
+    """A pool of connections counts a hundred, and then refuses another."""
+    for _ in range(150):
+        server.client.client_kill_filter(_type="normal", skipme=True)
+        (reply,) = store.run([Renew("a", (), 60.0)])
+        assert reply.status == "renewed"
 
 
 def test_exiting_process_sends_pending_settlements(

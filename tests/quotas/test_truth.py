@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
@@ -41,6 +41,11 @@ class LossyServer:
         self._client = redis.Redis(port=server.port)
         self._kept: dict[bytes, tuple[bytes, int]] = {}
 
+    def forget(self) -> None:
+        """Start without data and without a snapshot."""
+        self._kept = {}
+        self._client.flushdb()
+
     def keep(self) -> None:
         """Remember every key."""
         kept = {key: (self._client.dump(key), self._client.pttl(key)) for key in self._keys()}
@@ -53,7 +58,8 @@ class LossyServer:
         for key, (value, left) in () if everything else self._kept.items():
             self._client.restore(key, max(0, left), value)
         self._client.hset(KeyNames().marker, "server", "before")
-        self._store.close()
+        executor: Any = self._store._server  # type: ignore[attr-defined]
+        executor.disconnect()
 
     def _keys(self) -> list[bytes]:
         return [key for key in self._client.scan_iter() if key != CLOCK.encode()]
@@ -85,11 +91,11 @@ def test_memory_store_matches_the_model_after_every_step() -> None:
 
 def test_server_matches_the_model_after_every_step(timed_store: Timed, server: Server) -> None:
     """The same, with the real scripts on a real server that loses data; every key expires."""
+    lossy = LossyServer(timed_store.store, server)
 
     class OnServer(StoreMachine):
         def __init__(self) -> None:
-            server.client.flushdb()
-            lossy = LossyServer(timed_store.store, server)
+            lossy.forget()
             super().__init__(Stores(*timed_store, BEGIN, timed_store.store, lossy))
 
         def teardown(self) -> None:
