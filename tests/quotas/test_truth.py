@@ -46,7 +46,7 @@ class LossyServer:
         self._kept = {}
         self._client.flushdb()
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Remember every key."""
         kept = {key: (self._client.dump(key), self._client.pttl(key)) for key in self._keys()}
         self._kept = {key: (value, left) for key, (value, left) in kept.items() if value}

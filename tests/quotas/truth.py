@@ -108,7 +108,7 @@ class Stores(NamedTuple):
 class LossyServer(Protocol):
     """A server that loses what was written after the last snapshot."""
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Take a snapshot."""
 
     def lose(self, *, everything: bool) -> None:
@@ -209,7 +209,7 @@ class StoreMachine(RuleBasedStateMachine):
     def snapshot(self) -> None:
         """The server saves its data."""
         assert self.server is not None
-        self.server.keep()
+        self.server.save()
         self.saved = {name: list(each) for name, each in self.grants.items()}, dict(self.blocks)
 
     @precondition(lambda self: self.server)
