@@ -51,7 +51,7 @@ class LossyServer:
         kept = {key: (self._client.dump(key), self._client.pttl(key)) for key in self._keys()}
         self._kept = {key: (value, left) for key, (value, left) in kept.items() if value}
 
-    def lose_data(self, *, everything: bool) -> None:
+    def restart(self, *, everything: bool) -> None:
         """Replace every key; the server is a new run, as after a restart."""
         for key in self._keys():
             self._client.delete(key)

@@ -111,7 +111,7 @@ class LossyServer(Protocol):
     def save(self) -> None:
         """Take a snapshot."""
 
-    def lose_data(self, *, everything: bool) -> None:
+    def restart(self, *, everything: bool) -> None:
         """Restart with the snapshot, or without any data."""
 
 
@@ -214,10 +214,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.server)
     @rule(everything=st.booleans())
-    def lose_data(self, everything: bool) -> None:  # noqa: FBT001
+    def restart_server(self, everything: bool) -> None:  # noqa: FBT001
         """The server restarts with old data or none; each worker restores what it knows."""
         assert self.server is not None
-        self.server.lose_data(everything=everything)
+        self.server.restart(everything=everything)
         grants, self.blocks = ({}, {}) if everything else (self.saved[0], dict(self.saved[1]))
         self.grants = defaultdict(list, {name: list(each) for name, each in grants.items()})
         # The server has forgotten the IDs of their operations.
