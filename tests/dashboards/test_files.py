@@ -57,7 +57,7 @@ def test_alerts_fire_in_their_minute(find: Find) -> None:
 
 @pytest.mark.parametrize("path", RULE_TESTS[1:], ids=NAMES[1:])
 def test_alerts_fire_for_their_reason_only(path: Path) -> None:
-    """Not for what is almost one, and not on an ordinary day."""
+    """Not for what is almost one. Ordinary days are in `test_ordinary_days.py`."""
     run(program("promtool"), "test", "rules", str(path))
 
 
@@ -106,7 +106,7 @@ def test_alert_has_rule_tests(alert: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_alert_has_a_test_of_a_near_miss(alert: dict[str, Any]) -> None:
-    """An alert that fires for nothing is soon ignored. All share the test of an ordinary day."""
+    """An alert that fires for nothing is soon ignored."""
     short = alert["alert"].removeprefix("OtelLimits")
     silent = [
         each["expr"]
