@@ -25,18 +25,31 @@ PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*t?(\.exe)?")
 
 PREFIXES: Final = frozenset(
     [
+        "catatonit",
         "chrt",
+        "ddtrace-run",
         "doas",
+        "dumb-init",
         "exec",
+        "flock",
+        "gosu",
         "ionice",
         "nice",
         "nohup",
+        "numactl",
+        "opentelemetry-instrument",
+        "setpriv",
         "setsid",
         "stdbuf",
+        "strace",
+        "su-exec",
         "sudo",
         "taskset",
         "time",
         "timeout",
+        "tini",
+        "unshare",
+        "xargs",
         "xvfb-run",
     ]
 )
