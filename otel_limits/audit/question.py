@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from otel_limits.audit.answer import Answer, CellKind, Column
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.address import Address
-    from otel_limits.ledger.reading import PendingSpill
+    from otel_limits.ledger.overlay import PendingSpill
     from otel_limits.ledger.selection import Selection
 
 

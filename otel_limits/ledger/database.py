@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import operator
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
@@ -16,6 +18,7 @@ import sqlalchemy as sa
 from otel_limits.ledger import files
 from otel_limits.ledger.rows import (
     ENDING,
+    INVOCATIONS,
     LOST,
     MAX_INTEGER,
     MODEL_CALLS,
@@ -53,6 +56,13 @@ WRITES: Final = "otel_limits_writes"
 
 NUMBERED: Final = (MODEL_CALL_TABLE, TOOL_CALL_TABLE)
 """Tables whose rows are numbered within their invocation."""
+
+CHANGEABLE: Final = (INVOCATION_TABLE, MAINTENANCE_TABLE)
+"""Tables whose rows a later insertion may change."""
+
+MANY: Final = 500
+"""Rows from which on columns without values are left out of a statement: SQLite's driver takes
+longer to bind a null than all else."""
 
 DIALECTS: Final = "sqlalchemy.dialects"
 """Each takes 50 ms to import, so only the required one is."""
@@ -108,26 +118,9 @@ class Database:
     def _write(self, rows: Rows) -> dict[str, int]:
         if self._has_moved():
             self.close()
-        changed = {}
         with self.changing() as connection:
             require_version(connection, self._upgrades)
-            for table in TABLES:
-                # Table by table rather than row by row: one statement for many rows is many times
-                # faster.
-                chosen = [row for name, row in rows if name == table.name]
-                if table is INVOCATION_TABLE:
-                    chosen = latest(chosen)
-                if chosen:
-                    changed[table.name] = insert(connection, table, chosen)
-            recount(connection, [row["id"] for name, row in rows if name == RECOUNTS])
-            self._recount_lost(connection, rows)
-        return changed
-
-    def _recount_lost(self, connection: sa.Connection, rows: Rows) -> None:
-        """Recount invocations that were ended as lost, but are still making calls."""
-        ids = {row["invocation_id"] for name, row in rows if name in (MODEL_CALLS, TOOL_CALLS)}
-        is_lost = (RUNS.action == LOST) & RUNS.id.in_(ids)
-        recount(connection, list(connection.scalars(sa.select(RUNS.id).where(is_lost))))
+            return write_rows(connection, rows)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
@@ -199,6 +192,26 @@ def identity(path: str | os.PathLike[str]) -> tuple[int, int]:
     return (status.st_dev, status.st_ino)
 
 
+def write_rows(connection: sa.Connection, rows: Rows) -> dict[str, int]:
+    """Insert rows, and recount the invocations that they change; returns changes by table."""
+    # Table by table rather than row by row: one statement for many rows is many times faster.
+    of_table: defaultdict[str, list[Row]] = defaultdict(list)
+    for name, row in rows:
+        of_table[name].append(row)
+    of_table[INVOCATIONS] = latest(of_table[INVOCATIONS])
+    changed = {
+        table.name: insert(connection, table, of_table[table.name])
+        for table in TABLES
+        if of_table[table.name]
+    }
+    recount(connection, [row["id"] for row in of_table[RECOUNTS]])
+    # Invocations that were ended as lost may still make calls.
+    ids = {row["invocation_id"] for name in (MODEL_CALLS, TOOL_CALLS) for row in of_table[name]}
+    is_lost = (RUNS.action == LOST) & RUNS.id.in_(ids)
+    recount(connection, list(connection.scalars(sa.select(RUNS.id).where(is_lost))))
+    return changed
+
+
 def latest(rows: list[Row]) -> list[Row]:
     """Keep one row per invocation, preferring the one with its end: both often come together."""
     kept: dict[str, Row] = {}
@@ -227,17 +240,19 @@ def execute(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
     The driver is called with the compiled statement: SQLAlchemy's parameter handling takes ten
     times as long as SQLite's insertion.
     """
-    compiled = insertion(table, connection.dialect)
+    columns = insertable_columns(table)
+    if len(rows) >= MANY:
+        columns = [name for name in columns if any(row[name] is not None for row in rows)]
+    compiled = insertion(table, connection.dialect, tuple(columns))
     names = compiled.positiontup
     # Positional for SQLite, named for PostgreSQL, as their drivers require.
-    values: Any = [tuple(map(row.__getitem__, names)) for row in rows] if names else rows
+    values: Any = list(map(operator.itemgetter(*names), rows)) if names else rows
     return connection.exec_driver_sql(compiled.string, values).rowcount
 
 
 @functools.lru_cache
-def insertion(table: sa.Table, dialect: sa.Dialect) -> SQLCompiler:
+def insertion(table: sa.Table, dialect: sa.Dialect, columns: tuple[str, ...]) -> SQLCompiler:
     """Compile the insertion into a table, which leaves existing rows unchanged."""
-    columns = insertable_columns(table)
     maker: Any = importlib.import_module(f"{DIALECTS}.{dialect.name}")
     values = maker.insert(table).values({column: sa.bindparam(column) for column in columns})
     if table is INVOCATION_TABLE:
@@ -300,19 +315,49 @@ def complete(table_name: str, row: Row) -> Row | None:
     """
     if table_name == RECOUNTS:
         return row if isinstance(row.get("id"), str) else None
-    table = METADATA.tables[table_name]
-    completed = {column: row.get(column) for column in insertable_columns(table)}
-    is_whole = all(_fits(value, table.columns[column]) for column, value in completed.items())
-    return completed if is_whole else None
+    names, values_of = _columns(table_name)
+    try:
+        values = values_of(row)
+    except KeyError:  # of another version, or damaged
+        row = {name: row.get(name) for name in names}
+        values = values_of(row)
+    places = _integers(table_name, tuple(map(type, values)))
+    if places is None:
+        return None
+    integers = [values[place] for place in places]
+    if integers and (max(integers) > MAX_INTEGER or min(integers) < -MAX_INTEGER):
+        return None
+    return row if len(row) == len(names) else dict(zip(names, values, strict=True))
 
 
-def _fits(value: object, column: sa.Column[Any]) -> bool:
-    # Checked here, because SQLite stores any type in any column.
-    if value is None:
-        return bool(column.nullable)
-    if isinstance(column.type, sa.Text):
-        return isinstance(value, str)
-    return isinstance(value, int) and abs(value) <= MAX_INTEGER
+@functools.lru_cache
+def _columns(table_name: str) -> tuple[list[str], Callable[[Row], tuple[Any, ...]]]:
+    """Return the columns of a row, and a function that returns their values."""
+    names = insertable_columns(METADATA.tables[table_name])
+    return names, operator.itemgetter(*names)
+
+
+# Cached, since a million rows have few combinations of types.
+@functools.lru_cache(maxsize=1_000)
+def _integers(table_name: str, types: tuple[type, ...]) -> tuple[int, ...] | None:
+    """Return the places of integers among values of these types; `None` if a type does not fit.
+
+    Checked here, because SQLite stores any type in any column.
+    """
+    table, names = METADATA.tables[table_name], _columns(table_name)[0]
+    places = []
+    for place, (name, found) in enumerate(zip(names, types, strict=True)):
+        column = table.columns[name]
+        is_text = isinstance(column.type, sa.Text)
+        if found is type(None):
+            fits = bool(column.nullable)
+        else:
+            fits = found is str if is_text else issubclass(found, int)
+            if not is_text:
+                places.append(place)
+        if not fits:
+            return None
+    return tuple(places)
 
 
 def insertable_columns(table: sa.Table) -> list[str]:

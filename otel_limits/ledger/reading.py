@@ -7,54 +7,24 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError, LedgerMovedError, NewerLedgerError
-from otel_limits.ledger import files
-from otel_limits.ledger.database import BUSY_SECONDS, latest, make_engine
-from otel_limits.ledger.rows import LOST, RECOUNTS
-from otel_limits.ledger.schema import DAY_MICROSECONDS, INVOCATION_TABLE, TABLES
-from otel_limits.ledger.spill import SpillFiles, rows_in
-from otel_limits.ledger.totals import recount
+from otel_limits.ledger.database import BUSY_SECONDS, make_engine
+from otel_limits.ledger.overlay import OVERLAID, PendingSpill, overlay, spooled
+from otel_limits.ledger.spill import SpillFiles
 from otel_limits.ledger.upgrades import CURRENT, migrate, version_of
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
-    from otel_limits.ledger.rows import Row, Rows
 
 MAGIC: Final = b"SQLite format 3\x00"
 LOG_HEADER_BYTES: Final = 32
 MOVED: Final = "The ledger changed during the query. Try again."
-SET_UP: Final = ("PRAGMA case_sensitive_like = ON", "PRAGMA temp_store = MEMORY")
-OVERLAID: Final = "otel_limits_overlaid"
-"""Marks a connection that sees more than the database contains; another one would not."""
-
-KEYS: Final = {
-    "otel_limits_model_calls": ("invocation_id", "number", "at_us"),
-    "otel_limits_tool_calls": ("invocation_id", "number", "at_us"),
-    "otel_limits_attributes": ("invocation_id", "key"),
-    "otel_limits_quota_changes": ("id",),
-    "otel_limits_maintenance": ("id",),
-}
-"""Columns that identify a pending row that is already in its table."""
-
-
-@dataclass(slots=True)
-class PendingSpill:
-    """Rows in spill files, not yet in the database."""
-
-    files: list[Path] = field(default_factory=list)
-    rows: int = 0
-    """Rows that the database does not have."""
-    damaged: int = 0
-    """Lines that are not rows."""
-    oldest_us: int | None = None
-    unseen: str = ""
-    """Why the answer is without them, if it is."""
+SET_UP: Final = ("PRAGMA case_sensitive_like = ON",)
 
 
 @contextlib.contextmanager
@@ -67,13 +37,15 @@ def open_for_query(address: Address) -> Iterator[tuple[sa.Connection, PendingSpi
     with contextlib.ExitStack() as stack:
         # Files before the database: a row moved in between is then in both, and counts once. In the
         # other order it would be in neither.
-        waiting, rows = read_pending(address)
+        waiting = PendingSpill(files=SpillFiles(address).files())
+        spool = stack.enter_context(spooled(waiting))
         connection = _connection(address, waiting, stack)
         if version_of(connection) == 0 and waiting.files:
             # The spill files prove that it is a ledger whose tables could not be created yet.
             connection = _connected(_empty_engine(), stack)
         require_current(connection, address)
-        overlay(connection, waiting, rows)
+        if spool is not None:
+            overlay(connection, waiting, spool)
         yield connection, waiting
 
 
@@ -262,115 +234,6 @@ def _require_unmoved(file: Path, log: Path, modified: int) -> None:
     """Raise if the ledger was opened for writing during the query."""
     if log.exists() or file.stat().st_mtime_ns != modified:
         raise LedgerMovedError(MOVED)
-
-
-# --- pending rows --------------------------------------------------------------------------------
-
-
-def overlay(connection: sa.Connection, waiting: PendingSpill, rows: Rows) -> None:
-    """Show pending rows to every query of a connection, as if they were in the tables.
-
-    They go into temporary tables. Temporary views with the names of the tables show both, as SQLite
-    and PostgreSQL resolve temporary names first.
-    """
-    # Most queries meet no pending rows, and should not pay for temporary tables.
-    if not rows:
-        return
-    try:
-        for table in TABLES:
-            chosen = [row for name, row in rows if name == table.name]
-            if chosen:
-                waiting.rows += _show(connection, table, chosen)
-        _recount(connection, [row["id"] for name, row in rows if name == RECOUNTS])
-    except sa.exc.SQLAlchemyError as error:
-        # The error aborts PostgreSQL's transaction; the answer continues without the pending rows,
-        # and reports that.
-        connection.rollback()
-        waiting.unseen = str(getattr(error, "orig", error)).strip().partition("\n")[0]
-        waiting.rows = sum(name != RECOUNTS for name, _ in rows)
-    connection.info[OVERLAID] = True
-
-
-def read_pending(address: Address) -> tuple[PendingSpill, Rows]:
-    """Read the spill files of a ledger."""
-    waiting, rows = PendingSpill(files=SpillFiles(address).files()), []
-    for path in waiting.files:
-        file = files.open_existing(path)
-        if file is None:
-            continue
-        damaged: list[bytes] = []
-        with file:
-            rows += [row for portion in rows_in(file, damaged) for row in portion]
-        waiting.damaged += len(damaged)
-    times = [row.get("at_us") or row.get("started_us") for _, row in rows]
-    waiting.oldest_us = min((time for time in times if time), default=None)
-    return waiting, rows
-
-
-def _show(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
-    """Show `rows` together with those of a table; returns how many of them the table lacks."""
-    is_file = connection.dialect.name == "sqlite"
-    full, kept = f"{_home(connection)}.{table.name}", f"{table.name}_waiting"
-    if table is INVOCATION_TABLE:
-        rows = latest(rows)
-    _fill_in(table, rows)
-    connection.exec_driver_sql(f"CREATE TEMP TABLE {kept} AS SELECT * FROM {full} WHERE 1 = 0")  # noqa: S608
-    columns: list[Any] = [sa.column(column.name) for column in table.columns]
-    connection.execute(sa.table(kept, *columns).insert(), rows)
-    condition, hidden = _duplicate_conditions(table, full, kept, is_file=is_file)
-    connection.exec_driver_sql(f"DELETE FROM {kept} WHERE {condition}")  # noqa: S608
-    connection.exec_driver_sql(
-        f"CREATE TEMP VIEW {table.name} AS SELECT * FROM {full}{hidden} "  # noqa: S608
-        f"UNION ALL SELECT * FROM {kept}"
-    )
-    return int(connection.exec_driver_sql(f"SELECT count(*) FROM {kept}").scalar() or 0)  # noqa: S608
-
-
-def _home(connection: sa.Connection) -> str:
-    """Return the schema that contains the real tables, which temporary ones hide."""
-    if connection.dialect.name == "sqlite":
-        return "main"
-    return str(connection.execute(sa.select(sa.func.current_schema())).scalar())
-
-
-def _recount(connection: sa.Connection, ids: list[str]) -> None:
-    """Show totals that include pending calls which ended after their invocation."""
-    if not ids:
-        return
-    names = [column.name for column in INVOCATION_TABLE.columns]
-    there = sa.table(INVOCATION_TABLE.name, *map(sa.column, names), schema=_home(connection))
-    # Each has a pending row, so its temporary table exists.
-    shown = sa.table(f"{INVOCATION_TABLE.name}_waiting", *map(sa.column, names))
-    is_new = there.c.id.in_(ids) & there.c.id.not_in(sa.select(shown.c.id))
-    connection.execute(shown.insert().from_select(names, there.select().where(is_new)))
-    recount(connection, ids, shown)
-
-
-def _fill_in(table: sa.Table, rows: list[Row]) -> None:
-    """Fill in what the database would: a unique ID, and the day."""
-    for number, row in enumerate(rows, start=1):
-        if table.autoincrement_column is not None:
-            row[table.autoincrement_column.name] = -number
-        if "day" in table.c:
-            row["day"] = row["at_us"] // DAY_MICROSECONDS
-
-
-def _duplicate_conditions(
-    table: sa.Table, full: str, kept: str, *, is_file: bool
-) -> tuple[str, str]:
-    """Return the conditions for duplicate pending rows, and for database rows that they hide."""
-    if table is INVOCATION_TABLE:
-        is_final = f"t.ended_us IS NOT NULL AND t.action <> '{LOST}'"
-        known = f"t.id = {kept}.id AND ({is_final} OR {kept}.ended_us IS NULL)"
-        condition = f"EXISTS (SELECT 1 FROM {full} t WHERE {known})"  # noqa: S608
-        return condition, f" WHERE id NOT IN (SELECT id FROM {kept})"  # noqa: S608
-    is_same = "IS" if is_file else "IS NOT DISTINCT FROM"
-    place = "rowid" if is_file else "ctid"
-    keys = KEYS[table.name]
-    known = " AND ".join(f"t.{key} {is_same} {kept}.{key}" for key in keys)
-    first = f"SELECT min({place}) FROM {kept} GROUP BY {', '.join(keys)}"  # noqa: S608
-    condition = f"EXISTS (SELECT 1 FROM {full} t WHERE {known}) OR {place} NOT IN ({first})"  # noqa: S608
-    return condition, ""
 
 
 # --- sums beyond 64 bits --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from otel_limits.ledger.calendar import PERIODS, QUARTER
-from otel_limits.ledger.reading import OVERLAID
+from otel_limits.ledger.overlay import OVERLAID
 from otel_limits.ledger.repricing import RECORDED_PICO
 from otel_limits.ledger.rows import UNKNOWN_SIZE
 from otel_limits.ledger.schema import (

@@ -49,25 +49,22 @@ SUMMED: Final[dict[str, Any]] = {
 ANSWERED: Final = _sum(sa.case((CALLS.state != "failed", 1), else_=0))
 
 
-def recount(
-    connection: sa.Connection, ids: Sequence[str], runs: sa.TableClause = INVOCATION_TABLE
-) -> None:
+def recount(connection: sa.Connection, ids: Sequence[str]) -> None:
     """Recount the totals of finished invocations from their calls.
 
     A live call may end after its invocation; imported and lost ones have no other totals.
     """
     if not ids:
         return
-    columns = runs.c
-    tools = sa.select(sa.func.count()).where(TOOLS.invocation_id == columns.id).scalar_subquery()
-    counted = {**_sums({"turns": ANSWERED, "cycles": ANSWERED}, columns), "tool_calls": tools}
+    tools = sa.select(sa.func.count()).where(TOOLS.invocation_id == RUNS.id).scalar_subquery()
+    counted = {**_sums({"turns": ANSWERED, "cycles": ANSWERED}), "tool_calls": tools}
     # Live invocations count these themselves: not every answer became a turn.
-    is_derived = (columns.source == "import") | (columns.action == LOST)
+    is_derived = (RUNS.source == "import") | (RUNS.action == LOST)
     derived = {
-        name: sa.case((is_derived, total), else_=columns[name]) for name, total in counted.items()
+        name: sa.case((is_derived, total), else_=RUNS[name]) for name, total in counted.items()
     }
-    ended = columns.id.in_(ids) & columns.ended_us.is_not(None)
-    connection.execute(runs.update().where(ended).values({**_sums(SUMMED, columns), **derived}))
+    ended = RUNS.id.in_(ids) & RUNS.ended_us.is_not(None)
+    connection.execute(INVOCATION_TABLE.update().where(ended).values({**_sums(SUMMED), **derived}))
 
 
 def add_prices(connection: sa.Connection, ids: Sequence[str]) -> None:
@@ -77,8 +74,8 @@ def add_prices(connection: sa.Connection, ids: Sequence[str]) -> None:
     connection.execute(INVOCATION_TABLE.update().where(ended).values(values))
 
 
-def _sums(summed: dict[str, Any], runs: Any = RUNS) -> dict[str, Any]:
-    of_run = CALLS.invocation_id == runs.id
+def _sums(summed: dict[str, Any]) -> dict[str, Any]:
+    of_run = CALLS.invocation_id == RUNS.id
     return {
         column: sa.select(each).where(of_run).scalar_subquery() for column, each in summed.items()
     }

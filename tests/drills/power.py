@@ -67,7 +67,7 @@ def read_back(path: Path) -> int:
     """Return the number of readable rows; no line may count as damaged."""
     damaged: list[bytes] = []
     with path.open("rb") as file:
-        rows = sum(len(portion) for portion in rows_in(file, damaged))
+        rows = sum(len(portion) for portion in rows_in(file, damaged.append))
     assert damaged == []
     return rows
 

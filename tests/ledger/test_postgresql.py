@@ -25,7 +25,7 @@ import pytest
 from otel_limits import Limits, disable, enable
 from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger import retention
+from otel_limits.ledger import overlay, retention
 from otel_limits.ledger.access import write_error
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
@@ -40,6 +40,7 @@ from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 from tests.ledger.conftest import eventually
 from tests.ledger.test_durability import record_from_processes, rows_of
 from tests.ledger.test_upgrade import open_as_later_version
+from tests.ledger.test_waiting import check_equivalence
 from tests.processes import free_port
 
 if TYPE_CHECKING:
@@ -471,6 +472,15 @@ def test_pending_rows_are_in_every_answer(
     opened.close()
     taken = json.loads(answer(capsys, url, *spend))
     assert {**json.loads(waited), "complete": ""} == {**taken, "complete": ""}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_waiting_rows_are_seen_as_if_restored(
+    server: Server, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """As in a file: replays, ends of recorded invocations, late and renumbered calls, losses."""
+    monkeypatch.setattr(overlay, "PORTION", 7)
+    check_equivalence(parse("test", server.url(database), tmp_path / "data"), seed)
 
 
 def test_a_question_sees_one_moment(server: Server, database: str, tmp_path: Path) -> None:
