@@ -56,7 +56,14 @@ def add(commands: Any) -> None:
     for option in SELECTION:
         add_option(parser, option)
     parser.add_argument(
-        "--format", choices=("parquet", "csv", "jsonl"), required=True, help="output format"
+        "--format",
+        choices=("parquet", "csv", "jsonl"),
+        help="output format (default with --focus: csv)",
+    )
+    parser.add_argument(
+        "--focus",
+        action="store_true",
+        help="export charges per UTC day, agent, model and meter as FOCUS 1.2",
     )
     parser.add_argument(
         "--what",
@@ -120,14 +127,61 @@ def export(arguments: Namespace) -> int:
     """Write rows to a file."""
     from otel_limits.ledger.file_export import Export, write
 
-    # It ends with its table of contents, which is useless on a terminal.
-    if arguments.format == "parquet" and arguments.output is None:
-        raise LedgerError("Parquet needs a file. Set one with --output.")
+    if arguments.focus:
+        return export_focus(arguments)
+    if arguments.format is None:
+        raise LedgerError("Set an output format, e.g. --format csv")
+    _require_file(arguments)
     with open_query(arguments) as inquiry:
         inquiry.require_known()
         chosen = Export(arguments.what, arguments.format, arguments.output)
         write(inquiry.connection, inquiry.selection, chosen, inquiry.work)
     return 0
+
+
+def export_focus(arguments: Namespace) -> int:
+    """Write charges as FOCUS; calls that are left out or not divided are counted on stderr."""
+    from otel_limits.core.pricing import Prices
+    from otel_limits.ledger import focus
+    from otel_limits.ledger.file_export import Export, write_rows
+
+    arguments.format = arguments.format or "csv"
+    if arguments.format == "jsonl" or arguments.what != "calls":
+        raise LedgerError("--focus exports charges as csv or parquet. Remove the other options.")
+    _require_file(arguments)
+    settings = config.read().settings
+    if not settings.billing_account:
+        raise LedgerError(
+            "FOCUS needs a billing account. Set its ID, e.g. "
+            "OTEL_LIMITS_BILLING_ACCOUNT=123456789012"
+        )
+    prices = Prices(PolicyFile(settings.policy_path).document.price_list())
+    with open_query(arguments) as inquiry:
+        inquiry.require_known()
+        found = focus.Charges()
+        added = focus.add_calls(found, inquiry.connection, inquiry.selection, prices)
+        for _ in inquiry.work.through(added):
+            pass
+        rows = focus.rows_of(found, settings.billing_account, settings.sub_account_key)
+        write_rows(focus.FIELDS, rows, Export("calls", arguments.format, arguments.output))
+    if found.unpriced:
+        sys.stderr.write(
+            f"{pluralize(found.unpriced, 'call')} without a price left out. To price them, run: "
+            "otel-limits ledger reprice\n"
+        )
+    if found.undivided:
+        sys.stderr.write(
+            f"{pluralize(found.undivided, 'call')} recorded at other prices than the current ones; "
+            f"their cost has the meter {focus.UNDIVIDED}. To use current prices, run: otel-limits "
+            "ledger reprice --all\n"
+        )
+    return 0
+
+
+def _require_file(arguments: Namespace) -> None:
+    # It ends with its table of contents, which is useless on a terminal.
+    if arguments.format == "parquet" and arguments.output is None:
+        raise LedgerError("Parquet needs a file. Set one with --output.")
 
 
 def import_spans(arguments: Namespace) -> int:

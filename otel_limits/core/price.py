@@ -186,6 +186,8 @@ class Quote:
     """Why the price is unknown."""
     at_most: Decimal | None = None
     """Upper bound of an unknown price, if there is one."""
+    rates: Price | None = None
+    """The rates of this call; `None` if the price is unknown, or nothing as for local models."""
 
     @property
     def charge(self) -> Decimal | None:

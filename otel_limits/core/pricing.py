@@ -263,8 +263,8 @@ def _doubt_about(listed: CatalogEntry | None, call: BillableCall) -> str | None:
 
 
 def _quote_of(price: Price, call: BillableCall, source: str, version: str) -> Quote:
-    amount = price.of(call.usage)
+    rates, amount = price.at(call.usage.input), price.of(call.usage)
     if amount is None:
-        return Quote(unknown=price.at(call.usage.input).missing_rate(call.usage))
+        return Quote(unknown=rates.missing_rate(call.usage))
     saved = price.saved_by_cache(call.usage)
-    return Quote(price=amount, source=source, version=version, cache_saved=saved)
+    return Quote(price=amount, source=source, version=version, cache_saved=saved, rates=rates)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from decimal import ROUND_HALF_EVEN, Decimal
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
@@ -15,6 +17,7 @@ import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import escape_formula
+from otel_limits.core.usage import EXACT
 from otel_limits.ledger.options import KEY_PREFIX
 from otel_limits.ledger.rows import dollars, portions, time_of
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
@@ -32,6 +35,9 @@ TABLES: Final = {
 }
 LEFT_OUT: Final = ("day",)
 """Columns derived from others."""
+
+SCALE: Final = 18
+"""Digits of other decimals than stored amounts in Parquet."""
 
 # An export of years must not be held in memory.
 PORTION: Final = 10_000
@@ -52,7 +58,7 @@ class ExportedColumn:
     """One column of the file."""
 
     name: str
-    kind: Literal["text", "integer", "boolean", "time", "money"]
+    kind: Literal["text", "integer", "boolean", "time", "money", "midnight", "decimal"]
     column: Any
 
 
@@ -72,13 +78,24 @@ def write(
     order = [table.c.started_us, table.c.id] if table is INVOCATION_TABLE else [table.c.id]
     statement = joins.select(selection, *(each.column for each in fields)).order_by(*order)
     rows = connection.execute(statement, execution_options={"yield_per": PORTION})
+    write_rows(fields, work.through(rows), chosen)
+
+
+def write_rows(
+    fields: Sequence[ExportedColumn], rows: Iterable[Sequence[Any]], chosen: Export
+) -> None:
+    """Write rows in the chosen form.
+
+    Raises:
+        LedgerError: The file cannot be written, or pyarrow is not installed.
+    """
     writers: dict[str, Callable[..., None]] = {
         "csv": write_csv,
         "jsonl": write_json_lines,
         "parquet": write_parquet,
     }
     try:
-        writers[chosen.form](fields, work.through(rows), chosen.output)
+        writers[chosen.form](fields, rows, chosen.output)
     # A disk may also fill up while rows are written.
     except OSError as error:
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe: not an error
@@ -127,8 +144,12 @@ def value_of(field: ExportedColumn, value: Any) -> Any:
         return None
     if field.kind == "time":
         return time_of(value).isoformat()
+    if field.kind == "midnight":
+        return f"{value.isoformat()}T00:00:00Z"
     # Never in scientific notation, which spreadsheets read as text.
-    return f"{dollars(value):f}" if field.kind == "money" else value
+    if field.kind == "money":
+        return f"{dollars(value):f}"
+    return f"{value:f}" if field.kind == "decimal" else value
 
 
 def write_csv(
@@ -181,8 +202,10 @@ def write_parquet(
         "integer": pa.int64(),
         "boolean": pa.bool_(),
         "time": pa.timestamp("us", tz="UTC"),
+        "midnight": pa.timestamp("us", tz="UTC"),
         # Twelve digits for the stored picodollars; 38 is the most that 128 bits hold.
         "money": pa.decimal128(38, 12),
+        "decimal": pa.decimal128(38, SCALE),
     }
     schema = pa.schema([(field.name, types[field.kind]) for field in fields])
     with _replacing(Path(output)) as path, parquet.ParquetWriter(path, schema) as writer:
@@ -199,6 +222,10 @@ def _typed(field: ExportedColumn, value: Any) -> Any:
         return None
     if field.kind == "money":
         return dollars(value)
+    if field.kind == "decimal":
+        return value.quantize(Decimal(1).scaleb(-SCALE), ROUND_HALF_EVEN, EXACT)
+    if field.kind == "midnight":
+        return datetime(value.year, value.month, value.day, tzinfo=timezone.utc)
     # SQLite returns 0 and 1, which Parquet's booleans reject.
     return bool(value) if field.kind == "boolean" else value
 

@@ -242,6 +242,20 @@ class Settings:
             "help": "Time zone for ledger queries, e.g. Europe/Berlin. Quotas have their own.",
         },
     )
+    billing_account: str = field(
+        default="",
+        metadata={
+            "kind": TEXT,
+            "help": "Billing account ID in FOCUS exports, e.g. 123456789012.",
+        },
+    )
+    sub_account_key: str = field(
+        default="tenant.id",
+        metadata={
+            "kind": TEXT,
+            "help": "Audit key of the sub-account in FOCUS exports, e.g. tenant.id.",
+        },
+    )
     prometheus_authorization: Secret | None = field(
         default=None,
         metadata={
