@@ -98,7 +98,7 @@ FIELDS: Final = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
+class MeterCharge:
     """All that distinguishes one row from another."""
 
     day: int
@@ -125,7 +125,7 @@ class Charges:
 
     def __init__(self) -> None:
         """Start without calls."""
-        self.quantities: defaultdict[Charge, int] = defaultdict(int)
+        self.quantities: defaultdict[MeterCharge, int] = defaultdict(int)
         self.unpriced = 0
         self.undivided = 0
 
@@ -150,12 +150,12 @@ class Charges:
             amount = sum((each.cost for each in parts), NO_COST)
         if quote.price is None or picodollars(amount) != row.price_pico:
             self.undivided += 1
-            parts = [Part(UNDIVIDED, row.price_pico, Decimal(1))]
+            parts = [PricePart(UNDIVIDED, row.price_pico, Decimal(1))]
         for meter, quantity, price in parts:
-            self.quantities[Charge(*of, meter, price)] += quantity
+            self.quantities[MeterCharge(*of, meter, price)] += quantity
 
 
-class Part(NamedTuple):
+class PricePart(NamedTuple):
     """A part of the price of a call."""
 
     meter: str
@@ -196,7 +196,7 @@ FREE: Final = Price(input=NO_COST, output=NO_COST)
 """The rates of local models."""
 
 
-def _parts(usage: Usage, rates: Price) -> list[Part]:
+def _parts(usage: Usage, rates: Price) -> list[PricePart]:
     """Divide the price of a call into meters, as `Price.of` adds it up."""
     one_hour, audio = usage.cache_write_1h or 0, usage.input_audio or 0
     fresh = usage.input - usage.cache_read - usage.cache_write - audio
@@ -205,15 +205,15 @@ def _parts(usage: Usage, rates: Price) -> list[Part]:
     kept = write if rates.cache_write_1h is None else rates.cache_write_1h
     answered = usage.output_audio or 0
     parts = (
-        Part("Input", fresh, rates.input),
-        Part("Input audio", audio, rates.input_audio or NO_COST),
-        Part("Cache read", usage.cache_read, read),
-        Part("Cache write", usage.cache_write - one_hour, write),
-        Part("Cache write, 1 hour", one_hour, kept),
-        Part("Output", usage.output - answered, rates.output),
-        Part("Output audio", answered, rates.output_audio or NO_COST),
-        Part("Requests", 1, rates.per_request),
-        Part("Web searches", usage.web_searches or 0, rates.web_search or NO_COST),
+        PricePart("Input", fresh, rates.input),
+        PricePart("Input audio", audio, rates.input_audio or NO_COST),
+        PricePart("Cache read", usage.cache_read, read),
+        PricePart("Cache write", usage.cache_write - one_hour, write),
+        PricePart("Cache write, 1 hour", one_hour, kept),
+        PricePart("Output", usage.output - answered, rates.output),
+        PricePart("Output audio", answered, rates.output_audio or NO_COST),
+        PricePart("Requests", 1, rates.per_request),
+        PricePart("Web searches", usage.web_searches or 0, rates.web_search or NO_COST),
     )
     return [each for each in parts if each.quantity]
 
@@ -274,7 +274,9 @@ def rows_of(found: Charges, account: str, sub_account_key: str) -> Iterator[tupl
 ORDER: Final = ("day", "agent", "model", "provider", "region", "tags")
 
 
-def _columns(charge: Charge, quantity: int, account: str, sub_account_key: str) -> dict[str, Any]:
+def _columns(
+    charge: MeterCharge, quantity: int, account: str, sub_account_key: str
+) -> dict[str, Any]:
     meter = METERS[charge.meter]
     day = date(1970, 1, 1) + timedelta(days=charge.day)
     month = day.replace(day=1)
@@ -284,7 +286,7 @@ def _columns(charge: Charge, quantity: int, account: str, sub_account_key: str) 
     tags = json.loads(charge.tags)
     priced = Decimal(quantity).scaleb(meter.exponent)
     sub_account = tags.get(sub_account_key)
-    cost = Part(charge.meter, quantity, charge.price).cost
+    cost = PricePart(charge.meter, quantity, charge.price).cost
     sku = f"{charge.provider}/{charge.model}/{charge.meter}"
     return {
         **dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost),

@@ -201,7 +201,7 @@ class Settings:
         default=None,
         metadata={
             "kind": LEDGER,
-            "help": "Ledger location: a path, sqlite:///PATH, postgresql://… or none. Unset: none, "
+            "help": "Ledger: a path, sqlite:///PATH, postgresql://… or none. Unset: none, "
             "except in otel-limits run, which uses the user's data directory.",
         },
     )
@@ -231,8 +231,7 @@ class Settings:
         default=(),
         metadata={
             "kind": AUDIT_KEYS,
-            "help": "Baggage and trace attributes to record as ledger columns, e.g. "
-            "tenant.id,user.id.",
+            "help": "Baggage and trace attributes to record, e.g. tenant.id,user.id.",
         },
     )
     time_zone: str = field(
@@ -246,14 +245,14 @@ class Settings:
         default="",
         metadata={
             "kind": TEXT,
-            "help": "Billing account ID in FOCUS exports, e.g. 123456789012.",
+            "help": "Billing account ID in FOCUS exports.",
         },
     )
     sub_account_key: str = field(
         default="tenant.id",
         metadata={
             "kind": TEXT,
-            "help": "Audit key of the sub-account in FOCUS exports, e.g. tenant.id.",
+            "help": "Audit key of sub-accounts in FOCUS exports.",
         },
     )
     prometheus_authorization: Secret | None = field(

@@ -53,7 +53,7 @@ def books(ledger: LedgerFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def export(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[list[dict[str, str]], str]:
-    """Export charges as CSV; returns rows, and what was said beside them."""
+    """Export charges as CSV; returns rows, and standard error."""
     capsys.readouterr()
     assert main(["ledger", "export", "--focus", *options]) == 0
     said = capsys.readouterr()
@@ -103,7 +103,7 @@ def test_each_row_has_the_unit_price_of_its_meter(
 def test_costs_add_up_to_those_of_the_ledger(
     books: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A price from elsewhere is not divided by a guess; unpriced calls are named beside it."""
+    """A price from elsewhere is not divided by a guess; unpriced calls are counted."""
     rows, said = export(capsys)
     spent = ask(capsys, "spend")[1]["totals"]["spend"]["cost_usd"]
     assert sum(Decimal(row["BilledCost"]) for row in rows) == Decimal(str(spent))
