@@ -74,7 +74,7 @@ def spooled(waiting: PendingSpill) -> Iterator[IO[bytes] | None]:
                 for _ in _described(lines.splitlines(keepends=True), waiting):
                     pass
         spool.seek(0)
-        yield None if waiting.unseen or not waiting.files else spool  # type: ignore[misc]
+        yield None if waiting.unseen or not waiting.files else spool
 
 
 def _whole_lines(paths: Iterable[Path]) -> Iterator[bytes]:
@@ -154,7 +154,7 @@ def _show(connection: sa.Connection, portions: Iterator[Rows]) -> int:
     return sum(_combine(connection, table, stored[table.name], home) for table in TABLES)
 
 
-def _create(connection: sa.Connection, temporary: str, stored: Mapping[str, sa.Alias]) -> None:
+def _create(connection: sa.Connection, temporary: str, stored: Mapping[str, sa.FromClause]) -> None:
     """Create temporary tables with all indexes; new rows get numbers that no other row has."""
     metadata = sa.MetaData()
     for table in TABLES:
@@ -186,7 +186,7 @@ def _copy_for(connection: sa.Connection, copies: Sequence[sa.Insert], rows: Rows
     connection.execute(TOUCHED.delete())
 
 
-def _copy(table: sa.Table, source: sa.Alias, which: sa.ColumnElement[bool]) -> sa.Insert:
+def _copy(table: sa.Table, source: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Insert:
     """Copy those rows of the database that are not in the temporary table yet."""
     copied = table.alias()
     has_copy = sa.exists().where(*(copied.c[name] == source.c[name] for name in _key(table)))
@@ -195,7 +195,7 @@ def _copy(table: sa.Table, source: sa.Alias, which: sa.ColumnElement[bool]) -> s
     return table.insert().from_select(names, chosen)
 
 
-def _combine(connection: sa.Connection, table: sa.Table, source: sa.Alias, home: str) -> int:
+def _combine(connection: sa.Connection, table: sa.Table, source: sa.FromClause, home: str) -> int:
     """Show a table and its temporary one under its name; returns how many rows are new."""
     connection.execute(table.delete().where(_is_stored(table, source)))
     rows = sa.select(sa.func.count()).select_from(table)
@@ -217,7 +217,7 @@ def _combine(connection: sa.Connection, table: sa.Table, source: sa.Alias, home:
     return int(added or 0)
 
 
-def _is_stored(table: sa.Table, source: sa.Alias, *ignored: str) -> sa.ColumnElement[bool]:
+def _is_stored(table: sa.Table, source: sa.FromClause, *ignored: str) -> sa.ColumnElement[bool]:
     """Whether the database has the same row."""
     key = _key(table)
     others = [each for each in table.columns if each.name not in {*key, *ignored}]

@@ -65,9 +65,9 @@ def recorded_rows(address: Address) -> list[Rows]:
         book.write(Entry(calls=calls, at=NINE + number * DAY, attributes=tenant))
     for event in events:
         observer(event)
-    calls = [event for event in events if isinstance(event, ModelCall)]
-    observer(replace(calls[0], number=4, at=NINE + 99))  # after the end
-    observer(replace(calls[4], at=NINE + 77))  # another call of the same number
+    made = [event for event in events if isinstance(event, ModelCall)]
+    observer(replace(made[0], number=4, at=NINE + 99))  # after the end
+    observer(replace(made[4], at=NINE + 77))  # another call of the same number
     rows += [[(MAINTENANCE, pruned_row(number))] for number in (5, 9, 7)]
     observer.close()
     return rows
