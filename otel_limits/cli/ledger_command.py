@@ -143,7 +143,8 @@ def export_focus(arguments: Namespace) -> int:
     """Write charges as FOCUS; calls that are left out or not divided are counted on stderr."""
     from otel_limits.core.pricing import Prices
     from otel_limits.ledger import focus
-    from otel_limits.ledger.file_export import Export, write_rows
+    from otel_limits.ledger.file_export import PORTION, Export, write_rows
+    from otel_limits.ledger.rows import portions
 
     arguments.format = arguments.format or "csv"
     if arguments.format == "jsonl" or arguments.what != "calls":
@@ -163,7 +164,8 @@ def export_focus(arguments: Namespace) -> int:
         for _ in inquiry.work.through(added):
             pass
         rows = focus.rows_of(found, settings.billing_account, settings.sub_account_key)
-        write_rows(focus.FIELDS, rows, Export("calls", arguments.format, arguments.output))
+        chosen = Export("calls", arguments.format, arguments.output)
+        write_rows(focus.FIELDS, portions(rows, PORTION), chosen)
     if found.unpriced:
         sys.stderr.write(
             f"{pluralize(found.unpriced, 'call')} without a price left out. To price them, run: "

@@ -38,7 +38,7 @@ GROUPS: Final = {
     "budget tree (an invocation and all agents it starts)": r"tree_\w+",
     "actions": r"action|halt\w+|warn_at|budget_hints|unpriced|unmeasured",
     "metrics": r"metrics\w*|genai_metrics|prometheus_\w+",
-    "ledger and tool log": r"ledger\w*|audit_keys|time_zone|billing_account|sub_account_key|tool_log_\w+",
+    "ledger and tool log": r"ledger\w*|audit_keys|time_zone|\w+_account\w*|tool_log_\w+",
     "quotas": r"quota_\w+",
     "general": r"\w+",
 }

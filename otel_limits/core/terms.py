@@ -166,8 +166,12 @@ def billable_call_in_ledger(
     model: str, provider: str, usage: Usage, tier: str | None, basis: str | None
 ) -> BillableCall:
     """Restore a call from the ledger, whose rows may have been edited by hand."""
+    if not basis:
+        return BillableCall(
+            model=model, provider=provider, usage=usage, tier=named_tier(tier or STANDARD)
+        )
     try:
-        basis_parts: Any = json.loads(basis) if basis else {}
+        basis_parts: Any = json.loads(basis)
     # Deeply nested JSON, which anyone could write to a row, raises RecursionError.
     except (ValueError, RecursionError):
         basis_parts = None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import ROUND_HALF_EVEN, Decimal
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import sqlalchemy as sa
 
@@ -19,13 +20,16 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import escape_formula
 from otel_limits.core.usage import EXACT
 from otel_limits.ledger.options import KEY_PREFIX
-from otel_limits.ledger.rows import dollars, portions, time_of
+from otel_limits.ledger.rows import dollar_text, dollars, portions, time_of
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
 from otel_limits.ledger.selection import Joins, Selection, audit_keys
 
 if TYPE_CHECKING:
     from otel_limits.core.wording import ProgressBar
 
+
+Portion: TypeAlias = Sequence[Sequence[Any]]
+"""Rows that are in memory together."""
 
 What = Literal["calls", "invocations", "tools"]
 TABLES: Final = {
@@ -39,8 +43,10 @@ LEFT_OUT: Final = ("day",)
 SCALE: Final = 18
 """Digits of other decimals than stored amounts in Parquet."""
 
-# An export of years must not be held in memory.
-PORTION: Final = 10_000
+PORTION: Final = 1_000
+"""Rows that are in memory together, and in the cache of a processor."""
+ROW_GROUP: Final = 10_000
+"""Rows that a Parquet file stores together: readers are slow with fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +84,11 @@ def write(
     order = [table.c.started_us, table.c.id] if table is INVOCATION_TABLE else [table.c.id]
     statement = joins.select(selection, *(each.column for each in fields)).order_by(*order)
     rows = connection.execute(statement, execution_options={"yield_per": PORTION})
-    write_rows(fields, work.through(rows), chosen)
+    write_rows(fields, work.through(rows.partitions()), chosen)
 
 
-def write_rows(
-    fields: Sequence[ExportedColumn], rows: Iterable[Sequence[Any]], chosen: Export
-) -> None:
-    """Write rows in the chosen form.
+def write_rows(fields: Sequence[ExportedColumn], rows: Iterable[Portion], chosen: Export) -> None:
+    """Write portions of rows in the chosen form.
 
     Raises:
         LedgerError: The file cannot be written, or pyarrow is not installed.
@@ -138,53 +142,65 @@ def field_of(column: Any, joins: Joins) -> ExportedColumn:
     return ExportedColumn(column.name, "text" if is_text else "integer", column)
 
 
-def value_of(field: ExportedColumn, value: Any) -> Any:
-    """Format a value for text files: ISO 8601 in UTC, and exact decimals."""
-    if value is None:
-        return None
-    if field.kind == "time":
-        return time_of(value).isoformat()
-    if field.kind == "midnight":
-        return f"{value.isoformat()}T00:00:00Z"
+def columns_of(fields: Sequence[ExportedColumn], rows: Portion) -> Iterator[Sequence[Any]]:
+    """Format rows for text files, column by column: value by value takes twice as long."""
+    for field, values in zip(fields, zip(*rows, strict=True), strict=True):
+        format_value = FORMATS.get(field.kind)
+        if format_value is None:
+            yield values
+        else:
+            # Each value once: columns have few distinct ones, or cost little more.
+            texts = {each: None if each is None else format_value(each) for each in set(values)}
+            yield list(map(texts.__getitem__, values))
+
+
+FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "time": lambda value: time_of(value).isoformat(),
+    "midnight": "{}T00:00:00Z".format,
     # Never in scientific notation, which spreadsheets read as text.
-    if field.kind == "money":
-        return f"{dollars(value):f}"
-    return f"{value:f}" if field.kind == "decimal" else value
+    "money": dollar_text,
+    "decimal": "{:f}".format,
+}
+"""Formats of values that text files cannot hold: ISO 8601 in UTC, and exact decimals."""
 
 
 def write_csv(
-    fields: Sequence[ExportedColumn], rows: Iterable[Sequence[Any]], output: str | None
+    fields: Sequence[ExportedColumn], rows: Iterable[Portion], output: str | None
 ) -> None:
     """Write comma-separated values; nulls are empty."""
     with _opened(output) as file:
         # Not the `\r\n` of RFC 4180, which Unix tools read as part of the last column.
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields])
-        for row in rows:
-            values = [
-                (field, value_of(field, each)) for field, each in zip(fields, row, strict=True)
-            ]
-            writer.writerow(
+        for portion in rows:
+            columns = (
                 # Only names, which come from models and callers, can be formulas.
-                [escape_formula(each) if field.kind == "text" else each for field, each in values]
+                _escaped(column) if field.kind == "text" else column
+                for field, column in zip(fields, columns_of(fields, portion), strict=True)
             )
+            writer.writerows(zip(*columns, strict=True))
+
+
+def _escaped(column: Sequence[Any]) -> Sequence[Any]:
+    # Most values are the same few names.
+    escaped = {value: escape_formula(value) for value in set(column)}
+    return list(map(escaped.__getitem__, column))
 
 
 def write_json_lines(
-    fields: Sequence[ExportedColumn], rows: Iterable[Sequence[Any]], output: str | None
+    fields: Sequence[ExportedColumn], rows: Iterable[Portion], output: str | None
 ) -> None:
     """Write one JSON object per line."""
+    names = [field.name for field in fields]
     # Line by line: readers may not be able to hold years of rows either.
     with _opened(output) as file:
-        for row in rows:
-            pairs = zip(fields, row, strict=True)
-            values = {field.name: value_of(field, each) for field, each in pairs}
-            file.write(json.dumps(values, ensure_ascii=False) + "\n")
+        for portion in rows:
+            for values in zip(*columns_of(fields, portion), strict=True):
+                row = dict(zip(names, values, strict=True))
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def write_parquet(
-    fields: Sequence[ExportedColumn], rows: Iterable[Sequence[Any]], output: str
-) -> None:
+def write_parquet(fields: Sequence[ExportedColumn], rows: Iterable[Portion], output: str) -> None:
     """Write a Parquet file with exact types.
 
     Raises:
@@ -209,7 +225,7 @@ def write_parquet(
     }
     schema = pa.schema([(field.name, types[field.kind]) for field in fields])
     with _replacing(Path(output)) as path, parquet.ParquetWriter(path, schema) as writer:
-        for portion in portions(rows, PORTION):
+        for portion in portions(itertools.chain.from_iterable(rows), ROW_GROUP):
             columns = [
                 pa.array([_typed(field, value) for value in values], types[field.kind])
                 for field, values in zip(fields, zip(*portion, strict=True), strict=True)

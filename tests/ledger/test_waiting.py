@@ -54,7 +54,7 @@ def recorded_rows(address: Address) -> list[Rows]:
     """Rows of invocations with late and renumbered calls, by event."""
     rows: list[Rows] = []
     observer = LedgerObserver(address)
-    observer.writer.put = rows.append  # type: ignore[method-assign]
+    observer.writer.put = rows.append  # type: ignore[method-assign, assignment]
     observer.writer.wait_until_durable = lambda *_: None  # type: ignore[method-assign]
     book = Book(address)
     events: list[Any] = []
