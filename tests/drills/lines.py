@@ -11,6 +11,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.store import (
+    NEED_SECONDS,
+    Charge,
+    Count,
+    Demand,
+    Reserve,
+    Settle,
+    StorePlace,
+)
+from otel_limits.quotas.stores import open_shared_store
+from otel_limits.quotas.waiting import RENEWALS
+from otel_limits.quotas.windows import UnboundedWindow
 from tests.drills.deployments import DEPLOYMENTS
 from tests.quotas.test_fleet import process, variables
 
@@ -75,6 +88,28 @@ def read(one: subprocess.Popen[str], last: str = "queued") -> list[str]:
         assert output[-1], f"it exited before printing {last!r}: {output}"
         output.append(one.stdout.readline().strip())
     return output
+
+
+def suspend(directory: Path, lease: int, kind: str = "alone") -> str:
+    """Suspend the first waiter: the next gets the slot, and the suspended one later."""
+    with DEPLOYMENTS[kind](directory) as place, open_queue(place, directory, lease) as queue:
+        store = open_shared_store(StorePlace(place.url, 5.0))
+        window = UnboundedWindow().at(store.now())
+        count = Count("q", Template("").key("q", dict[str, object]().get).id, window, "concurrency")
+        store.run([Reserve("held-0", (Demand(count=count, amount=1, limit=1),), FOREVER)])
+        first, second = queue.join(["a"]), queue.join(["b"])
+        first.send_signal(signal.SIGSTOP)
+        store.run([Settle("held-0", (Charge(count=count, amount=0),))])
+        store.close()
+        freed = time.monotonic()
+        read(second, "asked b")
+        waited = time.monotonic() - freed
+        second.communicate()
+        first.send_signal(signal.SIGCONT)
+        read(first, "asked a")
+        first.communicate()
+    assert waited < NEED_SECONDS * (1 + 1 / RENEWALS) + BUSY, f"{waited:.1f} s"
+    return f"a call got the slot {waited:.1f} s after it was free, past a suspended waiter"
 
 
 def kills(directory: Path, lease: int, kind: str = "alone") -> str:

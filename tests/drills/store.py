@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from otel_limits.quotas.kill_listener import KillListener
 from otel_limits.quotas.quota import Quota
-from otel_limits.quotas.store import CountState, StorePlace
+from otel_limits.quotas.store import BURSTS, CountState, StorePlace
 from otel_limits.quotas.stores import open_shared_store
-from otel_limits.quotas.windows import UnboundedWindow
+from otel_limits.quotas.windows import UnboundedWindow, Windows
 from tests.drills.deployments import DEPLOYMENTS
 from tests.quotas.conftest import PATIENCE, eventually
 from tests.quotas.fleets import Worker, quota, standing
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 FAULTS: Final = ("delay", "cut", "truncate", "hang")
 WORKERS: Final = 3
 SCARCE: Final = 60
+PACE: Final = 20
+"""Calls a second."""
 PLENTY: Final = 10**6
 CALLS_PER_WORKER: Final = 4
 """Concurrent calls per worker; there are as many slots as workers."""
@@ -50,6 +52,7 @@ def faults(directory: Path, size: int, kind: str = "alone") -> str:
             _exhaust(place, size)
             results.append(f"no quota of {SCARCE} was exceeded")
             results.append(f"{_queue(place, size)} calls went through a queue")
+            results.append(_pace_calls(place, size))
         if place.has_replica:
             results.append(_fail_over(place))
     return "; ".join(results)
@@ -105,6 +108,31 @@ def _queue(place: Deployment, size: int) -> int:
     assert "waited" in work.decisions()
     _expect(place, held, CountState(0, 0, WORKERS))
     return len(work.ended)
+
+
+def _pace_calls(place: Deployment, size: int) -> str:
+    """A token bucket admits no more than its burst and what flows back."""
+    held = Quota(
+        name="paced",
+        unit="model_calls",
+        amount=PACE,
+        windows=Windows("PT1S"),
+        pace="smooth",
+        on_exceeded="wait",
+        max_wait=PATIENCE,
+    )
+    begun = time.monotonic()
+    with _working(place, held, WORKERS) as work:
+        _spoil(place, size)
+        spoiled = time.monotonic()
+        eventually(lambda: sum(at > spoiled for at in work.ended) > PACE)
+    # They can only be seen later than they were admitted. In an outage, the rest of the burst is
+    # shared, and then it is not refilled.
+    for number, at in enumerate(sorted(work.ended), 1):
+        most = 2 * PACE // BURSTS + PACE * (at - begun)
+        assert number <= most, f"{number} calls after {at - begun:.2f} s"
+    _until(place, held, lambda found: found.used + found.reserved == 0)
+    return f"{len(work.ended)} calls kept the pace of a token bucket"
 
 
 def _fail_over(place: Deployment) -> str:
