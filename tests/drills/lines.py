@@ -97,16 +97,16 @@ def suspend(directory: Path, lease: int, kind: str = "alone") -> str:
         window = UnboundedWindow().at(store.now())
         count = Count("q", Template("").key("q", dict[str, object]().get).id, window, "concurrency")
         store.run([Reserve("held-0", (Demand(count=count, amount=1, limit=1),), FOREVER)])
-        first, second = queue.join(["a"]), queue.join(["b"])
+        first, second = queue.join(["stopped"]), queue.join(["next"])
         first.send_signal(signal.SIGSTOP)
         store.run([Settle("held-0", (Charge(count=count, amount=0),))])
         store.close()
         freed = time.monotonic()
-        read(second, "asked b")
+        read(second, "asked next")
         waited = time.monotonic() - freed
         second.communicate()
         first.send_signal(signal.SIGCONT)
-        read(first, "asked a")
+        read(first, "asked stopped")
         first.communicate()
     assert waited < NEED_SECONDS * (1 + 1 / RENEWALS) + BUSY, f"{waited:.1f} s"
     return f"a call got the slot {waited:.1f} s after it was free, past a suspended waiter"
