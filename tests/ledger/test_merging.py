@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -109,6 +110,21 @@ def test_recorded_end_replaces_an_assumed_one(
     write_other(other, Entry())
     merge(capsys, other, ledger)
     assert [row["reason"] for row in ledger.rows("invocations")] == ["end_turn"]
+
+
+def test_pruned_ledger_passes_with_its_prune_border(
+    ledger: LedgerFile, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Moving a ledger does not make what retention deleted there look missing."""
+    write_other(other, *ENTRIES)
+    assert main(["ledger", "close", "--month", "2025-10", "--ledger", other]) == 0
+    close = tmp_path / "october.json"
+    close.write_text(capsys.readouterr().out)
+    assert main(["ledger", "prune", "--older-than", "1d", "--ledger", other]) == 0
+    write_other(other, Entry(at=time.time() - 60), first=50)
+    merge(capsys, other, ledger)
+    status, answer = ask(capsys, "verify", "--against", str(close))
+    assert (status, {row["difference"] for row in answer["closed_days"]}) == (0, {"pruned"})
 
 
 def test_merge_into_the_same_ledger_is_refused(
