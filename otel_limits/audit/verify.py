@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.closes import CHAIN, CLOSED_DAYS, Closes
 from otel_limits.audit.closes import TITLE as CLOSED
 from otel_limits.audit.completeness import completeness
-from otel_limits.audit.formatting import ranges, written
+from otel_limits.audit.findings import (
+    AGENT,
+    DIFFERS,
+    GAP,
+    KINDS,
+    MAX_EXAMPLES,
+    METRICS,
+    TOOLS,
+    TWICE,
+    Findings,
+    add_differences,
+    command_on,
+    find_all,
+)
+from otel_limits.audit.formatting import written
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.reconcile import AUTHORIZATION_FILE, reconcile
 from otel_limits.core.wording import pluralize
-from otel_limits.ledger.rows import MICROSECONDS, dollars
+from otel_limits.ledger.rows import MICROSECONDS
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
-
     from otel_limits.core.secrets import Secret
     from otel_limits.ledger.maintenance import Damage
     from otel_limits.ledger.proof import Balance
@@ -30,9 +42,6 @@ if TYPE_CHECKING:
 OK: Final = "ok"
 WAITING: Final = "waiting"
 FAILED: Final = "FAILED"
-
-MAX_EXAMPLES: Final = 20
-"""Examples per kind of problem."""
 
 
 class Check(NamedTuple):
@@ -45,9 +54,6 @@ class Check(NamedTuple):
     command: str = ""
     """Looks at what was found, or mends it."""
 
-
-Trouble = tuple[str, str, str, str]
-"""Kind of problem, the invocation or file, details, and the command that looks at it."""
 
 COMMAND: Final = Column("command", "Command", "sentence", is_key=True)
 
@@ -89,7 +95,7 @@ def verify(
         return _answer(inquiry, [integrity], findings, f"NOT complete: {integrity.why}")
     calls, suspects = proof.scan_totals(inquiry.connection)
     balance = proof.balance(inquiry.connection, calls)
-    _look(inquiry, balance, suspects, findings)
+    find_all(inquiry, balance, suspects, findings)
     oldest = (time.time() - stale.total_seconds()) * MICROSECONDS
     checks = [
         _integrity(inquiry, errors),
@@ -109,7 +115,9 @@ def verify(
     if prometheus is not None:
         # Last, as it queries a server: the ledger's own problems are reported even if that is
         # unavailable.
-        about = _compare(reconcile(inquiry, prometheus, TOLERANCE, authorization_file), findings)
+        about = add_differences(
+            reconcile(inquiry, prometheus, TOLERANCE, authorization_file), findings
+        )
         checks.append(_found(METRICS, findings, about))
     failed = [check.title for check in checks if check.state == FAILED]
     names = [] if closes is None else closes.names
@@ -139,174 +147,6 @@ def _answer(
 
 
 TOLERANCE: Final = 0.01
-DIFFERS: Final = "totals differ"
-GAP: Final = "gap in the numbers"
-TWICE: Final = "counted twice"
-TOOLS: Final = "tool calls differ"
-AGENT: Final = "agent differs"
-METRICS: Final = "metrics differ"
-KINDS: Final = (DIFFERS, GAP, TWICE, TOOLS, AGENT, METRICS)
-
-
-SHOW: Final = "audit show {}"
-EXPORT: Final = "ledger export --format csv --where invocation={}"
-"""For rows without an invocation, which `show` does not find."""
-
-
-def _command(inquiry: AuditQuery, command: str, option: str = "--ledger") -> str:
-    """Complete a command with the ledger; a server's address may need a password."""
-    file = inquiry.address.file
-    of = "" if file is None else f" {option} {shlex.quote(str(inquiry.address))}"
-    return f"otel-limits {command}{of}"
-
-
-class Findings:
-    """Problems by kind, with examples.
-
-    Attributes:
-        found: Number of problems, by kind.
-        named: The first of them, in full.
-    """
-
-    def __init__(self, inquiry: AuditQuery) -> None:
-        """Start without problems."""
-        self._inquiry = inquiry
-        self.found: dict[str, int] = dict.fromkeys(KINDS, 0)
-        self.named: dict[str, list[Trouble]] = {kind: [] for kind in KINDS}
-
-    def add(
-        self, kind: str, name: str, describe: Callable[..., str], *of: Any, command: str = SHOW
-    ) -> None:
-        """Count a problem; only the first ones are described in full."""
-        self.found[kind] += 1
-        # A description queries the ledger again, up to a million times for a damaged one.
-        if len(self.named[kind]) < MAX_EXAMPLES:
-            command = _command(self._inquiry, command.format(name))
-            self.named[kind].append((kind, name, describe(*of), command))
-
-    def command_for(self, kind: str) -> str:
-        """Return the command that looks at the first problem of a kind; empty without any."""
-        return self.named[kind][0][-1] if self.named[kind] else ""
-
-
-def _look(inquiry: AuditQuery, balance: Balance, suspects: int, findings: Findings) -> None:
-    """Find inconsistent rows; `suspects` is the number of inconsistent invocations."""
-    from otel_limits.ledger import proof
-
-    connection = inquiry.connection
-    # Only if the sums indicate any: listing them reads every call.
-    for row in proof.suspects(connection) if suspects else ():
-        _suspect(connection, row, findings)
-    # Only then: finding invocations without calls reads all of them.
-    if findings.found[DIFFERS] or not balance.is_balanced:
-        for row in proof.without_calls(connection):
-            findings.add(DIFFERS, row.id, _none_there, row.model_calls)
-    for row in proof.counted_twice(connection):
-        detail = "imported row {} is the same as row {}".format
-        findings.add(TWICE, row.invocation_id, detail, row.id, row.live_id)
-    for row in proof.tool_suspects(connection):
-        _suspect_tools(row, findings)
-
-
-def _suspect(connection: Connection, row: Any, findings: Findings) -> None:
-    """Find the problems of an invocation and its calls."""
-    name, is_live = str(row.invocation_id), row.source == "live"
-    if row.id is None:
-        findings.add(DIFFERS, name, _ownerless, row.calls, command=EXPORT)
-        return
-    if not row.first_agent == row.last_agent == row.agent:
-        of_calls = sorted({row.first_agent, row.last_agent} - {row.agent})
-        detail = "calls of {}, invocation of {}".format
-        findings.add(AGENT, name, detail, " and ".join(of_calls), row.agent)
-    if is_live and row.numbered != row.calls:
-        findings.add(TWICE, name, _doubles, connection, name)
-    # An invocation in progress may have gaps and differing sums.
-    if row.ended_us is None:
-        return
-    if is_live and row.last != row.numbered:
-        findings.add(GAP, name, _gaps, connection, name)
-    expected = [getattr(row, column) or 0 for column in RECORDED_TOTALS]
-    actual = [int(getattr(row, column)) for column in SUMS_OF_CALLS]
-    *counts, cost = (a - b for a, b in zip(actual, expected, strict=True))
-    # The sum of rounded prices may differ from the rounded sum by one picodollar for each call.
-    if any(counts) or abs(cost) > row.calls:
-        detail = "recorded totals {}; sums of its calls {}".format
-        findings.add(DIFFERS, name, detail, _amounts(expected), _amounts(actual))
-
-
-RECORDED_TOTALS: Final = (
-    "model_calls", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
-    "recorded_unpriced", "price_pico",
-)  # fmt: skip
-SUMS_OF_CALLS: Final = (
-    "calls", "input", "output", "cache_read", "cache_write", "unpriced_calls", "pico"
-)  # fmt: skip
-
-
-def _suspect_tools(row: Any, findings: Findings) -> None:
-    """Find the problem of an invocation and its tool calls."""
-    name = str(row.invocation_id)
-    if row.id is None:
-        detail = pluralize(row.rows, "tool call has", "tool calls have")
-        findings.add(TOOLS, name, f"{detail} no invocation".format, command=EXPORT)
-    elif row.rows is not None and row.last != row.numbered:
-        findings.add(TOOLS, name, f"{row.numbered} of {row.last} found".format)
-    else:
-        ran = pluralize(row.ran or 0, "tool call", "tool calls")
-        findings.add(TOOLS, name, f"{row.tool_calls} recorded; {ran} found".format)
-
-
-def _none_there(calls: int) -> str:
-    return f"0 of {pluralize(calls, 'call')} found"
-
-
-def _ownerless(calls: int) -> str:
-    return f"{pluralize(calls, 'call has', 'calls have')} no invocation"
-
-
-def _amounts(totals: Sequence[int]) -> str:
-    calls, sent, received, read, written_to_cache, unpriced, pico = totals
-    tokens = pluralize(sent + received, "token")
-    cached = f", {read:,} cached, {written_to_cache:,} written" if read or written_to_cache else ""
-    without = f", {unpriced:,} unpriced" if unpriced else ""
-    return (
-        f"{pluralize(calls, 'call')}{without}, {tokens} ({sent:,} of input{cached}), "
-        f"${dollars(pico)}"
-    )
-
-
-def _doubles(connection: Connection, name: str) -> str:
-    from otel_limits.ledger.proof import unnumbered
-
-    found = unnumbered(connection, name)
-    rows = ", ".join(map(str, found))
-    have = "row {} has" if len(found) == 1 else "rows {} have"
-    return f"{have.format(rows)} the number of another call"
-
-
-def _gaps(connection: Connection, name: str) -> str:
-    from otel_limits.ledger.proof import numbers
-
-    return f"existing: {ranges(numbers(connection, name))}"
-
-
-def _compare(compared: Answer, findings: Findings) -> str:
-    """Add differences between ledger and metrics; returns what was compared."""
-    detail = "{}: {} in the ledger, {} to {} in Prometheus".format
-    figures = 0
-    for table in compared.tables:
-        names = [column.name for column in table.columns]
-        for values in table.rows:
-            figures += 1
-            row = dict(zip(names, values, strict=True))
-            if row["accepted"] == "no":
-                of = f"{row['agent']}, {row.get('model', row.get('reason'))}"
-                both = (row["ledger"], row["prometheus"], row["prometheus_most"])
-                command = "audit reconcile --prometheus URL"
-                findings.add(
-                    METRICS, of, detail, row.get("measure", table.name), *both, command=command
-                )
-    return f"Prometheus agrees for the last day: {pluralize(figures, 'figure')}"
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -332,7 +172,7 @@ def _totals(inquiry: AuditQuery, balance: Balance, findings: Findings) -> Check:
     is_even = balance.is_balanced and not differing
     calls, tokens = pluralize(balance.calls.calls, "call"), pluralize(balance.calls.tokens, "token")
     sums = f"{calls}, {tokens} on both sides"
-    look = findings.command_for(DIFFERS) or _command(inquiry, "audit stops")
+    look = findings.command_for(DIFFERS) or command_on(inquiry, "audit stops")
     return Check(
         "Invocation totals match the sums of their calls",
         differing or int(not is_even),
@@ -356,7 +196,7 @@ def _waiting(inquiry: AuditQuery, oldest: float) -> Iterator[Check]:
     where = ", ".join(str(path) for path in waiting.files[:MAX_EXAMPLES])
     why = f"{waiting.unseen or 'included in answers'}: {where}" if waiting.rows else ""
     adopt = "".join(f"ledger adopt {shlex.quote(str(path))}" for path in waiting.files[:1])
-    adopt = _command(inquiry, adopt, "--into")
+    adopt = command_on(inquiry, adopt, "--into")
     # Not a failure yet: a live process restores its rows automatically.
     state = FAILED if is_stale else WAITING if waiting.rows else OK
     yield Check(
@@ -381,7 +221,7 @@ def _damaged(inquiry: AuditQuery) -> Iterator[Check]:
     found = damages(inquiry.connection)
     lost = [each for each in found if each.accepted is None]
     commands = [
-        _command(inquiry, f"ledger accept {shlex.quote(each.file)} --reason REASON")
+        command_on(inquiry, f"ledger accept {shlex.quote(each.file)} --reason REASON")
         for each in lost[:MAX_EXAMPLES]
     ]
     yield Check(
@@ -416,7 +256,7 @@ def _open(inquiry: AuditQuery, balance: Balance, oldest: float) -> Check:
         if is_stale
         else ""
     )
-    command = _command(inquiry, "ledger end-lost --older-than 1d") if state != OK else ""
+    command = command_on(inquiry, "ledger end-lost --older-than 1d") if state != OK else ""
     return Check("Invocations without an end", balance.open_invocations, state, why, command)
 
 
@@ -426,16 +266,16 @@ def _unknown(inquiry: AuditQuery, balance: Balance) -> Iterator[Check]:
     share = f"{found / calls:.1%} of all" if calls else ""
     look = "audit spend --by model --where state=unmeasured,state=estimated"
     # Never a failure: the provider reported nothing.
-    yield Check("Unmeasured calls", found, OK, share, _command(inquiry, look) if found else "")
+    yield Check("Unmeasured calls", found, OK, share, command_on(inquiry, look) if found else "")
     found = balance.unpriced_tokens
     share = f"{found / tokens:.1%} of all" if tokens else ""
     look = "ledger reprice --dry-run"
-    yield Check("Unpriced tokens", found, OK, share, _command(inquiry, look) if found else "")
+    yield Check("Unpriced tokens", found, OK, share, command_on(inquiry, look) if found else "")
 
 
 def _closed(inquiry: AuditQuery, closes: Closes) -> Iterator[Check]:
     state = FAILED if closes.failures else OK
-    command = _command(inquiry, "ledger export --format csv") if closes.failures else ""
+    command = command_on(inquiry, "ledger export --format csv") if closes.failures else ""
     yield Check(CLOSED, closes.failures, state, closes.details, command)
     state = FAILED if closes.broken else OK
     command = "sha256sum " + " ".join(closes.names) if closes.broken else ""
