@@ -80,6 +80,8 @@ IN_ASCII: Final[Mapping[bytes, float]] = {
     b"n": 0.07,
     b"aA": 1.3,  # a word within a name, as inCamelCase
     b" .": 0.75,  # a space that belongs to no word
+    b"a  ": 1.0,  # a column, as in tables
+    b"n0": -0.5,  # a number in a cell, after a tab
 }
 BEYOND_ASCII: Final[Mapping[bytes, float]] = {
     b"p": 1.6,
@@ -89,13 +91,13 @@ BEYOND_ASCII: Final[Mapping[bytes, float]] = {
     b"i": 1.9,
     b"j": 2.1,
     b"g": 0.46,
-    b"r": 0.39,
+    b"r": 0.34,
     b"t": 1.3,
     b"y": 0.45,
     b"u": 1.45,
     b"h": 0.5,
-    b"b": 0.3,
-    b"d": 0.66,
+    b"b": 0.26,
+    b"d": 0.58,
     b"e": 0.8,
     b"o": 1.2,
 }
@@ -154,10 +156,14 @@ LINES: Final = 1.3
 
 RULERS: Final[Mapping[bytes, str]] = {b".": "-=.*_#~", b" ": " "}
 """Characters that form long lines, by class."""
+BOX_RULERS: Final = "─═━"
+"""Characters that form the lines of boxes."""
 LONG: Final = 8
 FOUR: Final = 4
 RULER: Final = 0.06
 """Tokens of four such characters: about seventy of them are one token."""
+BOX_RULER: Final = 0.4
+"""The same for lines of boxes."""
 
 
 def _table(letters: Mapping[int, int], default: int) -> bytes:
@@ -192,6 +198,9 @@ def tokens_of_text(text: str) -> int:
         tokens += _weighed(classes, BEYOND_ASCII)
         upper = text.encode("utf-16-le", "surrogatepass")[1::2]
         tokens += _weighed(upper.translate(BLOCK_OF), IN_BLOCKS)
+        if any(mark * LONG in text for mark in BOX_RULERS):
+            rulers = sum(text.count(mark * FOUR) for mark in BOX_RULERS)
+            tokens -= rulers * (FOUR * IN_BLOCKS[b"p"] - BOX_RULER)
         tokens += sum(_weighed(data, pairs) for byte, pairs in SHARED.items() if byte in data)
     return max(round(tokens), 1) if text else 0
 
