@@ -29,6 +29,7 @@ class StrandsFramework:
         "strands.multiagent.swarm",
         "strands.bidi.agent.agent",
         "strands.models.openai",
+        "strands.models.openai_responses",
     )
     spans = SPANS
     stop_reasons: Collection[str] = (
