@@ -67,7 +67,7 @@ def spilled(content: str) -> None:
     """Read a spill file with this content, and with a row that contains it."""
     row = json.dumps(["otel_limits_invocations", {"agent": content, "invocation_id": content}])
     for text in (content, f"{row}\n"):
-        list(rows_in(io.BytesIO(text.encode("utf-8", "surrogatepass")), []))
+        list(rows_in(io.BytesIO(text.encode("utf-8", "surrogatepass")), lambda _: None))
 
 
 def logged(line: str) -> None:

@@ -36,13 +36,13 @@ def travel(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     monkeypatch.setattr(list_date, "today", lambda: now)
     # Otherwise a price that begins later would make the list newer.
     monkeypatch.setattr(list_date, "_dates_in", lambda _: ())
-    monkeypatch.setitem(RELEASED, installed(), now - timedelta(days=days))  # type: ignore[arg-type]
+    monkeypatch.setitem(RELEASED, installed(), now - timedelta(days=days))
 
 
 def test_list_is_not_dated_in_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
     """A price that begins next month does not make a list new."""
     assert date_of_installed() <= list_date.today()
-    monkeypatch.delitem(RELEASED, installed(), raising=False)  # type: ignore[arg-type]
+    monkeypatch.delitem(RELEASED, installed(), raising=False)
     on_list = date_of_installed()
     monkeypatch.setattr(list_date, "today", lambda: on_list - timedelta(days=1))
     assert date_of_installed() < on_list
@@ -53,7 +53,7 @@ def test_list_is_not_dated_in_the_future(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_release_dates_a_list_that_has_no_newer_date(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list is checked at its release, even if no price has changed for weeks."""
     newer = date_of_installed() + timedelta(days=20)
-    monkeypatch.setitem(RELEASED, installed(), newer)  # type: ignore[arg-type]
+    monkeypatch.setitem(RELEASED, installed(), newer)
     assert date_of_installed() == newer
 
 
