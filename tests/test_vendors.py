@@ -11,6 +11,11 @@ import pytest
 
 from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.core.listings import vendor_at
+from otel_limits.core.pricing import Prices
+from otel_limits.core.regions import highest_premium, place_of, premium
+from otel_limits.core.terms import billable_call
+from otel_limits.core.usage import Usage
+from otel_limits.testing import ScriptedModel
 from otel_limits.vendors.records import CLASSES, VENDORS
 from otel_limits.vendors.vendor import Vendor
 from tests.test_terms import asked
@@ -56,4 +61,81 @@ def test_deepseek_is_known_by_its_host() -> None:
 @pytest.mark.parametrize("vendor", VENDORS, ids=lambda each: each.name)
 def test_hosts_are_lower_case_names(vendor: Vendor) -> None:
     """They are compared with the parsed host of an address, so a scheme or path never matches."""
-    assert all(re.fullmatch(r"[a-z0-9.-]+", host) for host in vendor.hosts)
+    assert all(re.fullmatch(r"[a-z0-9.*-]+", host) for host in vendor.hosts)
+
+
+ADDRESSES = [
+    ("https://bedrock-runtime.us-east-1.amazonaws.com", "aws"),
+    ("https://bedrock-runtime.us-east-1.amazonaws.com/openai/v1", "aws"),
+    ("https://bedrock-runtime-fips.us-gov-west-1.amazonaws.com", "aws"),
+    ("https://bedrock-runtime.eu-west-1.api.aws", "aws"),
+    ("https://bedrock-mantle.us-west-2.api.aws/v1", "aws"),
+    ("https://bedrock-runtime.eusc-de-east-1.amazonaws.eu", "aws"),
+    ("https://bedrock-runtime.cn-north-1.amazonaws.com.cn", "aws"),
+    ("https://vpce-0a1b-2c3d.bedrock-runtime.us-east-1.vpce.amazonaws.com", "aws"),
+    ("https://runtime.sagemaker.us-east-1.amazonaws.com/endpoints/m/openai/v1", "sagemaker"),
+    ("https://generativelanguage.googleapis.com/v1beta/openai/", "google"),
+    ("https://aiplatform.googleapis.com/v1/", "google"),
+    ("https://us-east5-aiplatform.googleapis.com/v1/", "google"),
+    ("https://aiplatform.eu.rep.googleapis.com/v1/", "google"),
+    ("https://us-east5-aiplatform-mine.p.googleapis.com/v1/", "google"),
+    ("https://me.openai.azure.com/openai/v1/", "azure"),
+    ("https://me.services.ai.azure.com/models", "azure"),
+    ("https://me.cognitiveservices.azure.com", "azure"),
+    ("https://me.swedencentral.models.ai.azure.com", "azure"),
+    ("https://us-east-1.api.x.ai/v1", "x-ai"),
+]
+OWN_SERVERS = [
+    "https://my-lb-123.us-east-1.elb.amazonaws.com/v1",
+    "https://abc.execute-api.us-east-1.amazonaws.com/prod",
+    "https://abc.lambda-url.us-east-1.on.aws",
+    "https://ec2-1-2-3-4.compute-1.amazonaws.com:8000/v1",
+    "https://bedrock-runtime.us-east-1.amazonaws.com.my-company.com",
+    "https://bedrock-runtime.my-lb-123.us-east-1.elb.amazonaws.com",
+    "https://storage.googleapis.com/bucket",
+    "https://my-gateway.azure-api.net/openai",
+    "https://me.inference.ml.azure.com/v1",
+    "https://me.azurewebsites.net/v1",
+    "https://notapi.x.ai/v1",
+    "https://api.x.ai.my-company.com/v1",
+]
+
+
+@pytest.mark.parametrize(("address", "vendor"), ADDRESSES)
+def test_host_of_an_api_belongs_to_its_vendor(address: str, vendor: str) -> None:
+    """In every partition, and through a private endpoint: the vendor bills the call."""
+    assert vendor_at(address) == vendor
+
+
+@pytest.mark.parametrize("address", OWN_SERVERS)
+def test_own_server_at_a_cloud_has_no_vendor(address: str) -> None:
+    """A load balancer in front of rented GPUs must not get the price of a public model."""
+    assert vendor_at(address) is None
+    model = ScriptedModel([], "gpt-4o", base_url=address)
+    terms = terms_of(model)
+    assert (terms.vendor, terms.own_class) == (None, "ScriptedModel")
+    found = Prices().quote(billable_call("gpt-4o", "x", Usage(input=1), None, terms))
+    assert (found.price, found.at_most) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("host", "place"),
+    [
+        ("vpce-0a1b-2c3d.bedrock-runtime.eu-west-1.vpce.amazonaws.com", "eu-west-1"),
+        ("bedrock-runtime.eusc-de-east-1.amazonaws.eu", "eusc-de-east-1"),
+        ("bedrock-mantle.eu-north-1.api.aws", "eu-north-1"),
+        ("us-east5-aiplatform-mine.p.googleapis.com", "us-east5"),
+    ],
+)
+def test_place_is_read_from_each_host_of_a_vendor(host: str, place: str) -> None:
+    """A host without its place would be priced as the place on the list."""
+    assert place_of("m", [host]) == place
+
+
+@pytest.mark.parametrize(
+    "place", ["eusc-de-east-1", "us-gov-west-1", "cn-north-1", "us-iso-east-1"]
+)
+def test_price_in_another_partition_is_unknown(place: str) -> None:
+    """The lists contain no prices of sovereign clouds, and nothing bounds them."""
+    model = "global.anthropic.claude-sonnet-4-5-20250929-v1:0"
+    assert (premium("aws", model, place), highest_premium("aws", place)) == (None, None)

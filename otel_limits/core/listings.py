@@ -45,12 +45,7 @@ def vendor_at(address: str) -> str | None:
     """Return the vendor at an address, if it identifies one."""
     # Without slashes, `urlsplit` parses a host as a path, and Ollama's clients accept a bare one.
     host = urlsplit(address if "//" in address else f"//{address}").hostname or ""
-    while host:
-        # From the whole name to its end: regions and tenants come first.
-        if host in HOSTS:
-            return HOSTS[host]
-        host = host.partition(".")[2]
-    return None
+    return next((vendor for pattern, vendor in HOSTS if pattern.fullmatch(host)), None)
 
 
 def canonical(provider: str) -> str:

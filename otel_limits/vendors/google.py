@@ -11,7 +11,6 @@ from otel_limits.vendors.vendor import (
     HIDDEN_REGION,
     NO_PREMIUM,
     PREMIUM,
-    PRICE_LIST,
     MediaRule,
     PlaceRule,
     Source,
@@ -59,7 +58,12 @@ GOOGLE: Final = Vendor(
     aliases=(
         "gcp.gemini", "gcp.gen_ai", "gcp.vertex_ai", "gcp.vertex.agent", "gemini", "vertex_ai",
     ),
-    hosts=("googleapis.com",),
+    hosts=(
+        "generativelanguage.googleapis.com",
+        "aiplatform.googleapis.com", "*-aiplatform.googleapis.com",
+        "aiplatform.*.rep.googleapis.com",
+        "aiplatform-*.p.googleapis.com", "*-aiplatform-*.p.googleapis.com",
+    ),
     # Thoughts are not part of candidates, except in some answers: litellm,
     # vertex_and_google_ai_studio_gemini.py.
     classes={"gemini": UsageRule("inside", zeros_are_made_up=True, total_is_final=True)},
@@ -75,14 +79,17 @@ GOOGLE: Final = Vendor(
         premium=_premium,
         dearest=_dearest,
         hosts=(
-            re.compile(r"//([a-z0-9-]+)-aiplatform\.googleapis\.com"),
+            re.compile(r"//([a-z0-9-]+)-aiplatform(?:-[a-z0-9-]+\.p)?\.googleapis\.com"),
             re.compile(r"//aiplatform\.([a-z]+)\.rep\.googleapis\.com"),
         ),
     ),
     audio_as_text=True,
     sources={
         "aliases": CONVENTIONS,
-        "hosts": PRICE_LIST,
+        "hosts": Source(
+            "https://docs.cloud.google.com/vertex-ai/docs/general/googleapi-access-methods",
+            "2026-11-26",
+        ),
         "classes": Source(
             "google-genai, types.py, GenerateContentResponseUsageMetadata", "2026-11-22"
         ),

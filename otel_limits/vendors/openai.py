@@ -124,7 +124,8 @@ AZURE: Final = Vendor(
         "azure_openai", "azure_text",
     ),
     hosts=(
-        "azure-api.net", "cognitiveservices.azure.com", "openai.azure.com", "services.ai.azure.com",
+        "cognitiveservices.azure.com", "inference.ai.azure.com", "models.ai.azure.com",
+        "openai.azure.com", "services.ai.azure.com",
     ),
     token_tools=OPENAI.token_tools,
     # LiteLLM's infix for deployments in a data zone or region, which cost more.
@@ -135,7 +136,12 @@ AZURE: Final = Vendor(
     ),
     sources={
         "aliases": CONVENTIONS,
-        "hosts": PRICE_LIST,
+        "hosts": Source(
+            "https://learn.microsoft.com/azure/ai-foundry/foundry-models/concepts/endpoints, "
+            "https://learn.microsoft.com/dotnet/api/overview/azure/ai.inference-readme, "
+            "https://microsoft.github.io/genaiscript/configuration/azure-ai-foundry",
+            "2026-11-26",
+        ),
         "token_tools": OPENAI.sources["token_tools"],
         "place": Source("https://pypi.org/project/azure-genai-prices/", "2026-11-22"),
     },

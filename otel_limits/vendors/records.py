@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -28,9 +29,13 @@ CANONICAL: Final[Mapping[str, str]] = {
 }
 """Vendors by other names than those on the price list."""
 
-HOSTS: Final[Mapping[str, str]] = {host: each.name for each in VENDORS for host in each.hosts}
-"""Vendors by host. At any other host, such as a gateway, the vendor is the one that the
-framework's model class is made for."""
+HOSTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
+    (re.compile(rf"(?:.+\.)?{re.escape(host).replace(re.escape('*'), '[a-z0-9-]+')}"), each.name)
+    for each in VENDORS
+    for host in each.hosts
+)
+"""Patterns of hosts, and their vendors. At any other host, such as a gateway, the vendor is the one
+that the framework's model class is made for."""
 
 CLASSES: Final[Mapping[str, Vendor]] = {module: each for each in VENDORS for module in each.classes}
 """Vendors by a framework's module for the provider."""

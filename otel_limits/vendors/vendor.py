@@ -105,7 +105,8 @@ class Vendor:
     aliases: tuple[str, ...] = ()
     """Other names: in conventions, of frameworks' modules, and LiteLLM's prefixes."""
     hosts: tuple[str, ...] = ()
-    """Hosts of its API, including subdomains."""
+    """Hosts of its API, including subdomains; `*` is any part of a name without dots, such as a
+    region. Not those at which users run their own servers, such as load balancers."""
     classes: Mapping[str, UsageRule] = field(default_factory=dict)
     """How its usage counts, by each framework's module for it."""
     apart: tuple[str, ...] = ()
