@@ -561,6 +561,26 @@ def test_openrouter_plugin_leaves_price_unknown() -> None:
     assert terms_of(model).server_tools == {"fusion"}
 
 
+@pytest.mark.parametrize(
+    ("edit", "tools"),
+    [
+        ("compact_20260112", {"compact"}),
+        ("clear_tool_uses_20250919", set()),
+        ("clear_thinking_20251015", set()),
+    ],
+)
+@pytest.mark.parametrize(
+    ("provider", "field"),
+    [("anthropic", "params"), ("bedrock", "additional_request_fields"), ("litellm", "params")],
+)
+def test_summary_by_the_vendor_leaves_price_unknown(
+    provider: str, field: str, edit: str, tools: set[str]
+) -> None:
+    """Its tokens are billed, and are not in the totals; edits that only remove text are free."""
+    editing = {"context_management": {"edits": [{"type": edit}]}}
+    assert terms_of(asked(provider, **{field: editing})).server_tools == tools
+
+
 def test_google_file_search_is_free() -> None:
     """In its tool, `file_search` is a key, unlike the type of the same name billed by OpenAI."""
     assert (

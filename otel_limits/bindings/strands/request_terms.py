@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.strands.private import bedrock_url, custom_client
@@ -90,10 +91,14 @@ CLIENT_TOOLS: Final = frozenset(
     | {"cache_point", "function_declarations"}
 )
 """Tools that the application runs, by type without date, or by key if they have no type."""
+EDITING: Final = "context_management"
+FREE_EDITS: Final = frozenset({"clear_thinking", "clear_tool_uses"})
+"""Anthropic's edits that call no model. The tokens of a summary (`compact`) are only in
+`usage.iterations`: https://platform.claude.com/docs/en/build-with-claude/compaction-threshold."""
 
 READ: Final = frozenset(
     {*TIERS, *REGIONS, *SEARCHES, PLUGINS, SYSTEM_TOOL, *MODALITIES}
-    | {*CACHED, *CACHE_TTLS, CACHE_CONTROL, TYPE, *TOOL_LISTS}
+    | {*CACHED, *CACHE_TTLS, CACHE_CONTROL, TYPE, *TOOL_LISTS, EDITING}
 )
 """Settings that affect the price. Few models have any, but each call checks them all."""
 
@@ -249,6 +254,10 @@ def _server_tools(settings: Iterable[ModelSetting], vendor: Vendor | None) -> It
             # A tool without a type is known by its keys: one that is free is enough, as in
             # Anthropic's tools with a name, a description and an `input_schema`.
             yield from (tool for tools in kinds if free.isdisjoint(tools) for tool in tools)
+        elif name == EDITING and isinstance(value, Mapping):
+            edits = value.get("edits")
+            kinds = [_kinds_of(each) for each in edits] if isinstance(edits, (list, tuple)) else []
+            yield from (edit for edit in chain(*kinds) if edit not in FREE_EDITS)
         elif name == PLUGINS:
             ids = (each.get("id") for each in listed if isinstance(each, Mapping))
             yield from (str(each) for each in ids if each not in (None, "web", *free))
