@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +27,30 @@ SENTENCE = (
     "Agent 'tester' was halted by max_turns: 2 of 2 turns used. The limit is set in "
     "OTEL_LIMITS_MAX_TURNS. Run the agent again to continue, or raise the limit there."
 )
+
+
+@pytest.mark.parametrize(
+    ("observed", "reserved", "amount"),
+    [
+        ("0.42432000", "0", "0.42432 of 0.4 USD used"),
+        ("30.00", "0", "30 of 0.4 USD used"),
+        ("100", "0", "100 of 0.4 USD used"),
+        (
+            "0.500",
+            "0.200",
+            "0.5 of 0.4 USD: 0.3 used, 0.2 reserved by in-flight model calls",
+        ),
+    ],
+)
+def test_sum_in_a_sentence_has_no_zeros_at_its_end(
+    observed: str, reserved: str, amount: str
+) -> None:
+    """A sum of prices has eight or more digits, and people read the sentence."""
+    breach = Breach(
+        "max_cost_usd", Decimal("0.4"), Decimal(observed), "max_cost_usd", "USD",
+        reserved=Decimal(reserved),
+    )  # fmt: skip
+    assert breach.amount == amount
 
 
 def runaway() -> ScriptedModel:

@@ -160,7 +160,7 @@ def test_known_price_has_no_bound() -> None:
 EUROPE = "https://bedrock-runtime.eu-central-1.amazonaws.com"
 NOVA = "amazon.nova-pro-v1:0"
 TOKENS = {"inputTokens": 100_000, "outputTokens": 1_000, "totalTokens": 101_000}
-EACH = Decimal("0.14144000")
+EACH = Decimal("0.14144")
 """USD at most for a call with these tokens: 1.7 times the 0.0832 of US regions."""
 
 

@@ -28,6 +28,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 from otel_limits.core.texts import for_operator
+from otel_limits.core.wording import shortest
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Stop
@@ -106,7 +107,7 @@ class LimitReachedError(Exception):
 
     def _fallback_message(self) -> str:
         """Return the limit with its usage and cap."""
-        return f"{self.limit} reached: {self.observed} of {self.cap} {self.unit} used."
+        return f"{self.limit} reached: {shortest(self.observed)} of {self.cap} {self.unit} used."
 
 
 class MaxIterationsReachedException(LimitReachedError):  # noqa: N818  Strands' spelling

@@ -17,6 +17,7 @@ from otel_limits.core.values import (
     SWITCHABLE_CAP,
     Kind,
 )
+from otel_limits.core.wording import shortest
 
 if TYPE_CHECKING:
     from otel_limits.core.quota_state import QuotaRefusal
@@ -289,11 +290,12 @@ class Breach:
             return f"{self.observed} of {self.cap} {self.unit}"
         at_most = "at most " if self.at_most else ""
         if not self.reserved:
-            return f"{at_most}{self.observed} of {self.cap} {self.unit} used"
+            return f"{at_most}{shortest(self.observed)} of {self.cap} {self.unit} used"
         used = self.observed - self.reserved  # type: ignore[operator]  # of the same type
         return (
-            f"{at_most}{self.observed} of {self.cap} {self.unit}: {at_most}{used} used, "
-            f"{self.reserved} reserved by in-flight model calls"
+            f"{at_most}{shortest(self.observed)} of {self.cap} {self.unit}: "
+            f"{at_most}{shortest(used)} used, "
+            f"{shortest(self.reserved)} reserved by in-flight model calls"
         )
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import clean
 from otel_limits.core.limits import (
@@ -34,6 +34,7 @@ from otel_limits.core.limits import (
     USD,
 )
 from otel_limits.core.secrets import redact_url
+from otel_limits.core.wording import shortest
 
 if TYPE_CHECKING:
     from otel_limits.core.limits import Breach, Level
@@ -297,8 +298,9 @@ NUDGE_NOTE: Final = (
 
 def budget_note(levels: Sequence[Level]) -> str:
     """Return what is left of each limit."""
+    rests: list[Any] = [level.cap - level.observed for level in levels]  # type: ignore[operator]
     left = ", ".join(
-        f"{max(level.cap - level.observed, 0)} of {level.cap} ({level.limit})"  # type: ignore[operator]
-        for level in levels
+        f"{shortest(max(rest, 0))} of {level.cap} ({level.limit})"
+        for level, rest in zip(levels, rests, strict=True)
     )
     return f"Budget left for this task: {left}. Use it sparingly and finish in time."

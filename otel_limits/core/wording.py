@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Collection, Iterable, Iterator
+from decimal import Decimal
 from typing import Final, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +32,17 @@ def pluralize(number: int, one: str, several: str = "") -> str:
         several: The phrase for none or several, unless it is `one` with an s.
     """
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
+def shortest(number: float | Decimal) -> str:
+    """Return a number without zeros at its end, e.g. `0.4` for 0.40000000, as sums of prices are.
+
+    Whole numbers keep theirs.
+    """
+    if not isinstance(number, Decimal):
+        return str(number)
+    digits = f"{number:f}"
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
 def closest_match(name: str, known: Collection[str]) -> str | None:

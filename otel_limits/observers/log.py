@@ -6,6 +6,7 @@ import logging
 
 from otel_limits.core.events import Halt, LimitWarning, ModelCall
 from otel_limits.core.labels import clean
+from otel_limits.core.wording import shortest
 from otel_limits.observers.protocol import BaseObserver
 
 MOST_UNPRICED = 100
@@ -69,7 +70,7 @@ def _log_threshold(event: LimitWarning) -> None:
         event.invocation.agent,
         event.level.ratio * 100,
         event.level.limit,
-        f"at most {event.level.observed}" if event.level.at_most else event.level.observed,
+        f"{'at most ' if event.level.at_most else ''}{shortest(event.level.observed)}",
         event.level.cap,
     )
 
