@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from dataclasses import fields
 from datetime import date
+from decimal import Decimal
+from typing import Final
 
 import pytest
 
@@ -18,7 +20,7 @@ from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel
 from otel_limits.vendors.records import CLASSES, VENDORS
 from otel_limits.vendors.vendor import Vendor
-from tests.test_terms import asked
+from tests.test_terms import asked, listed
 
 FLAGS = ("name", "is_gateway", "is_listed", "sources")
 """Fields that are no facts about a vendor's bills."""
@@ -51,11 +53,29 @@ def test_each_name_host_and_class_belongs_to_one_vendor() -> None:
     assert len(CLASSES) == sum(modules.values())
 
 
-def test_deepseek_is_known_by_its_host() -> None:
-    """The newest record, written as the page for contributors says: one file, one name."""
-    assert vendor_at("https://api.deepseek.com/v1") == "deepseek"
-    model = asked("openai", client_args={"base_url": "https://api.deepseek.com"})
-    assert terms_of(model).vendor == "deepseek"
+@listed
+@pytest.mark.parametrize(
+    ("module", "model", "address"),
+    [
+        ("openai", "MiniMax-M2", "https://api.minimax.io/v1"),
+        ("anthropic", "MiniMax-M2", "https://api.minimax.io/anthropic"),
+        ("litellm", "minimax/MiniMax-M2", None),
+    ],
+)
+def test_minimax_has_its_price_through_each_class(
+    module: str, model: str, address: str | None
+) -> None:
+    """The newest record, written as the page for contributors says."""
+    terms = terms_of(asked(module, {"base_url": address}, model_id=model))
+    call = billable_call(model, module, Usage(input=1_000_000), None, terms)
+    assert Prices().quote(call).price == Decimal("0.3")
+
+
+def test_minimax_in_china_has_no_price() -> None:
+    """It bills in CNY, and the price list is in USD."""
+    model = asked("openai", {"base_url": "https://api.minimaxi.com/v1"}, model_id="MiniMax-M2")
+    call = billable_call("MiniMax-M2", "openai", Usage(input=1), None, terms_of(model))
+    assert Prices().quote(call).price is None
 
 
 @pytest.mark.parametrize("vendor", VENDORS, ids=lambda each: each.name)
@@ -64,7 +84,7 @@ def test_hosts_are_lower_case_names(vendor: Vendor) -> None:
     assert all(re.fullmatch(r"[a-z0-9.*-]+", host) for host in vendor.hosts)
 
 
-ADDRESSES = [
+ADDRESSES: Final = [
     ("https://bedrock-runtime.us-east-1.amazonaws.com", "aws"),
     ("https://bedrock-runtime.us-east-1.amazonaws.com/openai/v1", "aws"),
     ("https://bedrock-runtime-fips.us-gov-west-1.amazonaws.com", "aws"),
@@ -84,6 +104,8 @@ ADDRESSES = [
     ("https://me.cognitiveservices.azure.com", "azure"),
     ("https://me.swedencentral.models.ai.azure.com", "azure"),
     ("https://us-east-1.api.x.ai/v1", "x-ai"),
+    ("https://api.deepseek.com/v1", "deepseek"),
+    ("https://api.minimax.io/v1", "minimax"),
 ]
 OWN_SERVERS = [
     "https://my-lb-123.us-east-1.elb.amazonaws.com/v1",

@@ -11,6 +11,7 @@ from otel_limits.vendors.anthropic import ANTHROPIC
 from otel_limits.vendors.deepseek import DEEPSEEK
 from otel_limits.vendors.google import GOOGLE
 from otel_limits.vendors.local import LOCAL_SERVERS, OLLAMA_CLOUD
+from otel_limits.vendors.minimax import MINIMAX
 from otel_limits.vendors.openai import AZURE, OPENAI
 from otel_limits.vendors.others import OTHERS
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 VENDORS: Final[tuple[Vendor, ...]] = (
     ANTHROPIC, GOOGLE, AMAZON, SAGEMAKER, OPENAI, AZURE, LOCAL_SERVERS, OLLAMA_CLOUD, DEEPSEEK,
-    *OTHERS,
+    MINIMAX, *OTHERS,
 )  # fmt: skip
 
 BY_NAME: Final[Mapping[str, Vendor]] = {each.name: each for each in VENDORS}

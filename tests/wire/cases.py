@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from tests.wire import formats
+from tests.wire import formats, models
 from tests.wire.formats import Answer
 from tests.wire.providers import Provider
 from tests.wire.server import Reply
@@ -34,7 +34,6 @@ HALF: Final = Bill(input=13, output=10)
 """The same for the first part of the answer."""
 STRUCTURED: Final = Bill(input=61, output=10)
 """The same with a schema, and for its answer."""
-GEMINI_BY_OPENAI: Final = "Gemini via OpenAI's class"
 PICTURED: Final = Bill(input=900, output=10)
 """Tokens of the picture by the vendors' rules: 765 (OpenAI), 1,044 (Claude), 1,032 (Gemini)."""
 STATUSES: Final = (400, 402, 403, 429, 500, 503, 529)
@@ -246,11 +245,8 @@ BY_STREAM: Final = ("Anthropic", "Bedrock", "llama.cpp")
 """Vendors whose class streams for `structured_output`, and so passes on the usage."""
 
 
-TEXT_ONLY: Final = (
-    "llama.cpp", "OpenAI Chat", "xAI via OpenAI's class", "DeepSeek via OpenAI's class",
-    GEMINI_BY_OPENAI,
-)  # fmt: skip
-"""Providers whose class reads output from the text alone, so a tool call in it matters."""
+TEXT_ONLY: Final = (models.llamacpp, models.openai)
+"""Classes that read output from the text alone, so a tool call in it matters."""
 
 
 def _output(
@@ -263,7 +259,7 @@ def _output(
     is_streamed = provider.name in BY_STREAM
     if not is_streamed and provider.whole is None:
         return None
-    tool = None if provider.name in TEXT_ONLY else tool
+    tool = None if provider.make in TEXT_ONLY else tool
     answer = Answer(usages=(provider.usage(bill),), parts=parts, tool=tool)
     reply = provider.stream_reply(answer) if is_streamed else provider.whole_reply(answer)
     return Ask(replies=[reply], bill=bill, is_known=is_streamed, prompt=prompt, how="output")

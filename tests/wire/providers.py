@@ -166,6 +166,11 @@ PROVIDERS = (
         **{**BY_OPENAI, "usage": usages.deepseek},
     ),
     Provider(
+        name="MiniMax via OpenAI's class",
+        bills="https://platform.minimax.io/docs/api-reference/text-prompt-caching",
+        **{**BY_OPENAI, "usage": usages.minimax},
+    ),
+    Provider(
         name="OpenAI Responses",
         bills="https://platform.openai.com/docs/guides/prompt-caching",
         make=models.openai_responses,

@@ -68,6 +68,18 @@ def deepseek(bill: Bill) -> dict[str, Any]:
     }
 
 
+def minimax(bill: Bill) -> dict[str, Any]:
+    """Usage of MiniMax: OpenAI's format, and characters, which text models do not bill."""
+    return {
+        "total_tokens": bill.input + bill.output,
+        "total_characters": 0,
+        "prompt_tokens": bill.input,
+        "completion_tokens": bill.output,
+        "prompt_tokens_details": {"cached_tokens": bill.read},
+        "completion_tokens_details": {"reasoning_tokens": bill.reasoning},
+    }
+
+
 def responses(bill: Bill) -> dict[str, Any]:
     """Usage of OpenAI's Responses."""
     return {
