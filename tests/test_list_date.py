@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import subprocess
 import sys
 from datetime import date, timedelta
+from pathlib import Path
 
 import pytest
 
 from otel_limits.cli import main
 from otel_limits.cli.doctor.settings import examine_settings
 from otel_limits.core import list_date
-from otel_limits.core.list_date import OLD, RELEASED, list_in_use, old_list
+from otel_limits.core.catalogue import LIST, bundled_catalog
+from otel_limits.core.list_date import OLD, PRICE_CHANGE, RELEASED, list_in_use, old_list
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
@@ -34,8 +38,6 @@ def travel(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     """Make the list this many days old."""
     now = date_of_installed() + timedelta(days=days)
     monkeypatch.setattr(list_date, "today", lambda: now)
-    # Otherwise a price that begins later would make the list newer.
-    monkeypatch.setattr(list_date, "_dates_in", lambda _: ())
     monkeypatch.setitem(RELEASED, installed(), now - timedelta(days=days))
 
 
@@ -55,6 +57,37 @@ def test_release_dates_a_list_that_has_no_newer_date(monkeypatch: pytest.MonkeyP
     newer = date_of_installed() + timedelta(days=20)
     monkeypatch.setitem(RELEASED, installed(), newer)
     assert date_of_installed() == newer
+
+
+def test_dates_on_a_list_are_those_of_its_prices() -> None:
+    """They are read from the text of the list: all that the imported list has."""
+    models = [model for provider in bundled_catalog().providers for model in provider.models]
+    conditions = [
+        each.constraint
+        for model in models
+        for each in (
+            *(model.prices if isinstance(model.prices, list) else ()),
+            *(model.price_variants or ()),
+        )
+    ]
+    listed = {each.start_date for each in conditions if hasattr(each, "start_date")}
+    spec = importlib.util.find_spec(LIST)
+    assert spec is not None
+    assert spec.origin is not None
+    read = PRICE_CHANGE.findall(Path(spec.origin).read_text(encoding="utf-8"))
+    assert {date(*map(int, found)) for found in read} == listed
+
+
+@pytest.mark.parametrize("releases", [RELEASED, {}], ids=["known", "newer"])
+def test_date_is_known_without_importing_the_list(releases: dict[str, date]) -> None:
+    """Loading it would double the time and the memory of an audit."""
+    code = (
+        "import datetime, sys; from otel_limits.core import list_date;"
+        f"list_date.RELEASED = {releases!r};"
+        "shown = list_date.list_in_use(); list_date.old_list();"
+        "sys.exit(' of ' not in shown or 'genai_prices' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(("days", "is_old"), [(0, False), (OLD - 1, False), (OLD, True)])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import importlib.metadata
+import re
+from collections.abc import Mapping
 from datetime import date, datetime, timezone
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
-from otel_limits.core.catalogue import PACKAGE, bundled_catalog, installed_version
-
-if TYPE_CHECKING:
-    from genai_prices.types import ModelInfo
+from otel_limits.core.catalogue import LIST, PACKAGE, installed_version
 
 RELEASED: Final[Mapping[str, date]] = {
     "0.2.0": date(2026, 10, 29),
@@ -19,6 +19,9 @@ RELEASED: Final[Mapping[str, date]] = {
 }
 """https://pypi.org/project/genai-prices/#history, looked up on 2026-11-26. Later releases have the
 newest date on their list."""
+
+PRICE_CHANGE: Final = re.compile(r"start_date=datetime\.date\((\d+), (\d+), (\d+)\)")
+"""The start of a price, in the source of the list."""
 
 OLD: Final = 60
 """Days after which a list is reported as old: vendors release models every few weeks."""
@@ -53,16 +56,13 @@ def old_list() -> str | None:
 
 def list_date(version: str) -> date | None:
     """Return the date of a release, or the newest date on its list that is not in the future."""
-    models = (model for provider in bundled_catalog().providers for model in provider.models)
-    dates = [found for model in models for found in _dates_in(model) if found <= today()]
-    released = RELEASED.get(version)
-    return max((*dates, released) if released is not None else dates, default=None)
-
-
-def _dates_in(model: ModelInfo) -> Iterator[date]:
-    """Yield the dates on which prices of a model change."""
-    prices = model.prices if isinstance(model.prices, list) else []
-    for each in (*prices, *(model.price_variants or ())):
-        found = getattr(each.constraint, "start_date", None)
-        if isinstance(found, date):
-            yield found
+    if version in RELEASED:
+        return RELEASED[version]
+    # As text: an import of the package would take longer, and more memory, than most commands.
+    source = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(LIST.replace(".", "/"))))
+    try:
+        text = source.with_suffix(".py").read_text(encoding="utf-8")
+    except OSError:
+        return None  # in a frozen application
+    dates = (date(*map(int, found)) for found in set(PRICE_CHANGE.findall(text)))
+    return max((each for each in dates if each <= today()), default=None)
