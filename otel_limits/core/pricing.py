@@ -23,6 +23,7 @@ from otel_limits.core.labels import best_match
 from otel_limits.core.listings import canonical, is_local, vendor_by_id, vendor_of
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.price import NO_QUOTE, Price, Quote
+from otel_limits.core.price_steps import PriceSteps, price_steps
 from otel_limits.core.regions import highest_premium, place_of, premium
 from otel_limits.core.terms import AUTOMATIC, SEARCHES, STANDARD, BillableCall, may_search
 from otel_limits.core.usage import NO_COST, Usage
@@ -201,6 +202,11 @@ class Prices:
     def find(self, name: str, vendor: str = ANY) -> CatalogEntry | None:
         """Return a model on the list; without a vendor, by its prefix or from any vendor."""
         return None if self._catalogue is None else self._catalogue.find(name, vendor)
+
+    def steps(self) -> PriceSteps | None:
+        """Return where prices change; `None` if the list does not show it."""
+        own = [each.price for each in self._overrides.values() if each.price is not None]
+        return price_steps(own, has_list=self.has_list)
 
     def _by_list(self, call: BillableCall, vendor: str, when: datetime) -> Quote:
         if self._catalogue is None:

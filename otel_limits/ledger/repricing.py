@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from otel_limits.core.terms import BillableCall, billable_call_in_ledger
-from otel_limits.core.usage import EXACT, NO_COST, Usage
-from otel_limits.ledger.rows import Row, dollars, picodollars, signed_picodollars, time_of
+from otel_limits.core.usage import EXACT
+from otel_limits.ledger.row_prices import RowPrices
+from otel_limits.ledger.rows import PICODOLLARS, Row, picodollars, signed_picodollars
 from otel_limits.ledger.schema import CALL_TOKENS, CALLS, MODEL_CALL_TABLE
 from otel_limits.ledger.selection import Joins, Selection
 from otel_limits.ledger.totals import add_prices
 
 if TYPE_CHECKING:
+    from otel_limits.core.price import Quote
     from otel_limits.core.pricing import Prices
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.database import Database
@@ -33,7 +34,7 @@ NEEDED: Final = (
     CALLS.id, CALLS.at_us, CALLS.invocation_id, CALLS.model, CALLS.provider,
     CALLS.input_tokens, CALLS.output_tokens, CALLS.cache_read_tokens, CALLS.cache_write_tokens,
     CALLS.cache_write_1h_tokens, CALLS.tier, CALLS.price_basis,
-    CALLS.price_pico, CALLS.price_source, CALLS.price_version, CALLS.former_price_source,
+    CALLS.price_pico, CALLS.price_source, CALLS.price_version,
 )  # fmt: skip
 
 
@@ -43,10 +44,18 @@ class Change:
 
     calls: int = 0
     was_unpriced: int = 0
-    former: Decimal = NO_COST
-    """Previous cost in USD of calls that had a price."""
-    now: Decimal = NO_COST
-    """Current cost in USD of all of them."""
+    former_pico: int = 0
+    now_pico: int = 0
+
+    @property
+    def former(self) -> Decimal:
+        """Previous cost in USD of calls that had a price."""
+        return EXACT.divide(self.former_pico, PICODOLLARS)
+
+    @property
+    def now(self) -> Decimal:
+        """Current cost in USD of all of them."""
+        return EXACT.divide(self.now_pico, PICODOLLARS)
 
 
 @dataclass(slots=True)
@@ -87,11 +96,12 @@ def reprice(
         writes: False for a dry run.
     """
     done = Repriced()
+    current = RowPrices(prices)
     # In portions, each a transaction: live processes that record wait for one at most.
     for portion in work.through(_portions(database, selection, every=every)):
-        changes = [change for row in portion if (change := _change(row, prices, done)) is not None]
-        if changes and writes:
-            _write(database, changes)
+        changed = [row for row in portion if _is_changed(row, current.picodollars(row), done)]
+        if changed and writes:
+            _write(database, [_new_price(row, current.quote(row)) for row in changed])
     return done
 
 
@@ -113,25 +123,28 @@ def _portions(database: Database, selection: Selection, *, every: bool) -> Itera
         last = rows[-1].id
 
 
-def _change(row: Any, prices: Prices, done: Repriced) -> Row | None:
-    """Return the parameters of `UPDATE` for a call; `None` if its price is unchanged."""
+def _is_changed(row: Any, pico: int | None, done: Repriced) -> bool:
+    """Compare the price of a call with its current price, and count it."""
     done.seen += 1
-    quote = prices.quote(_sale(row), time_of(row.at_us))
-    pico = picodollars(quote.price)
     if pico is None:
         done.still_unpriced += row.price_pico is None
-        return None
+        return False
     if pico == row.price_pico:
-        return None
+        return False
     change = done.by_model.setdefault(row.model, Change())
     change.calls += 1
     change.was_unpriced += row.price_pico is None
-    change.former = EXACT.add(change.former, dollars(row.price_pico) or NO_COST)
-    change.now = EXACT.add(change.now, dollars(pico) or NO_COST)
+    change.former_pico += row.price_pico or 0
+    change.now_pico += pico
+    return True
+
+
+def _new_price(row: Any, quote: Quote) -> Row:
+    """Return the parameters of `UPDATE` for a call."""
     return {
         "of": row.id,
         "invocation": row.invocation_id,
-        "new_pico": pico,
+        "new_pico": picodollars(quote.price),
         "new_source": quote.source,
         "new_version": quote.version,
         "new_saved": signed_picodollars(quote.cache_saved),
@@ -139,17 +152,6 @@ def _change(row: Any, prices: Prices, done: Repriced) -> Row | None:
         "old_source": row.price_source or UNPRICED,
         "old_version": row.price_version,
     }
-
-
-def _sale(row: Any) -> BillableCall:
-    usage = Usage(
-        input=row.input_tokens,
-        output=row.output_tokens,
-        cache_read=row.cache_read_tokens,
-        cache_write=row.cache_write_tokens,
-        cache_write_1h=row.cache_write_1h_tokens,
-    )
-    return billable_call_in_ledger(row.model, row.provider, usage, row.tier, row.price_basis)
 
 
 # The first recorded price is kept: it is what the limits applied at the time.
