@@ -106,7 +106,7 @@ class RowPrices:
 
 
 def _rates_of(quote: Quote) -> PicoRates | None:
-    """Return the rates of a quoted call without counts of its own."""
+    """Return the rates of a quoted call that has only tokens of text."""
     if quote.price is None:
         return None
     if quote.rates is None:

@@ -64,7 +64,7 @@ BASES: Final[Sequence[dict[str, Any]]] = (
 
 
 class Row(NamedTuple):
-    """What a price depends on."""
+    """The columns that a price depends on."""
 
     at_us: int
     model: str
@@ -138,7 +138,7 @@ def _row(rolled: random.Random, steps: price_steps.PriceSteps) -> Row:
 
 
 def test_fast_price_equals_the_quote() -> None:
-    """Of any usage, at any time: tiers, dates, hours, regions, one's own prices, no price."""
+    """Of any usage, at any time: tiers, dates, hours, regions, the policy file, no price."""
     prices = Prices(OWN)
     fast = RowPrices(prices)
     of_model: Counter[str] = Counter()
