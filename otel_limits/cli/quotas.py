@@ -22,7 +22,18 @@ from otel_limits.quotas.key_use import KeyUse, Uses, find_key, read_use
 from otel_limits.quotas.quota import Quota, in_unit, in_words, unit_name
 from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.section import FIELDS, parts_in
-from otel_limits.quotas.store import FOREVER, Block, Count, SharedStore, StoreError, StorePlace
+from otel_limits.quotas.store import (
+    FOREVER,
+    Block,
+    Count,
+    Grant,
+    Reset,
+    SetLimit,
+    SharedStore,
+    StoreError,
+    StorePlace,
+    Withdraw,
+)
 from otel_limits.quotas.stores import is_shared, open_shared_store
 from otel_limits.quotas.windows import shown_time
 from otel_limits.runs.registry import LIVE
@@ -225,7 +236,7 @@ def reset_key(options: Namespace) -> None:
     # The ledger's address first: an invalid one must not leave a change unrecorded.
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
-    store.reset(count_of(store, quota, key))
+    store.change(count_of(store, quota, key), Reset())
     record(ledger, changed(quota, key, "reset", 0, None))
     sys.stdout.write(f"Reset {key.shown} of quota {quota.name!r}.\n")
 
@@ -236,7 +247,7 @@ def grant_more(options: Namespace) -> None:
     quota, key = named(store, options)
     amount = amount_in(quota, options.amount)
     until = end_of(store, options.until)
-    store.grant(count_of(store, quota, key), amount, until)
+    store.change(count_of(store, quota, key), Grant(amount, until))
     record(ledger, changed(quota, key, "grant", amount, until))
     sys.stdout.write(
         f"Raised the limit of {key.shown} in quota {quota.name!r} by "
@@ -248,7 +259,7 @@ def revoke_grants(options: Namespace) -> None:
     """Revoke the grants of a key."""
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
-    found = store.revoke(count_of(store, quota, key))
+    found = store.change(count_of(store, quota, key), Withdraw(Grant))
     if not found:
         raise ValueError(f"{key.shown} of quota {quota.name!r} has no active grants.")
     record(ledger, changed(quota, key, "revoke", 0, None))
@@ -262,7 +273,8 @@ def set_amount(options: Namespace) -> None:
     quota, key = named(store, options)
     amount = amount_in(quota, options.amount)
     until = None if options.until is None else end_of(store, options.until)
-    store.set_limit(count_of(store, quota, key), amount, FOREVER if until is None else until)
+    limit = SetLimit(amount, FOREVER if until is None else until)
+    store.change(count_of(store, quota, key), limit)
     record(ledger, changed(quota, key, "set", amount, until))
     end = "" if until is None else f" until {shown_time(until)}"
     sys.stdout.write(
@@ -274,7 +286,7 @@ def unset_amount(options: Namespace) -> None:
     """Restore the amount of a key."""
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
-    if not store.unset_limit(count_of(store, quota, key)):
+    if not store.change(count_of(store, quota, key), Withdraw(SetLimit)):
         raise ValueError(f"{key.shown} of quota {quota.name!r} has no set amount.")
     record(ledger, changed(quota, key, "unset", 0, None))
     sys.stdout.write(f"Unset {key.shown} of quota {quota.name!r}.\n")
@@ -286,7 +298,7 @@ def block_key(options: Namespace) -> None:
     quota, key = named(store, options)
     until = FOREVER if options.until is None else end_of(store, options.until)
     # Without an end, a time that no clock reaches: stores need only one kind of block.
-    store.block(count_of(store, quota, key), Block(until, options.reason))
+    store.change(count_of(store, quota, key), Block(until, options.reason))
     recorded = None if options.until is None else until
     record(ledger, changed(quota, key, "block", 0, recorded, options.reason))
     end = "" if recorded is None else f" until {shown_time(until)}"
@@ -297,7 +309,7 @@ def unblock_key(options: Namespace) -> None:
     """Unblock a key."""
     store, ledger = shared_store(), recorded_ledger()
     quota, key = named(store, options)
-    if not store.unblock(count_of(store, quota, key)):
+    if not store.change(count_of(store, quota, key), Withdraw(Block)):
         raise ValueError(f"{key.shown} of quota {quota.name!r} is not blocked.")
     record(ledger, changed(quota, key, "unblock", 0, None))
     sys.stdout.write(f"Unblocked {key.shown} of quota {quota.name!r}.\n")

@@ -109,7 +109,7 @@ class KillListener(StoreThread):
         if self._is_polling:
             # Releases are not notified: wake the first waiter of each queue at every poll.
             return (*self._store.noted_kills(since), Freed())
-        return self._store.messages(since, closing)
+        return self._store.subscribe(since, closing)
 
     def _fall_back_to_polling(self, error: SubscribeDeniedError) -> None:
         """Log once that kills are polled."""

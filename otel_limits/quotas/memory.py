@@ -24,6 +24,7 @@ from otel_limits.quotas.store import (
     Count,
     CountState,
     Demand,
+    Grant,
     Operation,
     QuotaStore,
     ReadCounts,
@@ -31,6 +32,7 @@ from otel_limits.quotas.store import (
     Renew,
     Reply,
     Reserve,
+    Reset,
     Settle,
     Status,
     StorePlace,
@@ -172,7 +174,7 @@ class MemoryStore(QuotaStore):
         self._clock = clock
         self._lock = threading.Lock()
         self._buckets: dict[Name, Bucket] = {}
-        self._grants: dict[tuple[str, str, str], list[tuple[float, int]]] = {}
+        self._grants: dict[tuple[str, str, str], list[Grant]] = {}
         self._needs: dict[tuple[str, str, str], dict[str, Need]] = {}
         """Quota, unit and key → needs of waiting calls by their operation."""
         self._last_calls: dict[tuple[str, str], OrderedDict[str, deque[int]]] = {}
@@ -206,9 +208,13 @@ class MemoryStore(QuotaStore):
         (reply,) = self.run([ReadCounts("", tuple(counts))])
         return list(reply.standings)
 
-    def reset(self, count: Count) -> None:
-        """Set usage to 0."""
+    def change(self, count: Count, change: Reset | Grant) -> int:
+        """Change a count."""
         with self._lock:
+            if isinstance(change, Grant):
+                name = count.quota, count.unit, count.key
+                self._grants.setdefault(name, []).append(change)
+                return 0
             bucket = self._bucket(count, 0)
             # Later than the last one, also in its millisecond; padded, so texts compare like times.
             last = int(bucket.reset.partition(".")[0] or 0)
@@ -218,13 +224,7 @@ class MemoryStore(QuotaStore):
                 bucket.reserved = 0
             bucket.used, bucket.reset = 0, f"{at:014}.{uuid.uuid4().hex}"
             bucket.lost.clear()
-
-    def grant(self, count: Count, amount: int, until: float) -> None:
-        """Raise the limit by `amount` until a time."""
-        with self._lock:
-            self._grants.setdefault((count.quota, count.unit, count.key), []).append(
-                (until, amount)
-            )
+            return 0
 
     def after_fork(self) -> None:
         """Replace the lock in a child, which continues with its own counts."""
@@ -439,7 +439,7 @@ class MemoryStore(QuotaStore):
     def _granted(self, count: Count, now: float) -> int:
         # Expired grants are kept: operators make them, so there are few.
         grants = self._grants.get((count.quota, count.unit, count.key), ())
-        return sum(each for until, each in grants if until > now)
+        return sum(each.amount for each in grants if each.until > now)
 
     def _bucket(self, count: Count, known: int) -> Bucket:
         bucket = self._buckets.get(_name(count))

@@ -10,7 +10,8 @@ import hashlib
 import importlib.resources
 import math
 import re
-from collections.abc import Iterable
+import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Final, NamedTuple, cast
@@ -22,9 +23,11 @@ from otel_limits.quotas.store import (
     RETENTION_SECONDS,
     WORKER_SECONDS,
     Block,
+    Change,
     Count,
     CountState,
     Freed,
+    Grant,
     Kill,
     KnownCount,
     Operation,
@@ -32,8 +35,11 @@ from otel_limits.quotas.store import (
     Renew,
     Reply,
     Reserve,
+    Reset,
+    SetLimit,
     Settle,
     Status,
+    Withdraw,
 )
 
 UNMET: Final = re.compile(r"(\d+)([=@]?)([^,]*)")
@@ -42,6 +48,9 @@ UNMET: Final = re.compile(r"(\d+)([=@]?)([^,]*)")
 REMEMBERED_TOGETHER: Final = 100
 """Operations of one process per hash: a server stores hashes of up to 128 fields compactly
 (https://redis.io/docs/latest/operate/oss_and_stack/management/optimization/memory-optimization/)."""
+
+MEMBERS: Final[Mapping[type, str]] = {Grant: "^%d+:", SetLimit: "^set:", Block: "^block:"}
+"""Kind of change → Lua pattern of its members of the grants, as `member_of` encodes them."""
 
 LOADED: Final = ("reserve", "settle", "renew", "look", "restore", "join")
 """Scripts that are loaded in advance: those of a model call, of regular reads and of a start."""
@@ -232,6 +241,18 @@ class KeyNames:
             arguments.append(f"{known.used} {known.reset or '-'} {expires(known.count)} {seen}")
         return ScriptCall("restore", keys, arguments)
 
+    def change(self, count: Count, change: Change) -> ScriptCall:
+        """Return the script call that changes a count or its key."""
+        if isinstance(change, Reset):
+            keys = [self.marker, *self.bucket(count)]
+            return ScriptCall("reset", keys, [str(expires(count)), uuid.uuid4().hex])
+        if isinstance(change, Withdraw):
+            return ScriptCall("revoke", [self.grants(count)], [MEMBERS[change.kind]])
+        keys = [self.grants(count), self.index(count.quota)]
+        until, kept = str(int(change.until * 1000)), str(RETENTION_SECONDS * 1000)
+        arguments = [member_of(change, count.unit), until, kept, f"{count.key} {count.shown}"]
+        return ScriptCall("grant", keys, arguments)
+
     def _question(self, operation: ReadCounts) -> ScriptCall:
         keys = [self.marker, self.expired, self.living, self.sharing]
         kept = str(RETENTION_SECONDS * 1000)
@@ -285,9 +306,15 @@ def kill_of(order: str) -> Kill:
     return Kill(identity, pattern, int(given) / 1e6 if given.isdecimal() else -math.inf)
 
 
-def block_member(identity: str, block: Block) -> str:
-    """Encode a block as a member of the grants; quote separators in its reason."""
-    return f"block:{identity}:{quote(block.reason, safe='')}"
+def member_of(change: Grant | SetLimit | Block, unit: str) -> str:
+    """Encode a change as a member of the grants."""
+    # With an ID, because two grants of the same amount add up.
+    identity = uuid.uuid4().hex
+    if isinstance(change, Block):
+        # Quote separators in its reason.
+        return f"block:{identity}:{quote(change.reason, safe='')}"
+    kind = "set:" if isinstance(change, SetLimit) else ""
+    return f"{kind}{change.amount}:{identity}:{unit}"
 
 
 def reply_of(operation: Operation, text: str) -> Reply:

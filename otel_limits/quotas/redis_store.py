@@ -26,10 +26,11 @@ from otel_limits.quotas.store import (
     LOOKED_AT,
     RECOVERABLE_SECONDS,
     RETENTION_SECONDS,
-    Block,
+    Change,
     Count,
     CountState,
     Freed,
+    Grant,
     Kill,
     KnownCount,
     Operation,
@@ -37,6 +38,7 @@ from otel_limits.quotas.store import (
     Reply,
     SharedStore,
     StoreError,
+    Withdraw,
 )
 
 REBUILD_SECONDS: Final = 60
@@ -209,72 +211,21 @@ class RedisStore(SharedStore):
             standings += reply.standings
         return standings
 
-    def reset(self, count: Count) -> None:
-        """Set usage to 0.
+    def change(self, count: Count, change: Change) -> int:
+        """Change a count, or its key in all windows; return how many active changes it withdrew.
 
         Raises:
             StoreError: The server is unavailable.
         """
-        arguments = [str(scripts.expires(count)), uuid.uuid4().hex]
-        keys = [self._names.marker, *self._names.bucket(count)]
-        self._server.evaluate(ScriptCall("reset", keys, arguments))
-        self._publish_freed(count)
-
-    def grant(self, count: Count, amount: int, until: float) -> None:
-        """Raise the limit by `amount` until a time.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
-        # A unique member, because two grants of the same amount add up.
-        member = f"{amount}:{uuid.uuid4().hex}:{count.unit}"
-        self._add_grant(count, member, until)
-
-    def revoke(self, count: Count) -> int:
-        """Revoke the grants of a key; return how many were active.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
-        # No notification: less is left than before.
-        return self._remove(count, "^%d+:")
-
-    def set_limit(self, count: Count, amount: int, until: float) -> None:
-        """Replace the amount of a key until a time.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
-        self._add_grant(count, f"set:{amount}:{uuid.uuid4().hex}:{count.unit}", until)
-
-    def unset_limit(self, count: Count) -> int:
-        """Restore the amount of the policy; return how many changes were active.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
-        found = self._remove(count, "^set:")
-        self._publish_freed(count)
-        return found
-
-    def block(self, count: Count, block: Block) -> None:
-        """Refuse every use of a key until a time.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
-        # Waiters are notified, to be refused with the reason.
-        self._add_grant(count, scripts.block_member(uuid.uuid4().hex, block), block.until)
-
-    def unblock(self, count: Count) -> int:
-        """Remove the blocks of a key; return how many were active.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
-        found = self._remove(count, "^block:")
-        self._publish_freed(count)
-        return found
+        reply = self._server.evaluate(self._names.change(count, change))
+        # A revoked grant leaves less than before. Waiters for a blocked key are woken to be refused
+        # with the reason.
+        if change != Withdraw(Grant):
+            # Best effort: the change itself is already stored.
+            line = scripts.line_of(count)
+            with suppress(StoreError):
+                self._server.ask(lambda client: client.publish(self._names.freed_channel, line))
+        return int(reply) if isinstance(change, Withdraw) else 0
 
     def expired(self, first: int, most: int) -> list[str]:
         """Return IDs of reservations that expired unsettled, latest first.
@@ -320,7 +271,7 @@ class RedisStore(SharedStore):
         arguments = [uuid.uuid4().hex, pattern, self._names.kill_channel, noted]
         return int(self._server.evaluate(ScriptCall("kill", [self._names.kills], arguments)))
 
-    def messages(self, since: float, closing: threading.Event) -> Iterator[Kill | Freed | None]:
+    def subscribe(self, since: float, closing: threading.Event) -> Iterator[Kill | Freed | None]:
         """Wait for messages until `closing` is set; `None` after a second without any.
 
         Args:
@@ -350,20 +301,3 @@ class RedisStore(SharedStore):
     def close(self) -> None:
         """Close every connection."""
         self._server.close()
-
-    def _add_grant(self, count: Count, member: str, until: float) -> None:
-        keys = [self._names.grants(count), self._names.index(count.quota)]
-        kept = str(RETENTION_SECONDS * 1000)
-        arguments = [member, str(int(until * 1000)), kept, f"{count.key} {count.shown}"]
-        self._server.evaluate(ScriptCall("grant", keys, arguments))
-        self._publish_freed(count)
-
-    def _remove(self, count: Count, pattern: str) -> int:
-        call = ScriptCall("revoke", [self._names.grants(count)], [pattern])
-        return int(self._server.evaluate(call))
-
-    def _publish_freed(self, count: Count) -> None:
-        """Wake the waiters of a count. Best effort: the change itself is already stored."""
-        line = scripts.line_of(count)
-        with suppress(StoreError):
-            self._server.ask(lambda client: client.publish(self._names.freed_channel, line))

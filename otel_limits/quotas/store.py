@@ -225,12 +225,46 @@ Operation: TypeAlias = Reserve | Settle | Renew | ReadCounts
 
 
 @dataclass(frozen=True, slots=True)
+class Reset:
+    """Set usage to 0 for the current window; reservations stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Raise the limit of a key until a time."""
+
+    amount: int
+    until: float
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetLimit:
+    """Replace the amount of a key, before grants, until a time."""
+
+    amount: int
+    until: float
+    """Seconds since the epoch; `FOREVER` if it lasts until withdrawn."""
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
-    """An operator's block of a key."""
+    """Refuse every use of a key until a time, regardless of grants."""
 
     until: float
-    """Seconds since the epoch; `FOREVER` if it lasts until unblocked."""
+    """Seconds since the epoch; `FOREVER` if it lasts until withdrawn."""
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Withdraw all changes of a kind."""
+
+    kind: type[Grant | SetLimit | Block]
+
+
+Change: TypeAlias = Reset | Grant | SetLimit | Block | Withdraw
+"""An operator's change of a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,12 +386,12 @@ class QuotaStore(ABC):
         """
 
     @abstractmethod
-    def reset(self, count: Count) -> None:
-        """Set usage to 0 for the current window; reservations stay."""
+    def change(self, count: Count, change: Reset | Grant) -> int:
+        """Change a count; return how many changes were active that this withdraws.
 
-    @abstractmethod
-    def grant(self, count: Count, amount: int, until: float) -> None:
-        """Raise the limit by `amount` until a time, in seconds since the epoch."""
+        Raises:
+            StoreError: The store is unavailable.
+        """
 
     def warm(self) -> str:
         """Connect in advance, so that the first operation need not wait for it.
@@ -410,10 +444,18 @@ class QuotaStore(ABC):
 class SharedStore(QuotaStore):
     """A store shared by a fleet; reservations can outlive their process."""
 
-    has_channels: ClassVar[bool] = False
-    """Whether `messages` pushes kills and freed amounts; without it, processes poll."""
+    @abstractmethod
+    def change(self, count: Count, change: Change) -> int:
+        """Change a count, or its key in all windows; return how many active changes it withdrew.
 
-    def messages(
+        Raises:
+            StoreError: The store is unavailable, or lacks this kind of change.
+        """
+
+    has_channels: ClassVar[bool] = False
+    """Whether `subscribe` delivers kills and freed amounts; without it, processes poll."""
+
+    def subscribe(
         self,
         since: float,  # noqa: ARG002
         closing: threading.Event,  # noqa: ARG002
@@ -467,51 +509,45 @@ class SharedStore(QuotaStore):
         """
         return []
 
-    @abstractmethod
-    def expired(self, first: int, most: int) -> list[str]:
+    def expired(self, first: int, most: int) -> list[str]:  # noqa: ARG002
         """Return IDs of reservations that expired unsettled, latest first.
 
         Args:
             first: How many to skip.
             most: How many to return at most.
+
+        Raises:
+            StoreError: The store is unavailable.
+        """
+        return []
+
+    def forget_expired(self) -> int:
+        """Drop reservations that are too old to be settled; return their number.
+
+        Raises:
+            StoreError: The store is unavailable.
+        """
+        return 0
+
+    def mark_settled(self, ids: Sequence[str]) -> None:
+        """Mark these expired reservations as settled.
+
+        Raises:
+            StoreError: The store is unavailable.
         """
 
-    @abstractmethod
-    def forget_expired(self) -> int:
-        """Drop reservations that are too old to be settled; return their number."""
+    def kill(self, pattern: str) -> int:  # noqa: ARG002
+        """Send a kill to all processes; return how many received it by a channel.
 
-    @abstractmethod
-    def mark_settled(self, ids: Sequence[str]) -> None:
-        """Mark these expired reservations as settled."""
+        Raises:
+            StoreError: The store is unavailable, or cannot send kills.
+        """
+        raise StoreError("this store cannot send kills")
 
-    @abstractmethod
-    def revoke(self, count: Count) -> int:
-        """Revoke the grants of a key; return how many were active."""
-
-    @abstractmethod
-    def set_limit(self, count: Count, amount: int, until: float) -> None:
-        """Replace the amount of a key, before grants, until a time."""
-
-    @abstractmethod
-    def unset_limit(self, count: Count) -> int:
-        """Restore the amount of the policy for a key; return how many changes were active."""
-
-    @abstractmethod
-    def block(self, count: Count, block: Block) -> None:
-        """Refuse every use of a key until a time, regardless of grants."""
-
-    @abstractmethod
-    def unblock(self, count: Count) -> int:
-        """Remove the blocks of a key; return how many were active."""
-
-    @abstractmethod
-    def kill(self, pattern: str) -> int:
-        """Send a kill to all processes; return how many received it by a channel."""
-
-    @abstractmethod
-    def noted_kills(self, since: float) -> list[Kill]:
+    def noted_kills(self, since: float) -> list[Kill]:  # noqa: ARG002
         """Return the kills of the last hour that were sent after `since`, the store's time.
 
         Raises:
             StoreError: The store is unavailable.
         """
+        return []

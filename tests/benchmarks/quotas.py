@@ -28,7 +28,7 @@ from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.quota import Quota
-from otel_limits.quotas.store import Charge, Count, Demand, Reserve, Settle, StorePlace
+from otel_limits.quotas.store import Charge, Count, Demand, Reserve, Reset, Settle, StorePlace
 from otel_limits.quotas.store_worker import InlineExecutor, StoreWorker
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.wait_queues import WaitQueues
@@ -249,7 +249,7 @@ def overshoot(reserve: Reserved, taught: int, answer: int, cap: int | None) -> t
         for _ in range(TAUGHT):
             invocation, _ = await process.ask(cap)
             await process.end(invocation, taught)
-            store.reset(held.count(key, time.time()))
+            store.change(held.count(key, time.time()), Reset())
         asked = [await process.ask(cap) for _ in range(CALLERS)]
         for invocation, verdict in asked:
             if verdict is None:

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from otel_limits.quotas.client import LEASE_SECONDS
-from otel_limits.quotas.store import FOREVER, NEED_SECONDS, Block, Freed
+from otel_limits.quotas.store import FOREVER, NEED_SECONDS, Block, Freed, Grant, Reset, Withdraw
 from otel_limits.quotas.waiting import RENEWALS
 from tests.quotas.own_time import AGENTS, POLLING, QUOTAS, WORKERS, SimulatedFleet
 
@@ -89,7 +89,7 @@ class QueueMachine(SimulatedFleet, RuleBasedStateMachine):
         """Grant more for a minute and a half."""
         assert self.shared is not None
         self.grants.append((name, self.clock.now + 90, amount))
-        self.shared.grant(self.count(name), amount, self.clock.time() + 90)
+        self.shared.change(self.count(name), Grant(amount, self.clock.time() + 90))
         self.do()
 
     @precondition(lambda self: self.shared)
@@ -98,7 +98,7 @@ class QueueMachine(SimulatedFleet, RuleBasedStateMachine):
         """Revoke all grants."""
         assert self.shared is not None
         self.grants = [each for each in self.grants if each[0] != name]
-        self.shared.revoke(self.count(name))
+        self.shared.change(self.count(name), Withdraw(Grant))
         self.do()
 
     @precondition(lambda self: self.shared)
@@ -108,7 +108,7 @@ class QueueMachine(SimulatedFleet, RuleBasedStateMachine):
         assert self.shared is not None
         self.blocks[name] = self.clock.now + seconds
         until = min(FOREVER, self.clock.time() + seconds)
-        self.shared.block(self.count(name), Block(until, "unpaid"))
+        self.shared.change(self.count(name), Block(until, "unpaid"))
         self.do()
 
     @precondition(lambda self: self.shared)
@@ -117,7 +117,7 @@ class QueueMachine(SimulatedFleet, RuleBasedStateMachine):
         """Remove a block."""
         assert self.shared is not None
         self.blocks.pop(name, None)
-        self.shared.unblock(self.count(name))
+        self.shared.change(self.count(name), Withdraw(Block))
         self.do()
 
     @precondition(lambda self: self.shared)
@@ -126,7 +126,7 @@ class QueueMachine(SimulatedFleet, RuleBasedStateMachine):
         """Reset a count to 0."""
         assert self.shared is not None
         self.used[self.count(name)] = 0
-        self.shared.reset(self.count(name))
+        self.shared.change(self.count(name), Reset())
         self.do()
 
     # --- invariants -------------------------------------------------------------------------------

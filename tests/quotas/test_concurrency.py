@@ -13,7 +13,7 @@ from strands import tool
 import otel_limits
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.section import read_quotas
-from otel_limits.quotas.store import Count, CountState, Demand, Renew, Reserve
+from otel_limits.quotas.store import Count, CountState, Demand, Grant, Renew, Reserve
 from otel_limits.quotas.windows import UnboundedWindow
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
@@ -145,7 +145,7 @@ def test_concurrency_grant_adds_slots(
 ) -> None:
     """Until it expires, as for any quota."""
     hold({"q": {"concurrency": 1}}, server.url)
-    store.grant(count(), 1, time.time() + 60)
+    store.change(count(), Grant(1, time.time() + 60))
 
     async def run() -> None:
         model = Held()

@@ -225,7 +225,7 @@ def test_known_block_is_enforced_in_an_outage(
         assert agent("go").stop_reason == "end_turn"
     held = quota(key=Template("agent"))
     key = held.key.key_of_text("q", "joe")
-    store_of(own_server).block(held.count(key, time.time()), Block(FOREVER, "unpaid"))
+    store_of(own_server).change(held.count(key, time.time()), Block(FOREVER, "unpaid"))
     assert joe("go").stop_reason == "quota_exceeded"
     own_server.stop()
     for _ in range(2):

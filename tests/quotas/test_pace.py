@@ -22,10 +22,12 @@ from otel_limits.quotas.store import (
     Count,
     CountState,
     Demand,
+    Grant,
     QuotaStore,
     Refill,
     Reply,
     Reserve,
+    Reset,
     Settle,
 )
 from otel_limits.quotas.windows import Window, Windows
@@ -168,10 +170,10 @@ def test_lost_call_returns_what_it_reserved_or_is_charged(bucket: Bucket) -> Non
 def test_reset_fills_the_bucket_and_a_grant_raises_the_amount(bucket: Bucket) -> None:
     """A reset also forgives the debt of calls in flight; a grant raises rate and burst."""
     bucket.reserve("a", 80)
-    bucket.store.reset(bucket.count)
+    bucket.store.change(bucket.count, Reset())
     assert bucket.state() == CountState(0, 0, 10)
     assert bucket.settle("a", 80) == CountState(0, 0, 0)
-    bucket.store.grant(bucket.count, 100, bucket.now + 3600)
+    bucket.store.change(bucket.count, Grant(100, bucket.now + 3600))
     assert bucket.state().limit == 20
     assert bucket.reserve("b", 20).status == "admitted"
     assert bucket.reserve("c", 1).changes_at == NOON + 0.3

@@ -11,7 +11,7 @@ import pytest
 
 from otel_limits.quotas import store_worker
 from otel_limits.quotas.quota import Quota
-from otel_limits.quotas.store import CountState, StorePlace
+from otel_limits.quotas.store import CountState, Reset, StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import UnboundedWindow
 from tests.clock import Clock
@@ -207,7 +207,7 @@ def test_reset_before_the_loss_stays_a_reset(loss: Loss, open_worker: type[Worke
     loss.remember()
     store = open_shared_store(StorePlace(loss.url, 2.0))
     try:
-        store.reset(held.count(held.key.key_of_text(held.name, ""), time.time()))
+        store.change(held.count(held.key.key_of_text(held.name, ""), time.time()), Reset())
     finally:
         store.close()
     use(one, 3)

@@ -26,6 +26,7 @@ from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import (
     Count,
     CountState,
+    Grant,
     Renew,
     Reserve,
     Settle,
@@ -434,7 +435,7 @@ def test_every_kind_of_server_counts(
     model = ScriptedModel(endless(uses("search")))
     assert make_agent(model)("go").stop_reason == "quota_exceeded"
     assert model.calls == 2
-    store.grant(this_count(), 1, time.time() + 1000)
+    store.change(this_count(), Grant(1, time.time() + 1000))
     make_agent(model)("go")
     assert model.calls == 3
     last = [event for event in events if isinstance(event, QuotaUse)][-1]
@@ -538,7 +539,7 @@ def test_unreachable_server_raises_one_kind_of_error(kind: str) -> None:
     with pytest.raises(StoreError):
         store.now()
     with pytest.raises(StoreError):
-        next(store.messages(0, threading.Event()))
+        next(store.subscribe(0, threading.Event()))
     store.close()
 
 

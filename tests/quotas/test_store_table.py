@@ -13,8 +13,20 @@ import pytest
 
 from otel_limits.quotas import stores
 from otel_limits.quotas.memory import MemoryStore
+from otel_limits.quotas.recovery import forget_expired, settle_expired
 from otel_limits.quotas.redis_store import RedisStore
-from otel_limits.quotas.store import SharedStore, StorePlace
+from otel_limits.quotas.store import (
+    Change,
+    Count,
+    CountState,
+    Grant,
+    Operation,
+    Reply,
+    Reset,
+    SharedStore,
+    StoreError,
+    StorePlace,
+)
 from otel_limits.quotas.stores import STORES, StoreKind, is_shared, require_store_url
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings.table import PROCESS_FIELDS
@@ -22,6 +34,9 @@ from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from otel_limits.quotas.keys import Key
     from tests.conftest import MakeAgent
     from tests.quotas.conftest import Hold, Server
 
@@ -105,6 +120,63 @@ def test_store_without_channels_is_polled_for_kills(
     eventually(lambda: bool(store.kill("research-*") or received))
     assert not server.client.pubsub_channels()
     assert "cannot subscribe" not in caplog.text
+
+
+class PlainStore(SharedStore):
+    """Has only what a shared store must have."""
+
+    def __init__(self, counts: MemoryStore) -> None:
+        """Share these counts."""
+        self._counts = counts
+
+    def run(self, operations: Sequence[Operation]) -> list[Reply]:
+        """Apply operations."""
+        return self._counts.run(operations)
+
+    def check(self) -> None:
+        """Accept writes."""
+
+    def now(self) -> float:
+        """Return the time."""
+        return self._counts.now()
+
+    def keys(self, quota: str) -> Iterator[Key]:
+        """Iterate over the keys of a quota."""
+        return self._counts.keys(quota)
+
+    def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
+        """Return the state of counts."""
+        return self._counts.look(counts)
+
+    def change(self, count: Count, change: Change) -> int:
+        """Reset and grant only."""
+        if not isinstance(change, Reset | Grant):
+            raise StoreError("this store has no blocks")
+        return self._counts.change(count, change)
+
+
+def test_shared_store_needs_only_to_run_look_and_change(
+    hold: Hold,
+    make_agent: MakeAgent,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it lacks, such as kills and the search for lost settlements, is no fault of an agent."""
+    toy: Any = ModuleType("toy")
+    counts = MemoryStore()
+    toy.require_readable = lambda _name, _url: None
+    toy.open_store = lambda _place: PlainStore(counts)
+    monkeypatch.setitem(sys.modules, "otel_limits.quotas.toy", toy)
+    line = StoreKind("toy://name", "toy://.+", "toy://box", "toy", is_shared=True)
+    monkeypatch.setattr(stores, "STORES", (*STORES, line))
+
+    hold({"calls": {"model_calls": 1, "window": "month"}}, "toy://box")
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
+    store = stores.open_shared_store(StorePlace("toy://box", 1.0))
+    assert settle_expired(store, lambda _: []) == 0
+    forget_expired(store)
+    with pytest.raises(StoreError, match="cannot send kills"):
+        store.kill("*")
 
 
 IN_MEMORY = """

@@ -26,6 +26,7 @@ from otel_limits.quotas.store import (
     Count,
     CountState,
     Demand,
+    Grant,
     Operation,
     QuotaStore,
     ReadCounts,
@@ -33,6 +34,7 @@ from otel_limits.quotas.store import (
     Renew,
     Reply,
     Reserve,
+    Reset,
     Settle,
     StoreError,
     StorePlace,
@@ -327,7 +329,7 @@ def test_late_settlement_after_a_reset_counts_in_full(bench: Bench) -> None:
     """The reset removed the charge already."""
     expire_call(bench, "a", 60)
     assert bench.standing().used == 60
-    bench.store.reset(count())
+    bench.store.change(count(), Reset())
     bench.settle("a", 7)
     assert bench.standing() == CountState(7, 0, 100)
 
@@ -472,7 +474,7 @@ def test_clients_count_does_not_change_an_existing_count(bench: Bench) -> None:
     bench.settle("a", 10)
     bench.reserve("b", 10, known=90)
     assert bench.standing() == CountState(10, 10, 100)
-    bench.store.reset(count())
+    bench.store.change(count(), Reset())
     bench.reserve("c", 10, known=90)
     assert bench.standing() == CountState(0, 20, 100)
 
@@ -480,8 +482,8 @@ def test_clients_count_does_not_change_an_existing_count(bench: Bench) -> None:
 def test_a_grant_permits_more_until_its_end(bench: Bench) -> None:
     """Two of them add up, each until its own expiry."""
     now = max(TODAY.start + HOUR, bench.store.now())
-    bench.store.grant(count(), 50, now + 100)
-    bench.store.grant(count(), 50, now + 200)
+    bench.store.change(count(), Grant(50, now + 100))
+    bench.store.change(count(), Grant(50, now + 200))
     assert bench.standing().limit == 200
     assert bench.reserve("a", 200).standings == (CountState(0, 200, 200),)
     bench.set_clock(now + 100)
@@ -495,7 +497,7 @@ def test_a_reset_forgets_what_was_used_and_keeps_what_is_reserved(bench: Bench) 
     bench.reserve("a", 60)
     bench.settle("a", 60)
     bench.reserve("b", 30)
-    bench.store.reset(count())
+    bench.store.change(count(), Reset())
     assert bench.standing() == CountState(0, 30, 100)
 
 
@@ -503,7 +505,7 @@ def test_second_reset_in_a_millisecond_is_the_later_one(bench: Bench) -> None:
     """Clients would otherwise report the usage before the second one until the window ends."""
     found = []
     for _ in range(10):
-        bench.store.reset(count())
+        bench.store.change(count(), Reset())
         found.append(bench.standing().reset)
     assert found == sorted(set(found))
 

@@ -20,8 +20,10 @@ from otel_limits.quotas.store import (
     Count,
     CountState,
     Demand,
+    Grant,
     Reply,
     Reserve,
+    Reset,
     Settle,
     SharedStore,
 )
@@ -86,12 +88,12 @@ def settle(store: SharedStore, name: str, amount: int, unit: Unit = "usd") -> No
 
 def test_a_grant_is_of_its_unit_and_a_block_of_every_unit(store: SharedStore) -> None:
     """A blocked key stays blocked when the unit is edited."""
-    store.grant(THIS, 50, time.time() + 3600)
+    store.change(THIS, Grant(50, time.time() + 3600))
     assert store.look([(THIS, 100), (this("tokens"), 100)]) == [
         CountState(0, 0, 150),
         CountState(0, 0, 100),
     ]
-    store.block(THIS, Block(FOREVER, "unpaid"))
+    store.change(THIS, Block(FOREVER, "unpaid"))
     assert reserve(store, "a", 1, "tokens").status == "refused"
 
 
@@ -99,7 +101,7 @@ def test_a_reset_counts_its_own_unit_from_0(store: SharedStore) -> None:
     """The other one is unchanged."""
     for name, unit in (("a", "usd"), ("b", "tokens")):
         settle(store, name, 60, unit)  # type: ignore[arg-type]
-    store.reset(this("tokens"))
+    store.change(this("tokens"), Reset())
     looked = store.look([(THIS, 100), (this("tokens"), 100)])
     assert [each.used for each in looked] == [60, 0]
 

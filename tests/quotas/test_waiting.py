@@ -17,9 +17,12 @@ from otel_limits.quotas.store import (
     Charge,
     Count,
     Demand,
+    Grant,
     Reserve,
+    Reset,
     Settle,
     StorePlace,
+    Withdraw,
 )
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
@@ -249,9 +252,9 @@ def test_grant_or_reset_ends_a_wait(
         await until(lambda: recorder.waiting == 1)
         begun = time.monotonic()
         if how == "grant":
-            await asyncio.to_thread(store.grant, this, 1000, time.time() + 60)
+            await asyncio.to_thread(store.change, this, Grant(1000, time.time() + 60))
         else:
-            await asyncio.to_thread(store.reset, this)
+            await asyncio.to_thread(store.change, this, Reset())
         assert (await task).stop_reason == "end_turn"
         return time.monotonic() - begun
 
@@ -275,10 +278,10 @@ def test_block_ends_a_wait_and_revoke_wakes_no_waiter(
         await until(lambda: recorder.waiting == 2)
         with server.client.pubsub() as subscription:
             subscription.subscribe("{otel_limits}:freed:0")
-            await asyncio.to_thread(store.revoke, this)
-            await asyncio.to_thread(store.block, this, Block(FOREVER, "unpaid"))
+            await asyncio.to_thread(store.change, this, Withdraw(Grant))
+            await asyncio.to_thread(store.change, this, Block(FOREVER, "unpaid"))
             results = await asyncio.gather(*tasks)
-            await asyncio.to_thread(store.unblock, this)
+            await asyncio.to_thread(store.change, this, Withdraw(Block))
             told_by_server = [subscription.get_message(timeout=SOON) for _ in range(3)]
             assert subscription.get_message(timeout=0.05) is None
         # Its subscription, the block and the end of it; no message about the revoked grant.
@@ -533,7 +536,7 @@ def test_blocked_key_is_refused_immediately(
 ) -> None:
     """An operator has blocked all of its usage."""
     hold({"q": CALLS}, server.url)
-    store.block(count(unit="model_calls"), Block(FOREVER, "unpaid"))
+    store.change(count(unit="model_calls"), Block(FOREVER, "unpaid"))
     result, seconds = seconds_of(lambda: make_agent(ScriptedModel([says("never")]))("go"))
     assert result.stop_reason == "quota_exceeded"
     assert seconds < SOON
@@ -570,7 +573,9 @@ def test_thousand_waiting_agents_send_no_commands(
         assert before < 1_010
         await asyncio.sleep(0.3)
         assert server.calls() <= before + 1  # a process shows every few seconds that it lives
-        await asyncio.to_thread(store.grant, count(unit="model_calls"), 50, time.time() + 60)
+        await asyncio.to_thread(
+            store.change, count(unit="model_calls"), Grant(50, time.time() + 60)
+        )
         await until(lambda: recorder.waiting == 950)
         await until(lambda: sum(task.done() for task in tasks) == 50)
         # A reservation and a settlement for each, the grant, and the attempts refused in between.

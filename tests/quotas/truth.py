@@ -27,12 +27,15 @@ from otel_limits.quotas.store import (
     Count,
     CountState,
     Demand,
+    Grant,
     QuotaStore,
     Renew,
     Reply,
     Reserve,
+    Reset,
     Settle,
     SharedStore,
+    Withdraw,
 )
 from otel_limits.quotas.windows import Windows
 
@@ -248,13 +251,13 @@ class StoreMachine(RuleBasedStateMachine):
     def grant(self, name: str, amount: int) -> None:
         """An operator grants more for twenty minutes."""
         self.grants[name].append((self.now + 1200, amount))
-        self.store.grant(self.count(name), amount, self.now + 1200)
+        self.store.change(self.count(name), Grant(amount, self.now + 1200))
 
     @rule(name=st.sampled_from(sorted(QUOTAS)))
     def reset(self, name: str) -> None:
         """An operator resets a count to 0."""
         self.book(self.count(name)).used = 0
-        self.store.reset(self.count(name))
+        self.store.change(self.count(name), Reset())
 
     @precondition(lambda self: self.shared)
     @rule(name=st.sampled_from(sorted(QUOTAS)))
@@ -263,7 +266,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.shared is not None
         live = [each for each in self.grants[name] if each[0] > self.now]
         self.grants[name] = [each for each in self.grants[name] if each not in live]
-        assert self.shared.revoke(self.count(name)) == len(live)
+        assert self.shared.change(self.count(name), Withdraw(Grant)) == len(live)
 
     @precondition(lambda self: self.shared)
     @rule(name=st.sampled_from(sorted(QUOTAS)), seconds=st.sampled_from([60.0, 1200.0, None]))
@@ -272,7 +275,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.shared is not None
         until = FOREVER if seconds is None else self.now + seconds
         self.blocks[name] = Block(until, "unpaid: 5 % of it")
-        self.shared.block(self.count(name), self.blocks[name])
+        self.shared.change(self.count(name), self.blocks[name])
 
     @precondition(lambda self: self.shared)
     @rule(name=st.sampled_from(sorted(QUOTAS)))
@@ -283,7 +286,7 @@ class StoreMachine(RuleBasedStateMachine):
         # An expired block stays, in case the clock is set back.
         if was_blocked:
             del self.blocks[name]
-        assert self.shared.unblock(self.count(name)) == was_blocked
+        assert self.shared.change(self.count(name), Withdraw(Block)) == was_blocked
 
     # --- invariants -------------------------------------------------------------------------------
 
