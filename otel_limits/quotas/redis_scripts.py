@@ -236,9 +236,11 @@ class KeyNames:
         keys: list[str] = [self.marker]
         arguments: list[str] = []
         for known in counts:
-            keys += self.bucket(known.count)
+            count, ends = known.count, known.count.window.end * 1000
             seen = "-" if known.seen is None else known.seen
-            arguments.append(f"{known.used} {known.reset or '-'} {expires(known.count)} {seen}")
+            keys += [*self.bucket(count), self.index(count.quota)]
+            numbers = f"{known.used} {known.reset or '-'} {expires(count)} {seen} {ends}"
+            arguments += [numbers, f"{count.key} {count.shown}"]
         return ScriptCall("restore", keys, arguments)
 
     def change(self, count: Count, change: Change) -> ScriptCall:

@@ -81,6 +81,20 @@ def test_usage_of_dead_processes_is_rebuilt(
     assert state(own_server, "bob").used <= 2
 
 
+def test_rebuilt_key_is_listed_before_its_next_call(
+    hold: Hold, make_agent: MakeAgent, own_server: Server
+) -> None:
+    """An operator who looks after an outage sees who has used how much."""
+    hold({"q": QUOTA}, own_server.url)
+    call(make_agent, 2)
+    restart(own_server)
+    hold({"q": QUOTA}, own_server.url)
+    eventually(lambda: state(own_server).used == 2)
+    store = open_shared_store(StorePlace(own_server.url, 5.0))
+    assert list(store.keys("q")) == [Template("baggage.user.id").key("q", lambda _: "joe")]
+    store.close()
+
+
 def test_counts_are_rebuilt_once_in_a_run(
     hold: Hold, make_agent: MakeAgent, own_server: Server
 ) -> None:

@@ -1,14 +1,17 @@
 -- Restore counts from what a worker, or a ledger, knows of earlier runs of the server.
--- KEYS: run, then for each count: its bucket and leases.
+-- KEYS: run, then for each count: its bucket, leases and index.
 -- ARGV: for each count: used, time and ID of its last reset or "-", expiry, and the usage that was seen here
---       by who restores it, or "-".
+--       by who restores it, or "-", and end of its window; its index member.
 -- Returns the name of the run.
 
-local run = current(KEYS[1])
-for n = 1, #ARGV do
-  local count = open(run, KEYS[2 * n], KEYS[2 * n + 1])
-  local used, reset, expires, seen = string.match(ARGV[n], '^(%d+) (%S+) (%d+) (%S+)$')
+local run, now = current(KEYS[1]), now_ms()
+for n = 1, #ARGV / 2 do
+  local count = open(run, KEYS[3 * n - 1], KEYS[3 * n])
+  local used, reset, expires, seen, finish = string.match(ARGV[2 * n - 1], '^(%d+) (%S+) (%d+) (%S+) (%d+)$')
   restore(count, tonumber(used), reset ~= '-' and reset or '', tonumber(seen) or count.base)
   save(count, expires)
+  -- pcall, because the index is only for display.
+  redis.pcall('ZADD', KEYS[3 * n + 1], 'GT', finish, ARGV[2 * n])
+  keep(KEYS[3 * n + 1], expires, now)
 end
 return run
