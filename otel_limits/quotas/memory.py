@@ -278,7 +278,7 @@ class MemoryStore(QuotaStore):
             lease = bucket.leases.get(operation.id)
             if lease is not None and lease.expires > now:
                 lease.expires = ends
-            elif lease is None and operation.again:
+            elif lease is None and operation.again and operation.id not in bucket.lost:
                 bucket = self._bucket(demand.count, 0)
                 lost = demand.amount if demand.model else 0
                 bucket.reserve(operation.id, Lease(demand.amount, demand.certain, ends, lost))

@@ -325,6 +325,16 @@ def test_late_settlement_replaces_the_charge_of_a_lost_call(bench: Bench, actual
     assert bench.standing() == CountState(actual, 0, 100)
 
 
+def test_charged_call_that_is_reserved_again_counts_once(bench: Bench) -> None:
+    """Its process was only suspended, and the store restarted with what it had charged."""
+    expire_call(bench, "a", 60)
+    assert bench.standing().used == 60
+    demand = Demand(count=count(), amount=60, limit=100, model=MODEL)
+    bench.run(Renew("a", (demand,), LEASE, again=True))
+    bench.settle("a", 7)
+    assert bench.standing() == CountState(7, 0, 100)
+
+
 def test_late_settlement_after_a_reset_counts_in_full(bench: Bench) -> None:
     """The reset removed the charge already."""
     expire_call(bench, "a", 60)

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from otel_limits.quotas.knowledge import Knowledge
 from otel_limits.quotas.store import (
     FOREVER,
+    REMEMBERED_CALLS,
     REMEMBERED_SECONDS,
     Block,
     Charge,
@@ -43,6 +44,8 @@ LEASE: Final = 300.0
 WORKERS: Final = 4
 QUOTAS: Final = {"q": (Windows("hour"), 100), "r": (Windows("PT2H"), 60)}
 """The windows and limits of the quotas."""
+MODELS: Final = {"q": "", "r": "m"}
+"""The model by whose last calls a lost call is charged; empty for a quota that frees it."""
 
 
 class Lease(NamedTuple):
@@ -51,6 +54,8 @@ class Lease(NamedTuple):
     amount: int
     certain: bool
     ends: float
+    lost: int
+    """Charged if it expires."""
 
 
 @dataclass
@@ -62,6 +67,10 @@ class Book:
     base: int = 0
     """The part of it that is from earlier runs of the server."""
     leases: dict[str, Lease] = field(default_factory=dict)
+    lost: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Calls whose reservation expired → what they were charged, and the last reset before."""
+    expired: set[str] = field(default_factory=set)
+    """Calls whose reservation expired: others may have used what they reserved."""
     latest: float = 0.0
     """The time of its last reservation."""
     reset: str = ""
@@ -79,8 +88,19 @@ class Book:
         return sum(each.amount for each in self.leases.values())
 
     def purge(self, now: float) -> None:
-        """Release expired reservations."""
-        self.leases = {name: each for name, each in self.leases.items() if each.ends > now}
+        """Release expired reservations, and charge those that are charged."""
+        for name, each in list(self.leases.items()):
+            if each.ends <= now:
+                del self.leases[name]
+                self.expired.add(name)
+                self.used += each.lost
+                if each.lost:
+                    self.lost[name] = each.lost, self.reset
+
+    def charged(self, name: str) -> int:
+        """Return what a call was charged when its reservation expired, since the last reset."""
+        charge, reset = self.lost.get(name, (0, ""))
+        return charge if reset == self.reset else 0
 
 
 @dataclass
@@ -94,6 +114,15 @@ class Call:
     """The time of its last operation that the store applied."""
     status: str = "asked"
     took: int = 0
+
+
+class Kept(NamedTuple):
+    """What a snapshot of the server has, besides usage."""
+
+    grants: dict[str, list[tuple[float, int]]]
+    blocks: dict[str, Block]
+    history: dict[str, list[int]]
+    lost: dict[Count, dict[str, tuple[int, str]]]
 
 
 class Stores(NamedTuple):
@@ -132,8 +161,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.calls: list[Call] = []
         self.grants: dict[str, list[tuple[float, int]]] = defaultdict(list)
         self.blocks: dict[str, Block] = {}
-        self.saved: tuple[dict[str, list[tuple[float, int]]], dict[str, Block]] = ({}, {})
-        """Grants and blocks in the last snapshot."""
+        self.history: dict[str, list[int]] = defaultdict(list)
+        """Usage of the calls of each quota."""
+        self.saved = self.kept()
+        """What else the last snapshot has."""
         self.knowledge = [Knowledge() for _ in range(WORKERS)]
         self.suspended: dict[int, bool] = {}
         """Suspended workers, and whether the server lost counts since."""
@@ -149,7 +180,13 @@ class StoreMachine(RuleBasedStateMachine):
         """A worker reserves for a call."""
         assume(worker not in self.suspended)
         demands = tuple(
-            Demand(count=self.count(name), amount=amount, limit=QUOTAS[name][1], certain=certain)
+            Demand(
+                count=self.count(name),
+                amount=amount,
+                limit=QUOTAS[name][1],
+                certain=certain,
+                model=MODELS[name],
+            )
             for name, amount in amounts.items()
         )
         call = Call(f"{worker}-{next(self.names)}", worker, demands, self.now)
@@ -165,8 +202,13 @@ class StoreMachine(RuleBasedStateMachine):
         for demand in call.demands:
             book = self.book(demand.count)
             book.purge(self.now)
-            book.late += 0 if book.leases.pop(call.id, None) else call.took
+            if book.leases.pop(call.id, None) is None:
+                book.late += call.took
+                book.used -= book.charged(call.id)
+                book.lost.pop(call.id, None)
             book.used += call.took
+            if demand.model:
+                self.history[demand.count.quota].append(call.took)
         call.status, call.at = "settled", self.now
         self.send_settlement(call)
 
@@ -213,7 +255,7 @@ class StoreMachine(RuleBasedStateMachine):
         """The server saves its data."""
         assert self.server is not None
         self.server.save()
-        self.saved = {name: list(each) for name, each in self.grants.items()}, dict(self.blocks)
+        self.saved = self.kept()
 
     @precondition(lambda self: self.server)
     @rule(everything=st.booleans())
@@ -221,8 +263,10 @@ class StoreMachine(RuleBasedStateMachine):
         """The server restarts with old data or none; each worker restores what it knows."""
         assert self.server is not None
         self.server.restart(everything=everything)
-        grants, self.blocks = ({}, {}) if everything else (self.saved[0], dict(self.saved[1]))
-        self.grants = defaultdict(list, {name: list(each) for name, each in grants.items()})
+        saved = Kept({}, {}, {}, {}) if everything else self.saved
+        self.blocks = dict(saved.blocks)
+        self.grants = defaultdict(list, {name: list(each) for name, each in saved.grants.items()})
+        self.history = defaultdict(list, {name: list(each) for name, each in saved.history.items()})
         # The server has forgotten the IDs of their operations.
         for call in self.calls:
             call.at = -math.inf
@@ -232,6 +276,8 @@ class StoreMachine(RuleBasedStateMachine):
             book = self.book(count)
             book.used = book.base = state.used
             book.reset = state.reset
+            book.expired |= book.lost.keys()
+            book.lost = dict(saved.lost.get(count, {}))
             book.leases.clear()
         self.rejoin([each for each in range(WORKERS) if each not in self.suspended])
         for count, book in self.books.items():
@@ -256,7 +302,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(sorted(QUOTAS)))
     def reset(self, name: str) -> None:
         """An operator resets a count to 0."""
-        self.book(self.count(name)).used = 0
+        book = self.book(self.count(name))
+        book.used = 0
+        book.lost.clear()
         self.store.change(self.count(name), Reset())
 
     @precondition(lambda self: self.shared)
@@ -348,8 +396,20 @@ class StoreMachine(RuleBasedStateMachine):
                 for demand in call.demands:
                     book = self.book(demand.count)
                     amount = self.wanted(demand)
-                    if call.id not in book.leases:
-                        book.leases[call.id] = Lease(amount, demand.certain, self.now + LEASE)
+                    if call.id in book.leases or book.charged(call.id):
+                        continue
+                    lost = amount if demand.model else 0
+                    book.leases[call.id] = Lease(amount, demand.certain, self.now + LEASE, lost)
+                    book.late += amount if call.id in book.expired else 0
+
+    def kept(self) -> Kept:
+        """What a snapshot has now, besides usage."""
+        return Kept(
+            {name: list(each) for name, each in self.grants.items()},
+            dict(self.blocks),
+            {name: list(each) for name, each in self.history.items()},
+            {count: dict(book.lost) for count, book in self.books.items()},
+        )
 
     def reservation(self, call: Call) -> Reserve:
         """The reservation of a call."""
@@ -378,12 +438,17 @@ class StoreMachine(RuleBasedStateMachine):
         for demand, amount in zip(call.demands, wanted, strict=True):
             book = self.book(demand.count)
             if status == "admitted":
-                book.leases[call.id] = Lease(amount, demand.certain, self.now + LEASE)
+                last = self.history[demand.count.quota][-REMEMBERED_CALLS:]
+                lost = min(amount, math.ceil(sum(last) / len(last))) if last else amount
+                lost = lost if demand.model else 0
+                book.leases[call.id] = Lease(amount, demand.certain, self.now + LEASE, lost)
                 book.latest = self.now
 
     def send_settlement(self, call: Call) -> None:
         """Settle the usage of a call in all of its counts."""
-        charges = tuple(Charge(count=each.count, amount=call.took) for each in call.demands)
+        charges = tuple(
+            Charge(count=each.count, amount=call.took, model=each.model) for each in call.demands
+        )
         assert self.run(Settle(call.id, charges), call.worker).status == "settled"
 
     def wanted(self, demand: Demand) -> int:

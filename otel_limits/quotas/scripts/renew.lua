@@ -11,8 +11,9 @@ for n = 1, (#KEYS - 1) / 2 do
   local leases, ends = KEYS[2 * n + 1], whole(now + ARGV[2])
   local held = tonumber(redis.call('ZSCORE', leases, operation) or 0)
   local count = ARGV[4] == '1' and open(run, KEYS[2 * n], leases, operation)
-  if count and not count.lease then
-    -- Lost by a restart, and not used by another call: none was admitted since.
+  if count and not count.lease and count.lost == 0 then
+    -- Lost by a restart, and not used by another call: none was admitted since. What was charged instead of
+    -- it stays charged.
     local amount, certain, charged, expires = string.match(ARGV[n + 4], '^(%d+) ([01]) ([01]) (%d+)$')
     amount = wanted(count, amount, certain)
     take(count, operation, amount, certain, amount * charged, ends, expires)
