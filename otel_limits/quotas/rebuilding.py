@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
 
 
-class Reset(Protocol):
+class RecordedReset(Protocol):
     """An operator's reset of a key."""
 
     @property
@@ -51,7 +51,7 @@ class CallRecords(Protocol):
             LedgerError: The ledger is not readable.
         """
 
-    def resets_since(self, since: float) -> Sequence[Reset]:
+    def resets_since(self, since: float) -> Sequence[RecordedReset]:
         """Return the resets of quota keys since a time.
 
         Raises:

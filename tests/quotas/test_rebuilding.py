@@ -84,7 +84,7 @@ def test_usage_of_dead_processes_is_rebuilt(
 def test_rebuilt_key_is_listed_before_its_next_call(
     hold: Hold, make_agent: MakeAgent, own_server: Server
 ) -> None:
-    """An operator who looks after an outage sees who has used how much."""
+    """An operator sees its usage right after an outage."""
     hold({"q": QUOTA}, own_server.url)
     call(make_agent, 2)
     restart(own_server)

@@ -160,7 +160,7 @@ def test_shared_store_needs_only_to_run_look_and_change(
     make_agent: MakeAgent,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it lacks, such as kills and the search for lost settlements, is no fault of an agent."""
+    """Kills and the search for missing settlements, for example, are optional."""
     toy: Any = ModuleType("toy")
     counts = MemoryStore()
     toy.require_readable = lambda _name, _url: None

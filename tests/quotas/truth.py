@@ -117,7 +117,7 @@ class Call:
 
 
 class Kept(NamedTuple):
-    """What a snapshot of the server has, besides usage."""
+    """Contents of a snapshot of the server, besides usage."""
 
     grants: dict[str, list[tuple[float, int]]]
     blocks: dict[str, Block]
@@ -164,7 +164,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.history: dict[str, list[int]] = defaultdict(list)
         """Usage of the calls of each quota."""
         self.saved = self.kept()
-        """What else the last snapshot has."""
+        """The last snapshot, besides usage."""
         self.knowledge = [Knowledge() for _ in range(WORKERS)]
         self.suspended: dict[int, bool] = {}
         """Suspended workers, and whether the server lost counts since."""
@@ -403,7 +403,7 @@ class StoreMachine(RuleBasedStateMachine):
                     book.late += amount if call.id in book.expired else 0
 
     def kept(self) -> Kept:
-        """What a snapshot has now, besides usage."""
+        """Return the contents of a snapshot now, besides usage."""
         return Kept(
             {name: list(each) for name, each in self.grants.items()},
             dict(self.blocks),
