@@ -2,7 +2,8 @@
 
 Hypothesis generates the events: calls of several workers that are admitted, settled, repeated or
 forgotten, killed and suspended workers, a clock that jumps, ending windows, grants, blocks and
-resets, and a server that restarts without data or with old data.
+resets, and a server that restarts without data or with old data. One quota charges lost calls, and
+one is a token bucket, whose level is compared whenever time passes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from otel_limits.quotas.store import (
     Demand,
     Grant,
     QuotaStore,
+    Refill,
     Renew,
     Reply,
     Reserve,
@@ -38,13 +40,15 @@ from otel_limits.quotas.store import (
     SharedStore,
     Withdraw,
 )
-from otel_limits.quotas.windows import Windows
+from otel_limits.quotas.windows import Window, Windows
 
 LEASE: Final = 300.0
 WORKERS: Final = 4
-QUOTAS: Final = {"q": (Windows("hour"), 100), "r": (Windows("PT2H"), 60)}
-"""The windows and limits of the quotas."""
-MODELS: Final = {"q": "", "r": "m"}
+QUOTAS: Final = {"q": (Windows("hour"), 100), "r": (Windows("PT2H"), 60), "s": (None, 60)}
+"""The windows and limits of the quotas; the last is a token bucket."""
+REFILL: Final = Refill(3600, 20)
+UNENDING: Final = Window(0, 10**10)
+MODELS: Final = {"q": "", "r": "m", "s": ""}
 """The model by whose last calls a lost call is charged; empty for a quota that frees it."""
 
 
@@ -79,6 +83,8 @@ class Book:
     """Usage settled after its reservation expired, with its worker assumed dead."""
     most: int = 0
     """The highest limit it ever had."""
+    pace: int = 0
+    """Of a token bucket, what flows back in its time; 0 if unknown."""
     unseen: int = 0
     """Usage that the server lost, and that no living worker saw."""
 
@@ -279,25 +285,37 @@ class StoreMachine(RuleBasedStateMachine):
             book.expired |= book.lost.keys()
             book.lost = dict(saved.lost.get(count, {}))
             book.leases.clear()
+            book.pace = 0
         self.rejoin([each for each in range(WORKERS) if each not in self.suspended])
         for count, book in self.books.items():
             book.unseen += max(0, before[count] - book.used)
 
     @rule(
-        seconds=st.sampled_from([1.0, 30.0, 299.0, 300.0, 1000.0, 3600.0, -10.0, -400.0, -3600.0])
+        seconds=st.sampled_from(
+            [1.0, 30.0, 60.0, 200.0, 299.0, 300.0, 1000.0, 3600.0, -10.0, -400.0, -3600.0]
+        )
     )
     def jump(self, seconds: float) -> None:
         """Time passes, windows end, and sometimes the clock is set back."""
         assume(self.now + seconds >= 0)
+        bucket, level = self.book(self.count("s")), self.level()
         self.now += seconds
         self.latest = max(self.latest, self.now)
         self.set_clock(self.now)
+        is_same = bucket.pace == self.permitted(self.count("s")) and not self.grants["s"]
+        if seconds < 0 and not is_same:
+            bucket.pace = 0  # its next reservation may change it
+        elif seconds > 0 and bucket.pace:
+            rest = max(0.0, level - bucket.pace * seconds / REFILL.seconds)
+            ended = sum(each.amount for each in bucket.leases.values() if each.ends <= self.now)
+            assert rest - ended - 1 <= self.level() <= rest + 1
 
     @rule(name=st.sampled_from(sorted(QUOTAS)), amount=st.integers(1, 50))
     def grant(self, name: str, amount: int) -> None:
         """An operator grants more for twenty minutes."""
         self.grants[name].append((self.now + 1200, amount))
         self.store.change(self.count(name), Grant(amount, self.now + 1200))
+        self.book(self.count("s")).pace *= name != "s"
 
     @rule(name=st.sampled_from(sorted(QUOTAS)))
     def reset(self, name: str) -> None:
@@ -348,13 +366,19 @@ class StoreMachine(RuleBasedStateMachine):
             book.purge(self.now)
             block = self.blocked(count.quota)
             book.reset = standing.reset
+            if count.refill is not None:
+                assert standing.limit == count.refill.capacity(self.permitted(count))
+                assert standing.block == block
+                assert standing.used >= 0 <= standing.reserved <= book.reserved
+                continue
             assert standing == CountState(book.used, book.reserved, self.permitted(count), block)
 
     @invariant()
     def never_more_is_admitted_than_permitted(self) -> None:
         """Except for calls whose reservation expired while they were in flight."""
-        for book in self.books.values():
-            assert book.used + book.reserved <= book.most + book.late
+        for count, book in self.books.items():
+            if count.refill is None:
+                assert book.used + book.reserved <= book.most + book.late
 
     def teardown(self) -> None:
         """Nothing stays reserved once every call is settled, or its worker assumed dead."""
@@ -421,9 +445,7 @@ class StoreMachine(RuleBasedStateMachine):
         is_here = all(self.now in each.count.window for each in call.demands)
         wanted = [self.wanted(demand) for demand in call.demands]
         fits = all(
-            self.blocked(demand.count.quota) is None
-            and self.book(demand.count).used + self.book(demand.count).reserved + amount
-            <= self.permitted(demand.count)
+            self.blocked(demand.count.quota) is None and amount <= self.room(demand, amount)
             for demand, amount in zip(call.demands, wanted, strict=True)
         )
         status = "admitted" if again or (is_here and fits) else "refused"
@@ -443,6 +465,7 @@ class StoreMachine(RuleBasedStateMachine):
                 lost = lost if demand.model else 0
                 book.leases[call.id] = Lease(amount, demand.certain, self.now + LEASE, lost)
                 book.latest = self.now
+                book.pace = self.permitted(demand.count)
 
     def send_settlement(self, call: Call) -> None:
         """Settle the usage of a call in all of its counts."""
@@ -457,6 +480,20 @@ class StoreMachine(RuleBasedStateMachine):
         book.purge(self.now)
         is_alone = demand.certain or all(each.certain for each in book.leases.values())
         return demand.amount if is_alone else 2 * demand.amount
+
+    def room(self, demand: Demand, amount: int) -> int:
+        """How much of a count is left, for a call that wants an amount."""
+        count, book = demand.count, self.book(demand.count)
+        if count.refill is None:
+            return self.permitted(count) - book.used - book.reserved
+        (found,) = self.store.look([(count, demand.limit)])
+        # A call above the burst goes out when the bucket is full.
+        return found.limit - found.used - found.reserved + max(0, amount - found.limit)
+
+    def level(self) -> int:
+        """Return how full the token bucket is."""
+        (found,) = self.store.look([(self.count("s"), 0)])
+        return found.used + found.reserved
 
     def shorten(self, call: Call) -> None:
         """After the clock is set back, no lease is longer than a new one."""
@@ -481,7 +518,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def count(self, name: str) -> Count:
         """The current count of a quota."""
-        return Count(name, "k", QUOTAS[name][0].at(self.now), "tokens", "global")
+        windows = QUOTAS[name][0]
+        window = UNENDING if windows is None else windows.at(self.now)
+        refill = REFILL if windows is None else None
+        return Count(name, "k", window, "tokens", "global", refill=refill)
 
     def book(self, count: Count) -> Book:
         """Return the expected state of a count."""
