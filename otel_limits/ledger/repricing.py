@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -30,12 +30,28 @@ PORTION: Final = 2_000
 UNPRICED: Final = "none"
 """Recorded source of a call without a price."""
 
-NEEDED: Final = (
-    CALLS.id, CALLS.at_us, CALLS.invocation_id, CALLS.model, CALLS.provider,
-    CALLS.input_tokens, CALLS.output_tokens, CALLS.cache_read_tokens, CALLS.cache_write_tokens,
-    CALLS.cache_write_1h_tokens, CALLS.tier, CALLS.price_basis,
-    CALLS.price_pico, CALLS.price_source, CALLS.price_version,
-)  # fmt: skip
+
+class PricedRow(NamedTuple):
+    """The columns of a call that repricing reads."""
+
+    id: int
+    at_us: int
+    invocation_id: str
+    model: str
+    provider: str
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    cache_write_1h_tokens: int | None
+    tier: str | None
+    price_basis: str | None
+    price_pico: int | None
+    price_source: str | None
+    price_version: str | None
+
+
+NEEDED: Final = tuple(CALLS[name] for name in PricedRow._fields)
 
 
 @dataclass(slots=True)
@@ -105,7 +121,9 @@ def reprice(
     return done
 
 
-def _portions(database: Database, selection: Selection, *, every: bool) -> Iterator[Sequence[Any]]:
+def _portions(
+    database: Database, selection: Selection, *, every: bool
+) -> Iterator[Sequence[PricedRow]]:
     """Yield calls with tokens, ordered by ID."""
     wanted = CALL_TOKENS > 0
     if not every:
@@ -119,11 +137,12 @@ def _portions(database: Database, selection: Selection, *, every: bool) -> Itera
             rows = connection.execute(following).all()
         if not rows:
             return
-        yield rows
+        # SQLAlchemy's rows take several times as long to read by name.
+        yield [PricedRow(*row) for row in rows]
         last = rows[-1].id
 
 
-def _is_changed(row: Any, pico: int | None, done: Repriced) -> bool:
+def _is_changed(row: PricedRow, pico: int | None, done: Repriced) -> bool:
     """Compare the price of a call with its current price, and count it."""
     done.seen += 1
     if pico is None:
@@ -139,7 +158,7 @@ def _is_changed(row: Any, pico: int | None, done: Repriced) -> bool:
     return True
 
 
-def _new_price(row: Any, quote: Quote) -> Row:
+def _new_price(row: PricedRow, quote: Quote) -> Row:
     """Return the parameters of `UPDATE` for a call."""
     return {
         "of": row.id,
