@@ -78,9 +78,9 @@ def spooled(waiting: PendingSpill) -> Iterator[IO[bytes] | None]:
 
 
 def _whole_lines(paths: Iterable[Path]) -> Iterator[bytes]:
-    """Read files in blocks of lines, without half a line at the end of a file.
+    """Read files in blocks of lines, without half a row at the end of a file.
 
-    Such a line was never acknowledged, as its process was killed during the write.
+    Such a row was never acknowledged, as its process was killed during the write.
     """
     for path in paths:
         file = files.open_existing(path)
@@ -91,6 +91,8 @@ def _whole_lines(paths: Iterable[Path]) -> Iterator[bytes]:
             while block := file.read(BLOCK_BYTES):
                 lines, newline, rest = (rest + block).rpartition(b"\n")
                 yield lines + newline
+            if any(rows_in([rest], lambda _: None)):  # only its newline is missing
+                yield rest + b"\n"
 
 
 def overlay(connection: sa.Connection, waiting: PendingSpill, spool: IO[bytes]) -> None:

@@ -402,8 +402,8 @@ def rows_in(
 ) -> Iterator[Rows]:
     """Read the lines of a spill file in portions of `size` rows.
 
-    A last line without its newline was never acknowledged, as its process was killed during the
-    write. Any other line that is not a row goes to `on_damage`.
+    Half a row at the end was never acknowledged, as its process was killed during the write. Any
+    other line that is not a row goes to `on_damage`.
     """
     portion: Rows = []
     for line in lines:
@@ -425,7 +425,7 @@ def _row_in(line: bytes) -> tuple[str, Row] | None:
         text = line.decode()
         (table, found), end = DECODE(text)
         is_row = isinstance(found, dict) and (table in METADATA.tables or table == RECOUNTS)
-        row = complete(table, found) if is_row and text[end:].isspace() else None
+        row = complete(table, found) if is_row and not text[end:].strip() else None
     except (ValueError, TypeError, RecursionError):
         return None
     return None if row is None else (table, row)
