@@ -577,7 +577,7 @@ def test_summary_by_the_vendor_leaves_price_unknown(
     provider: str, field: str, edit: str, tools: set[str]
 ) -> None:
     """Its tokens are billed, and are not in the totals; edits that only remove text are free."""
-    editing = {"context_management": {"edits": [{"type": edit}]}}
+    editing: Any = {"context_management": {"edits": [{"type": edit}]}}
     assert terms_of(asked(provider, **{field: editing})).server_tools == tools
 
 
