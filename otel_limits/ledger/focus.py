@@ -18,10 +18,10 @@ import sqlalchemy as sa
 
 from otel_limits.core.listings import BEDROCK, canonical, vendor_of
 from otel_limits.core.price import Price
-from otel_limits.core.terms import billable_call_in_ledger
 from otel_limits.core.usage import EXACT, NO_COST, Usage
 from otel_limits.ledger.file_export import PORTION, ExportedColumn
 from otel_limits.ledger.options import KEY_PREFIX
+from otel_limits.ledger.row_prices import call_of
 from otel_limits.ledger.rows import picodollars, time_of
 from otel_limits.ledger.schema import CALLS, IS_UNPRICED, MODEL_CALL_TABLE
 from otel_limits.ledger.selection import Joins, Selection, audit_keys
@@ -131,14 +131,7 @@ class Charges:
 
     def add(self, row: Any, keys: Sequence[str], prices: Prices) -> None:
         """Add one call."""
-        usage = Usage(
-            input=row.input_tokens,
-            output=row.output_tokens,
-            cache_read=row.cache_read_tokens,
-            cache_write=row.cache_write_tokens,
-            cache_write_1h=row.cache_write_1h_tokens,
-        )
-        call = billable_call_in_ledger(row.model, row.provider, usage, row.tier, row.price_basis)
+        call = call_of(row)
         provider = vendor_of(row.model, call.vendor or canonical(row.provider))
         values = row[-len(keys) :] if keys else ()
         tags = {key: value for key, value in zip(keys, values, strict=True) if value is not None}

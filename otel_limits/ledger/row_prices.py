@@ -57,7 +57,7 @@ class RowPrices:
 
     def quote(self, row: Any) -> Quote:
         """Return the price of a row, with its source."""
-        return self._prices.quote(_call_of(row), time_of(row.at_us))
+        return self._prices.quote(call_of(row), time_of(row.at_us))
 
     def picodollars(self, row: Any) -> int | None:
         """Return the price of a row; `None` if it is unknown."""
@@ -83,7 +83,7 @@ class RowPrices:
             *(given > 0, output > 0, read > 0, written > 0, kept > 0),
         )
         if key not in self._rates:
-            call = _call_of(row)
+            call = call_of(row)
             quote = self._prices.quote(call, time_of(row.at_us))
             # Audio and searches are counted per call.
             if any(getattr(call.usage, name) is not None for name in BASIS):
@@ -121,7 +121,8 @@ def _rates_of(quote: Quote) -> PicoRates | None:
     return PicoRates(*(int(each) if each.denominator == 1 else each for each in exact))
 
 
-def _call_of(row: Any) -> BillableCall:
+def call_of(row: Any) -> BillableCall:
+    """Return the call of a row, with the columns that decide its price."""
     usage = Usage(
         input=row.input_tokens,
         output=row.output_tokens,
