@@ -41,7 +41,7 @@ from otel_limits.quotas.store import (
     Withdraw,
 )
 
-REBUILD_SECONDS: Final = 60
+REBUILD_SECONDS: Final = 20
 """For how long other processes leave the rebuilding of counts to one that has begun."""
 
 KILL_NOTED_SECONDS: Final = 3600
@@ -126,7 +126,11 @@ class RedisStore(SharedStore):
         self._rebuilding = self._names.rebuilt(source, name)
         # Not for long: this process may be killed before it is done.
         claim = methodcaller("set", self._rebuilding, "1", px=REBUILD_SECONDS * 1000, nx=True)
-        return int(name.partition("-")[0]) / 1000 if self._server.ask(claim) else 0.0
+        if self._server.ask(claim):
+            return int(name.partition("-")[0]) / 1000
+        # The claim of a process that failed or was killed expires, and another attempt follows.
+        left = int(self._server.ask(methodcaller("pttl", self._rebuilding)))
+        return 0.0 if left > REBUILD_SECONDS * 1000 else None
 
     def end_rebuilding(self) -> None:
         """Record that counts were rebuilt.
