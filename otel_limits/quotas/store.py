@@ -480,7 +480,7 @@ class SharedStore(QuotaStore):
 
         Returns:
             When the run began, in the store's time; 0 if nothing has to be rebuilt from this
-            ledger, or another process does it; `None` before calls are admitted.
+            ledger; `None` before calls are admitted, and while another process does it.
 
         Raises:
             StoreError: The store is unavailable.
