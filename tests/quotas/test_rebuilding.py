@@ -132,3 +132,18 @@ def test_usage_before_a_reset_is_not_rebuilt(
     eventually(lambda: bool(own_server.client.keys("*:rebuilt:*")))
     eventually(lambda: own_server.client.ttl(own_server.client.keys("*:rebuilt:*")[0]) > 3600)
     assert state(own_server).used == (3 if moment == "before the restart" else 0)
+
+
+def test_another_process_rebuilds_until_one_is_done(
+    hold: Hold, make_agent: MakeAgent, own_server: Server
+) -> None:
+    """The claim of a process that fails or is killed must not pass for a finished rebuild."""
+    hold({"q": QUOTA}, own_server.url)
+    call(make_agent, 1)
+    first, second = (open_shared_store(StorePlace(own_server.url, 5.0)) for _ in range(2))
+    eventually(lambda: bool(first.begin_rebuilding("another ledger")))
+    assert second.begin_rebuilding("another ledger") is None
+    first.end_rebuilding()
+    assert second.begin_rebuilding("another ledger") == 0
+    first.close()
+    second.close()
