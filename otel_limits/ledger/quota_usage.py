@@ -29,14 +29,23 @@ class QuotaReset(NamedTuple):
     """Seconds since the epoch."""
 
 
-def charges_between(address: Address, since: float, until: float) -> Iterator[tuple[float, str]]:
-    """Iterate over the time and quota charges of model calls between two times.
+class ChargedCall(NamedTuple):
+    """Quota charges of a model call."""
+
+    at: float
+    """Seconds since the epoch."""
+    operation: str
+    charges: str
+
+
+def charges_between(address: Address, since: float, until: float) -> Iterator[ChargedCall]:
+    """Iterate over the quota charges of model calls between two times.
 
     Raises:
         LedgerError: The ledger is not readable.
     """
     first, last = int(since * MICROSECONDS), int(until * MICROSECONDS)
-    statement = sa.select(CALLS.at_us, CALLS.quota_charges).where(
+    statement = sa.select(CALLS.at_us, CALLS.quota_operation, CALLS.quota_charges).where(
         # By day, as an index begins with it.
         CALLS.day >= first // DAY_MICROSECONDS,
         CALLS.at_us >= first,
@@ -46,8 +55,8 @@ def charges_between(address: Address, since: float, until: float) -> Iterator[tu
     try:
         with open_for_query(address) as (connection, _):
             found = connection.execute(statement, execution_options={"yield_per": PORTION})
-            for at_us, charges in found:
-                yield at_us / MICROSECONDS, charges
+            for at_us, operation, charges in found:
+                yield ChargedCall(at_us / MICROSECONDS, operation, charges)
     except (DatabaseError, OSError) as error:
         raise LedgerError(str(error)) from error
 

@@ -7,11 +7,21 @@ is only in a shared ledger. It is read off the path of calls, once in each run o
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from otel_limits.quotas.store import LOOKED_AT, Count, KnownCount, SharedStore
+from otel_limits.quotas.store import (
+    LOOKED_AT,
+    REMEMBERED_SECONDS,
+    Count,
+    KnownCount,
+    Refill,
+    SharedStore,
+)
 from otel_limits.quotas.windows import Window
 
 if TYPE_CHECKING:
@@ -34,6 +44,22 @@ class RecordedReset(Protocol):
         """Its time, in seconds since the epoch."""
 
 
+class RecordedCall(Protocol):
+    """Quota charges of a model call."""
+
+    @property
+    def at(self) -> float:
+        """Its end, in seconds since the epoch."""
+
+    @property
+    def operation(self) -> str:
+        """The ID of its reservation and settlement."""
+
+    @property
+    def charges(self) -> str:
+        """Its charges, as `recovery.as_text` encodes them."""
+
+
 class CallRecords(Protocol):
     """The calls in a ledger."""
 
@@ -44,8 +70,8 @@ class CallRecords(Protocol):
     def charges_of(self, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
         """Return those of `operations` that are recorded, with their charges."""
 
-    def charges_between(self, since: float, until: float) -> Iterable[tuple[float, str]]:
-        """Iterate over the time and charges of calls between two times.
+    def charges_between(self, since: float, until: float) -> Iterable[RecordedCall]:
+        """Iterate over the charges of calls between two times.
 
         Raises:
             LedgerError: The ledger is not readable.
@@ -72,17 +98,11 @@ def rebuild_counts(store: SharedStore, quotas: Sequence[Quota], records: CallRec
     begun = store.begin_rebuilding(records.source)
     if not begun:
         return begun is not None
-    now = store.now()
-    # Token buckets have flowed back.
-    windows = [
-        quota.windows.at(now)
-        for quota in quotas
-        if quota.unit != "concurrency" and quota.refill is None
-    ]
-    if windows:
-        since = min(window.start for window in windows)
-        resets = {(each.quota, each.shown): each.at for each in records.resets_since(since)}
-        used = _used(records, since, begun, now, resets)
+    counted = [quota for quota in quotas if quota.unit != "concurrency"]
+    if counted:
+        usage = RecordedUsage(store, records, counted, begun)
+        resets = {(each.quota, each.shown): each.at for each in records.resets_since(usage.since)}
+        used = usage.add_up(resets)
         counts = list(used)
         # A reset may be known to the store only: what was used before it does not count.
         states = store.look([(count, 0) for count in counts])
@@ -92,7 +112,7 @@ def rebuild_counts(store: SharedStore, quotas: Sequence[Quota], records: CallRec
             if state.reset
         }
         if later:
-            used = _used(records, since, begun, now, resets | later)
+            used = usage.add_up(resets | later)
         known = [
             KnownCount(count, used[count], state.reset)
             for count, state in zip(counts, states, strict=True)
@@ -104,23 +124,92 @@ def rebuild_counts(store: SharedStore, quotas: Sequence[Quota], records: CallRec
     return True
 
 
-def _used(
-    records: CallRecords,
-    since: float,
-    until: float,
-    now: float,
-    resets: Mapping[tuple[str, str], float],
-) -> Counter[Count]:
-    """Add up what was used of counts whose window contains `now`, since their last reset."""
-    used: Counter[Count] = Counter()
-    for at, text in records.charges_between(since, until):
-        for quota, key, start, end, amount, unit, shown in json.loads(text):
-            window = Window(start, end)
-            if (
-                unit != "concurrency"
-                and start
-                and now in window
-                and at >= resets.get((quota, shown), 0.0)
-            ):
-                used[Count(quota, key, window, unit, shown)] += amount
-    return used
+class RecordedUsage:
+    """Usage in the current windows before the current run of a store, as a ledger records it.
+
+    Args:
+        store: The store.
+        records: The calls in the ledger.
+        quotas: The current quotas, without those of concurrency.
+        begun: When the run began, in seconds since the epoch.
+    """
+
+    def __init__(
+        self, store: SharedStore, records: CallRecords, quotas: Sequence[Quota], begun: float
+    ) -> None:
+        """Read nothing yet."""
+        self._store = store
+        self._records = records
+        self._quotas = {quota.name: quota for quota in quotas}
+        self._begun = begun
+        self._now = store.now()
+        # An edited rule continues the count of a window that begins at the same time.
+        self._windows = {
+            (quota.name, window.start): window
+            for quota in quotas
+            for window in (quota.window_at(self._now),)
+        }
+        self.since = min(
+            begun - quota.refill.seconds if quota.refill else quota.windows.at(self._now).start
+            for quota in quotas
+        )
+        """When the first of the windows began."""
+
+    def add_up(self, resets: Mapping[tuple[str, str], float]) -> Counter[Count]:
+        """Return what was used of each count since its last reset.
+
+        Args:
+            resets: Quota and displayed key → the last reset, in seconds since the epoch.
+
+        Raises:
+            StoreError: The store is unavailable.
+            LedgerError: The ledger is not readable.
+        """
+        used: Counter[Count] = Counter()
+        paced: dict[Count, Counter[int]] = defaultdict(Counter)
+        for call in self._calls():
+            for quota, key, start, end, amount, unit, shown in json.loads(call.charges):
+                window = self._windows.setdefault((quota, start), Window(start, end))
+                if self._now not in window or call.at < resets.get((quota, shown), 0.0):
+                    continue
+                count = Count(quota, key, window, unit, shown)
+                if start:
+                    used[count] += amount
+                    continue
+                refill = self._refill_of(count)
+                if refill is not None and call.at >= self._begun - refill.seconds:
+                    # By the second, because calls are in no order. Rounded up, so that no more
+                    # flows back than did.
+                    paced[replace(count, refill=refill)][math.ceil(call.at)] += amount
+        for count, seconds in paced.items():
+            used[count] = self._level(count, seconds)
+        return used
+
+    def _calls(self) -> Iterator[RecordedCall]:
+        """Iterate over the calls that were not counted in this run."""
+        calls = iter(self._records.charges_between(self.since, self._begun))
+        while page := list(islice(calls, LOOKED_AT)):
+            # A process that was suspended or disconnected may settle these only now.
+            late = [each for each in page if each.at > self._begun - REMEMBERED_SECONDS]
+            counted = self._store.count_from_ledger([each.operation for each in late])
+            yield from (each for each in page if each.operation not in counted)
+
+    def _refill_of(self, count: Count) -> Refill | None:
+        """Return how a token bucket refills; `None` for other counts."""
+        quota = self._quotas.get(count.quota)
+        return quota.refill if quota is not None and quota.unit == count.unit else None
+
+    def _level(self, count: Count, seconds: Mapping[int, int]) -> int:
+        """Return the level of a token bucket when the run began.
+
+        Usage before the last window is left out: the bucket's promise is about such a time.
+        """
+        quota, refill = self._quotas[count.quota], count.refill
+        assert refill is not None
+        # The ledger does not have the plans of calls.
+        amount = quota.keys.get(count.key, max((quota.amount, *quota.plans.values())))
+        pace, level, last = amount / refill.seconds, 0.0, 0
+        for at, used in sorted(seconds.items()):
+            level = max(0.0, level - pace * (at - last)) + used
+            last = at
+        return max(0, math.ceil(level - pace * max(0.0, self._begun - last)))

@@ -240,8 +240,16 @@ class KeyNames:
             seen = "-" if known.seen is None else known.seen
             keys += [*self.bucket(count), self.index(count.quota)]
             numbers = f"{known.used} {known.reset or '-'} {expires(count)} {seen} {ends}"
+            numbers += f" {count.refill is not None:d}"
             arguments += [numbers, f"{count.key} {count.shown}"]
         return ScriptCall("restore", keys, arguments)
+
+    def rebuilding(self, operations: Iterable[str]) -> ScriptCall:
+        """Return the script call that marks calls as settled, because a ledger has their usage."""
+        places = [self._done(operation) for operation in operations]
+        keys = [self.marker, *(done for done, _ in places)]
+        arguments = [str(REMEMBERED_SECONDS * 1000), *(str(place) for _, place in places)]
+        return ScriptCall("rebuild", keys, arguments)
 
     def change(self, count: Count, change: Change) -> ScriptCall:
         """Return the script call that changes a count or its key."""

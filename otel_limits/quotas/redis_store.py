@@ -132,6 +132,17 @@ class RedisStore(SharedStore):
         left = int(self._server.ask(methodcaller("pttl", self._rebuilding)))
         return 0.0 if left > REBUILD_SECONDS * 1000 else None
 
+    def count_from_ledger(self, operations: Sequence[str]) -> set[str]:
+        """Settle calls of earlier runs, whose usage is being rebuilt; return those already counted.
+
+        Raises:
+            StoreError: The server is unavailable.
+        """
+        if not operations:
+            return set()
+        counted = self._server.evaluate(self._names.rebuilding(operations))
+        return {operations[position] for position in counted}
+
     def end_rebuilding(self) -> None:
         """Record that counts were rebuilt.
 

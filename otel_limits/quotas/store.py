@@ -183,7 +183,7 @@ class Settle:
     """The id of its reservation."""
     charges: tuple[Charge, ...]
     is_earlier: bool = False
-    """Whether its call ended in an earlier run of the store."""
+    """Whether its call may have ended before the current run of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,6 +486,17 @@ class SharedStore(QuotaStore):
             StoreError: The store is unavailable.
         """
         return 0.0
+
+    def count_from_ledger(self, operations: Sequence[str]) -> set[str]:  # noqa: ARG002
+        """Settle calls that ended before the current run, because their usage is being rebuilt.
+
+        Returns:
+            Those that were counted in this run, and must not be rebuilt.
+
+        Raises:
+            StoreError: The store is unavailable.
+        """
+        return set()
 
     def end_rebuilding(self) -> None:
         """Record that the counts were rebuilt.

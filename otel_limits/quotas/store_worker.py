@@ -322,7 +322,7 @@ class StoreWorker:
         lost = [n for n, reply in enumerate(replies) if reply.status == "lost"]
         if lost:
             self._join()
-            again = self._store.run([operations[n] for n in lost])
+            again = self._store.run([_of_earlier_run(operations[n]) for n in lost])
             for n, reply in zip(lost, again, strict=True):
                 replies[n] = reply
         if any(reply.status in ("lost", "closed") for reply in replies):
@@ -395,7 +395,7 @@ class StoreWorker:
                         del self._kept[each.id]
 
 
-def _of_earlier_run(operation: Reserve | Settle) -> Reserve | Settle:
+def _of_earlier_run(operation: Operation) -> Operation:
     return replace(operation, is_earlier=True) if isinstance(operation, Settle) else operation
 
 

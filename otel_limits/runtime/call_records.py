@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
-    from otel_limits.ledger.quota_usage import QuotaReset
+    from otel_limits.ledger.quota_usage import ChargedCall, QuotaReset
 
 
 class LedgerRecords:
@@ -40,8 +40,8 @@ class LedgerRecords:
 
         return charges_in(address, operations)
 
-    def charges_between(self, since: float, until: float) -> Iterable[tuple[float, str]]:
-        """Iterate over the time and charges of calls between two times.
+    def charges_between(self, since: float, until: float) -> Iterable[ChargedCall]:
+        """Iterate over the charges of calls between two times.
 
         Raises:
             LedgerError: The ledger is not readable.

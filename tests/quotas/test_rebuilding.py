@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 import otel_limits
 from otel_limits import cli
+from otel_limits.ledger.address import parse
+from otel_limits.ledger.quota_usage import charges_between
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.store import Count, CountState, StorePlace
+from otel_limits.quotas.recovery import from_text
+from otel_limits.quotas.store import (
+    Charge,
+    Count,
+    CountState,
+    Demand,
+    KnownCount,
+    Refill,
+    Reserve,
+    Settle,
+    StorePlace,
+)
 from otel_limits.quotas.stores import open_shared_store
-from otel_limits.quotas.windows import Windows
+from otel_limits.quotas.windows import UnboundedWindow, Windows
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import eventually
 from tests.quotas.test_agents import carrying
@@ -147,3 +161,87 @@ def test_another_process_rebuilds_until_one_is_done(
     assert second.begin_rebuilding("another ledger") == 0
     first.close()
     second.close()
+
+
+def late_settlements(ledger: Path) -> list[Settle]:
+    """The settlements of all calls in the ledger, as a process sends them after a restart."""
+    address = parse("ledger", str(ledger), ledger.parent)
+    return [
+        replace(from_text(call.operation, call.charges), is_earlier=True)
+        for call in charges_between(address, 0, time.time())
+    ]
+
+
+@pytest.mark.parametrize("moment", ["before the rebuild", "after the rebuild"])
+def test_late_settlement_and_rebuild_count_a_call_once(
+    hold: Hold, make_agent: MakeAgent, own_server: Server, tmp_path: Path, moment: str
+) -> None:
+    """Its process was suspended or disconnected when the call ended and the server restarted."""
+    hold({"q": QUOTA}, own_server.url)
+    call(make_agent, 3)
+    restart(own_server)
+    late = late_settlements(tmp_path / "ledger.db")[:2]
+    store = open_shared_store(StorePlace(own_server.url, 5.0))
+    store.check()
+    store.follow(store.restore(()))
+    if moment == "before the rebuild":
+        store.run(late)
+    hold({"q": QUOTA}, own_server.url)
+    eventually(lambda: state(own_server).used == 3)
+    if moment == "after the rebuild":
+        store.run(late)
+    store.run(late)
+    store.close()
+    assert state(own_server).used == 3
+
+
+def test_call_that_ended_in_an_outage_adds_to_what_others_saw(own_server: Server) -> None:
+    """A process restores 10 and sends its call; another one saw an eleventh."""
+    count = Count("q", "k", Windows("P366D").at(time.time()), "model_calls")
+    store = open_shared_store(StorePlace(own_server.url, 5.0))
+    store.follow(store.restore([KnownCount(count, 10)]))
+    store.run([Settle("a-0", (Charge(count=count, amount=1),), is_earlier=True)])
+    store.restore([KnownCount(count, 11)])
+    (found,) = store.look([(count, 20)])
+    store.close()
+    assert found.used == 12
+
+
+BUCKET = {
+    "model_calls": 3600,
+    "window": "PT1H",
+    "pace": "smooth",
+    "burst": AMOUNT,
+    "key": "baggage.user.id",
+    "grace": 0,
+}
+"""One call a second."""
+
+
+def test_token_bucket_is_rebuilt_to_its_level(
+    hold: Hold, make_agent: MakeAgent, own_server: Server
+) -> None:
+    """Usage that has not flowed back yet is not available again."""
+    hold({"q": BUCKET}, own_server.url)
+    begun = time.time()
+    assert call(make_agent, AMOUNT) == ["end_turn"] * AMOUNT
+    restart(own_server)
+    hold({"q": BUCKET}, own_server.url)
+    eventually(lambda: bool(own_server.client.keys("*:q:*:0:model_calls")))
+    admitted = AMOUNT + call(make_agent, AMOUNT).count("end_turn")
+    assert AMOUNT <= admitted <= AMOUNT + 1 + time.time() - begun
+
+
+def test_rebuilt_token_bucket_flows_back_before_its_next_call(own_server: Server) -> None:
+    """A call that comes much later finds it full."""
+    count = Count("q", "k", UnboundedWindow().at(time.time()), "tokens", refill=Refill(1, 100))
+    demand = Demand(count=count, amount=100, limit=1000)
+    store = open_shared_store(StorePlace(own_server.url, 5.0))
+    store.follow(store.restore([KnownCount(count, 100)]))
+    store.join("w", 0, 0.0)
+    (found,) = store.look([(count, 1000)])
+    restored = time.monotonic()
+    eventually(lambda: time.monotonic() - restored > 0.11)
+    (reply,) = store.run([Reserve("a-0", (demand,), 300.0)])
+    store.close()
+    assert (found.used, reply.status) == (100, "admitted")

@@ -7,15 +7,17 @@
 --       reset ("TIME.ID" of the last one), kept (its expiry), `lease:ID` = "AMOUNT CERTAIN LOST PLACE" (LOST is
 --       charged if it expires), and `lost:ID` = "CHARGED RESET" of a lease that did. A token bucket also has
 --       pace ("AMOUNT MILLISECONDS" in which it flows back) and flow ("AT REST OUT": until when it flowed back,
---       the fraction of a part that did, and all that ever flowed back or was given back). There, reserved is
---       without what has flowed back, and PLACE is what must flow back until all of a lease has.
+--       the fraction of a part that did, and all that ever flowed back or was given back), or only the latter
+--       until its first reservation in a run. There, reserved is without what has flowed back, and PLACE is what
+--       must flow back until all of a lease has.
 -- leases: sorted set of operation IDs by lease expiry.
 -- history: hash of a quota in one unit: by model, "TIME:USAGE" with the time of its last call and the usage of
 --       its last 20 calls. The 256 models called last.
 -- grants: sorted set of "AMOUNT:ID:UNIT", "set:AMOUNT:ID:UNIT", "block:ID:REASON" and "need:AMOUNT:SINCE:ID:UNIT"
 --       by expiry. A need is what a waiting call lacked, since when, and the ID of its operation.
 -- done: hash of the results of a hundred operations, by their last digits: "admitted UNMET", then
---       "settled -". Compact, because it has a field for every model call of an hour.
+--       "settled -", or "settled RUN" if the call ended before that run. Compact, because it has a field for
+--       every model call of an hour.
 -- living: sorted set of the processes of a fleet, by last read. sharing: the same for those that may use
 --       a local share in an outage.
 -- expired: sorted set of IDs of expired reservations by the time of detection. A process whose ledger
@@ -62,12 +64,14 @@ end
 
 -- Let an amount of a token bucket flow back in so many milliseconds from now on.
 local function pace(count, amount, per, now)
-  if not count.amount then
-    count.flowed, count.rest, count.out = now, 0, 0
-  end
+  local is_first = not count.amount
+  count.flowed, count.out = count.flowed or now, count.out or 0
   if count.amount ~= amount or count.per ~= per then
     count.amount, count.per, count.rest = amount, per, 0
     note(count, 'pace', whole(amount) .. ' ' .. whole(per))
+  end
+  if is_first then
+    flow(count, now)
   end
 end
 
@@ -110,11 +114,11 @@ local function open(run, bucket, leases, operation)
   -- A reset removed what was charged before it.
   local charged, reset = string.match(found[11] or '', '^(%d+) (.*)$')
   count.lost = reset == count.reset and tonumber(charged) or 0
-  if found[12] and found[13] then
+  local at, rest, out = string.match(found[13] or '', '^(%d+) (%d+) (%d+)$')
+  count.flowed, count.rest, count.out = tonumber(at), tonumber(rest), tonumber(out)
+  if at and found[12] then
     local amount, per = string.match(found[12], '^(%d+) (%d+)$')
-    local at, rest, out = string.match(found[13], '^(%d+) (%d+) (%d+)$')
     count.amount, count.per = tonumber(amount), tonumber(per)
-    count.flowed, count.rest, count.out = tonumber(at), tonumber(rest), tonumber(out)
   end
   if (found[6] or '') ~= run then
     begin(count, run)
@@ -131,8 +135,10 @@ local function save(count, expires, ...)
     count.saved_doubtful = count.doubtful
     note(count, 'doubtful', whole(count.doubtful))
   end
-  if count.amount then
-    note(count, 'flow', whole(count.flowed) .. ' ' .. whole(count.rest) .. ' ' .. whole(count.out))
+  if count.flowed then
+    -- Before its pace is known, the flow starts over with each change.
+    local flowed = count.amount and count.flowed or now_ms()
+    note(count, 'flow', whole(flowed) .. ' ' .. whole(count.rest) .. ' ' .. whole(count.out))
   end
   local is_kept = count.kept >= tonumber(expires or 0)
   if not is_kept then

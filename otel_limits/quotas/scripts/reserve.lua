@@ -16,6 +16,7 @@ local operation = ARGV[1]
 local now = now_ms()
 -- A repeated operation gets its remembered result and the current counts.
 local earlier, already = string.match(redis.call('HGET', KEYS[2], ARGV[2]) or '', '^(%a+) (.*)$')
+already = earlier == 'settled' and '-' or already
 local run, opens = current(KEYS[1])
 local is_known, is_open = ARGV[4] == '' or ARGV[4] == run, ARGV[4] == '' or (opens and now >= opens)
 

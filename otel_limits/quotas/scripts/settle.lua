@@ -25,7 +25,8 @@ local counts = {}
 for n = 1, (#KEYS - 3) / 4 do
   counts[n] = open(run, KEYS[4 * n], KEYS[4 * n + 1], operation)
 end
-local is_done = redis.call('HGET', KEYS[2], ARGV[2]) == 'settled -'
+local is_done = string.match(redis.call('HGET', KEYS[2], ARGV[2]) or '', '^settled ')
+local is_earlier = ARGV[6] == '1'
 local reply = { 'settled', whole(now), '-', '0' }
 for n, count in ipairs(counts) do
   if not is_done then
@@ -46,12 +47,12 @@ for n, count in ipairs(counts) do
     end
     if count.lost > 0 then
       redis.call('HDEL', count.bucket, 'lost:' .. operation)
+      if is_earlier then
+        note(count, 'base', whole(math.max(0, count.base - count.lost)))
+      end
     end
     if model ~= '-' then
       note_call(KEYS[4 * n + 2], model, amount, expires, now)
-    end
-    if ARGV[6] == '1' then
-      note(count, 'base', whole(count.base + amount))
     end
     save(count, expires)
     local is_easier = count.used + count.reserved < taken or count.doubtful < doubtful
@@ -65,6 +66,6 @@ for n, count in ipairs(counts) do
 end
 
 if not is_done then
-  remember(KEYS[2], ARGV[2], 'settled -', ARGV[3])
+  remember(KEYS[2], ARGV[2], is_earlier and 'settled ' .. run or 'settled -', ARGV[3])
 end
 return table.concat(reply, ' ')
