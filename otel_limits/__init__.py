@@ -151,7 +151,7 @@ LAZY_NAMES = {
     "stop_of": "otel_limits.bindings.known",
     "stops_of": "otel_limits.bindings.known",
 }
-"""Names that import Strands or the OpenTelemetry SDK, which commands such as `audit` don't need."""
+"""Names that import a framework or the OpenTelemetry SDK, which `audit` and others don't need."""
 
 
 def __getattr__(name: str) -> Any:

@@ -7,11 +7,13 @@ from collections.abc import Collection
 from typing import Any
 
 from opentelemetry import trace
+from opentelemetry.instrumentation.dependencies import get_dependency_conflicts
 from opentelemetry.instrumentation.environment_variables import (
     OTEL_PYTHON_DISABLED_INSTRUMENTATIONS,
 )
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
+from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.secrets import redact_url
 from otel_limits.runtime.enable import disable, enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
@@ -25,8 +27,9 @@ class OtelLimitsInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     """The instrumentor that `opentelemetry-instrument` loads."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """Return the packages that this instruments."""
-        return ("strands-agents >= 1.62",)
+        """Return the frameworks that are installed, as each is required; else all of them."""
+        known = tuple(framework.requirement for framework in FRAMEWORKS)
+        return [each for each in known if get_dependency_conflicts([each]) is None] or known
 
     def _instrument(self, **kwargs: Any) -> None:  # noqa: ARG002  set by the base class
         if not RUNTIME.is_on:

@@ -6,7 +6,12 @@ agent("go")
 assert model.calls == 3
 """
 
-from otel_limits.bindings.strands.scripted_model import (
+from otel_limits.bindings.installed import require
+from otel_limits.bindings.strands.strands_framework import STRANDS
+
+require(STRANDS, "otel_limits.testing")
+
+from otel_limits.bindings.strands.scripted_model import (  # noqa: E402
     Answer,
     ScriptedModel,
     endless,

@@ -399,7 +399,7 @@ def run_readme(environment: Path, wheel: Path) -> None:
             if command.words[0] == "export":
                 variables |= dict(word.split("=", 1) for word in command.words[1:])
                 continue
-            text = command.text.replace("pip install .", f"pip install --quiet '{wheel}'")
+            text = command.text.replace("pip install '.", f"pip install --quiet '{wheel}")
             done = subprocess.run(
                 ["bash", "-euc", text],
                 cwd=directory,

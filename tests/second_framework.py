@@ -75,6 +75,7 @@ class BotFramework(Listener):
     name = "bots"
     module = "tests.second_framework"
     distribution = "bots"
+    requirement = "bots"
     parts: Collection[str] = ()
     spans = SpanNames(scope="bots", agent="bot", cycle="step")
     stop_reasons: Collection[str] = ("done",)
@@ -118,6 +119,19 @@ class BotFramework(Listener):
     def put_stop(self, ending: Any, reason: str) -> None:
         """Set the reason."""
         ending["reason"] = reason
+
+    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
+        """Run a bot that answers after `most_calls` calls."""
+        calls = 0
+
+        def ask(step: int) -> tuple[str, int, int]:
+            nonlocal calls
+            calls += 1
+            observe()
+            return ("done" if step == most_calls else "thought"), 10, 5
+
+        reason = Bot("runaway", ask).run()["reason"]
+        return calls, reason
 
     def on_run(self, bot: Bot, span: trace.Span, go: Callable[[], Ending]) -> Ending:
         """Track a run from its start to its end or halt."""

@@ -106,7 +106,7 @@ def test_hooks_take_over_where_spans_do_not_arrive() -> None:
     """That is said, and is no failure."""
     status, found, _ = examined(*RUN, "--", PYTHON, OTEL_SDK_DISABLED="true")
     assert (status, found["spans"][0]) == (0, "ok")
-    assert "Strands hooks are used instead; limits are enforced" in found["spans"][1]
+    assert "Hooks of strands are used instead; limits are enforced" in found["spans"][1]
 
 
 @pytest.mark.parametrize("server", ["gunicorn", "uvicorn", "/usr/bin/celery"])

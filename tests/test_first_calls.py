@@ -29,7 +29,7 @@ for _ in range(2):
     strands.Agent(model=ScriptedModel([says("done")]), name="research", callback_handler=None)("go")
 """
 
-UNUSED = "no Strands agent ran in this process"
+UNUSED = "no agent ran in this process"
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:

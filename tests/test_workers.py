@@ -140,7 +140,7 @@ def test_supervisor_of_uvicorn_reports_that_no_worker_called_an_agent(
     front = (*RUN, "--", sys.executable, "-m", "uvicorn", f"served:{application}")
     with served([*front, "--workers=2", f"--port={port}"], OTEL_LIMITS_QUIET="false"):
         ask(port)
-    assert ("no Strands agent ran in this process" in capsys.readouterr().out) is is_reported
+    assert ("no agent ran in this process" in capsys.readouterr().out) is is_reported
 
 
 def test_the_cap_holds_in_workers_of_celery(environment: Environment) -> None:

@@ -96,11 +96,13 @@ class Framework(Protocol):
     """An agent framework. It is not imported before the application imports it."""
 
     name: str
-    """Name of the framework, e.g. `strands`."""
+    """Name of the framework, e.g. `strands`; also of the extra that installs it."""
     module: str
     """The module that every program with agents imports."""
     distribution: str
     """Its package, e.g. `strands-agents`."""
+    requirement: str
+    """The versions that can be limited, e.g. `strands-agents >= 1.62`."""
     parts: Collection[str]
     """Optional modules, checked only once a program imports them."""
     spans: SpanNames
@@ -146,3 +148,14 @@ class Framework(Protocol):
 
     def stops_of(self, result: Any) -> Sequence[Stop]:
         """Return the stops in a message, a result or an exception, in their order."""
+
+    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
+        """Run an agent with a scripted model, for `otel-limits doctor`.
+
+        Args:
+            most_calls: How often the model requests a tool; then it answers.
+            observe: Called by the tool.
+
+        Returns:
+            The number of its model calls, and the reason for its end.
+        """

@@ -31,7 +31,7 @@ After `install`, setting OTEL_LIMITS_* variables is enough: no launcher and no c
 command. It also works with python -I, opentelemetry-instrument, gunicorn and celery. Use it in
 container images:
 
-  RUN pip install otel-limits && otel-limits autoload install
+  RUN pip install 'otel-limits[strands]' && otel-limits autoload install
 
 Without OTEL_LIMITS_* variables it does nothing, unless `install` keeps settings. It has no effect
 with python -S or in a hermetic PEX.

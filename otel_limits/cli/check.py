@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.bindings.installed import missing_framework
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.effects import unpriced_halts
@@ -107,6 +108,9 @@ def check(options: Namespace) -> int:
         refuse(warnings)
         mistakes += wrong
     status = refuse(mistakes, FOUND_MISTAKES) if mistakes else 0
+    # Only a warning: the programs may have their own environment.
+    if (missing := missing_framework()) is not None:
+        refuse([missing])
     # Only a warning, because metrics and a ledger are useful without limits. Last, because one of
     # the mistakes may be the reason.
     if not is_limited:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any, Final
 
+from otel_limits.bindings.installed import require
+from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.cli.command import add_command, refuse
 
 HELP: Final = """\
@@ -17,6 +19,8 @@ With --base-url, it makes at most 120 calls to a real model server.
 With --record, writes a sample ledger instead: four weeks of a fleet of agents, to try
 `otel-limits audit` on.
 """
+
+FAILED: Final = 1
 
 
 def add(commands: Any) -> None:
@@ -43,6 +47,10 @@ def demo(options: Namespace) -> int:
         if options.base_url or options.model or options.api_key_env or options.json:
             return refuse(["--record cannot be combined with other options."])
         return record(options.record)
+    try:
+        require(STRANDS, "The demo")
+    except ModuleNotFoundError as error:
+        return refuse([str(error)], FAILED)
     # Imported here because the demo depends on the command line, not the other way round.
     from otel_limits.demo.main import main as play
 

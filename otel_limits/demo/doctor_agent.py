@@ -1,40 +1,38 @@
-"""The runaway agent that `otel-limits doctor` runs instead of an application.
+"""The program that `otel-limits doctor` runs instead of an application: a runaway agent.
 
-Usage: python app.py REPORT EXPECTED
+Usage: python app.py REPORT EXPECTED FRAMEWORKS
 
-A copy of this file is started by the launcher under test. Until its agent has ended, it imports
+A copy of this file is started by the launcher under test. Until its agents have ended, it imports
 nothing that enables limits; then it writes what happened to the file REPORT, as JSON. EXPECTED is a
 JSON object of the OTEL_LIMITS_* variables it was started with. If the launcher changed one of them,
-the agent is not called, because it could write to a real ledger or use a real quota.
+no agent is called, because it could write to a real ledger or use a real quota. FRAMEWORKS is a
+JSON object: the modules of all frameworks, and their distributions. Those that are installed are
+imported first, as a program with agents does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from strands import Agent, tool
+for module, distribution in json.loads(sys.argv[3]).items():
+    with contextlib.suppress(PackageNotFoundError):
+        version(distribution)
+        import_module(module)
 
 MOST_CALLS: Final = 30
-"""Tool calls after which it ends if it is not halted."""
+"""Tool calls after which an agent ends if it is not halted."""
 
-OBSERVED: Final[dict[str, Any]] = {}
-"""Observations that the tool makes about its invocation."""
-
-
-@tool
-def search() -> str:
-    """Search."""
-    from otel_limits.runs.tree import current
-
-    OBSERVED["spans"] = not getattr(current(), "unsampled", True)
-    return "nothing found"
+WITH_SPANS: Final[set[str]] = set()
+"""The frameworks whose spans were received."""
 
 
 def changed(expected: dict[str, str]) -> list[str]:
@@ -46,22 +44,26 @@ def changed(expected: dict[str, str]) -> list[str]:
     return sorted(name for name in ours.keys() | expected if ours.get(name) != expected.get(name))
 
 
-def call() -> dict[str, Any]:
-    """Call an agent; return its model calls and the reason for its end."""
-    from otel_limits.testing import ScriptedModel, says, uses
+def call(name: str) -> dict[str, Any]:
+    """Call the agent of a framework; return its model calls and the reason for its end."""
+    from otel_limits.bindings.known import FRAMEWORKS
+    from otel_limits.runs.tree import current
 
-    model = ScriptedModel([*[uses("search")] * MOST_CALLS, says("not halted")])
-    agent = Agent(model=model, tools=[search], name="runaway", callback_handler=None)
-    reason = str(agent("go").stop_reason)
-    return {"calls": model.calls, "reason": reason}
+    def observe() -> None:
+        if not getattr(current(), "unsampled", True):
+            WITH_SPANS.add(name)
+
+    framework = next(each for each in FRAMEWORKS if each.name == name)
+    calls, reason = framework.run_away(MOST_CALLS, observe)
+    return {"calls": calls, "reason": reason}
 
 
-def call_in_child() -> dict[str, Any]:
+def call_in_child(name: str) -> dict[str, Any]:
     """Do the same in a child process."""
     try:
         # Spawned: a forked child has the limits of its parent anyway.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return pool.apply(call)
+            return pool.apply(call, (name,))
     except Exception as error:  # noqa: BLE001  e.g. without shared memory
         return {"error": repr(error)}
 
@@ -74,34 +76,45 @@ def isolating_option() -> str | None:
 
 
 def run() -> dict[str, Any]:
-    """Call the agent and return the report."""
+    """Call the agents and return the report."""
     from opentelemetry import trace
 
-    from otel_limits.bindings.known import FRAMEWORKS
+    from otel_limits.bindings.installed import installed_frameworks
     from otel_limits.runtime.autoload import installed_autoload
-    from otel_limits.runtime.guard import probed
     from otel_limits.runtime.runtime import RUNTIME
 
-    here = call()
-    with ThreadPoolExecutor(1) as pool:
-        threaded = pool.submit(call).result()
-    enforcement = RUNTIME.enforcement()
-    # Enabling otel-limits probes frameworks, but it may have failed here.
-    gaps = enforcement if enforcement.source else probed(FRAMEWORKS)
+    frameworks = [report_on(each) for each in installed_frameworks()]
     provider = type(trace.get_tracer_provider())
     return {
-        **here,
-        "thread": threaded,
-        "child": call_in_child() if enforcement.source else {},
-        "source": enforcement.source,
-        "obstacles": gaps.obstacles,
-        "weakened": gaps.fallbacks,
-        "spans": OBSERVED.get("spans", False),
+        "frameworks": frameworks,
+        "source": RUNTIME.enforcement().source,
         "provider": f"{provider.__module__}.{provider.__qualname__}",
-        "strands": version("strands-agents"),
         "python": sys.executable,
         "option": isolating_option(),
         "autoload": str(installed_autoload() or ""),
+    }
+
+
+def report_on(framework: Any) -> dict[str, Any]:
+    """Call the agent of a framework everywhere; return what happened."""
+    from otel_limits.runtime.guard import probed
+    from otel_limits.runtime.runtime import RUNTIME
+
+    here = call(framework.name)
+    with ThreadPoolExecutor(1) as pool:
+        threaded = pool.submit(call, framework.name).result()
+    enforcement = RUNTIME.enforcement()
+    # Enabling otel-limits probes frameworks, but it may have failed here.
+    gaps = enforcement if enforcement.source else probed([framework])
+    return {
+        "name": framework.name,
+        "release": f"{framework.distribution} {version(framework.distribution)}",
+        "here": here,
+        "thread": threaded,
+        "child": call_in_child(framework.name) if enforcement.source else {},
+        "obstacles": gaps.obstacles,
+        "weakened": gaps.fallbacks,
+        "spans": framework.name in WITH_SPANS,
     }
 
 

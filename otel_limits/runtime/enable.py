@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from otel_limits.bindings.installed import missing_framework
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import LIMITS, NO_LIMITS, Limits, require_limits
 from otel_limits.core.origins import caller_location
@@ -111,6 +112,7 @@ def enable(
     settings = replace(reading.settings, policy=policy)
     RUNTIME.start(settings, observers, policy_file)
     _warn(reading)
+    _warn_without_framework()
     if not children or settings.disabled:
         CHILD_ENVIRONMENT.restore()
         return
@@ -121,6 +123,13 @@ def enable(
         CHILD_ENVIRONMENT.write(own, len(observers))
     else:
         _warn_about_children(obstacle)
+
+
+@functools.cache
+def _warn_without_framework() -> None:
+    """Report once that there can be no agent."""
+    if (missing := missing_framework()) is not None:
+        logger.warning("otel-limits: %s", missing)
 
 
 @functools.cache

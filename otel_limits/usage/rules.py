@@ -19,7 +19,8 @@ SCOPES: Final[Mapping[str, UsageRule]] = {
 }
 """By the instrumentation scope of a span, or its prefix."""
 
-# Strands' own spans contain zeros if the vendor sent no usage: event_loop/streaming.py.
+# A framework's own spans can contain zeros if the vendor sent no usage, as in Strands'
+# event_loop/streaming.py.
 BY_CONVENTION: Final = UsageRule("inside", zeros_are_made_up=True)
 """OpenTelemetry semantic conventions for generative AI: input_tokens "SHOULD include all types of
 input tokens, including cached tokens"; OpenInference counts the same way."""

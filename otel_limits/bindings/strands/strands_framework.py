@@ -10,7 +10,7 @@ from otel_limits.bindings.strands import marks
 from otel_limits.bindings.strands.marks import HOST, SPANS, marker_of, stops_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from types import ModuleType
 
     from otel_limits.bindings.framework import Gap, Host
@@ -24,6 +24,7 @@ class StrandsFramework:
     name = "strands"
     module = "strands.agent.agent"
     distribution = "strands-agents"
+    requirement = "strands-agents >= 1.62"
     parts: Collection[str] = (
         "strands.multiagent.graph",
         "strands.multiagent.swarm",
@@ -131,6 +132,12 @@ class StrandsFramework:
     def stops_of(self, result: Any) -> Sequence[Stop]:
         """Return the stops in a result or an exception, in their order."""
         return stops_of(result)
+
+    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
+        """Run the agent of `otel-limits doctor`."""
+        from otel_limits.bindings.strands.runaway_agent import run_away
+
+        return run_away(most_calls, observe)
 
 
 def _release(patcher: ClassPatcher | None, modules: Mapping[str, ModuleType]) -> bool:

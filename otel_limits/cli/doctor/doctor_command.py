@@ -24,9 +24,9 @@ LAUNCHER is the command you start your program with, without the program (defaul
   otel-limits doctor -- opentelemetry-instrument python
   otel-limits doctor -- ddtrace-run python
 
-Starts a Strands agent with a scripted model and max_turns=3, also in a thread pool and in a child
-process, isolated from your ledger, quotas, collectors and alerts. Then checks your settings and the
-servers they refer to.
+Starts an agent of each installed framework with a scripted model and max_turns=3, also in a thread
+pool and in a child process, isolated from your ledger, quotas, collectors and alerts. Then checks
+your settings and the servers they refer to.
 
 Each check prints ok, FAIL, or - if not configured. The exit status is 0 only if the agent was
 halted and no check failed.

@@ -16,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePath
 from typing import Any, Final
 
+from otel_limits.bindings.installed import INSTALL
+from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
 from otel_limits.core.secrets import redact_text, redact_url
 from otel_limits.core.wording import pluralize
@@ -259,7 +261,10 @@ def _start(launcher: Launcher, environ: Mapping[str, str], place: Path) -> str:
         shutil.copyfile(path, program)
     # A launcher may configure exporters; none may reach a real collector.
     with collector() as url:
-        command = [*launcher.words, str(program), str(place / "report.json"), json.dumps(FORCED)]
+        report = str(place / "report.json")
+        frameworks = {each.module: each.distribution for each in FRAMEWORKS}
+        arguments = (report, json.dumps(FORCED), json.dumps(frameworks))
+        command = [*launcher.words, str(program), *arguments]
         try:
             done = subprocess.run(  # noqa: S603  the user's own launcher
                 command,
@@ -289,18 +294,36 @@ def _findings(report: Mapping[str, Any], launcher: Launcher) -> Iterator[Finding
             "Set these in the environment of otel-limits doctor instead.",
         )
         return
-    yield _halt("runaway", report, f", in {report['python']}")
-    if report["source"] is not None:
-        yield _halt("thread pool", report["thread"])
-        yield _halt("child", report["child"])
-    yield _source(report, launcher)
-    yield _spans(report)
-    yield ok("provider", f"{report['provider']}.")
-    yield from _strands(report)
+    frameworks = report["frameworks"]
+    if frameworks:
+        for framework in frameworks:
+            yield from _halts(framework, report, len(frameworks))
+        yield _source(report, launcher)
+        yield _spans(report)
+        yield ok("provider", f"{report['provider']}.")
+    else:
+        yield fail(
+            "runaway",
+            f"No supported agent framework is installed for {report['python']}.",
+            " or ".join(INSTALL.format(framework.name) for framework in FRAMEWORKS),
+        )
+    for framework in frameworks:
+        yield from _apis(framework)
     if report["autoload"]:
         yield ok("autoload", f"Installed: {report['autoload']}")
     else:
         yield skipped("autoload", f"Not installed for {report['python']}.")
+
+
+def _halts(
+    framework: Mapping[str, Any], report: Mapping[str, Any], frameworks: int
+) -> Iterator[Finding]:
+    """Report whether the agent of a framework was halted, everywhere."""
+    of = "" if frameworks == 1 else f" ({framework['name']})"
+    yield _halt(f"runaway{of}", framework["here"], f", in {report['python']}")
+    if report["source"] is not None:
+        yield _halt(f"thread pool{of}", framework["thread"])
+        yield _halt(f"child{of}", framework["child"])
 
 
 def _halt(name: str, report: Mapping[str, Any], place: str = "") -> Finding:
@@ -338,18 +361,21 @@ def _source(report: Mapping[str, Any], launcher: Launcher) -> Finding:
 def _spans(report: Mapping[str, Any]) -> Finding:
     if report["source"] is None:
         return skipped("spans", "Not enabled.")
-    if report["spans"]:
+    without = [each for each in report["frameworks"] if not each["spans"]]
+    if not without:
         return ok("spans", "Received.")
-    if report["obstacles"]:
+    if any(each["obstacles"] for each in without):
         return skipped("spans", "Not received, and limits are not enforced.")
-    return ok("spans", "Not received. Strands hooks are used instead; limits are enforced.")
+    names = ", ".join(each["name"] for each in without)
+    return ok("spans", f"Not received. Hooks of {names} are used instead; limits are enforced.")
 
 
-def _strands(report: Mapping[str, Any]) -> Iterator[Finding]:
-    release = f"strands-agents {report['strands']}"
-    for sentence in report["obstacles"]:
-        yield fail("strands", sentence)
-    for sentence in report["weakened"]:
-        yield ok("strands", f"{sentence} Limits are still enforced.")
-    if not report["obstacles"] and not report["weakened"]:
-        yield ok("strands", f"{release}: all required APIs exist.")
+def _apis(framework: Mapping[str, Any]) -> Iterator[Finding]:
+    """Report the APIs of a framework that are missing."""
+    name = framework["name"]
+    for sentence in framework["obstacles"]:
+        yield fail(name, sentence)
+    for sentence in framework["weakened"]:
+        yield ok(name, f"{sentence} Limits are still enforced.")
+    if not framework["obstacles"] and not framework["weakened"]:
+        yield ok(name, f"{framework['release']}: all required APIs exist.")

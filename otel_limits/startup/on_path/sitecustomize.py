@@ -96,9 +96,20 @@ def warn_if_unused() -> None:
     )
     if not has_run and not is_silenced:
         sys.stderr.write(
-            "otel-limits: no Strands agent ran in this process or in a child process, so no limits "
-            "were applied.\n"
+            "otel-limits: no agent ran in this process or in a child process, so no limits were "
+            "applied.%s\n" % without_framework()
         )
+
+
+def without_framework() -> str:
+    """Return the reason for it if no agent could run."""
+    startup = sys.modules.get("otel_limits_startup")
+    if startup is None or any(map(startup.is_installed, startup.FRAMEWORKS.values())):
+        return ""
+    return (
+        " No supported agent framework is installed for %s. Run there: pip install "
+        "'otel-limits[strands]'" % sys.executable
+    )
 
 
 NOTE = os.environ.get("_OTEL_LIMITS_RAN", "")

@@ -1,0 +1,54 @@
+"""Which agent frameworks are installed, and what to do about a missing one."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.bindings.known import FRAMEWORKS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from otel_limits.bindings.framework import Framework
+
+INSTALL: Final = "pip install 'otel-limits[{}]'"
+"""How to install a framework, by its name."""
+
+
+def installed_frameworks() -> Sequence[Framework]:
+    """Return the frameworks that are installed in this environment."""
+    return [framework for framework in FRAMEWORKS if _is_installed(framework.distribution)]
+
+
+def missing_framework() -> str | None:
+    """Return what to do if no framework is installed, else `None`."""
+    if installed_frameworks():
+        return None
+    ways = " or ".join(INSTALL.format(framework.name) for framework in FRAMEWORKS)
+    return f"No supported agent framework is installed. Run: {ways}"
+
+
+def require(framework: Framework, name: str) -> None:
+    """Check that a framework can be imported, before the import of a part of it fails.
+
+    Args:
+        framework: The framework.
+        name: What needs it, for the error.
+
+    Raises:
+        ModuleNotFoundError: It is not installed.
+    """
+    package = framework.module.partition(".")[0]
+    if find_spec(package) is None:
+        way = INSTALL.format(framework.name)
+        message = f"{name} needs {framework.distribution}, which is not installed. Run: {way}"
+        raise ModuleNotFoundError(message, name=package)
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False

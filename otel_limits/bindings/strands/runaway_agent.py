@@ -1,0 +1,27 @@
+"""The runaway agent of `otel-limits doctor`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strands import Agent, tool
+
+from otel_limits.bindings.strands.scripted_model import ScriptedModel, says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def run_away(most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
+    """Run an agent that calls a tool `most_calls` times unless it is halted."""
+
+    @tool
+    def search() -> str:
+        """Search."""
+        observe()
+        return "nothing found"
+
+    model = ScriptedModel([*[uses("search")] * most_calls, says("not halted")])
+    agent = Agent(model=model, tools=[search], name="runaway", callback_handler=None)
+    reason = str(agent("go").stop_reason)
+    return model.calls, reason
