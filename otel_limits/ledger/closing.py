@@ -1,6 +1,6 @@
 """Closing the books: digests of each day, which show later that its rows are unchanged.
 
-The canonical form of a row is the JSON array of its columns, in ASCII and without spaces, and its
+The canonical form of a row is the JSON array of its columns, in UTF-8 and without spaces, and its
 digest is SHA-256 of that. The digest of a day and table is SHA-256 of the digests of its rows, in
 their own order: no database has to sort, so that SQLite and PostgreSQL give the same bytes.
 
@@ -53,7 +53,7 @@ INDEXED: Final = 4
 """Bytes of a digest in the index."""
 PRICES: Final = struct.Struct(">qq")
 """The present price of a call, and what its cache saved, in picodollars: repricing changes both."""
-UNKNOWN: Final = -(2**63)
+NO_PRICE: Final = sa.cast(sa.literal(-(2**63)), sa.BigInteger)
 """An unknown amount."""
 
 HAS_END: Final = RUNS.ended_us.is_not(None) & (RUNS.action != LOST)
@@ -76,31 +76,43 @@ class Sealed:
     is_pruned: bool = True
     """Whether retention deletes its rows."""
 
-    def rows(self, connection: sa.Connection, since_us: int, until_us: int) -> Iterator[Any]:
-        """Iterate over day, present prices and canonical columns of the rows of some days."""
-        prices = (CALLS.price_pico, CALLS.cache_saved_pico)
-        if self.table is not MODEL_CALL_TABLE:
-            prices = (sa.null(), sa.null())  # type: ignore[assignment]
+    def rows(
+        self, connection: sa.Connection, since_us: int, until_us: int
+    ) -> Iterator[tuple[int, int, int, bytes]]:
+        """Iterate over day, both present prices and the canonical form of the rows of some days."""
+        prices: tuple[Any, ...] = (NO_PRICE, NO_PRICE)
         within = (self.at >= since_us) & (self.at < until_us)
-        if self.table is MODEL_CALL_TABLE:  # the first column of an index
+        if self.table is MODEL_CALL_TABLE:
+            both = (CALLS.price_pico, CALLS.cache_saved_pico)
+            prices = tuple(sa.func.coalesce(each, NO_PRICE) for each in both)
+            # The first column of an index.
             within &= CALLS.day.between(since_us // DAY_MICROSECONDS, until_us // DAY_MICROSECONDS)
         source: sa.FromClause = self.table
         if self.at is RUNS.ended_us:
             within &= HAS_END
             if self.table is not INVOCATION_TABLE:
                 source = INVOCATION_TABLE.join(self.table, self.table.c.invocation_id == RUNS.id)
-        statement = sa.select(self.at, *prices, *self.columns).select_from(source).where(within)
-        compiled = statement.compile(
-            dialect=connection.dialect, compile_kwargs={"literal_binds": True}
+        is_sqlite = connection.dialect.name == "sqlite"
+        # SQLite formats a row in less time than its driver takes to read the columns.
+        formatted = sa.cast(sa.func.json_array(*self.columns), sa.LargeBinary)
+        columns = (formatted,) if is_sqlite else self.columns
+        days = (self.at // DAY_MICROSECONDS, *prices)
+        compiled = (
+            sa.select(*days, *columns)
+            .select_from(source)
+            .where(within)
+            .compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
         )
         # Without SQLAlchemy's processing of each value, which takes as long as the digest.
-        if connection.dialect.name == "sqlite":
+        if is_sqlite:
             driver: Any = connection.connection.driver_connection
             yield from driver.execute(str(compiled))
             return
+        encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
         result = connection.execution_options(yield_per=PORTION).exec_driver_sql(str(compiled))
         for portion in result.partitions():
-            yield from portion
+            for day, price, saved, *values in portion:
+                yield day, price, saved, encode(values).encode()
 
 
 def _columns(table: sa.Table, *left_out: str) -> tuple[sa.ColumnElement[Any], ...]:
@@ -178,17 +190,12 @@ def digests_of(
 ) -> dict[int, Digests]:
     """Compute the digests of the rows of a table, by day."""
     days: dict[int, Digests] = {}
-    encode, sha256 = json.JSONEncoder(separators=(",", ":")).encode, hashlib.sha256
-    pack, nothing = PRICES.pack, PRICES.pack(UNKNOWN, UNKNOWN)
-    for at, price, saved, *columns in sealed.rows(connection, since_us, until_us):
-        day = at // DAY_MICROSECONDS
+    sha256, pack = hashlib.sha256, PRICES.pack
+    for day, price, saved, row in sealed.rows(connection, since_us, until_us):
         digests = days.get(day)
         if digests is None:
             digests = days[day] = Digests()
-        prices = nothing
-        if price is not None or saved is not None:
-            prices = pack(UNKNOWN if price is None else price, UNKNOWN if saved is None else saved)
-        digests.add(sha256(encode(columns).encode()).digest(), prices)
+        digests.add(sha256(row).digest(), pack(price, saved))
     return days
 
 
