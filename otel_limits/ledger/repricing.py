@@ -138,7 +138,7 @@ def _portions(
         if not rows:
             return
         # SQLAlchemy's rows take several times as long to read by name.
-        yield [PricedRow(*row) for row in rows]
+        yield list(map(PricedRow._make, rows))
         last = rows[-1].id
 
 

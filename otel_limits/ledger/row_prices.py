@@ -36,6 +36,8 @@ class PicoRates(NamedTuple):
 
 
 FREE: Final = PicoRates(0, 0, 0, 0, 0, 0)
+UNSEEN: Final = FREE._replace(call=-1)
+"""Stands for rates that were not looked up yet: those of an unknown price are `None`."""
 
 
 class RowPrices:
@@ -64,12 +66,14 @@ class RowPrices:
         given, read, written = row.input_tokens, row.cache_read_tokens, row.cache_write_tokens
         output, kept = row.output_tokens, row.cache_write_1h_tokens or 0
         # SQLite stores anything, if someone edits a row, and parts may be more than the whole.
-        are_counts = {type(each) for each in (given, read, written, output, kept)} == {int}
-        if (
-            self._steps is None
-            or not are_counts
-            or min(given - read - written, read, written - kept, kept, output) < 0
-        ):
+        are_counts = (
+            type(given) is type(read) is type(written) is type(output) is type(kept) is int
+            and read >= 0
+            and output >= 0
+            and written >= kept >= 0
+            and given >= read + written
+        )
+        if self._steps is None or not are_counts:
             return picodollars(self.quote(row).price)
         key = (
             row.model,
@@ -80,9 +84,14 @@ class RowPrices:
             bisect_right(self._times, row.at_us % DAY),
             bisect_left(self._steps.prompts, given),
             # A rate that is unknown only matters to calls that need it.
-            *(given > 0, output > 0, read > 0, written > 0, kept > 0),
+            given > 0,
+            output > 0,
+            read > 0,
+            written > 0,
+            kept > 0,
         )
-        if key not in self._rates:
+        rates = self._rates.get(key, UNSEEN)
+        if rates is UNSEEN:
             call = call_of(row)
             quote = self._prices.quote(call, time_of(row.at_us))
             # Audio and searches are counted per call.
@@ -90,8 +99,7 @@ class RowPrices:
                 return picodollars(quote.price)
             if len(self._rates) >= CACHED:
                 self._rates.clear()
-            self._rates[key] = _rates_of(quote)
-        rates = self._rates[key]
+            rates = self._rates[key] = _rates_of(quote)
         if rates is None:
             return None
         total = round(
