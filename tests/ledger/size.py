@@ -3,21 +3,27 @@
 `python -m tests.ledger.size 1000000` writes one model call with one tool call each, ten of them
 in an invocation, through the product, then runs `VACUUM`. It prints bytes per call, and CPU
 seconds and memory of each command in a process of its own, with bytecode of every module as an
-installation has it.
+installation has it. At last it asks an empty ledger with as many rows in a spill file.
+
+Before each command it prints the CPU seconds of a fixed loop: under load, a core is slower.
 """
 
 from __future__ import annotations
 
 import argparse
 import compileall
+import hashlib
+import itertools
+import json
 import multiprocessing
 import os
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -29,6 +35,8 @@ from otel_limits.core.usage import Usage
 from otel_limits.ledger import rows
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
+from otel_limits.ledger.rows import portions
+from otel_limits.ledger.spill import SpillFiles
 from tests.ledger.book import NINE
 
 CALLS: Final = 10
@@ -42,8 +50,10 @@ COMMANDS: Final = (
     "audit backtest --max-turns 8",
     "ledger close --until 2026-01-01",
     f"audit verify --against {CLOSE}",
+    "ledger export --format csv",
+    "ledger reprice --all --dry-run",
 )
-"""Commands to measure. The one that closes the ledger writes the file that the last one reads."""
+"""Commands to measure. The one that closes the ledger writes the file that a later one reads."""
 
 
 def one(number: int) -> rows.Rows:
@@ -96,8 +106,56 @@ def write(path: Path, calls: int) -> None:
             yield from one(number)
 
     with closing(Database(parse("test", str(path), path.parent))) as database:
-        for portion in rows.portions(all_rows(), 20_000):
+        for portion in portions(all_rows(), 20_000):
             database.write(portion)
+
+
+def spill(path: Path, calls: int) -> None:
+    """Write an empty ledger with rows that wait in a spill file."""
+    address = parse("test", str(path), path.parent)
+    with closing(Database(address)) as database:
+        database.write([])
+    files = SpillFiles(address)
+    waiting = itertools.islice(itertools.chain.from_iterable(map(one, itertools.count())), calls)
+    for portion in portions(waiting, 1_000):
+        files.append(portion, to_disk=False)
+    files.seal()
+
+
+def in_child(write: Callable[[Path, int], None], path: Path, calls: int) -> None:
+    """Write in a separate process: a child's peak memory starts at its parent's usage."""
+    writer = multiprocessing.get_context("spawn").Process(target=write, args=(path, calls))
+    writer.start()
+    writer.join()
+
+
+def loop_seconds() -> float:
+    """Measure the CPU seconds of a fixed loop."""
+    begin = time.process_time()
+    for number in range(100_000):
+        hashlib.sha256(json.dumps([number, "text", None]).encode()).digest()
+    return time.process_time() - begin
+
+
+def measure(command: str, path: Path) -> None:
+    """Run a command on a ledger, and print its CPU seconds and memory."""
+    # Spill files of other ledgers on this machine are none of its business.
+    home = os.environ | {"XDG_DATA_HOME": str(path.parent)}
+    ask = ["-m", "otel_limits.cli", *command.split(), "--ledger", str(path)]
+    name = CLOSE if command.startswith("ledger close") else os.devnull
+    speed = loop_seconds()
+    with (path.parent / name).open("wb") as output:
+        child = subprocess.Popen([sys.executable, *ask], stdout=output, env=home, cwd=path.parent)
+    # Of this child alone: RUSAGE_CHILDREN would report the largest child.
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"{command} ended with status {child.returncode}.")
+    cpu, megabytes = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    sys.stdout.write(
+        f"{command}: {cpu:.2f} s of CPU, {megabytes:.0f} MB at most (loop: {speed:.2f} s)\n"
+    )
+    sys.stdout.flush()
 
 
 def bytes_by_table(path: Path) -> dict[str, float]:
@@ -118,30 +176,16 @@ def main() -> None:
     compileall.compile_dir(Path(otel_limits.__file__).parent, quiet=1)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "ledger.db"
-        # In a separate process: a child's peak memory starts at its parent's usage.
-        writer = multiprocessing.get_context("spawn").Process(target=write, args=(path, calls))
-        writer.start()
-        writer.join()
+        in_child(write, path, calls)
         found = bytes_by_table(path)
         pair = sum(found.get(f"otel_limits_{name}", 0) for name in ("model_calls", "tool_calls"))
         sys.stdout.write(f"a model call with one tool call: {pair / calls:.0f} bytes\n")
-        # Spill files of other ledgers on this machine are none of its business.
-        home = os.environ | {"XDG_DATA_HOME": directory}
         for command in COMMANDS:
-            ask = ["-m", "otel_limits.cli", *command.split(), "--ledger", str(path)]
-            name = CLOSE if command.startswith("ledger close") else os.devnull
-            with (Path(directory) / name).open("wb") as output:
-                child = subprocess.Popen(
-                    [sys.executable, *ask], stdout=output, env=home, cwd=directory
-                )
-            # Of this child alone: RUSAGE_CHILDREN would report the largest child.
-            _, status, used = os.wait4(child.pid, 0)
-            child.returncode = os.waitstatus_to_exitcode(status)
-            if child.returncode:
-                raise SystemExit(f"{command} ended with status {child.returncode}.")
-            cpu, megabytes = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
-            sys.stdout.write(f"{command}: {cpu:.2f} s of CPU, {megabytes:.0f} MB at most\n")
-            sys.stdout.flush()
+            measure(command, path)
+        empty = Path(directory) / "waiting" / "ledger.db"
+        in_child(spill, empty, calls)
+        sys.stdout.write(f"{calls:,} waiting rows, ")
+        measure("audit spend", empty)
 
 
 if __name__ == "__main__":
