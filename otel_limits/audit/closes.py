@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.audit.answer import Column, Table
+from otel_limits.audit.findings import command_on
+from otel_limits.ledger.database import DatabaseError, reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +28,18 @@ CLOSED_DAYS: Final = (
 TITLE: Final = "Closed rows are unchanged"
 CHAIN: Final = "Each close follows the one before it"
 
+UNREADABLE: Final = (DatabaseError, sqlite3.Error)
+
+LOOKS: Final = {
+    "calls": "audit spend --by agent,model --where day={} --time-zone UTC",
+    "invocations": "audit stops --where day={} --time-zone UTC",
+    "attributes": "ledger export --format csv --where day={}",
+    "tools": "audit spend --by tool --where day={} --time-zone UTC",
+    "grants": "audit grants --since {} --time-zone UTC",
+    "maintenance": "audit verify",
+}
+"""Commands that show what a table has of a day. Days are closed in UTC."""
+
 
 class Closes:
     """The differences between a ledger and some closes."""
@@ -40,11 +55,16 @@ class Closes:
         closes = [read_close(path) for path in files]
         self.names = [close.path.name for close in closes]
         self.broken = broken_links(closes)
-        self._found = [
-            (close.path.name, difference)
-            for close in closes
-            for difference in compare(inquiry.connection, close)
-        ]
+        self._inquiry = inquiry
+        self._found: list[tuple[str, Difference]] = []
+        self.errors: list[str] = []
+        """Why rows cannot be compared: SQLite stores any type, if someone edits a row."""
+        try:
+            for close in closes:
+                differences = compare(inquiry.connection, close)
+                self._found += [(close.path.name, each) for each in differences]
+        except UNREADABLE as error:
+            self.errors.append(reason_of(error))
 
     def counts(self) -> dict[str, int]:
         """Count the days and tables that differ, by kind."""
@@ -73,16 +93,13 @@ class Closes:
             name="closed_days",
             title="Differences from the closes",
             columns=CLOSED_DAYS,
-            rows=[row for name, each in self._found for row in _rows(name, each)],
+            rows=[row for name, each in self._found for row in self._rows(name, each)],
             note="Missing and changed rows fail. Retention prunes, reprice changes prices, and "
             "imports or spill files of other hosts add rows late.",
         )
 
-
-def _rows(name: str, difference: Difference) -> Iterator[tuple[str | int | None, ...]]:
-    day = difference.day
-    command = f"otel-limits audit spend --by agent,model --where day={day}"
-    if difference.table == "grants":
-        command = f"otel-limits audit grants --since {day}"
-    for kind, rows in difference.counts.items():
-        yield (name, day, difference.table, kind, rows or None, command)
+    def _rows(self, name: str, difference: Difference) -> Iterator[tuple[str | int | None, ...]]:
+        day = difference.day
+        command = command_on(self._inquiry, LOOKS[difference.table].format(day))
+        for kind, rows in difference.counts.items():
+            yield (name, day, difference.table, kind, rows or None, command)

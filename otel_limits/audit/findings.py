@@ -6,7 +6,10 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from sqlalchemy.engine import make_url
+
 from otel_limits.audit.formatting import ranges
+from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import dollars
 
@@ -37,10 +40,15 @@ EXPORT: Final = "ledger export --format csv --where invocation={}"
 
 
 def command_on(inquiry: AuditQuery, command: str, option: str = "--ledger") -> str:
-    """Complete a command with the ledger; a server's address may need a password."""
-    file = inquiry.address.file
-    of = "" if file is None else f" {option} {shlex.quote(str(inquiry.address))}"
-    return f"otel-limits {command}{of}"
+    """Complete a command with the ledger, unless its address has a password."""
+    address = inquiry.address
+    if address.file is not None:
+        name = str(address)
+    elif make_url(address.url).password is None:
+        name = address.name
+    else:
+        return f"otel-limits {command}"
+    return f"otel-limits {command} {option} {shlex.quote(name)}"
 
 
 class Findings:
@@ -173,7 +181,7 @@ def _gaps(connection: Connection, name: str) -> str:
     return f"existing: {ranges(numbers(connection, name))}"
 
 
-def add_differences(compared: Answer, findings: Findings) -> str:
+def add_differences(compared: Answer, prometheus: str, findings: Findings) -> str:
     """Add differences between ledger and metrics; returns what was compared."""
     detail = "{}: {} in the ledger, {} to {} in Prometheus".format
     figures = 0
@@ -185,7 +193,7 @@ def add_differences(compared: Answer, findings: Findings) -> str:
             if row["accepted"] == "no":
                 of = f"{row['agent']}, {row.get('model', row.get('reason'))}"
                 both = (row["ledger"], row["prometheus"], row["prometheus_most"])
-                command = "audit reconcile --prometheus URL"
+                command = f"audit reconcile --prometheus {shlex.quote(redact_url(prometheus))}"
                 findings.add(
                     METRICS, of, detail, row.get("measure", table.name), *both, command=command
                 )

@@ -89,6 +89,10 @@ def verify(
 
     findings = Findings(inquiry)
     errors = proof.damage(inquiry.connection)
+    closes = None
+    if against and not errors:
+        closes = Closes(inquiry, against)
+        errors = closes.errors
     if errors:
         # Nothing else is worth comparing, and PostgreSQL answers no more in this transaction.
         integrity = _integrity(inquiry, errors)
@@ -109,14 +113,13 @@ def verify(
         _open(inquiry, balance, oldest),
         *_unknown(inquiry, balance),
     ]
-    closes = Closes(inquiry, against) if against else None
     if closes is not None:
         checks += _closed(inquiry, closes)
     if prometheus is not None:
         # Last, as it queries a server: the ledger's own problems are reported even if that is
         # unavailable.
         about = add_differences(
-            reconcile(inquiry, prometheus, TOLERANCE, authorization_file), findings
+            reconcile(inquiry, prometheus, TOLERANCE, authorization_file), prometheus, findings
         )
         checks.append(_found(METRICS, findings, about))
     failed = [check.title for check in checks if check.state == FAILED]
@@ -158,7 +161,8 @@ def _integrity(inquiry: AuditQuery, errors: Sequence[str]) -> Check:
     file = inquiry.address.file
     if errors:
         mend = f"otel-limits ledger salvage {shlex.quote(str(inquiry.address))} --output NEW.db"
-        command = "pg_amcheck --heapallindexed DATABASE" if file is None else mend
+        check = f"pg_amcheck --install-missing --heapallindexed {shlex.quote(inquiry.address.name)}"
+        command = check if file is None else mend
         return Check(INTEGRITY, len(errors), FAILED, "; ".join(errors), command)
     why = "without checksums, a changed value is not recognized"
     return Check(INTEGRITY, 0, OK, "" if has_checksums(inquiry.connection) else why)
@@ -209,7 +213,7 @@ def _waiting(inquiry: AuditQuery, oldest: float) -> Iterator[Check]:
     state = FAILED if is_stale else WAITING if left else OK
     why = "; ".join(f"{each.path} of {each.owner}" for each in left[:MAX_EXAMPLES])
     commands = (
-        f"otel-limits ledger adopt {shlex.quote(str(each.path))} --into LEDGER"
+        command_on(inquiry, f"ledger adopt {shlex.quote(str(each.path))}", "--into")
         for each in left[:MAX_EXAMPLES]
     )
     yield Check("Spill files without a ledger", len(left), state, why, "; ".join(commands))

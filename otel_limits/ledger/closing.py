@@ -4,8 +4,11 @@ The canonical form of a row is the JSON array of its columns, in UTF-8 and witho
 digest is SHA-256 of that. The digest of a day and table is SHA-256 of the digests of its rows, in
 their own order: no database has to sort, so that SQLite and PostgreSQL give the same bytes.
 
-The index has the first four bytes of each digest. It shows which rows are new. Without those, the
+The index has the first six bytes of each digest. It shows which rows are new. Without those, the
 digest must be that of the close: rows added late hide no change.
+
+Missing rows count as pruned only if retention deleted all that it deletes up to its recorded
+border: a border, which anyone can write, hides no deletion of some rows.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import sqlalchemy as sa
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.maintenance import pruned_before
 from otel_limits.ledger.repricing import RECORDED_PICO, UNPRICED
+from otel_limits.ledger.retention import retained_trees
 from otel_limits.ledger.rows import LOST, dollars
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
@@ -49,8 +53,8 @@ PORTION: Final = 2_000
 """Rows fetched together from a server."""
 
 DIGEST: Final = 32
-INDEXED: Final = 4
-"""Bytes of a digest in the index."""
+INDEXED: Final = 6
+"""Bytes of a digest in the index: with four, a late row would look like a closed one too often."""
 PRICES: Final = struct.Struct(">qq")
 """The present price of a call, and what its cache saved, in picodollars: repricing changes both."""
 NO_PRICE: Final = sa.cast(sa.literal(-(2**63)), sa.BigInteger)
@@ -77,7 +81,11 @@ class Sealed:
     """Whether retention deletes its rows."""
 
     def rows(
-        self, connection: sa.Connection, since_us: int, until_us: int
+        self,
+        connection: sa.Connection,
+        since_us: int,
+        until_us: int,
+        *which: sa.ColumnElement[bool],
     ) -> Iterator[tuple[int, int, int, bytes]]:
         """Iterate over day, both present prices and the canonical form of the rows of some days."""
         prices: tuple[Any, ...] = (NO_PRICE, NO_PRICE)
@@ -100,7 +108,7 @@ class Sealed:
         compiled = (
             sa.select(*days, *columns)
             .select_from(source)
-            .where(within)
+            .where(within, *which)
             .compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
         )
         # Without SQLAlchemy's processing of each value, which takes as long as the digest.
@@ -186,12 +194,16 @@ class Digests:
 
 
 def digests_of(
-    connection: sa.Connection, sealed: Sealed, since_us: int, until_us: int
+    connection: sa.Connection,
+    sealed: Sealed,
+    since_us: int,
+    until_us: int,
+    *which: sa.ColumnElement[bool],
 ) -> dict[int, Digests]:
     """Compute the digests of the rows of a table, by day."""
     days: dict[int, Digests] = {}
     sha256, pack = hashlib.sha256, PRICES.pack
-    for day, price, saved, row in sealed.rows(connection, since_us, until_us):
+    for day, price, saved, row in sealed.rows(connection, since_us, until_us, *which):
         digests = days.get(day)
         if digests is None:
             digests = days[day] = Digests()
@@ -258,7 +270,9 @@ def close(
     since_us, until_us = period.microseconds(connection)
     days: dict[str, dict[str, Any]] = {}
     for sealed in SEALED:
-        for number, digests in digests_of(connection, sealed, since_us, until_us).items():
+        found = digests_of(connection, sealed, since_us, until_us)
+        while found:  # each day frees its memory
+            number, digests = found.popitem()
             days.setdefault(_name(number), {})[sealed.name] = _seal(digests, sealed)
     for number, sums in _sums(connection, since_us, until_us, tenant_key):
         days.setdefault(_name(number), {}).setdefault("sums", []).append(sums)
@@ -408,8 +422,8 @@ def compare(connection: sa.Connection, close: Close) -> Iterator[Difference]:
     if days:  # the first rows may have been deleted
         since_us = min(since_us, (date.fromisoformat(min(days)) - EPOCH).days * DAY_MICROSECONDS)
     border = pruned_before(connection) or 0
-    if connection.dialect.name == "sqlite":  # other checks enlarge the cache
-        connection.exec_driver_sql("PRAGMA cache_size = -2000")
+    if border and not _is_credible(connection, days, since_us, border):
+        border = 0
     for sealed in SEALED:
         found = {
             _name(number): digests
@@ -425,6 +439,23 @@ def compare(connection: sa.Connection, close: Close) -> Iterator[Difference]:
             )
             if counts:
                 yield Difference(day, sealed.name, counts)
+
+
+def _is_credible(
+    connection: sa.Connection, days: Mapping[str, Any], since_us: int, border: int
+) -> bool:
+    """Return whether no closed row is left that retention deletes up to a border."""
+    for sealed in (each for each in SEALED if each.is_pruned):
+        has_owner = "invocation_id" in sealed.table.c
+        owner = sealed.table.c["invocation_id" if has_owner else "id"]
+        outlived = owner.not_in(retained_trees(border))
+        for number, digests in digests_of(connection, sealed, since_us, border, outlived).items():
+            closed = days.get(_name(number), {}).get(sealed.name, {})
+            index = base64.b64decode(closed.get("index", ""))
+            starts = {index[at : at + INDEXED] for at in range(0, len(index), INDEXED)}
+            if any(digest[:INDEXED] in starts for digest, _ in digests):
+                return False
+    return True
 
 
 def _difference(closed: Mapping[str, Any], digests: Digests, *, is_pruned: bool) -> dict[str, int]:

@@ -213,12 +213,18 @@ def write_rows(connection: sa.Connection, rows: Rows) -> dict[str, int]:
 
 
 def latest(rows: list[Row]) -> list[Row]:
-    """Keep one row per invocation, preferring the one with its end: both often come together."""
+    """Keep one row per invocation: the first with its end, or else with an assumed one, or any.
+
+    PostgreSQL rejects a statement that changes a row twice.
+    """
     kept: dict[str, Row] = {}
     for row in rows:
         before = kept.get(row["id"])
-        # PostgreSQL rejects a statement that changes a row twice.
-        if before is None or before["ended_us"] is None:
+        if (
+            before is None
+            or before["ended_us"] is None
+            or (before["action"] == LOST and row["ended_us"] is not None and row["action"] != LOST)
+        ):
             kept[row["id"]] = row
     return list(kept.values())
 

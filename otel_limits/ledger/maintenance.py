@@ -28,6 +28,7 @@ from otel_limits.ledger.schema import DAY_MICROSECONDS, MAINTENANCE_TABLE, RECOR
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from otel_limits.ledger.address import Address
     from otel_limits.ledger.rows import Row
 
 DAMAGED: Final = "damaged"
@@ -66,10 +67,12 @@ def declared_lost_row(invocation_id: str) -> Row:
     return _row(f"{LOST}-{invocation_id}", LOST, invocation_id)
 
 
-def pruned_row(before_us: int) -> Row:
+def pruned_row(ledger: Address, before_us: int) -> Row:
     """Record up to which end budget trees were deleted: one row per day, with the latest time."""
     day = microseconds(time.time()) // DAY_MICROSECONDS
-    return _row(f"{PRUNED}-{day}", PRUNED, "", until_us=before_us)
+    # Those of two ledgers are different rows once these are merged: each is closed.
+    digest = hashlib.blake2s(os.fsencode(ledger.name), digest_size=8).hexdigest()
+    return _row(f"{PRUNED}-{day}-{digest}", PRUNED, "", until_us=before_us)
 
 
 def _row(identity: str, kind: str, subject: str, **more: Any) -> Row:

@@ -145,6 +145,11 @@ def damage(connection: sa.Connection) -> list[str]:
 
 
 def _damage_of_file(connection: sa.Connection) -> list[str]:
+    # The tables themselves: temporary ones show what waits.
+    there = connection.exec_driver_sql("SELECT name FROM main.sqlite_master WHERE type = 'table'")
+    missing = {table.name for table in TABLES} - set(there.scalars())
+    if missing:
+        return [f"no such table: {name}" for name in sorted(missing)]
     found = connection.exec_driver_sql(f"PRAGMA quick_check({MAX_ERRORS})").scalars().all()
     if list(found) != ["ok"]:
         return [str(each) for each in found]

@@ -48,7 +48,7 @@ def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterato
                 connection.execute(table.delete().where(table.c.invocation_id.in_(ids)))
             deleted = connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
             if ids:
-                insert(connection, MAINTENANCE_TABLE, [pruned_row(before_us)])
+                insert(connection, MAINTENANCE_TABLE, [pruned_row(database.address, before_us)])
         if not ids:
             break
         yield deleted.rowcount  # another process may have deleted some in the meantime
@@ -57,7 +57,7 @@ def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterato
     with database.changing() as connection:
         is_old = QUOTA_CHANGE_TABLE.c.at_us < before_us
         if connection.execute(QUOTA_CHANGE_TABLE.delete().where(is_old)).rowcount:
-            insert(connection, MAINTENANCE_TABLE, [pruned_row(before_us)])
+            insert(connection, MAINTENANCE_TABLE, [pruned_row(database.address, before_us)])
     if database.address.file is not None:
         yield from _shrink(database)
 
@@ -106,12 +106,22 @@ def _vacuum_tables(database: Database, *, is_full: bool) -> list[str]:
 
 
 def _oldest(connection: sa.Connection, before_us: int, portion: int) -> list[str]:
-    younger = INVOCATION_TABLE.alias()
-    # By their end: a tree that started before the cutoff may still be active after it.
-    last_seen = sa.func.coalesce(younger.c.ended_us, younger.c.started_us)
-    has_younger = sa.exists().where(younger.c.root_id == RUNS.root_id, last_seen >= before_us)
+    has_younger = _last_seen_after(before_us, RUNS.root_id)
     statement = sa.select(RUNS.id).where(RUNS.started_us < before_us, ~has_younger).limit(portion)
     return list(connection.scalars(statement))
+
+
+def _last_seen_after(before_us: int, root_id: sa.ColumnElement[Any]) -> sa.Exists:
+    """Whether a tree was seen later: one that started before the cutoff may have ended after it."""
+    younger = INVOCATION_TABLE.alias()
+    last_seen = sa.func.coalesce(younger.c.ended_us, younger.c.started_us)
+    return sa.exists().where(younger.c.root_id == root_id, last_seen >= before_us)
+
+
+def retained_trees(before_us: int) -> sa.Select[tuple[str]]:
+    """Select the IDs of all invocations that retention keeps."""
+    kept = INVOCATION_TABLE.alias().c
+    return sa.select(kept.id).where(_last_seen_after(before_us, kept.root_id))
 
 
 def _delete_orphans(database: Database, before_us: int, portion: int) -> int:
@@ -128,7 +138,7 @@ def _delete_orphans(database: Database, before_us: int, portion: int) -> int:
             result = connection.execute(table.delete().where(table.c.id.in_(old)))
             gone += result.rowcount
         if gone:
-            insert(connection, MAINTENANCE_TABLE, [pruned_row(before_us)])
+            insert(connection, MAINTENANCE_TABLE, [pruned_row(database.address, before_us)])
     return gone
 
 

@@ -455,7 +455,7 @@ def test_an_orphan_fails_when_it_is_old(
         assert (status, states(answer)[check][1]) == expected
     (left,) = (each for each in answer["verify"] if each["check"] == check)
     assert left["why"] == f"{path} of /gone/ledger.db"
-    assert left["command"] == f"otel-limits ledger adopt {path} --into LEDGER"
+    assert left["command"] == f"otel-limits ledger adopt {path} --into {ledger.path}"
     assert ask(capsys, "verify", "--stale", "1d")[0] == 0
 
 

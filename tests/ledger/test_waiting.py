@@ -68,7 +68,7 @@ def recorded_rows(address: Address) -> list[Rows]:
     made = [event for event in events if isinstance(event, ModelCall)]
     observer(replace(made[0], number=4, at=NINE + 99))  # after the end
     observer(replace(made[4], at=NINE + 77))  # another call of the same number
-    rows += [[(MAINTENANCE, pruned_row(number))] for number in (5, 9, 7)]
+    rows += [[(MAINTENANCE, pruned_row(address, number))] for number in (5, 9, 7)]
     observer.close()
     return rows
 
