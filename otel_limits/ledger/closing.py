@@ -19,6 +19,7 @@ import importlib.metadata
 import itertools
 import json
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
@@ -422,8 +423,9 @@ def compare(connection: sa.Connection, close: Close) -> Iterator[Difference]:
     if days:  # the first rows may have been deleted
         since_us = min(since_us, (date.fromisoformat(min(days)) - EPOCH).days * DAY_MICROSECONDS)
     border = pruned_before(connection) or 0
-    if border and not _is_credible(connection, days, since_us, border):
-        border = 0
+    outliving = _outliving(connection, days, since_us, border) if border else Counter()
+    if outliving is None:
+        border, outliving = 0, Counter()
     for sealed in SEALED:
         found = {
             _name(number): digests
@@ -436,29 +438,40 @@ def compare(connection: sa.Connection, close: Close) -> Iterator[Difference]:
                 days.get(day, {}).get(sealed.name, {}),
                 found.pop(day, Digests()),
                 is_pruned=sealed.is_pruned and begin < border,
+                late=outliving[day, sealed.name],
             )
             if counts:
                 yield Difference(day, sealed.name, counts)
 
 
-def _is_credible(
+def _outliving(
     connection: sa.Connection, days: Mapping[str, Any], since_us: int, border: int
-) -> bool:
-    """Return whether no closed row is left that retention deletes up to a border."""
+) -> Counter[tuple[str, str]] | None:
+    """Count the rows by day and table that retention would have deleted up to a border.
+
+    They came later, such as by a merge. `None` if a closed row is among them: then it was not
+    retention that deleted the missing ones.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
     for sealed in (each for each in SEALED if each.is_pruned):
         has_owner = "invocation_id" in sealed.table.c
         owner = sealed.table.c["invocation_id" if has_owner else "id"]
-        outlived = owner.not_in(retained_trees(border))
-        for number, digests in digests_of(connection, sealed, since_us, border, outlived).items():
-            closed = days.get(_name(number), {}).get(sealed.name, {})
-            index = base64.b64decode(closed.get("index", ""))
-            starts = {index[at : at + INDEXED] for at in range(0, len(index), INDEXED)}
-            if any(digest[:INDEXED] in starts for digest, _ in digests):
-                return False
-    return True
+        of_old_trees = owner.not_in(retained_trees(border))
+        found = digests_of(connection, sealed, since_us, border, of_old_trees)
+        for day, digests in ((_name(number), found[number]) for number in found):
+            index = base64.b64decode(days.get(day, {}).get(sealed.name, {}).get("index", ""))
+            closed = {index[at : at + INDEXED] for at in range(0, len(index), INDEXED)}
+            for digest, _ in digests:
+                if digest[:INDEXED] in closed:
+                    return None
+                counts[day, sealed.name] += 1
+    return counts
 
 
-def _difference(closed: Mapping[str, Any], digests: Digests, *, is_pruned: bool) -> dict[str, int]:
+def _difference(
+    closed: Mapping[str, Any], digests: Digests, *, is_pruned: bool, late: int
+) -> dict[str, int]:
+    """Compare the rows of a day and table, of which some are known to be no changed ones."""
     index = base64.b64decode(closed.get("index", ""))
     rows, prices = hashlib.sha256(), hashlib.sha256()
     missing = added = at = 0
@@ -476,12 +489,12 @@ def _difference(closed: Mapping[str, Any], digests: Digests, *, is_pruned: bool)
             added += 1
     missing += (len(index) - at) // INDEXED
     counts = {}
-    changed = min(missing, added)
+    changed = replaced = min(missing, added - late)
     if not missing and closed and rows.hexdigest() != closed["sha256"]:
         changed = 1  # another row has the same start
     counts[CHANGED] = changed
-    counts[GONE if is_pruned else MISSING] = missing - min(missing, added)
-    counts[LATE] = added - min(missing, added)
+    counts[GONE if is_pruned else MISSING] = missing - replaced
+    counts[LATE] = added - replaced
     if not missing and prices.hexdigest() != closed.get("prices_sha256", prices.hexdigest()):
         counts[REPRICED] = 0
     return {kind: count for kind, count in counts.items() if count or kind == REPRICED}

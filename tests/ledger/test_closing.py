@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.cli import main
+from otel_limits.core.events import QuotaGrant
+from otel_limits.ledger.address import parse
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
+from tests.ledger.test_alterations import run_command
 from tests.ledger.test_proof import ask, events_of, record, spill
 
 if TYPE_CHECKING:
@@ -56,6 +59,13 @@ def compare(
 def closed(ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A close of October 2025, in which two invocations ended on each of three days."""
     write(ledger.address, *(entry(f"agent-{n % 2}", n // 2) for n in range(6)))
+    record(
+        ledger,
+        QuotaGrant(
+            quota="team", key="acme", change="grant", amount=5, unit="usd", until=None,
+            by="ops@host", at=NINE + DAY, id="grant-1",
+        ),
+    )  # fmt: skip
     path = tmp_path / "october.json"
     close(capsys, path, "--month", "2025-10")
     return path
@@ -69,7 +79,7 @@ def test_close_has_counts_sums_and_digests_of_each_day(
     assert sorted(document["days"]) == ["2025-10-09", "2025-10-10", "2025-10-11"]
     day = document["days"]["2025-10-10"]
     rows = {table: day[table]["rows"] for table in day if table != "sums"}
-    assert rows == {"calls": 6, "invocations": 2, "attributes": 2, "tools": 6}
+    assert rows == {"calls": 6, "invocations": 2, "attributes": 2, "tools": 6, "grants": 1}
     assert [(row["agent"], row["model"], row["tenant"]) for row in day["sums"]] == [
         (f"agent-{n}", model, "acme") for n in range(2) for model in "mn"
     ]
@@ -124,6 +134,43 @@ ALTERATIONS = {
         "UPDATE otel_limits_tool_calls SET tool = 'x' WHERE invocation_id = RUN",
         {("tools", "changed")},
     ),
+    "deleted tool calls with their count": (
+        """
+        DELETE FROM otel_limits_tool_calls WHERE invocation_id = RUN AND number > 1;
+        UPDATE otel_limits_invocations SET tool_calls = 1 WHERE id = RUN
+        """,
+        {("tools", "missing"), ("invocations", "changed")},
+    ),
+    "deleted call with the totals": (
+        """
+        DELETE FROM otel_limits_model_calls WHERE invocation_id = RUN AND number = 3;
+        UPDATE otel_limits_invocations
+        SET model_calls = 2, input_tokens = 200, output_tokens = 40, unpriced_calls = 0
+        WHERE id = RUN
+        """,
+        {("calls", "missing")},
+    ),
+    "deleted tenant": (
+        "DELETE FROM otel_limits_attributes WHERE invocation_id = RUN",
+        {("attributes", "missing")},
+    ),
+    "end declared lost": (
+        "UPDATE otel_limits_invocations SET reason = 'lost', action = 'lost' WHERE id = RUN",
+        {(table, "missing") for table in ("invocations", "attributes", "tools")},
+    ),
+    "end in another month": (
+        "UPDATE otel_limits_invocations SET ended_us = ended_us + 2592000000000 WHERE id = RUN",
+        {(table, "missing") for table in ("invocations", "attributes", "tools")},
+    ),
+    "deleted grant": ("DELETE FROM otel_limits_quota_changes", {("grants", "missing")}),
+    "smaller grant": (
+        "UPDATE otel_limits_quota_changes SET amount = '1'",
+        {("grants", "changed")},
+    ),
+    "side call": (
+        "UPDATE otel_limits_model_calls SET side = 1 WHERE id = FIRST",
+        {("calls", "changed")},
+    ),
 }
 
 
@@ -135,9 +182,12 @@ def test_alteration_of_both_sides_is_found_by_day_table_and_kind(
     statements, expected = ALTERATIONS[name]
     alter(ledger, statements)
     assert ask(capsys, "verify")[0] == 0
-    status, found = compare(capsys, closed)
+    status, answer = ask(capsys, "verify", f"--against={closed}")
     assert status == 1
-    assert {(table, kind) for day, table, kind in found if day == DAY_OF} == expected
+    rows = [row for row in answer["closed_days"] if row["day"] == DAY_OF]
+    assert {(row["table"], row["difference"]) for row in rows} == expected
+    for row in rows:  # each shows what is left of that day
+        assert run_command(capsys, row["command"]) == 0
 
 
 def alter(ledger: LedgerFile, statements: str) -> None:
@@ -196,7 +246,64 @@ def test_pruned_rows_pass(
     assert main(["ledger", "prune", "--older-than", "1d"]) == 0
     status, found = compare(capsys, closed)
     assert (status, {kind for _, _, kind in found}) == (0, {"pruned"})
-    assert len(found) == 12
+    assert len(found) == 13
+
+
+DELETION = """
+    CREATE TEMP TABLE gone AS SELECT RUN AS id;
+    DELETE FROM otel_limits_tool_calls WHERE invocation_id IN gone;
+    DELETE FROM otel_limits_attributes WHERE invocation_id IN gone;
+    DELETE FROM otel_limits_model_calls WHERE invocation_id IN gone;
+    DELETE FROM otel_limits_invocations WHERE id IN gone
+"""
+
+
+def test_prune_border_of_another_ledger_hides_no_deletion(
+    ledger: LedgerFile, closed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Retention would have deleted everything of these days, and not one invocation."""
+    other = tmp_path / "other.db"
+    write(parse("test", str(other), None), entry("other", 0), first=90)
+    assert main(["ledger", "prune", "--older-than", "1d", "--ledger", str(other)]) == 0
+    alter(ledger, DELETION)
+    assert main(["ledger", "merge", str(other), "--into", str(ledger.path)]) == 0
+    status, found = compare(capsys, closed)
+    assert (status, {kind for _, _, kind in found}) == (1, {"missing"})
+    # Once retention has deleted the rest, it accounts for all.
+    assert main(["ledger", "prune", "--older-than", "1d"]) == 0
+    status, found = compare(capsys, closed)
+    assert (status, {kind for _, _, kind in found}) == (0, {"pruned"})
+
+
+def test_pruned_ledger_passes_after_a_merge_with_an_unpruned_one(
+    ledger: LedgerFile, closed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows of the other ledger are older than the border, but of no closed invocation."""
+    other = tmp_path / "other.db"
+    write(parse("test", str(other), None), entry("other", 1), first=90)
+    assert main(["ledger", "prune", "--older-than", "1d"]) == 0
+    assert main(["ledger", "merge", str(other), "--into", str(ledger.path)]) == 0
+    status, found = compare(capsys, closed)
+    assert (status, {kind for _, _, kind in found}) == (0, {"pruned", "added late"})
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("UPDATE otel_limits_model_calls SET tier = x'ff00'", "JSON cannot hold BLOB values"),
+        ("DROP TABLE otel_limits_quota_changes", "no such table: otel_limits_quota_changes"),
+    ],
+)
+@pytest.mark.usefixtures("faulty")
+def test_rows_that_cannot_be_compared_fail(
+    ledger: LedgerFile, closed: Path, capsys: pytest.CaptureFixture[str],
+    statement: str, reason: str,
+) -> None:  # fmt: skip
+    """SQLite stores anything anywhere; what nobody can compare is not unchanged."""
+    alter(ledger, statement)
+    status, answer = ask(capsys, "verify", f"--against={closed}")
+    (check,) = answer["verify"]
+    assert (status, check["state"], check["why"]) == (1, "FAILED", reason)
 
 
 def test_close_is_refused_while_rows_wait_or_invocations_are_open(

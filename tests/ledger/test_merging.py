@@ -127,6 +127,20 @@ def test_pruned_ledger_passes_with_its_prune_border(
     assert (status, {row["difference"] for row in answer["closed_days"]}) == (0, {"pruned"})
 
 
+def test_prune_records_of_both_ledgers_are_kept(
+    ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each may be closed, so that neither may replace the other one of the same day."""
+    write(ledger.address, ENTRIES[0])
+    write_other(other, ENTRIES[1], first=9)
+    for place, age in ((str(ledger.path), "2d"), (other, "1d")):
+        assert main(["ledger", "prune", "--older-than", age, "--ledger", place]) == 0
+    before = ledger.rows("maintenance")
+    merge(capsys, other, ledger)
+    merged = ledger.rows("maintenance")
+    assert (len(merged), [row for row in merged if row in before]) == (2, before)
+
+
 def test_merge_into_the_same_ledger_is_refused(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:

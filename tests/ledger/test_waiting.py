@@ -109,6 +109,20 @@ def test_waiting_rows_are_seen_as_if_restored(
     check_equivalence(ledger.address, seed)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_real_end_wins_over_an_assumed_one_in_the_same_batch(
+    ledger: LedgerFile, order: int
+) -> None:
+    """Whichever comes first: the operator only assumed that the process had vanished."""
+    ((_, end),) = [each for each in one(0) if each[0] == INVOCATIONS and each[1]["reason"]]
+    lost = {**end, "reason": LOST, "action": LOST}
+    start = {**end, "ended_us": None, "reason": None, "action": None}
+    rows: Rows = [(INVOCATIONS, each) for each in (lost, end)[::order]]
+    with closing(Database(ledger.address)) as database:
+        database.write([(INVOCATIONS, start), *rows, (INVOCATIONS, start)])
+    assert [row["reason"] for row in ledger.invocations()] == ["end_turn"]
+
+
 def test_many_waiting_rows_do_not_fill_the_memory(ledger: LedgerFile) -> None:
     """An outage of a day must not end the audit of a small machine."""
     with closing(Database(ledger.address)) as database:
