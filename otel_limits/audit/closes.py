@@ -58,7 +58,7 @@ class Closes:
         self._inquiry = inquiry
         self._found: list[tuple[str, Difference]] = []
         self.errors: list[str] = []
-        """Why rows cannot be compared: SQLite stores any type, if someone edits a row."""
+        """Why rows cannot be compared: SQLite stores values of any type."""
         try:
             for close in closes:
                 differences = compare(inquiry.connection, close)

@@ -118,7 +118,8 @@ class Sealed:
             yield from driver.execute(str(compiled))
             return
         encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-        result = connection.execution_options(yield_per=PORTION).exec_driver_sql(str(compiled))
+        in_portions = {"yield_per": PORTION}
+        result = connection.exec_driver_sql(str(compiled), execution_options=in_portions)
         for portion in result.partitions():
             for day, price, saved, *values in portion:
                 yield day, price, saved, encode(values).encode()

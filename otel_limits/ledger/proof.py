@@ -145,7 +145,7 @@ def damage(connection: sa.Connection) -> list[str]:
 
 
 def _damage_of_file(connection: sa.Connection) -> list[str]:
-    # The tables themselves: temporary ones show what waits.
+    # Without the temporary views, which show rows in spill files too.
     there = connection.exec_driver_sql("SELECT name FROM main.sqlite_master WHERE type = 'table'")
     missing = {table.name for table in TABLES} - set(there.scalars())
     if missing:

@@ -37,7 +37,7 @@ class PicoRates(NamedTuple):
 
 FREE: Final = PicoRates(0, 0, 0, 0, 0, 0)
 UNSEEN: Final = FREE._replace(call=-1)
-"""Stands for rates that were not looked up yet: those of an unknown price are `None`."""
+"""Rates that were not looked up yet. Those of an unknown price are `None`."""
 
 
 class RowPrices:

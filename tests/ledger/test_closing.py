@@ -261,7 +261,7 @@ DELETION = """
 def test_prune_border_of_another_ledger_hides_no_deletion(
     ledger: LedgerFile, closed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Retention would have deleted everything of these days, and not one invocation."""
+    """Retention deletes whole days up to its border, rather than one invocation."""
     other = tmp_path / "other.db"
     write(parse("test", str(other), None), entry("other", 0), first=90)
     assert main(["ledger", "prune", "--older-than", "1d", "--ledger", str(other)]) == 0
@@ -278,7 +278,7 @@ def test_prune_border_of_another_ledger_hides_no_deletion(
 def test_pruned_ledger_passes_after_a_merge_with_an_unpruned_one(
     ledger: LedgerFile, closed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rows of the other ledger are older than the border, but of no closed invocation."""
+    """Its rows are older than the border, but were never closed."""
     other = tmp_path / "other.db"
     write(parse("test", str(other), None), entry("other", 1), first=90)
     assert main(["ledger", "prune", "--older-than", "1d"]) == 0
@@ -299,7 +299,7 @@ def test_rows_that_cannot_be_compared_fail(
     ledger: LedgerFile, closed: Path, capsys: pytest.CaptureFixture[str],
     statement: str, reason: str,
 ) -> None:  # fmt: skip
-    """SQLite stores anything anywhere; what nobody can compare is not unchanged."""
+    """SQLite stores a value of any type in any column."""
     alter(ledger, statement)
     status, answer = ask(capsys, "verify", f"--against={closed}")
     (check,) = answer["verify"]

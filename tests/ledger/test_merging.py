@@ -130,7 +130,7 @@ def test_pruned_ledger_passes_with_its_prune_border(
 def test_prune_records_of_both_ledgers_are_kept(
     ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each may be closed, so that neither may replace the other one of the same day."""
+    """Both may be closed rows, even if they are of the same day."""
     write(ledger.address, ENTRIES[0])
     write_other(other, ENTRIES[1], first=9)
     for place, age in ((str(ledger.path), "2d"), (other, "1d")):

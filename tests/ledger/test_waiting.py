@@ -113,7 +113,7 @@ def test_waiting_rows_are_seen_as_if_restored(
 def test_real_end_wins_over_an_assumed_one_in_the_same_batch(
     ledger: LedgerFile, order: int
 ) -> None:
-    """Whichever comes first: the operator only assumed that the process had vanished."""
+    """In any order: an operator only assumes that a process has vanished."""
     ((_, end),) = [each for each in one(0) if each[0] == INVOCATIONS and each[1]["reason"]]
     lost = {**end, "reason": LOST, "action": LOST}
     start = {**end, "ended_us": None, "reason": None, "action": None}
