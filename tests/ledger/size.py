@@ -3,7 +3,7 @@
 `python -m tests.ledger.size 1000000` writes one model call with one tool call each, ten of them
 in an invocation, through the product, then runs `VACUUM`. It prints bytes per call, and CPU
 seconds and memory of each command in a process of its own, with bytecode of every module as an
-installation has it. At last it asks an empty ledger with as many rows in a spill file.
+installation has it. The last query is of an empty ledger with this many rows in a spill file.
 
 Before each command it prints the CPU seconds of a fixed loop: under load, a core is slower.
 """

@@ -186,7 +186,7 @@ def test_alteration_of_both_sides_is_found_by_day_table_and_kind(
     assert status == 1
     rows = [row for row in answer["closed_days"] if row["day"] == DAY_OF]
     assert {(row["table"], row["difference"]) for row in rows} == expected
-    for row in rows:  # each shows what is left of that day
+    for row in rows:
         assert run_command(capsys, row["command"]) == 0
 
 
