@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.drills import disasters, lines, power, server, store
+from tests.drills import disasters, lines, power, rebuild, server, store
 from tests.drills.deployments import DEPLOYMENTS
 
 Drill = Callable[[Path, int], str]
@@ -39,6 +39,7 @@ DRILLS: Final[dict[str, tuple[Drill, int, int]]] = {
     **{f"quota-store-{kind}": (partial(store.faults, kind=kind), 10, 1) for kind in DEPLOYMENTS},
     **{f"quota-line-{kind}": (partial(lines.kills, kind=kind), 30, 2) for kind in DEPLOYMENTS},
     **{f"quota-stop-{kind}": (partial(lines.suspend, kind=kind), 30, 30) for kind in DEPLOYMENTS},
+    "quota-rebuild": (rebuild.rebuild, 100, 5),
 }
 """Each drill with its full and its small size (for queues: the seconds of a lease)."""
 

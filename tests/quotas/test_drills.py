@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,9 @@ from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
 from otel_limits.quotas.windows import UnboundedWindow
 from tests.drills.__main__ import DRILLS
 from tests.drills.lines import kills, open_queue, suspend
+from tests.drills.rebuild import rebuild
 from tests.drills.store import FAULTS, faults
+from tests.ledger.test_postgresql import PROGRAMS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +47,15 @@ def test_killed_processes_do_not_block_the_queue(tmp_path: Path) -> None:
 def test_suspended_process_does_not_block_the_queue(tmp_path: Path) -> None:
     """It keeps its place in the queue for ten seconds, and is served once it continues."""
     assert "past a suspended waiter" in suspend(tmp_path, 30)
+
+
+@pytest.mark.skipif(
+    not PROGRAMS and os.environ.get("CI") != "true", reason="PostgreSQL is missing."
+)
+@pytest.mark.usefixtures("redis_installed")
+def test_counts_are_rebuilt_from_the_ledger_of_a_fleet(tmp_path: Path) -> None:
+    """Also calls of a killed process, and once a call that a suspended one settles late."""
+    assert "20 of 20 calls admitted" in rebuild(tmp_path, 5)
 
 
 def test_fleet_is_admitted_in_the_order_of_its_requests(

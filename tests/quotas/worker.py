@@ -183,6 +183,29 @@ def announce(line: str) -> None:
     sys.stdout.flush()
 
 
+class Asking(ScriptedModel):
+    """A model that announces its call, and answers after a line on stdin."""
+
+    async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[Any]:
+        """Wait for the line; this process has no other agent."""
+        announce("asked")
+        sys.stdin.readline()
+        async for event in super().stream(*arguments, **named):
+            yield event
+
+
+def serve() -> dict[str, int]:
+    """Make as many calls as each line on stdin says, or one that is held; print how they ended."""
+    for line in sys.stdin:
+        if line == "hold\n":
+            models: list[ScriptedModel] = [Asking([says("done")])]
+        else:
+            models = [ScriptedModel([says("done")]) for _ in range(int(line))]
+        ends = [Agent(model=each, callback_handler=None)("go").stop_reason for each in models]
+        announce(json.dumps(Counter(ends)))
+    return {}
+
+
 class Journal:
     """Notes each settlement before it is sent, so that other processes see the progress."""
 
@@ -317,6 +340,7 @@ TASKS: dict[str, Callable[..., dict[str, int]]] = {
     "breed": breed,
     "die": die,
     "line_up": line_up,
+    "serve": serve,
 }
 
 
