@@ -43,25 +43,38 @@ if TYPE_CHECKING:
 
 
 def _quota(
-    name: str, unit: Unit, amount: int, windows: Windows | UnboundedWindow, max_wait: float = 0.0
+    name: str,
+    unit: Unit,
+    amount: int,
+    windows: Windows | UnboundedWindow,
+    max_wait: float = 0.0,
+    **more: Any,
 ) -> Quota:
     """Create one of the quotas below; without `max_wait` it refuses."""
     waits: dict[str, Any] = {"on_exceeded": "wait", "max_wait": max_wait} if max_wait else {}
     where = (("agent", f"*{name}*"),)
     return Quota(
-        name=name, unit=unit, amount=amount, windows=windows, where=where, grace=0.0, **waits
+        name=name,
+        unit=unit,
+        amount=amount,
+        windows=windows,
+        where=where,
+        grace=0.0,
+        **waits,
+        **more,
     )
 
 
 QUOTAS: Final = {
     "p": _quota("p", "concurrency", 2, UnboundedWindow(), max_wait=40.0),
     "q": _quota("q", "model_calls", 3, Windows("PT1M"), max_wait=20.0),
-    "r": _quota("r", "model_calls", 8, Windows("PT5M")),
+    "r": _quota("r", "model_calls", 8, Windows("PT20M"), on_lost="charge"),
+    "s": _quota("s", "model_calls", 6, Windows("PT1M"), max_wait=20.0, pace="smooth", burst=2),
 }
-"""A concurrency quota, a rate of three per minute, and a quota that refuses. An agent's name
-lists those that apply to it."""
+"""A concurrency quota, a rate of three per minute, a quota that refuses and charges lost calls, and
+a token bucket. An agent's name lists those that apply to it."""
 
-AGENTS: Final = ("p", "q", "pq", "pr", "qr", "pqr")
+AGENTS: Final = ("p", "q", "pq", "pr", "qr", "pqr", "s", "ps")
 WORKERS: Final = 3
 POLLING: Final = 2
 """The worker without a subscription, which polls once a second."""
@@ -154,14 +167,18 @@ class Connection:
 
 
 class Worker:
-    """One process of the fleet."""
+    """One process of the fleet, with its own event loop, which stands still while suspended."""
 
-    def __init__(
-        self, connection: Connection, loop: asyncio.AbstractEventLoop, number: int
-    ) -> None:
+    def __init__(self, connection: Connection, loop: Loop, number: int) -> None:
         timers: Any = Timers(loop)
         executor: Any = connection
         self.connection = connection
+        self.loop = loop
+        self.actions: list[Callable[[], object]] = []
+        """What its agents do next."""
+        self.news: list[Freed] = []
+        """Notifications that it has not processed yet."""
+        self.suspended_at: float | None = None
         self.lines = WaitQueues(timers)
         self.engine = Engine(
             lambda: tuple(QUOTAS.values()),
@@ -173,6 +190,24 @@ class Worker:
         )
         # Of two calls that have waited equally long, that with the smaller ID is the older one.
         self.engine._tickets._owner = f"worker{number:03}"
+
+    def run(self) -> None:
+        """Act, process notifications, and run all that is due."""
+        self.loop.run_until_complete(self._act())
+
+    async def _act(self) -> None:
+        # Only here, because waiters without a running event loop are passed over.
+        while self.actions:
+            self.actions.pop(0)()
+        while self.news:
+            self.lines.notify_freed(self.news.pop(0).queue)
+        for _ in range(30):
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Close its event loop."""
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.close()
 
 
 @dataclass
@@ -191,11 +226,24 @@ class Call:
     needs_until: float = 0.0
     """Until when later calls leave room for it, if it waited when its worker was killed."""
     could_go_since: float = FOREVER
+    lapsed: dict[float, bool] = field(default_factory=dict)
+    """Leases that may have expired while its worker was suspended → whether they surely did."""
 
     @property
     def quotas(self) -> frozenset[str]:
         """The quotas that apply to it."""
         return frozenset(self.invocation.agent)
+
+    def held(self, lease: float, now: float) -> tuple[bool, bool]:
+        """Return whether it surely, and possibly, has its reservation of this lease."""
+        # A reservation is renewed while its call lasts. Only its worker knew when it last did so.
+        surely, until = now < self.admitted + lease, self.died
+        if self.state == "in flight" and self.worker.suspended_at is not None:
+            until = self.worker.suspended_at
+        elif self.state == "in flight":
+            return lease not in self.lapsed, not self.lapsed.get(lease, False)
+        is_alive = not self.lapsed.get(lease, False) and now < until + lease
+        return surely and lease not in self.lapsed, is_alive
 
 
 class SimulatedFleet:
@@ -212,39 +260,54 @@ class SimulatedFleet:
         self.store, self.set_clock, self.read_news, self.shared = place
         self.clock, clock.now = clock, 0.0
         self.set_clock(clock.time())
-        self.loop = Loop(clock)
         self.numbers, self.worker_numbers = itertools.count(), itertools.count()
         self.workers = [self.worker() for _ in range(WORKERS)]
         self.calls: list[Call] = []
         self.used: Counter[Count] = Counter()
+        self.late: Counter[Count] = Counter()
+        """Usage of calls whose reservation may have expired before they ended."""
+        self.paced: list[float] = []
+        """When calls of the token bucket were admitted."""
         self.most: dict[Count, int] = {}
         self.grants: list[tuple[str, float, int]] = []
+        self.given: list[tuple[str, float, int]] = []
+        """All grants ever, also revoked ones."""
         self.blocks: dict[str, float] = {}
         self.time_has_passed = False
 
     def worker(self) -> Worker:
         """Start a worker."""
         connection = Connection(self.store, None if self.read_news else self.free)
-        return Worker(connection, self.loop, next(self.worker_numbers))
+        return Worker(connection, Loop(self.clock), next(self.worker_numbers))
 
     # --- actions ----------------------------------------------------------------------------------
 
-    def do(self, *what: Callable[[], object]) -> None:
-        """Run actions in the event loop until nothing changes."""
+    def do(self, *what: tuple[Worker, Callable[[], object]]) -> None:
+        """Let workers act, and run those that are not suspended until nothing changes."""
+        for worker, action in what:
+            worker.actions.append(action)
+        is_restless = True
+        while is_restless:
+            for worker in self.awake():
+                worker.run()
+            for freed in self.read_news() if self.read_news else ():
+                self.free(freed)
+            has_news = any(worker.news for worker in self.awake())
+            is_restless = self.collect() or has_news
 
-        async def done() -> None:
-            for each in what:
-                each()
-            is_restless = True
-            while is_restless:
-                for _ in range(30):
-                    await asyncio.sleep(0)
-                news = list(self.read_news()) if self.read_news else []
-                for freed in news:
-                    self.free(freed)
-                is_restless = self.collect() or bool(news)
+    def awake(self) -> list[Worker]:
+        """Return the workers that are not suspended."""
+        return [each for each in self.workers if each.suspended_at is None]
 
-        self.loop.run_until_complete(done())
+    def resume(self, worker: Worker) -> None:
+        """Let a suspended worker continue."""
+        since, worker.suspended_at = worker.suspended_at, None
+        assert since is not None
+        for call in self.with_state("in flight"):
+            for lease in (SLOT_LEASE_SECONDS, LEASE_SECONDS):
+                if call.worker is worker and self.clock.now >= call.admitted + lease:
+                    is_over = call.lapsed.get(lease, False) or self.clock.now >= since + lease
+                    call.lapsed[lease] = is_over
 
     def begin(self, worker: Worker, agent: str) -> None:
         """Request admission for a call of an agent."""
@@ -258,11 +321,16 @@ class SimulatedFleet:
             output_cap=1,
             is_cancelled=lambda: call.is_cancelled,
         )
-        call.task = self.loop.create_task(worker.engine.admit(request))
+        call.task = worker.loop.create_task(worker.engine.admit(request))
         self.calls.append(call)
 
     def settle(self, call: Call) -> None:
         """End a call and settle its usage."""
+        for count in self.counts(call):
+            lease = lease_of(count)
+            surely, _ = call.held(lease, self.clock.now)
+            # Others may have used what it reserved, unless it was charged.
+            self.late[count] += not surely and QUOTAS[count.quota].on_lost == "free"
         call.state = "over"
         engine, usage = call.worker.engine, Usage(input=1, output=1)
         engine(
@@ -278,7 +346,7 @@ class SimulatedFleet:
             )
         )
         for count in self.counts(call):
-            if count.quota != "p":
+            if count.quota not in "ps":
                 self.used[count] += 1
         self.stop(call)
 
@@ -293,7 +361,7 @@ class SimulatedFleet:
         """Notify the subscribed workers of freed quota, or the one that polls."""
         for number, worker in enumerate(self.workers):
             if polling == (number == POLLING):
-                worker.lines.notify_freed(freed.queue)
+                worker.news.append(freed)
 
     def collect(self) -> bool:
         """Process the calls that have an answer, in the order of their requests."""
@@ -304,6 +372,7 @@ class SimulatedFleet:
             if call in off or call in refused:
                 continue
             call.state, call.admitted = "in flight", self.clock.now
+            self.paced += [self.clock.now] * ("s" in call.quotas)
             alike = [each for each in self.with_state("waiting") if each.quotas == call.quotas]
             earlier = [each for each in alike if each.number < call.number]
             assert not [
@@ -329,21 +398,26 @@ class SimulatedFleet:
 
     def reserved(self, count: Count) -> tuple[int, int]:
         """The minimum and maximum that calls have reserved of a count."""
-        surely = possibly = 0
-        for call in self.with_state("in flight", "dead"):
-            if count.quota not in call.quotas:
-                continue
-            if count.quota == "p":
-                lease = SLOT_LEASE_SECONDS
-            elif self.count(count.quota, call.admitted) == count:
-                lease = LEASE_SECONDS
-            else:
-                continue
-            # A reservation is renewed while its call lasts. Only a dead worker knew when it last
-            # renewed one.
-            surely += call.state == "in flight" or self.clock.now < call.admitted + lease
-            possibly += self.clock.now < call.died + lease
-        return surely, possibly
+        held = [call.held(lease_of(count), self.clock.now) for call in self.holders(count)]
+        return sum(surely for surely, _ in held), sum(possibly for _, possibly in held)
+
+    def holders(self, count: Count) -> list[Call]:
+        """Return the calls that reserved of a count and were not settled."""
+        return [
+            call
+            for call in self.with_state("in flight", "dead")
+            if count.quota in call.quotas
+            and (count.quota == "p" or self.count(count.quota, call.admitted) == count)
+        ]
+
+    def taken(self, count: Count) -> int:
+        """Return the most that calls have used, reserved and been charged of a count."""
+        if count.quota == "s":
+            (found,) = self.store.look([(count, QUOTAS["s"].amount)])
+            return found.used + found.reserved
+        is_charged = QUOTAS[count.quota].on_lost == "charge"
+        held = len(self.holders(count)) if is_charged else self.reserved(count)[1]
+        return self.used[count] + held
 
     def permitted(self, name: str) -> int:
         """Return the limit of a quota now."""
@@ -352,13 +426,14 @@ class SimulatedFleet:
             for quota, until, amount in self.grants
             if quota == name and until > self.clock.now
         )
-        return QUOTAS[name].amount + sum(held)
+        refill = QUOTAS[name].refill
+        return refill.burst if refill else QUOTAS[name].amount + sum(held)
 
     def is_permitted(self, count: Count, standing: CountState) -> bool:
         """Return whether usage never exceeded the highest limit so far."""
         name = Count(count.quota, count.key, count.window, "")
         self.most[name] = max(self.most.get(name, 0), standing.limit)
-        return standing.used + standing.reserved <= self.most[name]
+        return standing.used + standing.reserved <= self.most[name] + self.late[count]
 
     def is_blocked(self, name: str) -> bool:
         """Return whether the key of a quota is blocked."""
@@ -367,8 +442,7 @@ class SimulatedFleet:
     def fits(self, call: Call) -> bool:
         """Return whether all quotas of a call surely have enough left, next to older calls."""
         return all(
-            self.used[count] + self.reserved(count)[1] + self.ahead(call, count.quota)
-            < self.permitted(count.quota)
+            self.taken(count) + self.ahead(call, count.quota) < self.permitted(count.quota)
             and not self.is_blocked(count.quota)
             for count in map(self.count, call.quotas)
         )
@@ -377,7 +451,11 @@ class SimulatedFleet:
         """Return the most calls for which a call leaves room."""
         older = [each for each in self.calls if each.since <= call.since and each is not call]
         return sum(
-            name in each.quotas and (each.state == "waiting" or each.needs_until > self.clock.now)
+            name in each.quotas
+            and (
+                (each.state == "waiting" and each.worker.suspended_at is None)
+                or each.needs_until > self.clock.now
+            )
             for each in older
         )
 
@@ -385,13 +463,15 @@ class SimulatedFleet:
         """Return whether a call may be refused now."""
         shortest = min(QUOTAS[name].max_wait for name in call.quotas)
         hard = self.count("r")
-        is_over = self.used[hard] + self.reserved(hard)[1] >= self.permitted("r")
+        is_over = self.taken(hard) >= self.permitted("r")
         patience = call.since + shortest - self.clock.now
         return (
             any(map(self.is_blocked, call.quotas))
             or ("r" in call.quotas and is_over)
             or patience <= 0
             or ("q" in call.quotas and self.is_in_vain(patience))
+            # One call flows back in this time.
+            or ("s" in call.quotas and patience <= 60 / QUOTAS["s"].amount)
         )
 
     def is_in_vain(self, seconds: float) -> bool:
@@ -411,9 +491,18 @@ class SimulatedFleet:
                 taken |= call.quotas
         return found
 
+    def active(self, state: str) -> list[Call]:
+        """Return the calls in a state whose workers are not suspended."""
+        return [each for each in self.with_state(state) if each.worker.suspended_at is None]
+
     def with_state(self, *states: str) -> list[Call]:
         """Return the calls that are in one of these states."""
         return [each for each in self.calls if each.state in states]
+
+
+def lease_of(count: Count) -> float:
+    """Return the lease of a reservation."""
+    return SLOT_LEASE_SECONDS if count.quota == "p" else LEASE_SECONDS
 
 
 def is_overtaken(one: Call, other: Call) -> bool:

@@ -51,16 +51,17 @@ def fleet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         timed: Timed = request.getfixturevalue("timed_store")
         place = Place(*timed)
     fleet = Fleet(place, clock)
-    fleet.do(lambda: fleet.begin(fleet.workers[0], "pr"))
+    fleet.do((fleet.workers[0], lambda: fleet.begin(fleet.workers[0], "pr")))
     yield fleet
-    fleet.loop.close()
+    for worker in fleet.workers:
+        worker.close()
 
 
 def test_a_call_keeps_what_it_holds_however_long_it_takes(fleet: Fleet) -> None:
     """Some answers stream for ten minutes; at the end everything is released."""
     fleet.wait(LONG)
     assert fleet.held() == (1, 1)
-    fleet.do(lambda: fleet.settle(fleet.calls[0]))
+    fleet.do((fleet.workers[0], lambda: fleet.settle(fleet.calls[0])))
     assert fleet.held() == (0, 0)
 
 
