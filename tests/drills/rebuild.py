@@ -50,15 +50,15 @@ def rebuild(directory: Path, calls: int) -> str:
             stack.enter_context(process(command, settings)) for _ in range(3)
         )
         for worker in (living, killed, suspended):
-            _say(worker, "go")
+            _write(worker, "go")
         assert _call(living, calls) == {"end_turn": calls}
         assert _call(suspended, calls - 1) == {"end_turn": calls - 1}
-        _say(suspended, "hold")
+        _write(suspended, "hold")
         assert _read(suspended) == "asked"
         assert _call(killed, calls) == {"end_turn": calls}
         place.servers[0].freeze()
         killed.send_signal(signal.SIGKILL)
-        _say(suspended, "answer")
+        _write(suspended, "answer")
         assert json.loads(_read(suspended)) == {"end_turn": 1}
         suspended.send_signal(signal.SIGSTOP)
         place.servers[0].stop()
@@ -80,7 +80,7 @@ def rebuild(directory: Path, calls: int) -> str:
     )
 
 
-def _say(worker: subprocess.Popen[str], line: str) -> None:
+def _write(worker: subprocess.Popen[str], line: str) -> None:
     assert worker.stdin is not None
     worker.stdin.write(line + "\n")
     worker.stdin.flush()
@@ -94,7 +94,7 @@ def _read(worker: subprocess.Popen[str]) -> str:
 
 def _call(worker: subprocess.Popen[str], number: int) -> Counter[str]:
     """Let a worker make calls; return how they ended."""
-    _say(worker, str(number))
+    _write(worker, str(number))
     return Counter(json.loads(_read(worker)))
 
 

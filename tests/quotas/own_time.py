@@ -167,7 +167,7 @@ class Connection:
 
 
 class Worker:
-    """One process of the fleet, with its own event loop, which stands still while suspended."""
+    """One process of the fleet, with its own event loop, which pauses while suspended."""
 
     def __init__(self, connection: Connection, loop: Loop, number: int) -> None:
         timers: Any = Timers(loop)
@@ -175,7 +175,7 @@ class Worker:
         self.connection = connection
         self.loop = loop
         self.actions: list[Callable[[], object]] = []
-        """What its agents do next."""
+        """The next actions of its agents."""
         self.news: list[Freed] = []
         """Notifications that it has not processed yet."""
         self.suspended_at: float | None = None
@@ -410,7 +410,7 @@ class SimulatedFleet:
             and (count.quota == "p" or self.count(count.quota, call.admitted) == count)
         ]
 
-    def taken(self, count: Count) -> int:
+    def occupied(self, count: Count) -> int:
         """Return the most that calls have used, reserved and been charged of a count."""
         if count.quota == "s":
             (found,) = self.store.look([(count, QUOTAS["s"].amount)])
@@ -442,7 +442,7 @@ class SimulatedFleet:
     def fits(self, call: Call) -> bool:
         """Return whether all quotas of a call surely have enough left, next to older calls."""
         return all(
-            self.taken(count) + self.ahead(call, count.quota) < self.permitted(count.quota)
+            self.occupied(count) + self.ahead(call, count.quota) < self.permitted(count.quota)
             and not self.is_blocked(count.quota)
             for count in map(self.count, call.quotas)
         )
@@ -463,7 +463,7 @@ class SimulatedFleet:
         """Return whether a call may be refused now."""
         shortest = min(QUOTAS[name].max_wait for name in call.quotas)
         hard = self.count("r")
-        is_over = self.taken(hard) >= self.permitted("r")
+        is_over = self.occupied(hard) >= self.permitted("r")
         patience = call.since + shortest - self.clock.now
         return (
             any(map(self.is_blocked, call.quotas))

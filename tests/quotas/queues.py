@@ -178,7 +178,7 @@ class QueueMachine(SimulatedFleet, RuleBasedStateMachine):
             assert surely <= standing.reserved <= possibly
             if QUOTAS[count.quota].on_lost == "charge":
                 # Each call is reserved, charged or counted.
-                assert standing.used + standing.reserved == self.taken(count)
+                assert standing.used + standing.reserved == self.occupied(count)
             else:
                 assert standing.used == self.used[count]
 

@@ -72,6 +72,7 @@ def small(examples: int, *without: Phase) -> settings:
         phases=set(Phase) - {Phase.explain, *without},
         stateful_step_count=30,
         deadline=None,
+        derandomize=True,
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
