@@ -53,6 +53,7 @@ class Closes:
         from otel_limits.ledger.closing import broken_links, compare, read_close
 
         closes = [read_close(path) for path in files]
+        self.files = files
         self.names = [close.path.name for close in closes]
         self.broken = broken_links(closes)
         self._inquiry = inquiry

@@ -282,7 +282,7 @@ def _closed(inquiry: AuditQuery, closes: Closes) -> Iterator[Check]:
     command = command_on(inquiry, "ledger export --format csv") if closes.failures else ""
     yield Check(CLOSED, closes.failures, state, closes.details, command)
     state = FAILED if closes.broken else OK
-    command = "sha256sum " + " ".join(closes.names) if closes.broken else ""
+    command = shlex.join(["sha256sum", *map(str, closes.files)]) if closes.broken else ""
     yield Check(CHAIN, len(closes.broken), state, "; ".join(closes.broken), command)
 
 

@@ -231,6 +231,15 @@ def latest(rows: list[Row]) -> list[Row]:
 
 def insert(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
     """Insert new rows. The end of an invocation updates its row."""
+    if table in NUMBERED:
+        # No index identifies a live row without a number.
+        rows = [
+            row
+            for row in rows
+            if row["number"] is not None
+            or row["source"] != "live"
+            or not _is_known(connection, table, row)
+        ]
     inserted = execute(connection, table, rows)
     if table in NUMBERED and inserted < len(rows):
         # Rarely: it queries each row separately.
@@ -284,6 +293,14 @@ def insertion(table: sa.Table, dialect: sa.Dialect, columns: tuple[str, ...]) ->
         # A spill file that is restored twice changes nothing.
         statement = values.on_conflict_do_nothing()
     return cast("SQLCompiler", statement.compile(dialect=dialect))
+
+
+def _is_known(connection: sa.Connection, table: sa.Table, row: Row) -> bool:
+    """Whether there is a row of the same invocation and time."""
+    same = sa.exists().where(
+        table.c.invocation_id == row["invocation_id"], table.c.at_us == row["at_us"]
+    )
+    return bool(connection.execute(sa.select(same)).scalar())
 
 
 def find_conflicts(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> list[Row]:

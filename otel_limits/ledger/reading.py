@@ -126,7 +126,8 @@ def require_ledger(address: Address) -> None:
         LedgerError: There is none.
     """
     require_ledger_file(address)
-    with contextlib.ExitStack() as stack:
+    # Another process may open it at the same time, which does not change its version.
+    with contextlib.suppress(LedgerMovedError), contextlib.ExitStack() as stack:
         engine = make_engine(address) if address.file is None else _file_engine(address.file, stack)
         stack.callback(engine.dispose)
         if version_of(stack.enter_context(engine.connect())) == 0:

@@ -25,7 +25,7 @@ from otel_limits.ledger import files
 from otel_limits.ledger.address import database_of
 from otel_limits.ledger.database import Database, complete, identity
 from otel_limits.ledger.maintenance import damaged_row
-from otel_limits.ledger.rows import MAINTENANCE, RECOUNTS
+from otel_limits.ledger.rows import MAINTENANCE, RECOUNTS, portions
 from otel_limits.ledger.schema import METADATA
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ logger = logging.getLogger("otel_limits")
 SUFFIX: Final = ".jsonl"
 MARK: Final = ".spill-"
 ATTEMPTS: Final = 5
-DECODE: Final = json.JSONDecoder().raw_decode
-"""Without the checks of `json.loads`, which take as long again for a row."""
 OWNER: Final = "otel_limits_ledger"
 """Key of the ledger's address in the first line of a spill file."""
 
@@ -264,7 +262,7 @@ def is_spill_file(path: Path) -> bool:
         return False
     with file:
         first = file.readline()
-    return _row_in(first) is not None or owner_of(path) is not None
+    return _row_of(_parsed_line(first)) is not None or owner_of(path) is not None
 
 
 def owner_of(path: Path) -> str | None:
@@ -405,27 +403,42 @@ def rows_in(
     Half a row at the end was never acknowledged, as its process was killed during the write. Any
     other line that is not a row goes to `on_damage`.
     """
-    portion: Rows = []
-    for line in lines:
-        row = _row_in(line)
-        if row is not None:
-            portion.append(row)
-        elif line.endswith(b"\n") and not line.startswith(b'{"' + OWNER.encode()):
-            on_damage(line)
-        if len(portion) >= size:
-            yield portion
-            portion = []
-    if portion:
-        yield portion
+    for block in portions(lines, size):
+        found: Rows = []
+        for line, parsed in zip(block, _parsed(block), strict=True):
+            row = _row_of(parsed)
+            if row is not None:
+                found.append(row)
+            elif line.endswith(b"\n") and not line.startswith(b'{"' + OWNER.encode()):
+                on_damage(line)
+        if found:
+            yield found
 
 
-def _row_in(line: bytes) -> tuple[str, Row] | None:
-    """Parse a line into its table and row; `None` if it is not a valid row."""
+def _parsed(lines: list[bytes]) -> list[Any]:
+    """Parse the JSON of some lines; `None` for one that is none."""
     try:
-        text = line.decode()
-        (table, found), end = DECODE(text)
-        is_row = isinstance(found, dict) and (table in METADATA.tables or table == RECOUNTS)
-        row = complete(table, found) if is_row and not text[end:].strip() else None
-    except (ValueError, TypeError, RecursionError):
+        # Together, as it takes a third less time if rows share the names of their columns.
+        together: list[Any] = json.loads(f"[{b','.join(lines).decode()}]")
+    except (ValueError, RecursionError):
+        together = []
+    # Half a row in each of two lines is no row.
+    return together if len(together) == len(lines) else list(map(_parsed_line, lines))
+
+
+def _parsed_line(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode())
+    except (ValueError, RecursionError):
         return None
-    return None if row is None else (table, row)
+
+
+def _row_of(parsed: Any) -> tuple[str, Row] | None:
+    """Return the table and row of a parsed line; `None` if it is not a valid row."""
+    try:
+        table, row = parsed
+        is_row = isinstance(row, dict) and (table in METADATA.tables or table == RECOUNTS)
+        whole = complete(table, row) if is_row else None
+    except (ValueError, TypeError):
+        return None
+    return None if whole is None else (table, whole)

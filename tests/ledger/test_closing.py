@@ -343,6 +343,8 @@ def test_closes_form_a_chain(
     status, answer = ask(capsys, "verify", f"--against={closed}", f"--against={november}")
     assert status == 1
     assert "Each close follows the one before it" in answer["complete"]
+    (broken,) = [each for each in answer["verify"] if each["state"] == "FAILED"]
+    assert broken["command"] == f"sha256sum {closed} {november}"
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,12 @@ from strands import Agent, tool
 import otel_limits
 from otel_limits import Limits, enable
 from otel_limits.cli import main
-from otel_limits.ledger import imports
+from otel_limits.ledger import imports, reading
 from otel_limits.ledger.database import Database
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, Book, Call, Entry, write
+from tests.ledger.conftest import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -421,6 +422,28 @@ def test_prune_deletes_old_trees_whole(ledger: LedgerFile, capsys: Output) -> No
     assert [row["agent"] for row in ledger.invocations()] == ["stays", "stays", "young"]
     assert [row["agent"] for row in ledger.calls()] == ["stays", "stays", "young"]
     assert (ledger.tools(), ledger.attributes()) == ([], {})
+
+
+def test_ledger_that_another_process_opens_is_pruned(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    """Several hosts prune at the same hour: none may fail because another one began."""
+    write(ledger.address, Entry())
+    version_of = reading.version_of
+    others = []
+
+    def opened_elsewhere(connection: Any) -> int:
+        found = version_of(connection)
+        others.append(Book(ledger.address, first=9))
+        others[-1].write(Entry())
+        eventually(ledger.path.with_name("ledger.db-wal").exists)
+        return found
+
+    monkeypatch.setattr(reading, "version_of", opened_elsewhere)
+    assert main(["ledger", "prune", "--older-than", "1d"]) == 0
+    assert "invocation" in capsys.readouterr().out
+    for book in others:
+        book.close()
 
 
 def test_prune_gives_room_back(ledger: LedgerFile) -> None:

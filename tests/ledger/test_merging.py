@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,6 +80,21 @@ def test_merging_again_changes_nothing(
     assert merge(capsys, other, ledger).startswith("0 invocations, 0 model calls")
     assert ask(capsys, "spend")[1]["totals"]["spend"]["calls"] == 24
     assert ask(capsys, "verify")[0] == 0
+
+
+def test_merging_rows_with_the_same_number_again_changes_nothing(
+    ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both calls of a number are kept, in either ledger, and each only once."""
+    write(ledger.address, ENTRIES[0])
+    write_other(other, replace(ENTRIES[0], at=NINE + 9))
+    assert merge(capsys, other, ledger).startswith("0 invocations, 3 model calls, 1 tool call new")
+    assert merge(capsys, other, ledger).startswith("0 invocations, 0 model calls, 0 tool calls")
+    # And back.
+    assert main(["ledger", "merge", str(ledger.path), "--into", other]) == 0
+    assert "0 invocations, 3 model calls, 1 tool call new" in capsys.readouterr().out
+    assert main(["ledger", "merge", str(ledger.path), "--into", other]) == 0
+    assert "0 invocations, 0 model calls, 0 tool calls" in capsys.readouterr().out
 
 
 def test_more_rows_than_a_transaction_has_are_merged(
