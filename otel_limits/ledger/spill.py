@@ -422,7 +422,7 @@ def _parsed(lines: list[bytes]) -> list[Any]:
         together: list[Any] = json.loads(f"[{b','.join(lines).decode()}]")
     except (ValueError, RecursionError):
         together = []
-    # Half a row in each of two lines is no row.
+    # Two lines with half a row each are damaged.
     return together if len(together) == len(lines) else list(map(_parsed_line, lines))
 
 
