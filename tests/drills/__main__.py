@@ -39,6 +39,7 @@ DRILLS: Final[dict[str, tuple[Drill, int, int]]] = {
     **{f"quota-store-{kind}": (partial(store.faults, kind=kind), 10, 1) for kind in DEPLOYMENTS},
     **{f"quota-line-{kind}": (partial(lines.kills, kind=kind), 30, 2) for kind in DEPLOYMENTS},
     **{f"quota-stop-{kind}": (partial(lines.suspend, kind=kind), 30, 30) for kind in DEPLOYMENTS},
+    "quota-large": (lines.starve, 100, 40),
     "quota-rebuild": (rebuild.rebuild, 100, 5),
 }
 """Each drill with its full and its small size (for queues: the seconds of a lease)."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.store import (
+    MOST_NEEDS,
     NEED_SECONDS,
     Charge,
     Count,
@@ -110,6 +111,43 @@ def suspend(directory: Path, lease: int, kind: str = "alone") -> str:
         first.communicate()
     assert waited < NEED_SECONDS * (1 + 1 / RENEWALS) + BUSY, f"{waited:.1f} s"
     return f"a call got the slot {waited:.1f} s after it was free, past a suspended waiter"
+
+
+def starve(directory: Path, calls: int, kind: str = "alone") -> str:
+    """A call of 14,000 tokens waits in one process while another one keeps making small ones."""
+    held = {"tokens": 20_000, "window": "P366D", "on_exceeded": "wait", "max_wait": "5m"}
+    (directory / "limits.yaml").write_text(json.dumps({"quotas": {"q": held}}))
+    with DEPLOYMENTS[kind](directory) as place, ExitStack() as stack:
+        settings = variables(place, directory / "ledger.db")
+        many, one = (
+            stack.enter_context(
+                process(
+                    [sys.executable, "-m", "tests.quotas.worker", "spread", json.dumps(each)],
+                    settings,
+                )
+            )
+            for each in (
+                {"cap": 4_900, "seconds": 0.1, "agents": 4, "calls": calls},
+                {"cap": 13_900, "seconds": 0.0, "agents": 1, "calls": 1},
+            )
+        )
+        for worker in (many, one):
+            read(worker, "ready")
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+            if worker is many:
+                # From here on, the quota is used up.
+                begun = [worker.stdout.readline() for _ in range(8)] if worker.stdout else []
+        small, large = (each.communicate()[0].split("\n") for each in (many, one))
+    assert json.loads(small[-1]) == {"end_turn": 4 * calls}
+    assert json.loads(large[-1]) == {"end_turn": 1}
+    since, until = float(large[0].split()[1]), float(large[-2].split()[1])
+    admitted = [each for each in (*begun, *small) if each.startswith("admitted")]
+    passed = sum(since < float(each.split()[1]) < until for each in admitted)
+    assert passed <= MOST_NEEDS, f"{passed} calls passed it"
+    seconds = until - since
+    return f"{passed} small calls passed a waiting one of 14,000 tokens, which took {seconds:.1f} s"
 
 
 def kills(directory: Path, lease: int, kind: str = "alone") -> str:

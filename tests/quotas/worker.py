@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from strands import Agent, tool
 
 import otel_limits
+from otel_limits.core.events import QuotaWait
 from otel_limits.core.pricing import Prices
 from otel_limits.quotas import client, leases, tickets
 from otel_limits.quotas.store import Operation, Reply, Settle
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterator
     from concurrent.futures import Future
 
+    from otel_limits.core.events import Event
     from otel_limits.testing import Answer
 
 
@@ -206,6 +208,45 @@ def serve() -> dict[str, int]:
     return {}
 
 
+def spread(cap: int, seconds: float, agents: int, calls: int) -> dict[str, int]:
+    """Let agents make calls in sequence, and announce when they wait and are admitted.
+
+    Args:
+        cap: The output cap of each call.
+        seconds: Its duration.
+        agents: How many call concurrently.
+        calls: How many each of them makes.
+    """
+
+    def announce_wait(event: Event) -> None:
+        if isinstance(event, QuotaWait) and event.seconds is None:
+            announce(f"waits {time.monotonic()}")
+
+    class Timed(ScriptedModel):
+        async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[Any]:
+            announce(f"admitted {time.monotonic()}")
+            await asyncio.sleep(named["invocation_state"]["seconds"])
+            async for event in super().stream(*arguments, **named):
+                yield event
+
+    async def run(number: int) -> list[str]:
+        # Calls that all end at the same time would leave room for a large one.
+        state = {"seconds": seconds * (1 + number / agents)}
+        ends: list[str] = []
+        for _ in range(calls):
+            model = Timed([says("done")])
+            model.update_config(max_tokens=cap)
+            agent = Agent(model=model, callback_handler=None)
+            ends.append((await agent.invoke_async("go", invocation_state=dict(state))).stop_reason)
+        return ends
+
+    async def run_all() -> list[list[str]]:
+        return await asyncio.gather(*map(run, range(agents)))
+
+    otel_limits.enable(observers=[announce_wait])
+    return dict(Counter(end for ends in asyncio.run(run_all()) for end in ends))
+
+
 class Journal:
     """Notes each settlement before it is sent, so that other processes see the progress."""
 
@@ -341,6 +382,7 @@ TASKS: dict[str, Callable[..., dict[str, int]]] = {
     "die": die,
     "line_up": line_up,
     "serve": serve,
+    "spread": spread,
 }
 
 
