@@ -34,11 +34,6 @@ EXTEND: Final = "extend"
 NUMBERS: Final = (int, float, Decimal)
 
 
-def can_be_extended(verdict: Verdict) -> bool:
-    """Return whether the limit can be raised for one invocation."""
-    return verdict.breach is not None and verdict.breach.limit in LIMIT_NAMES
-
-
 def is_unanswered(event: AfterInvocationEvent) -> bool:
     """Return whether a hook resumes a leg that ended with our question without answering it.
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from strands.bidi.types import BidiConnectionStopEvent
 
+from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.strands.invocations import STATES
 from otel_limits.bindings.strands.marks import HOST
-from otel_limits.bindings.strands.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.strands.session_tools import attach_session_hooks
 from otel_limits.bindings.strands.sessions import begin_session, session_of
 from otel_limits.core.internal_errors import suppress_errors

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
+from otel_limits.bindings.path import Path
 from otel_limits.bindings.strands.a2a import attach_stop
 from otel_limits.bindings.strands.approval import (
     answer_of,
@@ -18,14 +19,12 @@ from otel_limits.bindings.strands.approval import (
     extend,
 )
 from otel_limits.bindings.strands.marks import HOST, stops_of
-from otel_limits.bindings.strands.pending_waits import PendingWaits
 from otel_limits.bindings.strands.projection import ConversationTokens
 from otel_limits.bindings.strands.readers import audit_attributes, model_id
 from otel_limits.bindings.strands.requests import call_to
 from otel_limits.core.errors import LimitReachedError, stop_of_error
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.policy import Verdict
-from otel_limits.core.texts import for_end_user
 from otel_limits.runs.tree import CURRENT, TASK_SCOPE, for_threads
 from otel_limits.usage.text import as_json
 
@@ -48,17 +47,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class LiveInvocation:
+class LiveInvocation(Path):
     """The state of an invocation in progress; replaced for each leg."""
 
-    run: Run
     agent: weakref.ref[Agent]
     hooks: HookRegistry | None
     """The registry with our hooks, which an application may replace."""
-    verdict: Verdict | None = None
-    """The pending halt."""
-    wrapping: Verdict | None = None
-    """The halt that follows the model's last answer."""
     against: Verdict | None = None
     """A quota's refusal of the next model call."""
     is_cancelled: bool = False
@@ -94,20 +88,6 @@ class LiveInvocation:
     """The stops of an agent whose answer becomes the next message."""
     text: str = ""
     """Text of the model in the current turn."""
-    side_verdict: Verdict | None = None
-    """The verdict on a refused side call that the leg may have requested."""
-    waits: PendingWaits = field(default_factory=PendingWaits)
-    """Pending waits of the invocation, shared by its legs."""
-
-    @property
-    def wrapped_up(self) -> bool:
-        """True once the model was asked for its only last answer."""
-        return self.run.budget.wrapped_up or self.wrapping is not None
-
-    def text_of(self, verdict: Verdict) -> str:
-        """Return the end user's text of a halt."""
-        run = self.run
-        return for_end_user(run.invocation.agent, verdict, run.policy.halt_message)
 
     def only_forces(self, context: InvokeModelContext) -> bool:
         """Return whether a call is the leg's first that only forces structured output.

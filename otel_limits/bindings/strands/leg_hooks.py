@@ -126,20 +126,17 @@ def before_model(event: BeforeModelCallEvent) -> None:
 async def admit_by_quota(event: BeforeModelCallEvent) -> None:
     """Wait until quotas admit or refuse the call; only a hook may wait."""
     live = live_of(event.agent)
-    gate = live.run.services.observers.gate if live is not None else None
-    if live is not None and gate is not None and not event.cancel:
+    if live is not None and live.gate is not None and not event.cancel:
         request = request_of(live.run, event, STATES.of(event.agent).tokens)
-        live.against = await gate.admit(request) if request is not None else None
+        live.against = None if request is None else await live.ask_quotas(request)
         live.is_cancelled = event.agent.cancel_signal.is_set() and live.verdict is None
 
 
-@suppress_errors_async("quotas")
 async def settle_quota(event: AfterModelCallEvent) -> None:
     """Settle the reservation; the call has been counted already."""
     live = live_of(event.agent)
-    gate = live.run.services.observers.gate if live is not None else None
-    if gate is not None and live is not None:
-        await gate.settle(live.run.invocation.id)
+    if live is not None:
+        await live.settle_quotas()
 
 
 @suppress_errors("binding")

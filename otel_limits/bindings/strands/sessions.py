@@ -27,10 +27,10 @@ from strands.bidi.types import (
     BidiUsageEvent,
 )
 
-from otel_limits.bindings.strands.halting import IMMEDIATE
+from otel_limits.bindings.path import IMMEDIATE
+from otel_limits.bindings.pending_waits import PendingWaits
 from otel_limits.bindings.strands.invocations import STATES
 from otel_limits.bindings.strands.marks import HOST, mark
-from otel_limits.bindings.strands.pending_waits import PendingWaits
 from otel_limits.bindings.strands.private import session_span
 from otel_limits.bindings.strands.projection import projected_input
 from otel_limits.bindings.strands.readers import (

@@ -11,6 +11,8 @@ from strands.types.events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits.bindings.gateways import chain_of
+from otel_limits.bindings.path import halt_from_error
+from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.strands.answers import (
     as_cut,
     cancelled_answer,
@@ -23,7 +25,6 @@ from otel_limits.bindings.strands.halting import RefusedError, admit_call, apply
 from otel_limits.bindings.strands.invocations import STATES, LiveInvocation, is_of_another, live_of
 from otel_limits.bindings.strands.marks import put_stop
 from otel_limits.bindings.strands.notes import with_note, without_tools
-from otel_limits.bindings.strands.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.strands.private import (
     EventLoopStopEvent,
     ModelStreamChunkEvent,
@@ -33,7 +34,7 @@ from otel_limits.bindings.strands.private import (
 )
 from otel_limits.bindings.strands.readers import note_answer
 from otel_limits.bindings.strands.requests import call_by_context
-from otel_limits.bindings.strands.side import halt_from_error, refused_to_loop, results_for
+from otel_limits.bindings.strands.side import refused_to_loop, results_for
 from otel_limits.bindings.strands.span_writer import end_quietly
 from otel_limits.bindings.strands.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError, limit_reached

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from otel_limits.bindings.strands.activities import note_request, scope_of
 from otel_limits.bindings.strands.batch import Batch
-from otel_limits.bindings.strands.halting import ends_loop
 from otel_limits.bindings.strands.inner_stops import note_delegation
 from otel_limits.bindings.strands.invocations import live_of
 from otel_limits.bindings.strands.notes import append_nudge, reword_results, reworded
@@ -115,7 +114,7 @@ def after_tools(event: AfterToolsEvent) -> None:
     for number, (use, result, _) in enumerate(answered, start=1):
         halts = verdict is not None and number == len(answered)
         run.tools.log(use["name"], use["input"], text_of(result), trigger=halts)
-    if verdict is not None and not _ends_anyway(live, event) and ends_loop(live, verdict):
+    if verdict is not None and not _ends_anyway(live, event) and live.ends_loop(verdict):
         live.verdict, live.wrapping = verdict, None
         event.end_turn = live.text_of(verdict)
     reword_results(event.message, run)  # of delegations, after their answer was taken from them

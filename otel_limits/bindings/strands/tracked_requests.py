@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 
-from otel_limits.bindings.gateways import (
-    http_status,
-    is_answer,
-    is_answer_cut,
-    is_filtered,
-    is_timeout,
-    is_unsent,
-)
+from otel_limits.bindings.path import admit_side_call, settle_call
+from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.strands.attach import attach, has_stages
 from otel_limits.bindings.strands.halting import admit_call
 from otel_limits.bindings.strands.invocations import STATES, LiveInvocation
 from otel_limits.bindings.strands.marks import HOST
-from otel_limits.bindings.strands.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.strands.readers import (
     model_id,
     note_chunk,
@@ -34,9 +27,8 @@ from otel_limits.bindings.strands.readers import (
 )
 from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.bindings.strands.requests import call_by_context, call_to
-from otel_limits.bindings.strands.side import admit_side_call
 from otel_limits.bindings.strands.stages import PASS, note_failure
-from otel_limits.core.errors import LimitReachedError, limit_reached
+from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.calls import ENCLOSING_CALL, EnclosingCall, InFlightCall
 from otel_limits.runs.run import Group
@@ -213,7 +205,7 @@ class TrackedRequest:
         """Note a second request within an outer one, whose further events belong to both."""
         around.is_shared = True
         if around.is_over:
-            _settle(self.run, around.call)
+            settle_call(self.run, around.call)
 
     def _admit(self, call: InFlightCall) -> None:
         """Reserve usage for the call, or raise its refusal."""
@@ -286,7 +278,7 @@ class TrackedRequest:
             self.run.calls.release(call)  # nothing was sent
         elif self.note is note_output and call is not None:
             note_failed_output(call, error)
-        _settle(self.run, call, error)
+        settle_call(self.run, call, error)
         if self.around is None:
             note_failure(self.model_pass, error)
 
@@ -297,9 +289,9 @@ class TrackedRequest:
         if self.around is not None:
             self.around.is_over = True
             if self.around.is_shared:
-                _settle(self.run, call)
+                settle_call(self.run, call)
         elif answered or self.model_pass is None:  # else the stage settles it
-            _settle(self.run, call)
+            settle_call(self.run, call)
 
 
 _try_to_track = suppress_errors("binding")(TrackedRequest)
@@ -354,19 +346,3 @@ def _attach_again(live: LiveInvocation) -> bool:
     attach(agent)
     live.hooks = agent.hooks
     return not was_staged
-
-
-def _settle(run: Run, call: InFlightCall | None, error: Exception | None = None) -> None:
-    """Settle a call that is still open; `error` is the reason for its failure."""
-    if call is None or not call.is_open:
-        return
-    if error is not None and not call.has_content:
-        # Some models send chunks before the request, so chunks alone do not prove an answer.
-        is_refused = http_status(error) is not None or is_unsent(error)
-        is_taken_on = not is_refused and (call.answered or is_answer(error))
-        call.answered = is_taken_on or is_filtered(error)
-    # An answer is billed even if otel-limits, the application or the network stopped waiting.
-    aborted = error is not None and (
-        isinstance(error, LimitReachedError) or is_timeout(error) or is_answer_cut(error)
-    )
-    run.calls.settle(call, failed=error is not None, aborted=aborted)

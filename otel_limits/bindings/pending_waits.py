@@ -86,7 +86,7 @@ class Wait:
         """Wait for the next event.
 
         Raises:
-            CutOffError: The invocation was ended, before or during the wait.
+            InvocationEndedError: The invocation was ended, before or during the wait.
             StopAsyncIteration: There is no further event.
         """
         # Kept short, as this runs for each event of a stream.

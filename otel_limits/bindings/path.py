@@ -1,0 +1,342 @@
+"""The path of an invocation's model calls through limits, trees and quotas, in any framework.
+
+A binding knows where invocations and model calls begin and end, and how to stop them. What may be
+sent, and what happens at a limit, is decided here for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.bindings.blocking import wait_for
+from otel_limits.bindings.gateways import (
+    chain_of,
+    http_status,
+    is_answer,
+    is_answer_cut,
+    is_filtered,
+    is_timeout,
+    is_unsent,
+)
+from otel_limits.bindings.pending_waits import PendingWaits
+from otel_limits.core.errors import LimitReachedError, limit_reached
+from otel_limits.core.internal_errors import (
+    report_suppressed,
+    suppress_errors,
+    suppress_errors_async,
+)
+from otel_limits.core.limits import (
+    KILLED_STOP_REASON,
+    LIMIT_NAMES,
+    MAX_DURATION_STOP_REASON,
+    TREE_PREFIX,
+)
+from otel_limits.core.policy import Verdict
+from otel_limits.core.texts import for_end_user
+from otel_limits.runs.gate import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_limits.core.limits import Breach
+    from otel_limits.runs.calls import InFlightCall
+    from otel_limits.runs.gate import QuotaGate
+    from otel_limits.runs.run import Run
+
+IMMEDIATE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
+"""Reasons that halt immediately, without a last answer or a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A model call that must not be sent."""
+
+    verdict: Verdict
+    asks: bool = False
+    """True if a human may still extend the limit."""
+
+
+@dataclass(slots=True, eq=False)
+class Path:
+    """One invocation on its way. A binding may add its own state in a subclass."""
+
+    run: Run
+    verdict: Verdict | None = field(default=None, kw_only=True)
+    """The pending halt: no further model call is sent."""
+    wrapping: Verdict | None = field(default=None, kw_only=True)
+    """The halt that follows the model's last answer."""
+    last_call: InFlightCall | None = field(default=None, kw_only=True)
+    """The call for that answer."""
+    side_verdict: Verdict | None = field(default=None, kw_only=True)
+    """The verdict on a refused side call that the loop may have requested."""
+    waits: PendingWaits = field(default_factory=PendingWaits, kw_only=True)
+    """Pending waits of the invocation, which a deadline or a kill ends."""
+
+    @property
+    def wrapped_up(self) -> bool:
+        """True once the model was asked for its only last answer."""
+        return self.run.budget.wrapped_up or self.wrapping is not None
+
+    def text_of(self, verdict: Verdict) -> str:
+        """Return the end user's text of a halt."""
+        run = self.run
+        return for_end_user(run.invocation.agent, verdict, run.policy.halt_message)
+
+    # --- one model call of the loop ---------------------------------------------------------------
+
+    async def admit(
+        self, call: InFlightCall, attributes: Mapping[str, object], *, forces_output: bool = False
+    ) -> Refusal | None:
+        """Wait for quotas, then decide whether a call may be sent. See `decide`."""
+        request = self._request(call, attributes)
+        against = None if request is None else await self.ask_quotas(request)
+        refusal = self.decide(call, against, forces_output=forces_output)
+        if refusal is not None:
+            await self.settle_quotas()
+        return refusal
+
+    def admit_blocking(
+        self, call: InFlightCall, attributes: Mapping[str, object], *, forces_output: bool = False
+    ) -> Refusal | None:
+        """Do the same as `admit` in a thread that may block."""
+        request = self._request(call, attributes)
+        against = None if request is None else wait_for(self.ask_quotas(request))
+        refusal = self.decide(call, against, forces_output=forces_output)
+        if refusal is not None and request is not None:
+            wait_for(self.settle_quotas())
+        return refusal
+
+    async def settle(self, call: InFlightCall, error: BaseException | None = None) -> None:
+        """Count a call that has ended, once, and settle its quotas."""
+        settle_call(self.run, call, error)
+        await self.settle_quotas()
+
+    def settle_blocking(self, call: InFlightCall, error: BaseException | None = None) -> None:
+        """Do the same as `settle` in a thread that may block."""
+        settle_call(self.run, call, error)
+        if self.gate is not None:
+            wait_for(self.settle_quotas())
+
+    # --- quotas -----------------------------------------------------------------------------------
+
+    @property
+    def gate(self) -> QuotaGate | None:
+        """What admits model calls for the fleet, while quotas may apply."""
+        return self.run.services.observers.gate
+
+    @suppress_errors_async("quotas")
+    async def ask_quotas(self, request: Request) -> Verdict | None:
+        """Wait until quotas admit or refuse a call; return the reason to refuse it."""
+        # Nothing is reserved for a call that is refused in any case.
+        if self.gate is None or self.verdict is not None or self.wrapping is not None:
+            return None
+        return await self.gate.admit(request)
+
+    @suppress_errors_async("quotas")
+    async def settle_quotas(self) -> None:
+        """Settle the reservation; the call has been counted already, or was not sent."""
+        if self.gate is not None:
+            await self.gate.settle(self.run.invocation.id)
+
+    @suppress_errors("binding")
+    def _request(self, call: InFlightCall, attributes: Mapping[str, object]) -> Request | None:
+        """Describe a call for the quotas; `None` if there are none."""
+        if self.gate is None:
+            return None
+        return Request(
+            invocation=self.run.invocation,
+            model=call.model,
+            input=call.input_estimate,
+            output_cap=call.output_cap,
+            provider=call.provider,
+            terms=call.terms,
+            is_cancelled=lambda: self.verdict is not None,
+            action=self.run.policy.action,
+            unpriced=self.run.unpriced,
+            attributes=attributes,
+        )
+
+    # --- decisions --------------------------------------------------------------------------------
+
+    def decide(
+        self,
+        call: InFlightCall,
+        against: Verdict | None = None,
+        *,
+        forces_output: bool = False,
+        can_be_last: bool = True,
+        can_ask: bool = True,
+    ) -> Refusal | None:
+        """Reserve usage for a model call of the loop, or refuse it.
+
+        An internal error never refuses a call.
+
+        Args:
+            call: The call. It is the model's last answer if it is `last_call` afterwards.
+            against: A quota's refusal.
+            forces_output: It only forces structured output, which some limits yield to.
+            can_be_last: It can be sent without tools, as a last answer.
+            can_ask: A human can be asked before it is sent.
+        """
+        try:
+            refusal = self._refusal(
+                call,
+                against,
+                forces_output=forces_output,
+                can_be_last=can_be_last,
+                can_ask=can_ask,
+            )
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            report_suppressed("binding", error)
+            return None
+        if refusal is None:
+            self.side_verdict = None  # the loop continued despite a refused side call
+        elif call.reservation is not None:  # refused by a quota, which is decided after our limits
+            self.run.calls.release(call)
+        return refusal
+
+    def _refusal(
+        self,
+        call: InFlightCall,
+        against: Verdict | None,
+        *,
+        forces_output: bool,
+        can_be_last: bool,
+        can_ask: bool,
+    ) -> Refusal | None:
+        run = self.run
+        pending = self.verdict or self.wrapping
+        if pending is not None:  # nothing is sent after the last answer
+            return self._refused(pending)
+        can_be_last = can_be_last and not run.budget.wrapped_up
+        verdict = run.calls.admit(call, turn=True, forces_output=forces_output, last=can_be_last)
+        can_be_last = can_be_last and call.reservation is not None
+        for each in (verdict, against):
+            if each is None:
+                continue
+            action = each.action or run.policy.action
+            if action == "observe" and each.reason != KILLED_STOP_REASON:
+                run.halt(each, "observed")
+            # A time limit or a kill waits neither for a last answer nor for a human.
+            elif each.reason in IMMEDIATE:
+                return self._refused(each)
+            elif action == "ask" and can_ask and can_be_extended(each):
+                return Refusal(each, asks=True)
+            elif action == "wrap_up" and can_be_last:
+                self.wrapping, self.last_call = self.wrapping or each, call
+                run.budget.wrapped_up = True
+            else:
+                return self._refused(each)
+        return None
+
+    def _refused(self, verdict: Verdict) -> Refusal:
+        """Refuse this call and all later ones."""
+        self.verdict, self.wrapping = verdict, None
+        return Refusal(verdict)
+
+    def ends_loop(self, verdict: Verdict) -> bool:
+        """Return whether a verdict ends the loop after tools, not at the next model call."""
+        action = verdict.action or self.run.policy.action
+        if action == "observe" and verdict.reason != KILLED_STOP_REASON:
+            self.run.halt(verdict, "observed")
+            return False
+        if self.wrapping is not None or verdict.reason in IMMEDIATE:
+            return True
+        # Both need the next model call: a question is raised there, or it is sent without tools.
+        return action != "ask" and not (action == "wrap_up" and not self.wrapped_up)
+
+    @suppress_errors("binding")
+    def cancel(self, verdict: Verdict) -> None:
+        """End the invocation now, from any thread: a deadline has passed, or it was killed."""
+        with self.run.services.lock:
+            if self.verdict is not None or self.run.outcome_frozen:
+                return  # the first halt wins
+            self.verdict = verdict
+        self.waits.cut()
+
+
+def can_be_extended(verdict: Verdict) -> bool:
+    """Return whether the limit can be raised for one invocation."""
+    return verdict.breach is not None and verdict.breach.limit in LIMIT_NAMES
+
+
+# --- side calls -----------------------------------------------------------------------------------
+
+# A refusal raises the limit's error, as every caller of a model expects exceptions. If the loop
+# itself requested the call, e.g. for a summary, the error leaves the loop and becomes its halt.
+# Application code gets the error, and can continue without the model.
+
+
+def admit_side_call(run: Run, call: InFlightCall) -> None:
+    """Reserve usage for a side call, or raise the error of the limit that it would exceed."""
+    try:
+        verdict = run.calls.admit(call)
+        if verdict is not None and verdict.action == "observe" and not run.finished:
+            run.halt(verdict, "observed")
+    except Exception as error:  # noqa: BLE001  the agent must not feel it
+        report_suppressed("binding", error)
+        return
+    # Raised outside of the guard above, which would suppress it as an internal error.
+    if verdict is not None and call.reservation is None:
+        raise _error_of(run, verdict)
+
+
+def _error_of(run: Run, verdict: Verdict) -> LimitReachedError:
+    if run.is_direct:  # the request is the whole invocation
+        run.halt(verdict, "raised")
+    error = limit_reached(verdict, run.stop(verdict.reason))
+    note_refusal(run, verdict)
+    # A tool that made the call may return the error to the model of `run` itself.
+    run.halted[str(error)] = (run, verdict)
+    run.note_halt(str(error), verdict)
+    return error
+
+
+def note_refusal(run: Run, verdict: Verdict) -> None:
+    """Remember a refused side call that the loop of `run` may have requested."""
+    if isinstance(run.state, Path):
+        run.state.side_verdict = verdict
+
+
+def halt_from_error(path: Path, error: BaseException) -> Verdict | None:
+    """Return the halt that caused an error of the loop, if any.
+
+    The loop requested a call that was refused. The error is that of the limit, or one that a
+    steering handler or a classifier raises because its own agent gave no output.
+    """
+    for each in chain_of(error):
+        if isinstance(each, LimitReachedError) and each.stop is not None and each.stop.breaches:
+            stop = each.stop
+            if limits_run(stop.breaches[0], path.run, stop.invocation_id):
+                return Verdict(stop.reason, stop.breaches)
+    return path.side_verdict
+
+
+def limits_run(breach: Breach, run: Run, invocation_id: str = "") -> bool:
+    """Return whether a breach is one of this invocation, or of a tree that contains it."""
+    if invocation_id == run.invocation.id:
+        return True
+    name = breach.limit.removeprefix(TREE_PREFIX)
+    return breach.limit.startswith(TREE_PREFIX) and any(
+        dict(tree.policy.limits.items()).get(name) == breach.cap for tree in run.trees
+    )
+
+
+def settle_call(run: Run, call: InFlightCall | None, error: BaseException | None = None) -> None:
+    """Count a call that is still open; `error` is the reason for its failure."""
+    if call is None or not call.is_open:
+        return
+    if isinstance(error, Exception) and not call.has_content:
+        # Some models send chunks before the request, so chunks alone do not prove an answer.
+        is_refused = http_status(error) is not None or is_unsent(error)
+        is_taken_on = not is_refused and (call.answered or is_answer(error))
+        call.answered = is_taken_on or is_filtered(error)
+    # An answer is billed even if otel-limits, the application or the network stopped waiting.
+    aborted = error is not None and (
+        not isinstance(error, Exception)
+        or isinstance(error, LimitReachedError)
+        or is_timeout(error)
+        or is_answer_cut(error)
+    )
+    run.calls.settle(call, failed=error is not None, aborted=aborted)
