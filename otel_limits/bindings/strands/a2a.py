@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import wrapt
 
+from otel_limits.bindings.span_writer import json_value
 from otel_limits.bindings.strands.marks import marker_of
-from otel_limits.bindings.strands.span_writer import json_value
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.stop_json import MARKER
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 from strands.interrupt import Interrupt, InterruptException
 
+from otel_limits.bindings.span_writer import json_value
 from otel_limits.bindings.strands.private import interrupt_state
-from otel_limits.bindings.strands.span_writer import json_value
 from otel_limits.core.labels import clean
 from otel_limits.core.limits import LIMIT_NAMES, Breach, Limits
 from otel_limits.core.origins import EXTENSION

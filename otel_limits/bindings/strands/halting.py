@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 from opentelemetry import trace
 from strands.interrupt import Interrupt, InterruptException
 
+from otel_limits.bindings.span_writer import write_halt
 from otel_limits.bindings.strands.answers import is_ours
 from otel_limits.bindings.strands.approval import question
-from otel_limits.bindings.strands.marks import mark
-from otel_limits.bindings.strands.span_writer import end_quietly, write_halt
+from otel_limits.bindings.strands.marks import SPANS, mark
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.otel.semconv import MODEL_CALL_PREFIXES as CALL_PREFIXES
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
@@ -34,6 +35,19 @@ class RefusedError(InterruptException):
     def __init__(self) -> None:
         """Create an interrupt with placeholder values."""
         super().__init__(Interrupt(id="otel_limits", name="otel_limits"))
+
+
+@suppress_errors("span")
+def end_quietly(span: trace.Span | None) -> None:
+    """End the span of a refused call with status OK, before Strands ends it as an error."""
+    if span is None or not span.is_recording():
+        return
+    name = getattr(span, "name", "")
+    if name == SPANS.cycle or name.startswith(CALL_PREFIXES):
+        # OpenTelemetry ignores any status after OK, and any end after the first, so the error that
+        # Strands writes for the refusal has no effect.
+        span.set_status(trace.StatusCode.OK)
+        span.end()
 
 
 def admit_call(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
+from otel_limits.bindings.span_writer import write_warnings
 from otel_limits.bindings.strands.answers import is_ours
 from otel_limits.bindings.strands.approval import (
     answer_of,
@@ -18,7 +19,6 @@ from otel_limits.bindings.strands.inner_stops import put_delegated
 from otel_limits.bindings.strands.invocations import STATES, LiveInvocation, is_direct, live_of
 from otel_limits.bindings.strands.marks import put_stop
 from otel_limits.bindings.strands.requests import request_of
-from otel_limits.bindings.strands.span_writer import write_warnings
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors, suppress_errors_async
 from otel_limits.core.policy import KILLED

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from otel_limits.core.texts import NUDGE_NOTE, for_end_user, for_model
-from otel_limits.runs.tree import is_within
+from otel_limits.bindings.halted_agents import reworded_text
+from otel_limits.core.texts import NUDGE_NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from strands.types.content import ContentBlock, Message, Messages
     from strands.types.tools import ToolResult
 
-    from otel_limits.core.policy import Verdict
     from otel_limits.runs.run import Run
     from otel_limits.runs.tree import TaskScope
 
@@ -55,32 +53,11 @@ def reworded(result: ToolResult, run: Run, scope: TaskScope | None = None) -> To
     """
     if not run.halted:
         return result
-    # Several agents may have the same last message: those of this tool first, then the latest.
-    halts = list(run.halted.items())[::-1]
-    halts.sort(key=lambda each: not is_within(each[1][0], scope))
     content = [
-        {**part, "text": _reworded_text(part["text"], halts)} if "text" in part else part
+        {**part, "text": reworded_text(part["text"], run, scope)} if "text" in part else part
         for part in result["content"]
     ]
     return {**result, "content": content}  # type: ignore[typeddict-item]
-
-
-def _reworded_text(text: str, halts: list[tuple[str, tuple[Run, Verdict]]]) -> str:
-    """Reword a text, in which the result of a group has the name of its node before an answer."""
-    for sentence, (child, verdict) in halts:
-        text = text.replace(sentence, for_model(child.invocation.agent, verdict))
-    for is_named in (True, False):
-        for _, (child, verdict) in halts:
-            agent = child.invocation.agent
-            read = for_end_user(agent, verdict, child.policy.halt_message)
-            if read not in text:
-                continue
-            front = rf".*\b{re.escape(agent)}: " if is_named else "(?:.*: )?"
-            told = for_model(agent, verdict).replace("\\", r"\\")
-            # As whole lines: the message can be one that other results contain as well.
-            line = rf"^({front}){re.escape(read)}$"
-            text = re.sub(line, rf"\g<1>{told}", text, flags=re.MULTILINE)
-    return text
 
 
 def with_note(messages: Any, note: str) -> Any:

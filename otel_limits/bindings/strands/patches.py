@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import wrapt
 from opentelemetry import trace
 
+from otel_limits.bindings.class_patches import Patches
+from otel_limits.bindings.span_writer import write_end
 from otel_limits.bindings.strands.marks import HOST
-from otel_limits.bindings.strands.model_patches import ModelPatcher, Patches
-from otel_limits.bindings.strands.span_writer import write_end
+from otel_limits.bindings.strands.model_patches import ModelPatcher
 from otel_limits.bindings.strands.stream_context import keep_apart
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.tree import CURRENT

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context as otel_context
 from strands.hooks import AfterToolCallEvent, BeforeToolCallEvent, MessageAddedEvent
 
+from otel_limits.bindings.span_writer import write_warnings
 from otel_limits.bindings.strands.attach import FIRST, LAST
 from otel_limits.bindings.strands.batch import SessionBatch
 from otel_limits.bindings.strands.notes import reworded
 from otel_limits.bindings.strands.readers import call_of, identity_of, status_of, text_of
 from otel_limits.bindings.strands.sessions import session_of
-from otel_limits.bindings.strands.span_writer import write_warnings
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean
 from otel_limits.core.texts import not_run_note, refusal_note

@@ -29,6 +29,7 @@ from strands.bidi.types import (
 
 from otel_limits.bindings.path import IMMEDIATE
 from otel_limits.bindings.pending_waits import PendingWaits
+from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
 from otel_limits.bindings.strands.invocations import STATES
 from otel_limits.bindings.strands.marks import HOST, mark
 from otel_limits.bindings.strands.private import session_span
@@ -39,7 +40,6 @@ from otel_limits.bindings.strands.readers import (
     model_id,
     provider_of,
 )
-from otel_limits.bindings.strands.span_writer import write_end, write_halt, write_warnings
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import (
     INTERNAL_ERRORS,

@@ -21,7 +21,12 @@ from otel_limits.bindings.strands.answers import (
     open_after,
     with_text,
 )
-from otel_limits.bindings.strands.halting import RefusedError, admit_call, apply_halt_if_due
+from otel_limits.bindings.strands.halting import (
+    RefusedError,
+    admit_call,
+    apply_halt_if_due,
+    end_quietly,
+)
 from otel_limits.bindings.strands.invocations import STATES, LiveInvocation, is_of_another, live_of
 from otel_limits.bindings.strands.marks import put_stop
 from otel_limits.bindings.strands.notes import with_note, without_tools
@@ -35,7 +40,6 @@ from otel_limits.bindings.strands.private import (
 from otel_limits.bindings.strands.readers import note_answer
 from otel_limits.bindings.strands.requests import call_by_context
 from otel_limits.bindings.strands.side import refused_to_loop, results_for
-from otel_limits.bindings.strands.span_writer import end_quietly
 from otel_limits.bindings.strands.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from otel_limits.bindings.span_writer import write_warnings
 from otel_limits.bindings.strands.activities import note_request, scope_of
 from otel_limits.bindings.strands.batch import Batch
 from otel_limits.bindings.strands.inner_stops import note_delegation
@@ -20,7 +21,6 @@ from otel_limits.bindings.strands.readers import (
     text_of,
     tool_uses,
 )
-from otel_limits.bindings.strands.span_writer import write_warnings
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean
 from otel_limits.core.texts import TOOLS_REMARK, not_run_note, refusal_note

@@ -5,31 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, cast
 
-from opentelemetry import trace
-
-from otel_limits.bindings.strands.marks import SPANS
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.otel import semconv
-from otel_limits.otel.semconv import MODEL_CALL_PREFIXES as CALL_PREFIXES
 
 if TYPE_CHECKING:
+    from opentelemetry import trace
+
     from otel_limits.core.events import LimitWarning
     from otel_limits.core.policy import Verdict
     from otel_limits.runs.run import Run
-
-
-@suppress_errors("span")
-def end_quietly(span: trace.Span | None) -> None:
-    """End the span of a refused call with status OK, before Strands ends it as an error."""
-    if span is None or not span.is_recording():
-        return
-    name = getattr(span, "name", "")
-    if name == SPANS.cycle or name.startswith(CALL_PREFIXES):
-        # OpenTelemetry ignores any status after OK, and any end after the first, so the error that
-        # Strands writes for the refusal has no effect.
-        span.set_status(trace.StatusCode.OK)
-        span.end()
 
 
 @suppress_errors("span")
