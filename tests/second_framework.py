@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import trace
 
 from otel_limits.bindings.framework import SpanNames
+from otel_limits.bindings.path import Path
 from otel_limits.core.stop_json import stop_from_json, stop_to_json
-from otel_limits.core.texts import for_end_user
 from otel_limits.core.usage import Usage, measured
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.tree import CURRENT
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.framework import Gap, Host
     from otel_limits.core.events import Stop
-    from otel_limits.runs.run import Run
+    from otel_limits.core.policy import Verdict
 
 
 Ending = dict[str, Any]
@@ -68,6 +68,11 @@ LISTENER: Listener = Listener()
 class HaltError(Exception):
     """Ends the steps of a bot."""
 
+    def __init__(self, verdict: Verdict) -> None:
+        """Keep why."""
+        super().__init__(verdict.reason)
+        self.verdict = verdict
+
 
 class BotFramework(Listener):
     """The whole binding of that framework."""
@@ -77,7 +82,7 @@ class BotFramework(Listener):
     distribution = "bots"
     requirement = "bots"
     parts: Collection[str] = ()
-    spans = SpanNames(scope="bots", agent="bot", cycle="step")
+    spans: SpanNames | None = SpanNames(scope="bots", agent="bot", cycle="step")
     stop_reasons: Collection[str] = ("done",)
     successes: Collection[str] = ("done",)
     host: Host | None = None
@@ -116,10 +121,6 @@ class BotFramework(Listener):
         marker = self.marker_of(result)
         return [] if marker is None else [stop_from_json(marker)]
 
-    def put_stop(self, ending: Any, reason: str) -> None:
-        """Set the reason."""
-        ending["reason"] = reason
-
     def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
         """Run a bot that answers after `most_calls` calls."""
         calls = 0
@@ -138,35 +139,40 @@ class BotFramework(Listener):
         assert self.host is not None
         ids = span.get_span_context()
         run = self.host.runs.start(bot.name, self.host.policy(bot.name), ids.trace_id, ids.span_id)
+        run.state = path = Path(run)
+        run.cancel = path.cancel  # for deadlines and kills
+        run.time_limit.start()
         token = CURRENT.set(run)
         try:
             ending = go()
-        except HaltError:
-            ending = self._halted(bot, run)
+        except HaltError as halt:
+            ending = self._halted(bot, path, halt.verdict)
         finally:
             CURRENT.reset(token)
         run.finish(ending["reason"])
         return ending
 
     def on_step(self, bot: Bot) -> str:
-        """Check limits, call the model, count."""
+        """Check limits and quotas, call the model, count."""
         run: Any = CURRENT.get()
-        call = InFlightCall("bot-model", 1, "bots")
-        if run.calls.admit(call, turn=True) is not None:
-            raise HaltError
+        path, call = run.state, InFlightCall("bot-model", 1, "bots")
+        refusal = path.admit_blocking(call, attributes={})
+        if refusal is not None:
+            raise HaltError(refusal.verdict)
         run.calls.open(call)
-        text, tokens_in, tokens_out = bot.ask(len(bot.said))
-        run.calls.settle(call, measured(Usage(input=tokens_in, output=tokens_out)))
+        try:
+            text, tokens_in, tokens_out = bot.ask(len(bot.said))
+        except Exception as error:
+            path.settle_blocking(call, error)
+            raise
+        call.record = measured(Usage(input=tokens_in, output=tokens_out))
+        path.settle_blocking(call)
         bot.said.append({"text": text})
         run.turn()
         return text
 
-    def _halted(self, bot: Bot, run: Run) -> Ending:
-        verdict = run.check_limits()
-        assert verdict is not None
-        run.halt(verdict, "halted")
-        bot.said.append({"text": for_end_user(bot.name, verdict, run.policy.halt_message)})
-        self.mark(bot.said[-1], run.stop(verdict.reason), synthetic=True)
-        ending = {"reason": "", "message": bot.said[-1]}
-        self.put_stop(ending, verdict.reason)
-        return ending
+    def _halted(self, bot: Bot, path: Path, verdict: Verdict) -> Ending:
+        path.run.halt(verdict, "halted")
+        bot.said.append({"text": path.text_of(verdict)})
+        self.mark(bot.said[-1], path.run.stop(verdict.reason), synthetic=True)
+        return {"reason": verdict.reason, "message": bot.said[-1]}

@@ -16,6 +16,7 @@ from otel_limits.core.policy import Policy
 from otel_limits.ledger.address import parse
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import Runtime
+from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.table import Settings
 from tests.second_framework import Bot, BotFramework
 
@@ -89,6 +90,30 @@ def test_token_budget_limits_second_framework(runtime: Runtime, tmp_path: Path) 
     runtime.start(settings(tmp_path / "ledger.db", Limits(max_token_budget=30)))
     bot = Bot("bob", ask=lambda _: ("on and on", 10, 5))
     assert bot.run()["reason"] == "max_token_budget"
+    assert len(bot.said) == 3
+
+
+def test_quota_limits_second_framework(runtime: Runtime, tmp_path: Path) -> None:
+    """A binding that uses the shared path cannot forget quotas."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("quotas: {calls: {model_calls: 2, window: P1D}}")
+    runtime.start(settings(tmp_path / "ledger.db", Limits()), policy_file=PolicyFile(str(policy)))
+    bot = Bot("bob", ask=lambda _: ("on and on", 10, 5))
+    assert bot.run()["reason"] == "quota_exceeded"
+    assert len(bot.said) == 3
+
+
+def test_kill_ends_second_framework(runtime: Runtime, tmp_path: Path) -> None:
+    """A kill refuses the next model call, whatever the framework."""
+    runtime.start(settings(tmp_path / "ledger.db", Limits(max_turns=9)))
+
+    def ask(step: int) -> tuple[str, int, int]:
+        if step == 1:
+            otel_limits.kill(agent="bob")
+        return "on and on", 10, 5
+
+    bot = Bot("bob", ask=ask)
+    assert bot.run()["reason"] == "killed"
     assert len(bot.said) == 3
 
 

@@ -8,7 +8,7 @@ its import.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,13 +30,17 @@ class SpanNames:
     """Prefix of the name of an invocation's span."""
     session: str | None = None
     """Prefix of the name of a realtime session's span, if there are sessions."""
-    cycle: str
+    cycle: str | None = None
     """Name of the span of one loop cycle: a model call and the tools it requested."""
 
     @property
     def invocations(self) -> tuple[str, ...]:
         """Prefixes of the names of all spans that are a whole invocation."""
         return (self.agent,) if self.session is None else (self.agent, self.session)
+
+
+OWN_SPANS: Final = SpanNames(scope="otel_limits", agent="invoke_agent")
+"""Our own spans, for frameworks that make none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,8 @@ class Framework(Protocol):
     """The versions that can be limited, e.g. `strands-agents >= 1.62`."""
     parts: Collection[str]
     """Optional modules, checked only once a program imports them."""
-    spans: SpanNames
+    spans: SpanNames | None
+    """Its own spans. `None` if it makes none: `otel_limits.bindings.own_spans` does."""
     stop_reasons: Collection[str]
     """Reasons for which its invocations end without otel-limits."""
     successes: Collection[str]

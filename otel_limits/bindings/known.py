@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.bindings.framework import OWN_SPANS
 from otel_limits.bindings.strands.strands_framework import STRANDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from otel_limits.bindings.framework import Framework
+    from otel_limits.bindings.framework import Framework, SpanNames
     from otel_limits.core.events import Stop
 
 FRAMEWORKS: Final[tuple[Framework, ...]] = (STRANDS,)
+
+
+def span_names(frameworks: Iterable[Framework] = FRAMEWORKS) -> Iterator[SpanNames]:
+    """Yield the names of spans of invocations, those of frameworks and our own."""
+    yield OWN_SPANS
+    for framework in frameworks:
+        if framework.spans is not None:
+            yield framework.spans
 
 
 def is_synthetic(message: Mapping[str, Any]) -> bool:

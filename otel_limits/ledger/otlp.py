@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.bindings.known import span_names
 from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Usage, UsageRecord
 from otel_limits.otel import kinds, semconv
-from otel_limits.otel.kinds import BOUNDARIES, MODEL_CALLS, OPERATION, first_text, kind_of
+from otel_limits.otel.kinds import BOUNDARIES, MODEL_CALLS, first_text, kind_of
+from otel_limits.otel.semconv import OPERATION
 from otel_limits.usage.fields import is_usage
 from otel_limits.usage.normaliser import completed, record_of_span
 from otel_limits.usage.span_texts import MAX_DEPTH, estimates_of_span
@@ -30,8 +31,8 @@ SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
 # OTLP JSON has numbers for enums; exporters built on protobuf's JSON write their names.
 ERROR_CODES: Final = (2, "STATUS_CODE_ERROR")
 
-SCOPES: Final = frozenset(framework.spans.scope for framework in FRAMEWORKS)
-AGENT_SPANS: Final = tuple(framework.spans.agent for framework in FRAMEWORKS)
+SCOPES: Final = frozenset(names.scope for names in span_names())
+AGENT_SPANS: Final = tuple({names.agent for names in span_names()})
 """Prefixes of the names of their invocation spans."""
 EXECUTE_TOOL: Final = "execute_tool"
 """An operation of the conventions."""

@@ -19,7 +19,6 @@ MODEL_CALLS: Final[tuple[OperationKind, ...]] = ("model call", "possible call")
 BOUNDARIES: Final[tuple[OperationKind, ...]] = ("agent", "tool")
 """Kinds that call models themselves: a model call within one is not the surrounding call."""
 
-OPERATION: Final = "gen_ai.operation.name"
 OPENINFERENCE: Final = "openinference.span.kind"
 TRACELOOP: Final = "traceloop.span.kind"
 LANGFUSE: Final = "langfuse.observation.type"
@@ -30,7 +29,7 @@ MARKS: Final[Sequence[tuple[str, Mapping[str, OperationKind]]]] = (
     (OPENINFERENCE, {"LLM": "model call", "AGENT": "agent", "TOOL": "tool"}),
     # OpenTelemetry semantic conventions for generative AI; `completion` was written before 1.27.
     (
-        OPERATION,
+        semconv.OPERATION,
         {
             "chat": "model call",
             "completion": "model call",
@@ -100,8 +99,12 @@ def kind_of(attributes: Mapping[str, Any], name: str) -> OperationKind:
     """Return the kind of a span, by its attributes, or else by its name."""
     for mark, kinds in MARKS:
         if (said := attributes.get(mark)) is not None:
-            found = _operation_of(str(said), kinds) if mark == OPERATION else kinds.get(str(said))
-            return found or _unknown_operation(attributes, is_operation=mark == OPERATION)
+            found = (
+                _operation_of(str(said), kinds)
+                if mark == semconv.OPERATION
+                else kinds.get(str(said))
+            )
+            return found or _unknown_operation(attributes, is_operation=mark == semconv.OPERATION)
     # Two of three signs: any span may be named `chat`, or have the name of a model.
     told = (
         name.startswith(semconv.MODEL_CALL_PREFIXES),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import StatusCode, format_span_id
 
-from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.bindings.known import FRAMEWORKS, span_names
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import (
@@ -52,7 +52,7 @@ class LimitsSpanProcessor(SpanProcessor):
     def __init__(self, runs: RunRegistry, frameworks: Iterable[Framework] = FRAMEWORKS) -> None:
         """Assign spans of these frameworks to `runs`."""
         self._runs = runs
-        self._names = {each.spans.scope: each.spans for each in frameworks}
+        self._names = {each.scope: each for each in span_names(frameworks)}
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
         """Register agent spans, and assign the spans below them to their run."""
@@ -135,6 +135,8 @@ class LimitsSpanProcessor(SpanProcessor):
         """
         attributes = attributes_of(span)
         kind = kind_of(attributes, span.name)
+        if kind in MODEL_CALLS and place.call is not None:
+            place.call.is_traced = True
         if kind not in MODEL_CALLS or place.in_call or place.run.released:
             return kind
         scope = "" if span.instrumentation_scope is None else span.instrumentation_scope.name

@@ -10,7 +10,13 @@ from typing import Final
 MODEL_CALL_PREFIXES: Final = ("chat", "text_completion", "generate_content")
 """Prefixes of the names of model call spans, of any instrumentation."""
 
+OPERATION: Final = "gen_ai.operation.name"
+CHAT: Final = "chat"
 AGENT_NAME: Final = "gen_ai.agent.name"
+CONVERSATION_ID: Final = "gen_ai.conversation.id"
+PROVIDER: Final = "gen_ai.provider.name"
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 REQUEST_MODEL: Final = "gen_ai.request.model"
 
 INVOCATION_ID: Final = "otel_limits.invocation.id"

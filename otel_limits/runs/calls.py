@@ -31,6 +31,8 @@ class InFlightCall:
     """True for a call of the agent loop, whose response becomes a turn."""
     span_id: str | None = None
     """Its `chat` span, once that has started."""
+    is_traced = False
+    """True once an instrumentation has made a span of this call."""
     has_ended = False
     """True once its end was seen, whether or not it was counted."""
     answered = False

@@ -128,16 +128,18 @@ class RunRegistry(Services):
         sampled: bool = False,
         model: str | None = None,
         direct: bool = False,
+        traced: bool = True,
         session_id: str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> Run:
         """Register an invocation. IDs are 0 if it has no span.
 
-        A direct one is never unsampled: it has no span that could be missing.
+        A direct one, or one that is not traced, is never unsampled: it has no span that could be
+        missing.
         """
         # The processor has seen the span start, or never will: it is called before this.
         self.has_started = True
-        unsampled = not direct and not self.spans.claim(span_id)
+        unsampled = traced and not direct and not self.spans.claim(span_id)
         parent = current()
         run = Run(
             self,
@@ -148,6 +150,7 @@ class RunRegistry(Services):
             spans=self.spans,
             forget=self.forget,
             unsampled=unsampled,
+            direct=direct,
         )
         _, run.task_scope = current_scope()
         if span_id and not unsampled:

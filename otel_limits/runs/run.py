@@ -78,6 +78,7 @@ class Run(Scope):
         spans: Spans[Run],
         forget: Callable[[Run], bool],
         unsampled: bool,
+        direct: bool = False,
     ) -> None:
         """Create an invocation with nothing used; use `RunRegistry.start`."""
         super().__init__(services, invocation, policy, trees)
@@ -86,6 +87,8 @@ class Run(Scope):
         self.spans = spans
         self.unsampled = unsampled
         """True if its span did not reach the span processor."""
+        self.is_direct = direct
+        """True for a request without an agent loop, which has no span."""
         self.tools = ToolCalls(self)
         self.calls = CallTracker(self, self.tools, spans)
         self.started_wall = time.time()
@@ -94,11 +97,6 @@ class Run(Scope):
         self._warned: set[tuple[str, float]] = set()
         self.halted: dict[str, tuple[Run, Verdict]] = {}
         """The halts of agents that it called, directly or not, by the operator's sentence."""
-
-    @property
-    def is_direct(self) -> bool:
-        """True for a request without an agent loop, which has no span although not unsampled."""
-        return not self.unsampled and self.invocation.span_id is None
 
     # --- events -----------------------------------------------------------------------------------
 

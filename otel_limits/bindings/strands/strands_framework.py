@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from types import ModuleType
 
-    from otel_limits.bindings.framework import Gap, Host
+    from otel_limits.bindings.framework import Gap, Host, SpanNames
     from otel_limits.bindings.strands.patches import ClassPatcher
     from otel_limits.core.events import Stop
 
@@ -32,7 +32,7 @@ class StrandsFramework:
         "strands.models.openai",
         "strands.models.openai_responses",
     )
-    spans = SPANS
+    spans: SpanNames | None = SPANS
     stop_reasons: Collection[str] = (
         "cancelled",
         "checkpoint",
