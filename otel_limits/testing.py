@@ -1,25 +1,49 @@
 """Scripted models, to test what limits do to an agent without a provider.
 
-model = ScriptedModel(endless(uses("search")))
-agent = Agent(model=model, tools=[search], callback_handler=None)
-agent("go")
-assert model.calls == 3
+For Strands:
+
+    model = ScriptedModel(endless(uses("search")))
+    agent = Agent(model=model, tools=[search], callback_handler=None)
+    agent("go")
+    assert model.calls == 3
+
+For LangChain, with `create_agent(ScriptedChatModel(endless(uses("search"))), [search])`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from otel_limits.bindings.installed import require
+from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
+from otel_limits.bindings.script import Answer, endless, fails, only, says, tokens, uses
 from otel_limits.bindings.strands.strands_framework import STRANDS
 
-require(STRANDS, "otel_limits.testing")
+if TYPE_CHECKING:
+    from otel_limits.bindings.langchain.scripted_chat_model import ScriptedChatModel
+    from otel_limits.bindings.strands.scripted_model import ScriptedModel
 
-from otel_limits.bindings.strands.scripted_model import (  # noqa: E402
-    Answer,
-    ScriptedModel,
-    endless,
-    fails,
-    only,
-    says,
-    tokens,
-    uses,
-)
+__all__ = [
+    "Answer",
+    "ScriptedChatModel",
+    "ScriptedModel",
+    "endless",
+    "fails",
+    "only",
+    "says",
+    "tokens",
+    "uses",
+]
 
-__all__ = ["Answer", "ScriptedModel", "endless", "fails", "only", "says", "tokens", "uses"]
+
+def __getattr__(name: str) -> Any:
+    """Import a model on first use, as only one framework may be installed."""
+    if name == "ScriptedModel":
+        require(STRANDS, f"otel_limits.testing.{name}")
+        from otel_limits.bindings.strands.scripted_model import ScriptedModel
+
+        return ScriptedModel
+    if name == "ScriptedChatModel":
+        require(LANGCHAIN, f"otel_limits.testing.{name}")
+        from otel_limits.bindings.langchain.scripted_chat_model import ScriptedChatModel
+
+        return ScriptedChatModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

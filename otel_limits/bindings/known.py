@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.framework import OWN_SPANS
+from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.strands.strands_framework import STRANDS
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework, SpanNames
     from otel_limits.core.events import Stop
 
-FRAMEWORKS: Final[tuple[Framework, ...]] = (STRANDS,)
+FRAMEWORKS: Final[tuple[Framework, ...]] = (STRANDS, LANGCHAIN)
 
 
 def span_names(frameworks: Iterable[Framework] = FRAMEWORKS) -> Iterator[SpanNames]:

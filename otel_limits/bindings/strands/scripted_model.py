@@ -1,78 +1,24 @@
-"""Scripted models, to test what limits do to an agent without a provider.
-
-model = ScriptedModel(endless(uses("search")))
-agent = Agent(model=model, tools=[search], callback_handler=None)
-agent("go")
-assert model.calls == 3
-"""
+"""A scripted model for Strands."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 from strands.models import Model
 
-from otel_limits.core.limits import Limits
-
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
 
     from strands.types.content import Messages
     from strands.types.streaming import StreamEvent
     from strands.types.tools import ToolSpec
 
+    from otel_limits.bindings.script import Answer
+
 T = TypeVar("T", bound=BaseModel)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """One scripted response of a model."""
-
-    text: str = ""
-    tools: tuple[tuple[str, Mapping[str, Any]], ...] = ()
-    """Names and arguments of the requested tools."""
-    usage: Mapping[str, int] | None = field(
-        default_factory=lambda: {"inputTokens": 10, "outputTokens": 5, "totalTokens": 15}
-    )
-    """Usage that the provider reports; `None` if it reports nothing."""
-    stop_reason: str | None = None
-    error: BaseException | None = None
-    """Raised after the chunks, or immediately if there are none."""
-
-
-def says(text: str, **changes: Any) -> Answer:
-    """Script a response in text."""
-    return Answer(text=text, **changes)
-
-
-def uses(*names: str, arguments: Mapping[str, Any] | None = None, **changes: Any) -> Answer:
-    """Script a response that requests tools."""
-    return Answer(tools=tuple((name, arguments or {}) for name in names), **changes)
-
-
-def fails(error: BaseException) -> Answer:
-    """Script a request that fails before any response."""
-    return Answer(error=error, usage=None)
-
-
-def endless(answer: Answer) -> Iterator[Answer]:
-    """Script the same response forever."""
-    return itertools.repeat(answer)
-
-
-def only(name: str, cap: Any) -> Limits:
-    """Set the one limit `name`."""
-    return Limits(**{name: cap})
-
-
-def tokens(total: int) -> dict[str, int]:
-    """Make reported usage of `total` tokens, one of them output."""
-    return {"inputTokens": total - 1, "outputTokens": 1, "totalTokens": total}
 
 
 class ScriptedModel(Model):

@@ -1,0 +1,4 @@
+"""LangChain and LangGraph agents, tracked through the public methods of their classes.
+
+LangChain is not imported before the application imports it.
+"""

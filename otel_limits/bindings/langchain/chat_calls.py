@@ -1,0 +1,411 @@
+"""Tracks every model call of LangChain: admits it, follows its answer and settles it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.runnables.config import ensure_config
+
+from otel_limits.bindings.langchain.chat_readers import call_to, is_cached, text_of, usage_of
+from otel_limits.bindings.langchain.graph_path import GraphPath, path_of_task
+from otel_limits.bindings.langchain.halt_marks import mark
+from otel_limits.bindings.langchain.notes_for_chat import noted, without_tools
+from otel_limits.bindings.own_spans import write_call_span
+from otel_limits.bindings.path import admit_side_call, settle_call
+from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
+from otel_limits.bindings.span_writer import write_halt
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.texts import EMPTY_REMARK, failed_remark
+from otel_limits.runs.calls import ENCLOSING_CALL, EnclosingCall, InFlightCall
+from otel_limits.runs.run import Run
+from otel_limits.runs.tree import current_scope
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+
+# --- wrappers of a model's methods ----------------------------------------------------------------
+
+
+def track_generate(original: Any) -> Any:
+    """Wrap `BaseChatModel.generate`, which `invoke` and `batch` call."""
+
+    @functools.wraps(original)
+    def generate(model: Any, messages: Any, *args: Any, **options: Any) -> Any:
+        request = _request(model, messages, options)
+        if request is None:
+            return original(model, messages, *args, **options)
+        request.admit_blocking()
+        try:
+            with request:
+                result = original(model, request.messages, *args, **request.options)
+        except BaseException as error:
+            request.fail(error)
+            request.settle_blocking(error)
+            request.raise_if_last(error)
+            raise
+        request.note_result(result)
+        request.settle_blocking()
+        return result
+
+    return generate
+
+
+def track_agenerate(original: Any) -> Any:
+    """Wrap `BaseChatModel.agenerate`, which `ainvoke` and `abatch` call."""
+
+    @functools.wraps(original)
+    async def agenerate(model: Any, messages: Any, *args: Any, **options: Any) -> Any:
+        request = _request(model, messages, options)
+        if request is None:
+            return await original(model, messages, *args, **options)
+        await request.admit()
+        wait = request.wait()
+        try:
+            with request:
+                answer = original(model, request.messages, *args, **request.options)
+                result = await wait.next_of(_only(answer))
+        except BaseException as error:
+            request.fail(error)
+            await request.settle(error)
+            request.raise_if_ended(error)
+            request.raise_if_last(error)
+            raise
+        finally:
+            wait.close()
+        request.note_result(result)
+        await request.settle()
+        return result
+
+    return agenerate
+
+
+def track_stream(original: Any) -> Any:
+    """Wrap `BaseChatModel.stream`."""
+
+    @functools.wraps(original)
+    def stream(model: Any, input: Any, *args: Any, **options: Any) -> Iterator[Any]:  # noqa: A002
+        request = _request_of_stream(model, input, options)
+        if request is None:
+            yield from original(model, input, *args, **options)
+            return
+        request.admit_blocking()
+        chunks = original(model, request.messages[0], *args, **request.options)
+        error: BaseException | None = None
+        try:
+            while True:
+                with request:
+                    try:
+                        chunk = next(chunks)
+                    except StopIteration:
+                        break
+                request.note_chunk(chunk)
+                yield chunk
+                request.raise_if_cut()  # a sync stream can be ended between two chunks only
+            request.note_answer()
+        except BaseException as failure:
+            error = failure
+            request.fail(failure)
+            request.raise_if_last(failure)
+            raise
+        finally:
+            chunks.close()
+            request.settle_blocking(error)
+
+    return stream
+
+
+def track_astream(original: Any) -> Any:
+    """Wrap `BaseChatModel.astream`."""
+
+    @functools.wraps(original)
+    async def astream(
+        model: Any,
+        input: Any,  # noqa: A002  the name of LangChain
+        *args: Any,
+        **options: Any,
+    ) -> AsyncIterator[Any]:
+        request = _request_of_stream(model, input, options)
+        if request is None:
+            async for chunk in original(model, input, *args, **options):
+                yield chunk
+            return
+        await request.admit()
+        wait = request.wait()
+        chunks = original(model, request.messages[0], *args, **request.options)
+        error: BaseException | None = None
+        try:
+            while True:
+                with request:
+                    try:
+                        chunk = await wait.next_of(chunks)
+                    except StopAsyncIteration:
+                        break
+                request.note_chunk(chunk)
+                yield chunk
+            request.note_answer()
+        except BaseException as failure:
+            error = failure
+            request.fail(failure)
+            request.raise_if_ended(failure)
+            request.raise_if_last(failure)
+            raise
+        finally:
+            wait.close()
+            await chunks.aclose()
+            await request.settle(error)
+
+    return astream
+
+
+async def _only(awaitable: Awaitable[Any]) -> AsyncIterator[Any]:
+    yield await awaitable
+
+
+# --- one request ----------------------------------------------------------------------------------
+
+
+@suppress_errors("binding")
+def _request(model: Any, messages: Any, options: Mapping[str, Any]) -> ChatRequest | None:
+    """Describe the model calls of a request; `None` if they belong to no invocation."""
+    path = path_of_task()
+    run = path.run if path is not None else current_scope()[0]
+    if not isinstance(run, Run) or run.released:
+        return None
+    around = ENCLOSING_CALL.get()
+    is_within = around is not None and around.run is run and around.call in run.calls.in_flight
+    if around is not None and is_within and not around.is_carried:
+        around.is_carried = True  # such as `invoke` within `stream`
+        return None
+    known: dict[int, tuple[Any, int]] = path.tokens if path is not None else {}
+    calls = [call_to(model, each, options, known) for each in messages]
+    return ChatRequest(model, run, path, list(messages), dict(options), calls)
+
+
+@suppress_errors("binding")
+def _request_of_stream(model: Any, asked: Any, options: Mapping[str, Any]) -> ChatRequest | None:
+    messages = [asked] if isinstance(asked, str) else asked
+    if hasattr(asked, "to_messages"):
+        messages = asked.to_messages()
+    request = _request(model, [messages], options)
+    if request is not None:
+        request.is_streamed, request.messages = True, [asked]
+    return request
+
+
+@dataclass(slots=True, eq=False)
+class ChatRequest:
+    """One request to a model, as a context manager while the model's own code runs.
+
+    `generate` takes several conversations: each is a model call.
+    """
+
+    model: Any
+    run: Run
+    path: GraphPath | None
+    """The graph whose turn it is; `None` for a side call."""
+    messages: list[Any]
+    options: dict[str, Any]
+    calls: list[InFlightCall]
+    is_streamed: bool = False
+    chunks: list[Any] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
+    """The response to each call."""
+    _within: EnclosingCall = field(default_factory=EnclosingCall)
+    _token: Any = None
+
+    def __enter__(self) -> None:
+        """Let the model's own requests belong to this one."""
+        within = self._within
+        within.run, within.model, within.call = self.run, self.model, self.calls[0]
+        self._token = ENCLOSING_CALL.set(within)
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the model's code."""
+        ENCLOSING_CALL.reset(self._token)
+
+    def wait(self) -> Wait:
+        """Return a wait that a deadline or a kill ends."""
+        wait = Wait()
+        if self.path is not None:
+            wait.join(self.path.waits)
+        return wait
+
+    # --- admission --------------------------------------------------------------------------------
+
+    def admit_blocking(self) -> None:
+        """Admit each call, or raise its refusal."""
+        path = self.path
+        if path is None:
+            self._admit_as_side()
+            return
+        path.end_turn()
+        for call in self.calls:
+            refusal = path.admit_blocking(call, path.attributes)
+            if refusal is not None:
+                self._refuse(path, refusal.verdict)
+        self._begin(path)
+
+    async def admit(self) -> None:
+        """Do the same as `admit_blocking` without blocking the event loop."""
+        path = self.path
+        if path is None:
+            self._admit_as_side()
+            return
+        path.end_turn()
+        for call in self.calls:
+            refusal = await path.admit(call, path.attributes)
+            if refusal is not None:
+                self._refuse(path, refusal.verdict)
+        self._begin(path)
+
+    def _admit_as_side(self) -> None:
+        for call in self.calls:
+            admit_side_call(self.run, call)
+            self.run.calls.open(call)
+
+    def _refuse(self, path: GraphPath, verdict: Any) -> None:
+        for call in self.calls:
+            if call.reservation is not None and call.is_open:
+                self.run.calls.release(call)
+        raise path.refuse(verdict, ensure_config().get("metadata") or {})
+
+    @suppress_errors("binding")
+    def _begin(self, path: GraphPath) -> None:
+        for call in self.calls:
+            self.run.calls.open(call)
+        self.run.cycle()
+        if path.wrapping is not None and path.last_call in self.calls:
+            self.messages = [without_tools(each, path.wrapping) for each in self.messages]
+            for name in ("tools", "tool_choice", "functions", "response_format"):
+                self.options.pop(name, None)
+        else:
+            self.messages = [noted(each, path) for each in self.messages]
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    @suppress_errors("binding")
+    def note_chunk(self, chunk: Any) -> None:
+        """Note a part of a streamed answer."""
+        call = self.calls[0]
+        call.answered = call.has_content = True
+        self.chunks.append(chunk)
+        call.parts.append(text_of(chunk))
+        call.parts += [part.get("args") or "" for part in getattr(chunk, "tool_call_chunks", ())]
+
+    @suppress_errors("binding")
+    def note_answer(self) -> None:
+        """Note the whole of a streamed answer."""
+        if self.chunks:
+            first, *rest = self.chunks
+            # Linear: adding a list merges all of it at once.
+            whole = first.__add__(rest) if isinstance(first, AIMessageChunk) and rest else first
+            self._note(self.calls[0], whole, None)
+
+    @suppress_errors("binding")
+    def note_result(self, result: Any) -> None:
+        """Note the answers of a request."""
+        for call, generations in zip(self.calls, result.generations, strict=False):
+            self._note(call, generations[0].message, result.llm_output)
+
+    def _note(self, call: InFlightCall, message: Any, output: Mapping[str, Any] | None) -> None:
+        call.answered = call.has_content = True
+        call.record = usage_of(message, output, call.provider)
+        if not call.parts:
+            calls = getattr(message, "tool_calls", None)
+            call.parts += [text_of(message), str(calls) if calls else ""]
+        self.answers.append(message)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def settle_blocking(self, error: BaseException | None = None) -> None:
+        """Count the calls, and their turns."""
+        for number, call in enumerate(self.calls):
+            if self._is_unsent(number, call):
+                self.run.calls.release(call)
+            elif self.path is None:
+                settle_call(self.run, call, error)
+            else:
+                self.path.settle_blocking(call, error)
+            self._end(number, call, error)
+
+    async def settle(self, error: BaseException | None = None) -> None:
+        """Do the same as `settle_blocking` without blocking the event loop."""
+        for number, call in enumerate(self.calls):
+            if self._is_unsent(number, call):
+                self.run.calls.release(call)
+            elif self.path is None:
+                settle_call(self.run, call, error)
+            else:
+                await self.path.settle(call, error)
+            self._end(number, call, error)
+
+    def _is_unsent(self, number: int, call: InFlightCall) -> bool:
+        """Return whether a call was answered from a cache."""
+        return call.is_open and number < len(self.answers) and is_cached(self.answers[number])
+
+    @suppress_errors("binding")
+    def _end(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
+        path = self.path
+        if path is not None and call.started is not None:
+            seconds = self.run.services.now() - call.started
+            write_call_span(path.span, call, seconds, error)
+        if path is None or number >= len(self.answers) or error is not None:
+            return
+        message = self.answers[number]
+        if not isinstance(message, AIMessage):
+            return
+        if path.wrapping is not None and call is path.last_call:
+            _end_with(path, message)
+        else:
+            path.begin_turn(message)
+
+    def fail(self, error: BaseException) -> None:
+        """Note an answer that was broken off."""
+        if self.chunks and not self.answers and isinstance(error, Exception):
+            self.note_answer()
+            self.answers.clear()  # it is no turn
+
+    def raise_if_ended(self, error: BaseException) -> None:
+        """Replace the end of a wait by the halt that ended it."""
+        if isinstance(error, InvocationEndedError):
+            self._raise_halt(error)
+
+    def raise_if_cut(self) -> None:
+        """End a stream whose invocation was ended between two chunks."""
+        if self.path is not None and self.path.waits.is_cut:
+            self._raise_halt(None)
+
+    def _raise_halt(self, error: BaseException | None) -> None:
+        path = self.path
+        if path is not None and path.verdict is not None:
+            raise path.refuse(path.verdict, ensure_config().get("metadata") or {}) from error
+
+    def raise_if_last(self, error: BaseException) -> None:
+        """End the graph if its last answer failed: there is no further call."""
+        path = self.path
+        if path is None or path.wrapping is None or not isinstance(error, Exception):
+            return
+        if path.last_call in self.calls:
+            verdict = replace(path.wrapping, remark=failed_remark(error))
+            path.wrapping = None
+            raise path.refuse(verdict, ensure_config().get("metadata") or {}) from error
+
+
+def _end_with(path: GraphPath, message: AIMessage) -> None:
+    """Make a model's last answer the end of the graph."""
+    run, verdict = path.run, path.wrapping
+    assert verdict is not None  # checked before
+    run.turn()
+    is_empty = not text_of(message).strip()
+    # Without tools, none can have been requested; some models write such calls anyway.
+    message.tool_calls = []
+    if is_empty:
+        message.content = path.text_of(verdict)
+        verdict = replace(verdict, remark=EMPTY_REMARK)
+    run.halt(verdict, "halted" if is_empty else "wrapped_up")
+    path.answer = message
+    mark(message, run.stop(verdict.reason), synthetic=is_empty)
+    write_halt(path.span, verdict, run, synthetic=is_empty)

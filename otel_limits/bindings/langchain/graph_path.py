@@ -1,0 +1,160 @@
+"""One invocation of a graph on its way: its turns, its tools, and its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import trace
+
+from otel_limits.bindings.path import Path
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.loops import Call, fingerprint
+from otel_limits.runs.tree import CURRENT, TASK_SCOPE, current_scope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_limits.core.limits import Breach
+    from otel_limits.core.policy import Verdict
+    from otel_limits.runs.run import Run
+    from otel_limits.runs.tree import TaskScope
+
+
+class GraphHaltedError(BaseException):
+    """Carries a halt from a model call to the graph's own method, which ends the graph.
+
+    Not an `Exception`, as a node may handle any of these: retries, fallbacks and parsers do.
+    """
+
+    def __init__(self, path: GraphPath) -> None:
+        """Keep the invocation that was halted."""
+        super().__init__("halted by otel-limits")
+        self.path = path
+
+
+@dataclass(slots=True)
+class RequestedTool:
+    """A tool call that a response has requested."""
+
+    name: str
+    arguments: object
+    refusal: Breach | None
+    """The limit that refuses it."""
+    scope: TaskScope | None = None
+    """Its scope, once it runs."""
+    status: str = ""
+    """`success` or `error`, once it has ended."""
+    result: str = ""
+    seconds: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class GraphPath(Path):
+    """The state of an invocation of a graph."""
+
+    attributes: Mapping[str, object] = field(default_factory=dict, kw_only=True)
+    """Attributes for quotas and the audit, from the configuration of the call."""
+    span: trace.Span = field(default=trace.INVALID_SPAN, kw_only=True)
+    tools: dict[str, RequestedTool] = field(default_factory=dict, kw_only=True)
+    """The tools of the current turn, by the ID of the call."""
+    text: str = field(default="", kw_only=True)
+    """The text of the current turn."""
+    has_turn: bool = field(default=False, kw_only=True)
+    """True from a response until its tools have ended."""
+    answer: Any = field(default=None, kw_only=True)
+    """The model's last answer after a limit, if it gave one."""
+    nudge_for: str | None = field(default=None, kw_only=True)
+    """The call whose result the model is told to repeat no more."""
+    place: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Metadata of the model call that was refused: its node, among others."""
+    tokens: dict[int, tuple[Any, int]] = field(default_factory=dict, kw_only=True)
+    """Estimated tokens of each message, by identity."""
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    @suppress_errors("binding")
+    def begin_turn(self, message: Any) -> None:
+        """Count a response as a turn, and decide in its order which of its tools may run."""
+        run = self.run
+        run.turn()
+        self.has_turn = True
+        self.text = message.text if isinstance(message.text, str) else message.text()
+        for call in message.tool_calls:
+            name = call["name"]
+            refusal = run.tools.admit(name)
+            self.tools[call["id"] or name] = RequestedTool(name, call["args"], refusal)
+        if run.policy.warn_at:
+            run.warn()
+
+    @suppress_errors("binding")
+    def end_turn(self) -> None:
+        """Record the tools of a turn in the order of the response, and check for loops."""
+        if not self.has_turn:
+            return
+        self.has_turn = False
+        run, tools = self.run, self.tools
+        self.tools = {}
+        calls: list[Call] = []
+        identities: list[str] = []
+        for identity, tool in tools.items():
+            if tool.refusal is not None:
+                run.tools.record(tool.name, "refused", None, None)
+            elif not tool.status:  # it never ran, such as one that stands for a structured output
+                run.tools.release(tool.name)
+            else:
+                call = self._fingerprints_of(tool)
+                calls.append(call)
+                identities.append(identity)
+                status: Any = tool.status
+                shown = fingerprint(call.request, call.result)
+                run.tools.record(tool.name, status, tool.seconds, shown)
+        if run.loops is not None:
+            run.check_loops(calls, self.text)
+            if (repeated := run.nudge()) is not None and identities:
+                self.nudge_for = identities[repeated]
+        if run.policy.warn_at:
+            run.warn()
+        verdict = run.check_limits() if run.services.tool_log is not None else None
+        ended = [tool for tool in tools.values() if tool.status and tool.refusal is None]
+        for number, tool in enumerate(ended, start=1):
+            halts = verdict is not None and number == len(ended)
+            run.tools.log(tool.name, tool.arguments, tool.result, trigger=halts)
+
+    def _fingerprints_of(self, tool: RequestedTool) -> Call:
+        return Call(
+            tool=tool.name,
+            request=fingerprint(tool.name, tool.arguments),
+            result=fingerprint(tool.status, tool.result),
+            exempt=self.run.policy.exempts(tool.name),
+        )
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def refuse(self, verdict: Verdict, place: Mapping[str, Any]) -> GraphHaltedError:
+        """Return the exception that ends the graph before a model call."""
+        self.verdict, self.place = verdict, place
+        return GraphHaltedError(self)
+
+
+def path_of_task() -> GraphPath | None:
+    """Return the graph in whose own task the current code runs, outside of its tools."""
+    run, scope = current_scope()
+    path = getattr(run, "state", None)
+    if not isinstance(path, GraphPath) or path.run.finished:
+        return None
+    return None if scope is not None and scope.owner is run else path
+
+
+LIVE: Final[set[GraphPath]] = set()
+"""Invocations in progress, to end them when otel-limits is disabled."""
+
+
+def enter(run: Run) -> tuple[Any, Any]:
+    """Make the current task work for an invocation; pass the result to `leave`."""
+    return CURRENT.set(run), TASK_SCOPE.get()
+
+
+def leave(token: tuple[Any, Any]) -> None:
+    """Undo `enter`."""
+    CURRENT.reset(token[0])

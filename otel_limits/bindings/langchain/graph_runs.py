@@ -1,0 +1,353 @@
+"""Follows the invocations of graphs: their begin, each step, and their end."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from langchain_core.messages import AIMessage, ToolMessage
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.errors import GraphBubbleUp, GraphRecursionError
+from langgraph.graph import END
+from langgraph.types import StateUpdate
+from opentelemetry import baggage, trace
+from opentelemetry import context as otel_context
+
+from otel_limits.bindings.langchain.graph_path import (
+    LIVE,
+    GraphHaltedError,
+    GraphPath,
+    enter,
+    leave,
+)
+from otel_limits.bindings.langchain.graph_streams import GraphStream
+from otel_limits.bindings.langchain.halt_marks import SLOT, mark
+from otel_limits.bindings.own_spans import end_span, start_agent_span
+from otel_limits.bindings.path import halt_from_error
+from otel_limits.bindings.span_writer import write_end, write_halt
+from otel_limits.core.errors import limit_reached
+from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
+from otel_limits.core.policy import KILLED
+from otel_limits.core.texts import not_run_note
+from otel_limits.runs.tree import TASK_SCOPE, for_threads
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+    from otel_limits.core.errors import LimitReachedError
+    from otel_limits.core.events import ActionTaken
+    from otel_limits.core.policy import Verdict
+
+Saved: TypeAlias = "tuple[Any, list[list[StateUpdate]]]"
+
+MESSAGES: Final = "messages"
+"""The channel of a graph's state that holds its conversation."""
+
+
+# --- wrappers of a graph's methods ----------------------------------------------------------------
+
+
+def track_stream(original: Any) -> Any:
+    """Wrap `Pregel.stream`, which `invoke` and `batch` call."""
+
+    @functools.wraps(original)
+    def stream(
+        graph: Any,
+        input: Any,  # noqa: A002  the name of LangChain
+        config: Any = None,
+        **options: Any,
+    ) -> Iterator[Any]:
+        invocation = _begun(graph, config, options)
+        if invocation is None:
+            yield from original(graph, input, config, **options)
+            return
+        chunks = original(graph, input, config, **invocation.stream.options)
+        try:
+            while True:
+                with invocation:
+                    try:
+                        chunk = next(chunks)
+                    except StopIteration:
+                        invocation.succeed()
+                        break
+                yield from invocation.stream.passed(chunk)
+        except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
+            if (saved := invocation.halted_by(error)) is not None:
+                graph.bulk_update_state(*saved)
+            yield from invocation.last_chunks()
+        finally:
+            chunks.close()
+            invocation.finish()
+        invocation.raise_if_asked()
+
+    return stream
+
+
+def track_astream(original: Any) -> Any:
+    """Wrap `Pregel.astream`, which `ainvoke`, `abatch` and `astream_events` call."""
+
+    @functools.wraps(original)
+    async def astream(
+        graph: Any,
+        input: Any,  # noqa: A002  the name of LangChain
+        config: Any = None,
+        **options: Any,
+    ) -> AsyncIterator[Any]:
+        invocation = _begun(graph, config, options)
+        if invocation is None:
+            async for chunk in original(graph, input, config, **options):
+                yield chunk
+            return
+        chunks = original(graph, input, config, **invocation.stream.options)
+        try:
+            while True:
+                with invocation:
+                    try:
+                        chunk = await anext(chunks)
+                    except StopAsyncIteration:
+                        invocation.succeed()
+                        break
+                for each in invocation.stream.passed(chunk):
+                    yield each
+        except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
+            if (saved := invocation.halted_by(error)) is not None:
+                await graph.abulk_update_state(*saved)
+            for each in invocation.last_chunks():
+                yield each
+        finally:
+            await chunks.aclose()
+            invocation.finish()
+        invocation.raise_if_asked()
+
+    return astream
+
+
+# --- one invocation -------------------------------------------------------------------------------
+
+
+@suppress_errors("binding")
+def _begun(graph: Any, config: Any, options: Mapping[str, Any]) -> GraphInvocation | None:
+    """Begin an invocation; `None` if graphs are not limited.
+
+    After an internal error it is begun without a span, so that its limits apply.
+    """
+    host = SLOT.host
+    if host is None or not host.is_on:
+        return None
+    host.prepare(has_own=False)
+    stream = GraphStream(graph, config, options)
+    try:
+        return GraphInvocation(graph, config or {}, stream, start_agent_span(graph.get_name()))
+    except Exception as error:  # noqa: BLE001  the graph must not feel it
+        INTERNAL_ERRORS.report("binding", error)
+        return GraphInvocation(graph, config or {}, stream, None)
+
+
+class GraphInvocation:
+    """One call of a graph. As a context manager it is entered for each step of the stream.
+
+    Between two steps the reader's code runs, which is not the graph's work.
+    """
+
+    def __init__(
+        self, graph: Any, config: Mapping[str, Any], stream: GraphStream, span: trace.Span | None
+    ) -> None:
+        """Begin an invocation."""
+        host, name = SLOT.host, graph.get_name()
+        assert host is not None  # checked before
+        self.stream = stream
+        self._graph, self._config = graph, config
+        configurable = config.get("configurable") or {}
+        attributes = {
+            **{key: value for key, value in configurable.items() if not key.startswith("__")},
+            **(config.get("metadata") or {}),
+        }
+        context = (span or trace.INVALID_SPAN).get_span_context()
+        thread = configurable.get("thread_id")
+        self._run = run = host.runs.start(
+            name,
+            host.policy(name),
+            context.trace_id,
+            context.span_id,
+            sampled=context.trace_flags.sampled,
+            traced=context.is_valid,
+            session_id=None if thread is None else str(thread),
+            attributes=_audited(attributes, host.runs.audit_keys),
+        )
+        self.path = run.state = GraphPath(
+            run, attributes=attributes, span=span or trace.INVALID_SPAN
+        )
+        LIVE.add(self.path)
+        run.cancel = self.path.cancel
+        run.time_limit.start()
+        self._scope = TASK_SCOPE.get()
+        self._reason = "aborted"
+        self._tokens: list[tuple[Any, Any]] = []
+        self._last: list[Any] = []
+        """The messages of a halt."""
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> None:
+        """Let the graph work in the context of its invocation."""
+        context = otel_context.get_current()
+        if self.path.span.get_span_context().is_valid:
+            context = trace.set_span_in_context(self.path.span, context)
+        attached = otel_context.attach(for_threads(self._run, self._scope, context) or context)
+        self._tokens.append((enter(self._run), attached))
+
+    def __exit__(self, *_: object) -> None:
+        """Restore the context of the reader."""
+        entered, attached = self._tokens.pop()
+        otel_context.detach(attached)
+        leave(entered)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def halted_by(self, error: BaseException) -> Saved | None:
+        """End with the halt that an exception carries; raise any other exception again.
+
+        Returns:
+            What to store in the graph's checkpoints, if it has any.
+        """
+        if not self._is_halt(error):
+            self._fail(error)
+            raise  # noqa: PLE0704  called while it is handled
+        self._halt()
+        return self._checkpoint()
+
+    def _is_halt(self, error: BaseException) -> bool:
+        path = self.path
+        if isinstance(error, GraphHaltedError):
+            return error.path is path
+        if isinstance(error, Exception) and not isinstance(error, GraphBubbleUp):
+            # Of a refused side call that nothing in the graph has handled.
+            verdict = halt_from_error(path, error)
+            if verdict is not None:
+                path.verdict = path.verdict or verdict
+                return True
+        return False
+
+    @suppress_errors("binding")
+    def _halt(self) -> None:
+        """Publish the halt, and write its messages."""
+        path, run, graph = self.path, self._run, self._graph
+        verdict = path.verdict or path.wrapping
+        assert verdict is not None  # every refusal has one
+        path.end_turn()
+        self._reason = verdict.reason
+        if path.answer is not None:  # the model gave a last answer, and the graph went on
+            return
+        action = verdict.action or run.policy.action
+        taken: ActionTaken = "raised" if action == "raise" else "halted"
+        run.halt(verdict, taken)
+        run.note_halt(run.sentence, verdict)
+        stop = run.stop(verdict.reason)
+        message = AIMessage(path.text_of(verdict), id=str(uuid.uuid4()))
+        mark(message, stop, synthetic=True)
+        write_halt(path.span, verdict, run, synthetic=True)
+        if MESSAGES in graph.channels:
+            self._last = [*_results_of_unanswered(self.stream.messages, verdict), message]
+        else:
+            run.raised = True
+
+    def last_chunks(self) -> Iterator[Any]:
+        """Yield the halt as the reader of the stream asked for it."""
+        if self._last and not self._run.raised:
+            yield from self.stream.of_halt(self._last, self.path.place)
+
+    @suppress_errors("binding")
+    def _checkpoint(self) -> Saved | None:
+        """Return what to store, so that the thread goes on after our message."""
+        graph, configurable = self._graph, dict(self._config.get("configurable") or {})
+        has_thread = isinstance(graph.checkpointer, BaseCheckpointSaver)
+        if not has_thread or "thread_id" not in configurable or not self._last:
+            return None
+        configurable.pop("checkpoint_id", None)  # of where this call began
+        node = self.path.place.get("langgraph_node")
+        if node not in graph.nodes:
+            node = next(each for each in graph.nodes if not each.startswith("__"))
+        return {"configurable": configurable}, [
+            [StateUpdate(None, END)],  # what ended in this step is kept, the rest is dropped
+            [StateUpdate({MESSAGES: self._last}, node)],
+            [StateUpdate(None, END)],  # nor does anything follow our message
+        ]
+
+    @suppress_errors("binding")
+    def _fail(self, error: BaseException) -> None:
+        """Note how the graph ended by itself."""
+        if isinstance(error, GraphRecursionError):
+            self._reason = "recursion_limit"
+        elif isinstance(error, GraphBubbleUp):  # a hand-off to the graph around it
+            self._reason = "end_turn"
+        elif isinstance(error, Exception):
+            self._reason = "error"
+        if self._reason == "error":
+            end_span(self.path.span, error)
+
+    @suppress_errors("binding")
+    def finish(self) -> None:
+        """End the invocation, however the graph ended."""
+        path, run = self.path, self._run
+        path.end_turn()
+        LIVE.discard(path)
+        write_end(path.span, run)
+        end_span(path.span)
+        run.finish(self._reason)
+
+    @suppress_errors("binding")
+    def succeed(self) -> None:
+        """Note that the graph has ended by itself."""
+        path, run = self.path, self._run
+        self._reason = "interrupt" if self.stream.is_interrupted else "end_turn"
+        if run.freeze_outcome():  # killed when no model call was left to refuse
+            run.halt(KILLED, "halted")
+            self._reason = KILLED.reason
+        elif path.answer is not None and run.verdict is not None:
+            self._reason = run.verdict.reason
+
+    def raise_if_asked(self) -> None:
+        """Raise the limit's error if that is the action, or if the state has no messages.
+
+        Raises:
+            LimitReachedError: Either is so.
+        """
+        if (error := self._error()) is not None:
+            raise error
+
+    @suppress_errors("binding")
+    def _error(self) -> LimitReachedError | None:
+        run = self._run
+        if run.verdict is None or not run.raised:
+            return None
+        return limit_reached(run.verdict, run.stop(run.verdict.reason))
+
+
+def abort_all() -> None:
+    """End all invocations when otel-limits is disabled."""
+    for path in list(LIVE):
+        path.run.released = True
+        path.run.finish("aborted")
+
+
+def _results_of_unanswered(messages: Sequence[Any], verdict: Verdict) -> list[ToolMessage]:
+    """Return results for the tools that were requested but never ran."""
+    answered = {each.tool_call_id for each in messages if isinstance(each, ToolMessage)}
+    return [
+        ToolMessage(
+            not_run_note(verdict), name=call["name"], tool_call_id=call["id"], status="error"
+        )
+        for each in messages
+        if isinstance(each, AIMessage)
+        for call in each.tool_calls
+        if call["id"] not in answered
+    ]
+
+
+def _audited(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:
+    """Return the values of `keys` in the call's configuration, or in the caller's baggage."""
+    if not keys:
+        return {}
+    found = {**baggage.get_all(), **attributes}
+    return {key: str(found[key]) for key in keys if key in found}

@@ -1,0 +1,85 @@
+"""What a halt leaves in a LangChain message, and how it is read again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.core.errors import stop_of_error
+from otel_limits.core.stop_json import MARKER, stop_from_json, stop_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from otel_limits.bindings.framework import Host
+    from otel_limits.core.events import Stop
+
+INNER: Final = "otel_limits_inner"
+"""Key of the stops of agents that a tool has called, in the tool's message."""
+
+
+class LangChainHost:
+    """Holds the runtime that the binding reports to, once there is one."""
+
+    host: Host | None = None
+
+
+SLOT: Final = LangChainHost()
+
+
+def mark(message: Any, stop: Stop, *, synthetic: bool) -> None:
+    """Write `stop` into a message's `response_metadata`, which no client sends to its vendor."""
+    message.response_metadata = {
+        **message.response_metadata,
+        MARKER: {**stop_to_json(stop), "synthetic": synthetic},
+    }
+
+
+def mark_inner(message: Any, stops: Iterable[Stop]) -> None:
+    """Write the stops of agents that a tool has called into its message."""
+    kept = [stop_to_json(stop) for stop in stops]
+    message.response_metadata = {**message.response_metadata, INNER: kept}
+
+
+def marker_of(result: Any) -> Mapping[str, Any] | None:
+    """Return what `mark` wrote into a message, or into the last message of a state."""
+    messages = messages_of(result)
+    message = messages[-1] if messages else result
+    marker = _metadata_of(message).get(MARKER)
+    return marker if isinstance(marker, dict) else None
+
+
+def stops_of(result: Any) -> Sequence[Stop]:
+    """Return the stops in a state, a message or an exception, in their order.
+
+    Of a state only the messages since the last of the user: those before are of earlier calls.
+    """
+    if isinstance(result, BaseException):
+        stop = stop_of_error(result)
+        return () if stop is None else (stop,)
+    messages = messages_of(result) or [result]
+    since = max((n for n, each in enumerate(messages) if _is_of_user(each)), default=-1)
+    return [stop for message in messages[since + 1 :] for stop in _stops_in(message)]
+
+
+def _stops_in(message: Any) -> Iterator[Stop]:
+    metadata = _metadata_of(message)
+    for each in metadata.get(INNER, ()):
+        yield stop_from_json(each)
+    if isinstance(own := metadata.get(MARKER), dict):
+        yield stop_from_json(own)
+
+
+def messages_of(state: Any) -> list[Any]:
+    """Return the messages of a graph's state or output; none if it has no such list."""
+    state = getattr(state, "value", state)  # of `invoke(…, version="v2")`
+    found = state.get("messages") if isinstance(state, dict) else getattr(state, "messages", None)
+    return list(found) if isinstance(found, (list, tuple)) else []
+
+
+def _metadata_of(message: Any) -> Mapping[str, Any]:
+    metadata = getattr(message, "response_metadata", None)
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _is_of_user(message: Any) -> bool:
+    return getattr(message, "type", None) == "human"

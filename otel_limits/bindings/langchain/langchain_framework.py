@@ -1,0 +1,136 @@
+"""The interface of the binding for LangChain and LangGraph, which it does not import."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import wrapt
+
+from otel_limits.bindings.class_patches import Patches
+from otel_limits.bindings.langchain.halt_marks import SLOT, marker_of, stops_of
+from otel_limits.core.internal_errors import suppress_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from otel_limits.bindings.framework import Gap, Host, SpanNames
+    from otel_limits.core.events import Stop
+
+GRAPHS: Final = "langgraph.pregel.main"
+MODELS: Final = "langchain_core.language_models.chat_models"
+TOOLS: Final = "langchain_core.tools.base"
+
+
+class LangChainFramework:
+    """Tracks compiled graphs, and with them the agents of `create_agent`."""
+
+    name = "langchain"
+    module = GRAPHS
+    distribution = "langgraph"
+    parts: Collection[str] = ()
+    spans: SpanNames | None = None
+    stop_reasons: Collection[str] = ("end_turn", "interrupt", "recursion_limit")
+    """LangGraph has no words for its ends, so those of other frameworks are used."""
+    successes: Collection[str] = ("end_turn",)
+
+    def __init__(self) -> None:
+        """Start without classes: LangChain may be imported later, or never."""
+        self._patches = Patches()
+        self._is_on = False
+        self._is_registered = False
+
+    @property
+    def host(self) -> Host | None:
+        """The runtime of the process."""
+        return SLOT.host
+
+    @host.setter
+    def host(self, host: Host | None) -> None:
+        SLOT.host = host
+
+    def gaps(self) -> Sequence[Gap]:
+        """Import LangGraph and return the names of it that are used but missing.
+
+        Raises:
+            ImportError: It is not installed.
+        """
+        from otel_limits.bindings.langchain.langchain_probe import gaps
+
+        return gaps()
+
+    def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has no parts
+        """Return no gap."""
+        return ()
+
+    def watch(self) -> None:
+        """Track every invocation of a graph."""
+        self._is_on = True
+        for module, patch in PATCHES.items():
+            if module in sys.modules and self._is_registered:
+                self._patch(patch, sys.modules[module])
+            elif not self._is_registered:
+                wrapt.register_post_import_hook(functools.partial(self._patch, patch), module)
+        self._is_registered = True
+
+    @suppress_errors("binding")
+    def _patch(self, patch: Callable[[Patches, Any], None], module: Any) -> None:
+        if self._is_on:
+            patch(self._patches, module)
+
+    def renew(self) -> None:
+        """Forget the classes of an earlier import; `watch` patches those of the next one."""
+        self._patches = Patches()
+
+    def release(self) -> bool:
+        """Stop tracking graphs. No graph has limits of its own."""
+        self._is_on = False
+        # Looked up, not imported: without the module, no graph was ever tracked.
+        graphs = sys.modules.get(f"{__package__}.graph_runs")
+        if graphs is not None:
+            graphs.abort_all()
+        self._patches.restore()
+        return False
+
+    def marker_of(self, result: Any) -> Mapping[str, Any] | None:
+        """Return the stop that a halt left in a message or a state, else `None`."""
+        return marker_of(result)
+
+    def stops_of(self, result: Any) -> Sequence[Stop]:
+        """Return the stops in a state, a message or an exception, in their order."""
+        return stops_of(result)
+
+
+def _patch_graphs(patches: Patches, module: Any) -> None:
+    from otel_limits.bindings.langchain import graph_runs
+
+    # Every other method calls one of these two.
+    patches.wrap(module.Pregel, "stream", graph_runs.track_stream)
+    patches.wrap(module.Pregel, "astream", graph_runs.track_astream)
+
+
+def _patch_models(patches: Patches, module: Any) -> None:
+    from otel_limits.bindings.langchain import chat_calls
+
+    patches.wrap(module.BaseChatModel, "generate", chat_calls.track_generate)
+    patches.wrap(module.BaseChatModel, "agenerate", chat_calls.track_agenerate)
+    patches.wrap(module.BaseChatModel, "stream", chat_calls.track_stream)
+    patches.wrap(module.BaseChatModel, "astream", chat_calls.track_astream)
+
+
+def _patch_tools(patches: Patches, module: Any) -> None:
+    from otel_limits.bindings.langchain import requested_tools
+
+    patches.wrap(module.BaseTool, "run", requested_tools.track_run)
+    patches.wrap(module.BaseTool, "arun", requested_tools.track_arun)
+
+
+PATCHES: Final[dict[str, Callable[[Patches, Any], None]]] = {
+    GRAPHS: _patch_graphs,
+    MODELS: _patch_models,
+    TOOLS: _patch_tools,
+}
+
+LANGCHAIN: Final = LangChainFramework()
+"""Wraps public methods of `Pregel`, `BaseChatModel` and `BaseTool`."""

@@ -1,0 +1,157 @@
+"""Tracks the tools that a model has requested: refused at a limit, recorded when they end."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.messages import ToolMessage
+from langgraph.errors import GraphBubbleUp
+
+from otel_limits.bindings.halted_agents import reworded_text
+from otel_limits.bindings.langchain.chat_readers import text_of
+from otel_limits.bindings.langchain.graph_path import GraphPath, RequestedTool
+from otel_limits.bindings.langchain.halt_marks import mark_inner
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.texts import not_run_note, refusal_note
+from otel_limits.runs.tree import TASK_SCOPE, TaskScope, current_scope, is_within
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def track_run(original: Any) -> Any:
+    """Wrap `BaseTool.run`, which `invoke` calls."""
+
+    @functools.wraps(original)
+    def run(tool: Any, tool_input: Any, *args: Any, **options: Any) -> Any:
+        running = _begun(tool, tool_input, options)
+        if running is None:
+            return original(tool, tool_input, *args, **options)
+        if (refusal := running.refusal()) is not None:
+            return refusal
+        try:
+            with running:
+                result = original(tool, tool_input, *args, **options)
+        except BaseException as error:
+            running.fail(error)
+            raise
+        return running.ended(result)
+
+    return run
+
+
+def track_arun(original: Any) -> Any:
+    """Wrap `BaseTool.arun`, which `ainvoke` calls."""
+
+    @functools.wraps(original)
+    async def arun(tool: Any, tool_input: Any, *args: Any, **options: Any) -> Any:
+        running = _begun(tool, tool_input, options)
+        if running is None:
+            return await original(tool, tool_input, *args, **options)
+        if (refusal := running.refusal()) is not None:
+            return refusal
+        try:
+            with running:
+                result = await original(tool, tool_input, *args, **options)
+        except BaseException as error:
+            running.fail(error)
+            raise
+        return running.ended(result)
+
+    return arun
+
+
+@suppress_errors("binding")
+def _begun(tool: Any, asked: Any, options: Mapping[str, Any]) -> RunningTool | None:
+    """Begin a tool call; `None` if no model has requested it, or no graph is limited.
+
+    Only a call that a model has requested has an ID.
+    """
+    identity = options.get("tool_call_id")
+    run, scope = current_scope()
+    path = getattr(run, "state", None)
+    if identity is None or not isinstance(path, GraphPath) or path.run.finished:
+        return None
+    if scope is not None and scope.owner is run:  # a tool that runs another one itself
+        return None
+    requested = path.tools.get(identity)
+    if requested is None:  # requested by a response of an earlier invocation of this thread
+        requested = RequestedTool(tool.name, asked, path.run.tools.admit(tool.name))
+        path.tools[identity] = requested
+        path.has_turn = True
+    return RunningTool(path, requested, identity, tool.name)
+
+
+class RunningTool:
+    """One call of a tool, as a context manager while the tool's own code runs."""
+
+    def __init__(self, path: GraphPath, requested: RequestedTool, identity: str, name: str) -> None:
+        """Begin the call."""
+        self._path = path
+        self._requested = requested
+        self._identity = identity
+        self._name = name
+        self._started = time.monotonic()
+        self._scope = requested.scope = TaskScope(path.run, TASK_SCOPE.get())
+        self._token: Any = None
+
+    def __enter__(self) -> None:
+        """Let what the tool starts belong to it."""
+        self._token = TASK_SCOPE.set(self._scope)
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the tool's code."""
+        TASK_SCOPE.reset(self._token)
+
+    @suppress_errors("binding")
+    def refusal(self) -> ToolMessage | None:
+        """Return the result of a call that must not run, for the model."""
+        path, breach = self._path, self._requested.refusal
+        pending = path.verdict or path.wrapping
+        if breach is not None:
+            note = refusal_note(breach)
+        elif pending is not None:
+            note = not_run_note(pending)
+        else:
+            return None
+        return ToolMessage(note, name=self._name, tool_call_id=self._identity, status="error")
+
+    @suppress_errors("binding")
+    def fail(self, error: BaseException) -> None:
+        """Note an exception of the tool. One that waits for a human has not ended."""
+        if not isinstance(error, Exception) or isinstance(error, GraphBubbleUp):
+            return
+        self._note("error", str(error))
+
+    def ended(self, result: Any) -> Any:
+        """Note the result, and return it with the texts for the model around a halted agent."""
+        return self._worded(result) or result
+
+    @suppress_errors("binding")
+    def _worded(self, result: Any) -> Any:
+        run = self._path.run
+        stops = [
+            child.stop(verdict.reason)
+            for child, verdict in run.halted.values()
+            if is_within(child, self._scope)
+        ]
+        if isinstance(result, ToolMessage) and run.halted:
+            worded = (
+                reworded_text(result.content, run, self._scope)
+                if (isinstance(result.content, str))
+                else result.content
+            )
+            result = result.model_copy(update={"content": worded})
+            if stops:
+                mark_inner(result, stops)
+        status = getattr(result, "status", "success")
+        self._note(status if status in ("success", "error") else "success", text_of(result))
+        return result
+
+    def _note(self, status: str, text: str) -> None:
+        requested = self._requested
+        requested.status, requested.result = status, text
+        requested.seconds = time.monotonic() - self._started
+        self._scope.has_ended = True

@@ -1,0 +1,58 @@
+"""Scripts of models, to test what limits do to an agent without a provider."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from otel_limits.core.limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One scripted response of a model."""
+
+    text: str = ""
+    tools: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    """Names and arguments of the requested tools."""
+    usage: Mapping[str, int] | None = field(
+        default_factory=lambda: {"inputTokens": 10, "outputTokens": 5, "totalTokens": 15}
+    )
+    """Usage that the provider reports; `None` if it reports nothing."""
+    stop_reason: str | None = None
+    error: BaseException | None = None
+    """Raised after the chunks, or immediately if there are none."""
+
+
+def says(text: str, **changes: Any) -> Answer:
+    """Script a response in text."""
+    return Answer(text=text, **changes)
+
+
+def uses(*names: str, arguments: Mapping[str, Any] | None = None, **changes: Any) -> Answer:
+    """Script a response that requests tools."""
+    return Answer(tools=tuple((name, arguments or {}) for name in names), **changes)
+
+
+def fails(error: BaseException) -> Answer:
+    """Script a request that fails before any response."""
+    return Answer(error=error, usage=None)
+
+
+def endless(answer: Answer) -> Iterator[Answer]:
+    """Script the same response forever."""
+    return itertools.repeat(answer)
+
+
+def only(name: str, cap: Any) -> Limits:
+    """Set the one limit `name`."""
+    return Limits(**{name: cap})
+
+
+def tokens(total: int) -> dict[str, int]:
+    """Make reported usage of `total` tokens, one of them output."""
+    return {"inputTokens": total - 1, "outputTokens": 1, "totalTokens": total}
