@@ -1,0 +1,110 @@
+"""Graphs with scripted models, and every way to call one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+from langchain.agents import create_agent
+
+from otel_limits.bindings.langchain.scripted_chat_model import ScriptedChatModel
+from otel_limits.testing import endless, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEPS = {"recursion_limit": 60}
+"""A graph that is not halted ends soon."""
+
+
+def search(query: str = "") -> str:
+    """Search."""
+    return f"nothing about {query}"
+
+
+def looping(**options: Any) -> ScriptedChatModel:
+    """A model that requests the same tool forever."""
+    return ScriptedChatModel(endless(uses("search", arguments={"query": "x"})), **options)
+
+
+def agent(model: Any, *tools: Any, name: str = "boss", **options: Any) -> Any:
+    """An agent with the tool `search`."""
+    return create_agent(model, [*tools, search] if not tools else [*tools], name=name, **options)
+
+
+def config(thread: str | None = None, **more: Any) -> dict[str, Any]:
+    """The configuration of a call."""
+    return {**STEPS, **({"configurable": {"thread_id": thread}} if thread else {}), **more}
+
+
+ASK = {"messages": [("user", "go")]}
+
+
+def call_invoke(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
+    """`invoke`."""
+    return graph.invoke(given, options)
+
+
+def call_ainvoke(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
+    """`ainvoke`."""
+    return asyncio.run(graph.ainvoke(given, options))
+
+
+def call_stream(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
+    """`stream` of the values."""
+    return list(graph.stream(given, options, stream_mode="values"))[-1]
+
+
+def call_astream(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
+    """`astream` of several modes."""
+
+    async def read() -> Any:
+        modes = ["updates", "messages", "values"]
+        chunks = [chunk async for chunk in graph.astream(given, options, stream_mode=modes)]
+        return next(payload for mode, payload in reversed(chunks) if mode == "values")
+
+    return asyncio.run(read())
+
+
+def call_batch(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
+    """`batch` of one."""
+    return graph.batch([given], options)[0]
+
+
+def call_abatch(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
+    """`abatch` of one."""
+    return asyncio.run(graph.abatch([given], options))[0]
+
+
+def call_thread(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
+    """`invoke` in a plain thread."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(graph.invoke(given, options)))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def call_v2(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
+    """`invoke` with LangGraph's second format of results."""
+    return graph.invoke(given, options, version="v2").value
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "invoke": call_invoke,
+    "ainvoke": call_ainvoke,
+    "stream": call_stream,
+    "astream": call_astream,
+    "batch": call_batch,
+    "abatch": call_abatch,
+    "thread": call_thread,
+    "v2": call_v2,
+}
+
+
+def unanswered(messages: list[Any]) -> list[str]:
+    """IDs of tool calls without a result: no vendor accepts such a conversation."""
+    asked = [call["id"] for each in messages for call in getattr(each, "tool_calls", ())]
+    answered = [each.tool_call_id for each in messages if each.type == "tool"]
+    return [each for each in asked if each not in answered]
