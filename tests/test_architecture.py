@@ -192,7 +192,9 @@ def test_every_class_name_occurs_once() -> None:
     """Readers can only distinguish two classes of one name by opening both files."""
     modules: dict[str, list[str]] = {}
     for module, path in MODULES.items():
-        for node in () if module.endswith(".scripted_model") else parsed(path).body:  # a public API
+        for node in (
+            () if module.endswith((".scripted_model", ".script")) else parsed(path).body
+        ):  # a public API
             if isinstance(node, ast.ClassDef):
                 modules.setdefault(node.name, []).append(module)
     assert {name: found for name, found in modules.items() if len(found) > 1} == {}

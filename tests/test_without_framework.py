@@ -16,7 +16,7 @@ from tests.test_autoload import ROOT, Environment
 
 pytestmark = pytest.mark.timeout(400)
 
-FIX = "pip install 'otel-limits[strands]'"
+FIX = "pip install 'otel-limits[strands]' or 'otel-limits[langchain]'"
 MISSING = f"otel-limits: No supported agent framework is installed. Run: {FIX}\n"
 
 
@@ -164,7 +164,7 @@ def test_enable_reports_missing_framework_once(bare: Environment) -> None:
     ("statement", "name"),
     [
         ("from otel_limits import LimitsPlugin", "LimitsPlugin"),
-        ("import otel_limits.testing", "otel_limits.testing"),
+        ("from otel_limits.testing import ScriptedModel", "otel_limits.testing.ScriptedModel"),
     ],
 )
 def test_import_of_what_needs_a_framework_names_the_fix(
@@ -174,7 +174,8 @@ def test_import_of_what_needs_a_framework_names_the_fix(
     ended = program(bare, statement)
     assert ended.status == 1
     assert ended.log.endswith(
-        f"ModuleNotFoundError: {name} needs strands-agents, which is not installed. Run: {FIX}\n"
+        f"ModuleNotFoundError: {name} needs strands-agents, which is not installed. "
+        "Run: pip install 'otel-limits[strands]'\n"
     )
 
 

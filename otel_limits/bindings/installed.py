@@ -26,8 +26,8 @@ def missing_framework() -> str | None:
     """Return what to do if no framework is installed, else `None`."""
     if installed_frameworks():
         return None
-    ways = " or ".join(INSTALL.format(framework.name) for framework in FRAMEWORKS)
-    return f"No supported agent framework is installed. Run: {ways}"
+    extras = " or ".join(f"'otel-limits[{framework.name}]'" for framework in FRAMEWORKS)
+    return f"No supported agent framework is installed. Run: pip install {extras}"
 
 
 def require(framework: Framework, name: str) -> None:

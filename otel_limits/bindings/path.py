@@ -1,7 +1,7 @@
 """The path of an invocation's model calls through limits, trees and quotas, in any framework.
 
-A binding knows where invocations and model calls begin and end, and how to stop them. What may be
-sent, and what happens at a limit, is decided here for all of them.
+A binding knows where invocations and model calls begin and end, and how to stop them. This module
+decides for all bindings which calls may be sent, and the action at a limit.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Path:
 
     @property
     def gate(self) -> QuotaGate | None:
-        """What admits model calls for the fleet, while quotas may apply."""
+        """The gate of the fleet's quotas, if any may apply."""
         return self.run.services.observers.gate
 
     @suppress_errors_async("quotas")

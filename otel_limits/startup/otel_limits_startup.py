@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # A test compares this with `otel_limits.bindings.known`, which must not be imported yet.
-FRAMEWORKS = {"strands.agent.agent": "strands-agents"}
+FRAMEWORKS = {"langgraph.pregel.main": "langgraph", "strands.agent.agent": "strands-agents"}
 """The module of each framework that every program with agents imports, and its distribution."""
 TRIGGERS = ("opentelemetry.sdk.trace", "prometheus_client") + tuple(FRAMEWORKS)  # noqa: RUF005  Python 3.6
 """Imports after which otel-limits can attach, also to a provider that is created early, and export

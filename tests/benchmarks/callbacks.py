@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 from opentelemetry.sdk.trace import Span
 
-from otel_limits.bindings.strands.strands_framework import STRANDS
+from otel_limits.bindings.strands.marks import SPANS
 from otel_limits.core.limits import Limits
 from otel_limits.core.policy import Policy
 from otel_limits.otel import semconv
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CALLS = 2_000
 
 
-def begin(name: str, scope: str = STRANDS.spans.scope, under: Span | None = None) -> Span:
+def begin(name: str, scope: str = SPANS.scope, under: Span | None = None) -> Span:
     """Start a span through the provider that is set, and so through our processor."""
     context: Context | None = trace.set_span_in_context(under) if under is not None else None
     span = trace.get_tracer(scope).start_span(name, context)
@@ -75,7 +75,7 @@ def measure(live: int) -> dict[str, float]:
     agents = [invoke() for _ in range(live)]
     processor = LimitsSpanProcessor(LIVE)
     agent = agents[live // 2]
-    cycle = begin(STRANDS.spans.cycle, under=agent)
+    cycle = begin("execute_event_loop_cycle", under=agent)
     call, other = chat(cycle), begin("GET", scope="some.library")
     booked = microseconds(lambda: processor.on_end(call))
     cycles = microseconds(lambda: processor.on_start(cycle), lambda: processor.on_end(cycle))

@@ -146,7 +146,7 @@ def langchain(*middleware: Any) -> Run:
     from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
     from langchain_core.messages import AIMessage
 
-    class Model(FakeMessagesListChatModel):  # type: ignore[misc]  # optional, so untyped
+    class Model(FakeMessagesListChatModel):  # optional, so untyped
         def bind_tools(self, tools: Any, **_: Any) -> Any:  # noqa: ARG002
             return self
 
@@ -160,7 +160,7 @@ def langchain(*middleware: Any) -> Run:
             for number in range(turns - 1)
         ]
         model = Model(responses=[*asks, AIMessage("done")])
-        agent = create_agent(model, tools=[look_up], middleware=middleware)
+        agent: Any = create_agent(model, tools=[look_up], middleware=middleware)
         asked = {"messages": [{"role": "user", "content": "go"}]}
         return asyncio.run(agent.ainvoke(asked, {"recursion_limit": 10 * turns + 10}))
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from langchain.agents import create_agent
 
-from otel_limits.bindings.langchain.scripted_chat_model import ScriptedChatModel
-from otel_limits.testing import endless, uses
+from otel_limits import Stop, stop_of
+from otel_limits.testing import ScriptedChatModel, endless, uses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,6 +101,13 @@ CALLS: dict[str, Callable[..., Any]] = {
     "thread": call_thread,
     "v2": call_v2,
 }
+
+
+def halt_of(state: Any) -> Stop:
+    """The halt that a state ended with."""
+    stop = stop_of(state)
+    assert stop is not None
+    return stop
 
 
 def unanswered(messages: list[Any]) -> list[str]:

@@ -28,9 +28,8 @@ from otel_limits import (
     stop_of,
     stops_of,
 )
-from otel_limits.bindings.langchain.scripted_chat_model import ScriptedChatModel
-from otel_limits.testing import endless, fails, only, says, tokens, uses
-from tests.langchain.graphs import ASK, CALLS, STEPS, agent, config, looping, unanswered
+from otel_limits.testing import ScriptedChatModel, endless, fails, only, says, tokens, uses
+from tests.langchain.graphs import ASK, CALLS, STEPS, agent, config, halt_of, looping, unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +77,7 @@ def test_every_limit_halts_a_graph(how: str, name: str, cap: Any, calls: int, re
         model = looping()
     enable(only(name, cap))
     state = CALLS[how](agent(model))
-    assert (stop_of(state) or Stop).reason == reason  # type: ignore[union-attr]
+    assert halt_of(state).reason == reason
     assert model.calls == calls
     assert unanswered(state["messages"]) == []
 
@@ -124,7 +123,7 @@ def test_spans_of_a_graph(spans: Any) -> None:
 
 
 def test_observe_changes_nothing(events: list[Event]) -> None:
-    """A trial in production halts nobody."""
+    """A trial in production halts no agent."""
     enable(max_turns=1, action="observe", observers=[events.append])
     state = agent(ScriptedChatModel([uses("search"), says("done")])).invoke(ASK, STEPS)
     assert state["messages"][-1].text == "done"
@@ -139,7 +138,7 @@ def test_raise_raises_the_error_of_the_limit(how: str) -> None:
     graph = agent(looping(), checkpointer=saver)
     with pytest.raises(otel_limits.MaxTurnsReachedException) as raised:
         CALLS[how](graph, ASK, config("1"))
-    assert stop_of(raised.value).turns == 2  # type: ignore[union-attr]
+    assert halt_of(raised.value).turns == 2
     assert unanswered(graph.get_state(config("1")).values["messages"]) == []
 
 
@@ -151,8 +150,7 @@ def test_wrap_up_lets_the_model_answer_without_tools(how: str) -> None:
     state = CALLS[how](agent(model))
     last = state["messages"][-1]
     assert (last.text, model.calls) == ("what I know", 3)
-    stop = stop_of(state)
-    assert stop is not None
+    stop = halt_of(state)
     assert (stop.reason, stop.action) == ("max_turns", "wrapped_up")
     assert not is_synthetic(last)
     assert model.tool_specs[-1] is None
@@ -164,13 +162,12 @@ def test_last_answer_that_fails_ends_the_graph() -> None:
     enable(max_turns=1, action="wrap_up")
     model = ScriptedChatModel([uses("search"), fails(RuntimeError("overloaded"))])
     state = agent(model).invoke(ASK, STEPS)
-    stop = stop_of(state)
-    assert stop is not None
+    stop = halt_of(state)
     assert "Its final answer failed (RuntimeError: overloaded)" in stop.sentence
 
 
 def test_last_answer_without_text_is_replaced() -> None:
-    """An empty message is refused by several vendors when the conversation goes on."""
+    """An empty message is refused by several vendors in the next request."""
     enable(max_turns=1, action="wrap_up")
     state = agent(ScriptedChatModel([uses("search"), says("")])).invoke(ASK, STEPS)
     assert is_synthetic(state["messages"][-1])
@@ -206,7 +203,8 @@ def one_node(model: Any, **options: Any) -> Any:
         return {"messages": [model.invoke(state["messages"])]}
 
     def further(state: MessagesState) -> str:
-        return "think" if state["messages"][-1].tool_calls else END
+        last: Any = state["messages"][-1]
+        return "think" if last.tool_calls else END
 
     graph = StateGraph(MessagesState)
     graph.add_node("think", think, **options)
@@ -230,8 +228,7 @@ def test_nothing_retries_a_halt(wrapped: Callable[[Any], Any]) -> None:
     model = looping()
     graph = one_node(wrapped(model), retry_policy=RetryPolicy(max_attempts=5))
     state = graph.invoke(ASK, STEPS)
-    stop = stop_of(state)
-    assert stop is not None
+    stop = halt_of(state)
     assert (model.calls, stop.reason, stop.model_calls) == (3, "max_turns", 3)
 
 
@@ -253,11 +250,11 @@ def test_failed_calls_and_their_fallbacks_count(events: list[Event]) -> None:
 
 
 def team(inner: Any, *, calls: int) -> tuple[Any, ScriptedChatModel]:
-    """A boss whose tool asks another agent."""
+    """A boss whose tool calls another agent."""
 
     @tool
     def ask(question: str = "") -> str:
-        """Ask a colleague."""
+        """Call a colleague."""
         answer: str = agent(inner, name="helper").invoke(ASK, STEPS)["messages"][-1].text
         return answer
 
@@ -267,18 +264,18 @@ def team(inner: Any, *, calls: int) -> tuple[Any, ScriptedChatModel]:
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "astream"])
 def test_tree_cap_holds_over_agents_in_tools(how: str) -> None:
-    """A boss and whoever it asks share one budget."""
+    """An agent and those it calls share one budget."""
     enable(tree=Limits(max_turns=7))
     helper = looping()
     graph, boss = team(helper, calls=1)
     state = CALLS[how](graph)
     assert boss.calls + helper.calls == 7
-    assert (stop_of(state) or Stop).reason == "max_turns"  # type: ignore[union-attr]
+    assert halt_of(state).reason == "max_turns"
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
 def test_tree_cap_holds_over_parallel_agents(how: str) -> None:
-    """Twenty agents at once share what is left, to the call."""
+    """Twenty concurrent agents share the rest of the budget exactly."""
     enable(tree=Limits(max_turns=23))
     helper = looping()
     graph, boss = team(helper, calls=20)
@@ -306,7 +303,8 @@ def test_subgraph_is_a_member_of_the_tree() -> None:
     graph.add_node("two", agent(second, name="two"))
     graph.add_edge(START, "one")
     graph.add_edge("one", "two")
-    state = graph.compile(name="flow").invoke(ASK, STEPS)
+    flow: Any = graph.compile(name="flow")
+    state = flow.invoke(ASK, STEPS)
     assert first.calls + second.calls == 4
     assert [each.agent for each in stops_of(state)] == ["one", "two"]
 
@@ -316,7 +314,7 @@ def test_subgraph_is_a_member_of_the_tree() -> None:
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
 def test_quota_halts_a_graph(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever asks a fleet's quota first: both methods, with and without an event loop."""
+    """Quotas hold in synchronous and asynchronous methods, with and without an event loop."""
     policy = tmp_path / "policy.yaml"
     policy.write_text("quotas: {calls: {model_calls: 4, window: P1D}}")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
@@ -324,7 +322,7 @@ def test_quota_halts_a_graph(how: str, tmp_path: Path, monkeypatch: pytest.Monke
     model = looping()
     graph = agent(model)
     state = CALLS[how](graph)
-    assert (stop_of(state) or Stop).reason == "quota_exceeded"  # type: ignore[union-attr]
+    assert halt_of(state).reason == "quota_exceeded"
     assert model.calls == 4
     CALLS[how](graph)
     assert model.calls == 4
@@ -344,27 +342,30 @@ class SlowModel(ScriptedChatModel):
         yield None
 
 
+SLOW: Any = SlowModel
+
+
 @pytest.mark.parametrize("how", ["ainvoke", "astream"])
-def test_deadline_ends_an_async_call_at_once(how: str) -> None:
+def test_deadline_interrupts_an_async_call(how: str) -> None:
     """Also before the first byte of the answer."""
     enable(max_duration_seconds=0.2)
     started = time.monotonic()
-    state = CALLS[how](agent(SlowModel([])))
+    state = CALLS[how](agent(SLOW([])))
     assert time.monotonic() - started < 20
-    assert (stop_of(state) or Stop).reason == "max_duration"  # type: ignore[union-attr]
+    assert halt_of(state).reason == "max_duration"
 
 
-def test_kill_ends_an_async_call_at_once() -> None:
+def test_kill_interrupts_an_async_call() -> None:
     """An operator need not wait for the vendor."""
     enable(max_turns=9)
 
     async def main() -> Any:
-        running = asyncio.create_task(agent(SlowModel([])).ainvoke(ASK, STEPS))
+        running = asyncio.create_task(agent(SLOW([])).ainvoke(ASK, STEPS))
         while kill(agent="boss") == 0:  # noqa: ASYNC110  nothing tells that it has begun
             await asyncio.sleep(0.01)
         return await running
 
-    assert (stop_of(asyncio.run(main())) or Stop).reason == "killed"  # type: ignore[union-attr]
+    assert halt_of(asyncio.run(main())).reason == "killed"
 
 
 def test_kill_in_a_tool_refuses_the_next_call() -> None:
@@ -380,7 +381,7 @@ def test_kill_in_a_tool_refuses_the_next_call() -> None:
     model = ScriptedChatModel(endless(uses("end")))
     state = agent(model, end).invoke(ASK, STEPS)
     assert model.calls == 1
-    assert (stop_of(state) or Stop).reason == "killed"  # type: ignore[union-attr]
+    assert halt_of(state).reason == "killed"
     assert state["messages"][-2].content == "ended"
 
 
@@ -408,7 +409,7 @@ def test_model_in_a_tool_is_a_side_call(events: list[Event]) -> None:
     assert (model.calls, inner.calls) == (2, 1)
     assert len(refused) == 1
     assert "max_model_calls" in refused[0]
-    assert (stop_of(state) or Stop).turns == 2  # type: ignore[union-attr]
+    assert halt_of(state).turns == 2
 
 
 def test_graph_without_messages_raises() -> None:
@@ -423,13 +424,14 @@ def test_graph_without_messages_raises() -> None:
         while True:
             model.invoke(question)
 
+    graph: Any = flow
     with pytest.raises(otel_limits.MaxTurnsReachedException):
-        flow.invoke("go", STEPS)
+        graph.invoke("go", STEPS)
     assert model.calls == 2
 
 
-def test_structured_output_ends_by_itself() -> None:
-    """The tool that stands for the output is none of the model's tools."""
+def test_structured_output_is_not_halted() -> None:
+    """The tool for the output is none of the model's tools."""
     from pydantic import BaseModel
 
     class Verdict(BaseModel):
@@ -482,7 +484,7 @@ def test_reader_that_leaves_a_stream_aborts_the_invocation(events: list[Event]) 
 
 
 def test_reader_of_a_stream_is_not_within_it() -> None:
-    """What the reader of a stream asks other agents counts for them alone."""
+    """Agents that the reader of a stream calls have their own budget."""
     enable(tree=Limits(max_turns=3))
     outer, inner = looping(), looping()
     for _ in agent(outer).stream(ASK, STEPS, stream_mode="updates"):

@@ -300,7 +300,7 @@ class ChatRequest:
         """Note the whole of a streamed answer."""
         if self.chunks:
             first, *rest = self.chunks
-            # Linear: adding a list merges all of it at once.
+            # In linear time: a list of chunks is merged in one step.
             whole = first.__add__(rest) if isinstance(first, AIMessageChunk) and rest else first
             self._note(self.calls[0], whole, None)
 
@@ -366,7 +366,7 @@ class ChatRequest:
         """Note an answer that was broken off."""
         if self.chunks and not self.answers and isinstance(error, Exception):
             self.note_answer()
-            self.answers.clear()  # it is no turn
+            self.answers.clear()  # it does not count as a turn
 
     def raise_if_ended(self, error: BaseException) -> None:
         """Replace the end of a wait by the halt that ended it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,12 +70,8 @@ USAGE: Final = "langchain"
 """LangChain's clients write all usage alike: cached tokens are part of the input
 (langchain-core, messages/ai.py, `UsageMetadata`)."""
 
-MODEL_CLASSES: Final = 32
-"""Number of model classes whose provider is cached."""
 
-
-@functools.lru_cache(MODEL_CLASSES)
-def provider_of(model: type[object]) -> str:
+def provider_of(model: type) -> str:
     """Return the provider of a model class; for an application's own, the name of the class."""
     for each in model.__mro__:
         if (provider := PACKAGES.get(each.__module__.partition(".")[0])) is not None:

@@ -65,7 +65,7 @@ class GraphPath(Path):
     answer: Any = field(default=None, kw_only=True)
     """The model's last answer after a limit, if it gave one."""
     nudge_for: str | None = field(default=None, kw_only=True)
-    """The call whose result the model is told to repeat no more."""
+    """The repeated tool call to warn the model about."""
     place: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """Metadata of the model call that was refused: its node, among others."""
     tokens: dict[int, tuple[Any, int]] = field(default_factory=dict, kw_only=True)
@@ -100,7 +100,7 @@ class GraphPath(Path):
         for identity, tool in tools.items():
             if tool.refusal is not None:
                 run.tools.record(tool.name, "refused", None, None)
-            elif not tool.status:  # it never ran, such as one that stands for a structured output
+            elif not tool.status:  # it never ran: structured outputs are requested like tools
                 run.tools.release(tool.name)
             else:
                 call = self._fingerprints_of(tool)

@@ -237,7 +237,7 @@ class GraphInvocation:
         assert verdict is not None  # every refusal has one
         path.end_turn()
         self._reason = verdict.reason
-        if path.answer is not None:  # the model gave a last answer, and the graph went on
+        if path.answer is not None:  # the model gave a last answer, and the graph continued
             return
         action = verdict.action or run.policy.action
         taken: ActionTaken = "raised" if action == "raise" else "halted"
@@ -259,7 +259,7 @@ class GraphInvocation:
 
     @suppress_errors("binding")
     def _checkpoint(self) -> Saved | None:
-        """Return what to store, so that the thread goes on after our message."""
+        """Return the updates that let the thread continue after our message."""
         graph, configurable = self._graph, dict(self._config.get("configurable") or {})
         has_thread = isinstance(graph.checkpointer, BaseCheckpointSaver)
         if not has_thread or "thread_id" not in configurable or not self._last:

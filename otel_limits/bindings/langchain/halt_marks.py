@@ -1,4 +1,4 @@
-"""What a halt leaves in a LangChain message, and how it is read again."""
+"""Writes the stop of a halt into LangChain's messages, and reads it."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ class LangChainFramework:
     name = "langchain"
     module = GRAPHS
     distribution = "langgraph"
+    requirement = "langgraph >= 1.0"
     parts: Collection[str] = ()
     spans: SpanNames | None = None
     stop_reasons: Collection[str] = ("end_turn", "interrupt", "recursion_limit")
@@ -84,7 +85,7 @@ class LangChainFramework:
         self._patches = Patches()
 
     def release(self) -> bool:
-        """Stop tracking graphs. No graph has limits of its own."""
+        """Stop tracking graphs. No graph has its own limits."""
         self._is_on = False
         # Looked up, not imported: without the module, no graph was ever tracked.
         graphs = sys.modules.get(f"{__package__}.graph_runs")
@@ -100,6 +101,12 @@ class LangChainFramework:
     def stops_of(self, result: Any) -> Sequence[Stop]:
         """Return the stops in a state, a message or an exception, in their order."""
         return stops_of(result)
+
+    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
+        """Run a graph with a scripted model, for `otel-limits doctor`."""
+        from otel_limits.bindings.langchain.runaway_graph import run_away
+
+        return run_away(most_calls, observe)
 
 
 def _patch_graphs(patches: Patches, module: Any) -> None:

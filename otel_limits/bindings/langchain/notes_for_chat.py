@@ -26,7 +26,7 @@ def noted(messages: Any, path: GraphPath) -> Any:
 
 
 def without_tools(messages: Any, verdict: Verdict) -> Any:
-    """Return the messages of the last answer: told to answer, and without tool calls.
+    """Return the messages of the last request, with a note and without tool calls.
 
     Several vendors refuse tool calls in a conversation for which no tools are declared.
     """

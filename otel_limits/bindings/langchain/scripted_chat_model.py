@@ -117,7 +117,7 @@ def _message(answer: Answer, call: int) -> AIMessage:
 
 def _chunks(answer: Answer, call: int) -> Iterator[AIMessageChunk]:
     if answer.text or not (answer.tools or answer.error):
-        yield AIMessageChunk(answer.text)
+        yield AIMessageChunk(content=answer.text)
     for number, (name, arguments) in enumerate(answer.tools):
         part: Any = {
             "name": name,
@@ -125,6 +125,6 @@ def _chunks(answer: Answer, call: int) -> Iterator[AIMessageChunk]:
             "id": f"call-{call}-{number}",
             "index": number,
         }
-        yield AIMessageChunk("", tool_call_chunks=[part])
+        yield AIMessageChunk(content="", tool_call_chunks=[part])
     if answer.error is None and answer.usage is not None:
-        yield AIMessageChunk("", usage_metadata=_usage(answer))
+        yield AIMessageChunk(content="", usage_metadata=_usage(answer))

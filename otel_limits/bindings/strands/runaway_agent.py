@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from strands import Agent, tool
 
-from otel_limits.bindings.strands.scripted_model import ScriptedModel, says, uses
+from otel_limits.bindings.script import says, uses
+from otel_limits.bindings.strands.scripted_model import ScriptedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
