@@ -98,7 +98,8 @@ def test_demo_reports_missing_framework(bare: Environment) -> None:
     ended = command(bare, "demo")
     sentence = "The demo needs strands-agents, which is not installed."
     assert (ended.status, ended.output) == (1, "")
-    assert ended.log == f"otel-limits: {sentence} Run: {FIX}\n"
+    fix = "pip install 'otel-limits[strands]'"
+    assert ended.log == f"otel-limits: {sentence} Run: {fix}\n"
 
 
 def test_run_reports_missing_framework_at_exit(bare: Environment) -> None:

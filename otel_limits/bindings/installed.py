@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 INSTALL: Final = "pip install 'otel-limits[{}]'"
 """How to install a framework, by its name."""
+INSTALL_ANY: Final = "pip install " + " or ".join(
+    f"'otel-limits[{framework.name}]'" for framework in FRAMEWORKS
+)
+"""How to install any of them."""
 
 
 def installed_frameworks() -> Sequence[Framework]:
@@ -26,8 +30,7 @@ def missing_framework() -> str | None:
     """Return what to do if no framework is installed, else `None`."""
     if installed_frameworks():
         return None
-    extras = " or ".join(f"'otel-limits[{framework.name}]'" for framework in FRAMEWORKS)
-    return f"No supported agent framework is installed. Run: pip install {extras}"
+    return f"No supported agent framework is installed. Run: {INSTALL_ANY}"
 
 
 def require(framework: Framework, name: str) -> None:

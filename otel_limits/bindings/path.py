@@ -91,7 +91,7 @@ class Path:
         """Wait for quotas, then decide whether a call may be sent. See `decide`."""
         request = self._request(call, attributes)
         against = None if request is None else await self.ask_quotas(request)
-        refusal = self.decide(call, against, forces_output=forces_output)
+        refusal = self._decided(call, against, forces_output=forces_output)
         if refusal is not None:
             await self.settle_quotas()
         return refusal
@@ -102,7 +102,7 @@ class Path:
         """Do the same as `admit` in a thread that may block."""
         request = self._request(call, attributes)
         against = None if request is None else wait_for(self.ask_quotas(request))
-        refusal = self.decide(call, against, forces_output=forces_output)
+        refusal = self._decided(call, against, forces_output=forces_output)
         if refusal is not None and request is not None:
             wait_for(self.settle_quotas())
         return refusal
@@ -117,6 +117,13 @@ class Path:
         settle_call(self.run, call, error)
         if self.gate is not None:
             wait_for(self.settle_quotas())
+
+    @suppress_errors("binding")
+    def _decided(
+        self, call: InFlightCall, against: Verdict | None, *, forces_output: bool
+    ) -> Refusal | None:
+        """Decide; an internal error never refuses a call."""
+        return self.decide(call, against, forces_output=forces_output)
 
     # --- quotas -----------------------------------------------------------------------------------
 
@@ -170,8 +177,6 @@ class Path:
     ) -> Refusal | None:
         """Reserve usage for a model call of the loop, or refuse it.
 
-        An internal error never refuses a call.
-
         Args:
             call: The call. It is the model's last answer if it is `last_call` afterwards.
             against: A quota's refusal.
@@ -179,36 +184,10 @@ class Path:
             can_be_last: It can be sent without tools, as a last answer.
             can_ask: A human can be asked before it is sent.
         """
-        try:
-            refusal = self._refusal(
-                call,
-                against,
-                forces_output=forces_output,
-                can_be_last=can_be_last,
-                can_ask=can_ask,
-            )
-        except Exception as error:  # noqa: BLE001  the agent must not feel it
-            report_suppressed("binding", error)
-            return None
-        if refusal is None:
-            self.side_verdict = None  # the loop continued despite a refused side call
-        elif call.reservation is not None:  # refused by a quota, which is decided after our limits
-            self.run.calls.release(call)
-        return refusal
-
-    def _refusal(
-        self,
-        call: InFlightCall,
-        against: Verdict | None,
-        *,
-        forces_output: bool,
-        can_be_last: bool,
-        can_ask: bool,
-    ) -> Refusal | None:
         run = self.run
         pending = self.verdict or self.wrapping
         if pending is not None:  # nothing is sent after the last answer
-            return self._refused(pending)
+            return self._refused(pending, call)
         can_be_last = can_be_last and not run.budget.wrapped_up
         verdict = run.calls.admit(call, turn=True, forces_output=forces_output, last=can_be_last)
         can_be_last = can_be_last and call.reservation is not None
@@ -220,20 +199,27 @@ class Path:
                 run.halt(each, "observed")
             # A time limit or a kill waits neither for a last answer nor for a human.
             elif each.reason in IMMEDIATE:
-                return self._refused(each)
+                return self._refused(each, call)
             elif action == "ask" and can_ask and can_be_extended(each):
+                self._release(call)
                 return Refusal(each, asks=True)
             elif action == "wrap_up" and can_be_last:
                 self.wrapping, self.last_call = self.wrapping or each, call
                 run.budget.wrapped_up = True
             else:
-                return self._refused(each)
+                return self._refused(each, call)
+        self.side_verdict = None  # the loop continued despite a refused side call
         return None
 
-    def _refused(self, verdict: Verdict) -> Refusal:
+    def _refused(self, verdict: Verdict, call: InFlightCall) -> Refusal:
         """Refuse this call and all later ones."""
         self.verdict, self.wrapping = verdict, None
+        self._release(call)
         return Refusal(verdict)
+
+    def _release(self, call: InFlightCall) -> None:
+        if call.reservation is not None:  # refused by a quota, which is decided after our limits
+            self.run.calls.release(call)
 
     def ends_loop(self, verdict: Verdict) -> bool:
         """Return whether a verdict ends the loop after tools, not at the next model call."""

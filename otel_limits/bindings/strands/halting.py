@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from strands.middleware import InvokeModelContext
     from strands.types.content import Message
 
+    from otel_limits.bindings.path import Refusal
     from otel_limits.bindings.strands.invocations import LiveInvocation
     from otel_limits.core.events import ActionTaken
     from otel_limits.core.policy import Verdict
@@ -61,22 +62,29 @@ def admit_call(
         context: The context of the model stage; `None` for a further call within the stage, which
             cannot be a last answer.
     """
-    # Used once: the hook that checks the quotas runs for each response of the loop, not for each
-    # call that a middleware makes for it.
-    against, live.against = live.against, None
-    refusal = live.decide(
-        call,
-        against,
-        forces_output=context is not None and live.only_forces(context),
-        can_be_last=context is not None,
-        can_ask=context is not None,
-    )
+    refusal = _refusal_of(live, call, context)
     if refusal is None:
         return
     end_quietly(trace.get_current_span())
     if refusal.asks:
         raise question(refusal.verdict, live.run.invocation)
     raise RefusedError
+
+
+@suppress_errors("binding")
+def _refusal_of(
+    live: LiveInvocation, call: InFlightCall, context: InvokeModelContext | None
+) -> Refusal | None:
+    # Used once: the hook that checks the quotas runs for each response of the loop, not for each
+    # call that a middleware makes for it.
+    against, live.against = live.against, None
+    return live.decide(
+        call,
+        against,
+        forces_output=context is not None and live.only_forces(context),
+        can_be_last=context is not None,
+        can_ask=context is not None,
+    )
 
 
 def apply_halt(

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from otel_limits.bindings.installed import INSTALL
+from otel_limits.bindings.installed import INSTALL_ANY
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
 from otel_limits.core.secrets import redact_text, redact_url
@@ -305,7 +305,7 @@ def _findings(report: Mapping[str, Any], launcher: Launcher) -> Iterator[Finding
         yield fail(
             "runaway",
             f"No supported agent framework is installed for {report['python']}.",
-            " or ".join(INSTALL.format(framework.name) for framework in FRAMEWORKS),
+            INSTALL_ANY,
         )
     for framework in frameworks:
         yield from _apis(framework)

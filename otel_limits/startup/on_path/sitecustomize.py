@@ -108,7 +108,7 @@ def without_framework() -> str:
         return ""
     return (
         " No supported agent framework is installed for %s. Run there: pip install "
-        "'otel-limits[strands]'" % sys.executable
+        "'otel-limits[strands]' or 'otel-limits[langchain]'" % sys.executable
     )
 
 
