@@ -86,23 +86,33 @@ class Path:
     # --- one model call of the loop ---------------------------------------------------------------
 
     async def admit(
-        self, call: InFlightCall, attributes: Mapping[str, object], *, forces_output: bool = False
+        self,
+        call: InFlightCall,
+        attributes: Mapping[str, object],
+        *,
+        forces_output: bool = False,
+        can_ask: bool = True,
     ) -> Refusal | None:
         """Wait for quotas, then decide whether a call may be sent. See `decide`."""
         request = self._request(call, attributes)
         against = None if request is None else await self.ask_quotas(request)
-        refusal = self._decided(call, against, forces_output=forces_output)
+        refusal = self._decided(call, against, forces_output=forces_output, can_ask=can_ask)
         if refusal is not None:
             await self.settle_quotas()
         return refusal
 
     def admit_blocking(
-        self, call: InFlightCall, attributes: Mapping[str, object], *, forces_output: bool = False
+        self,
+        call: InFlightCall,
+        attributes: Mapping[str, object],
+        *,
+        forces_output: bool = False,
+        can_ask: bool = True,
     ) -> Refusal | None:
         """Do the same as `admit` in a thread that may block."""
         request = self._request(call, attributes)
         against = None if request is None else wait_for(self.ask_quotas(request))
-        refusal = self._decided(call, against, forces_output=forces_output)
+        refusal = self._decided(call, against, forces_output=forces_output, can_ask=can_ask)
         if refusal is not None and request is not None:
             wait_for(self.settle_quotas())
         return refusal
@@ -120,10 +130,10 @@ class Path:
 
     @suppress_errors("binding")
     def _decided(
-        self, call: InFlightCall, against: Verdict | None, *, forces_output: bool
+        self, call: InFlightCall, against: Verdict | None, *, forces_output: bool, can_ask: bool
     ) -> Refusal | None:
         """Decide; an internal error never refuses a call."""
-        return self.decide(call, against, forces_output=forces_output)
+        return self.decide(call, against, forces_output=forces_output, can_ask=can_ask)
 
     # --- quotas -----------------------------------------------------------------------------------
 

@@ -11,10 +11,11 @@ from langchain_core.runnables.config import ensure_config
 
 from otel_limits.bindings.langchain.chat_readers import call_to, is_cached, text_of, usage_of
 from otel_limits.bindings.langchain.graph_path import GraphPath, path_of_task
+from otel_limits.bindings.langchain.graph_questions import ask, report_not_asked, unanswered
 from otel_limits.bindings.langchain.halt_marks import mark
 from otel_limits.bindings.langchain.notes_for_chat import noted, without_tools
 from otel_limits.bindings.own_spans import write_call_span
-from otel_limits.bindings.path import admit_side_call, settle_call
+from otel_limits.bindings.path import admit_side_call, can_be_extended, settle_call
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.span_writer import write_halt
 from otel_limits.core.internal_errors import suppress_errors
@@ -25,6 +26,8 @@ from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+
+    from otel_limits.bindings.path import Refusal
 
 # --- wrappers of a model's methods ----------------------------------------------------------------
 
@@ -241,11 +244,11 @@ class ChatRequest:
         if path is None:
             self._admit_as_side()
             return
-        path.end_turn()
+        self._prepare(path)
         for call in self.calls:
-            refusal = path.admit_blocking(call, path.attributes)
+            refusal = path.admit_blocking(call, path.attributes, can_ask=path.can_ask)
             if refusal is not None:
-                self._refuse(path, refusal.verdict)
+                self._refuse(path, refusal)
         self._begin(path)
 
     async def admit(self) -> None:
@@ -254,11 +257,11 @@ class ChatRequest:
         if path is None:
             self._admit_as_side()
             return
-        path.end_turn()
+        self._prepare(path)
         for call in self.calls:
-            refusal = await path.admit(call, path.attributes)
+            refusal = await path.admit(call, path.attributes, can_ask=path.can_ask)
             if refusal is not None:
-                self._refuse(path, refusal.verdict)
+                self._refuse(path, refusal)
         self._begin(path)
 
     def _admit_as_side(self) -> None:
@@ -266,11 +269,21 @@ class ChatRequest:
             admit_side_call(self.run, call)
             self.run.calls.open(call)
 
-    def _refuse(self, path: GraphPath, verdict: Any) -> None:
+    def _prepare(self, path: GraphPath) -> None:
+        path.end_turn()
+        if path.can_ask and (interruption := unanswered(path)) is not None:
+            raise interruption
+
+    def _refuse(self, path: GraphPath, refusal: Refusal) -> None:
         for call in self.calls:
             if call.reservation is not None and call.is_open:
                 self.run.calls.release(call)
-        raise path.refuse(verdict, ensure_config().get("metadata") or {})
+        if refusal.asks and (interruption := ask(path, refusal.verdict)) is not None:
+            raise interruption
+        action = refusal.verdict.action or path.run.policy.action
+        if action == "ask" and not path.can_ask and can_be_extended(refusal.verdict):
+            report_not_asked(path)
+        raise path.refuse(refusal.verdict, ensure_config().get("metadata") or {})
 
     @suppress_errors("binding")
     def _begin(self, path: GraphPath) -> None:

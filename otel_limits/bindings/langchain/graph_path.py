@@ -13,7 +13,10 @@ from otel_limits.core.loops import Call, fingerprint
 from otel_limits.runs.tree import CURRENT, TASK_SCOPE, current_scope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from langgraph.errors import GraphInterrupt
+    from langgraph.types import Interrupt
 
     from otel_limits.core.limits import Breach
     from otel_limits.core.policy import Verdict
@@ -31,6 +34,28 @@ class GraphHaltedError(BaseException):
         """Keep the invocation that was halted."""
         super().__init__("halted by otel-limits")
         self.path = path
+
+
+UNANSWERED: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class LimitQuestion:
+    """Our question that an earlier invocation has ended with."""
+
+    interrupt: Interrupt
+    answer: object
+    """The answer, or `UNANSWERED`."""
+
+    @property
+    def task(self) -> str:
+        """The task whose model call was refused."""
+        return str(self.interrupt.value.get("checkpoint_ns", ""))
+
+    def is_of(self, space: str, agent: str) -> bool:
+        """Return whether it comes from an agent in a namespace of checkpoints."""
+        parts = [part for part in self.task.split("|")[:-1] if not part.isdecimal()]
+        return "|".join(parts) == space and self.interrupt.value.get("agent") == agent
 
 
 @dataclass(slots=True)
@@ -68,6 +93,14 @@ class GraphPath(Path):
     """The repeated tool call to warn the model about."""
     place: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """Metadata of the model call that was refused: its node, among others."""
+    can_ask: bool = field(default=False, kw_only=True)
+    """True if an interrupt can be resumed later, so that a human can be asked."""
+    questions: Sequence[LimitQuestion] = field(default=(), kw_only=True)
+    """Our questions that earlier invocations of the thread have ended with."""
+    question: tuple[str, GraphInterrupt] | None = field(default=None, kw_only=True)
+    """The question that this invocation ends with, and its task of the graph."""
+    unanswered: Verdict | None = field(default=None, kw_only=True)
+    """The limit that the question is about."""
     tokens: dict[int, tuple[Any, int]] = field(default_factory=dict, kw_only=True)
     """Estimated tokens of each message, by identity."""
 

@@ -7,19 +7,30 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.runnables.config import ensure_config, merge_configs
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.errors import GraphBubbleUp, GraphRecursionError
+from langgraph.errors import GraphBubbleUp, GraphInterrupt, GraphRecursionError
 from langgraph.graph import END
 from langgraph.types import StateUpdate
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 
+from otel_limits.bindings.extensions import declined_verdict, extend
 from otel_limits.bindings.langchain.graph_path import (
     LIVE,
+    UNANSWERED,
     GraphHaltedError,
     GraphPath,
+    LimitQuestion,
     enter,
     leave,
+)
+from otel_limits.bindings.langchain.graph_questions import (
+    TASK,
+    Resumed,
+    aresumed,
+    can_ask,
+    resumed,
 )
 from otel_limits.bindings.langchain.graph_streams import GraphStream
 from otel_limits.bindings.langchain.halt_marks import SLOT, mark
@@ -30,14 +41,15 @@ from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.policy import KILLED
 from otel_limits.core.texts import not_run_note
-from otel_limits.runs.tree import TASK_SCOPE, for_threads
+from otel_limits.runs.run import Run
+from otel_limits.runs.tree import TASK_SCOPE, current_scope, for_threads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from otel_limits.core.errors import LimitReachedError
     from otel_limits.core.events import ActionTaken
-    from otel_limits.core.policy import Verdict
+    from otel_limits.core.policy import Policy, Verdict
 
 Saved: TypeAlias = "tuple[Any, list[list[StateUpdate]]]"
 
@@ -58,7 +70,9 @@ def track_stream(original: Any) -> Any:
         config: Any = None,
         **options: Any,
     ) -> Iterator[Any]:
-        invocation = _begun(graph, config, options)
+        if (resume := resumed(graph, input, config)) is not None:
+            input = resume.given  # noqa: A001  the name of LangChain
+        invocation = _begun(graph, config, options, resume)
         if invocation is None:
             yield from original(graph, input, config, **options)
             return
@@ -84,7 +98,7 @@ def track_stream(original: Any) -> Any:
     return stream
 
 
-def track_astream(original: Any) -> Any:
+def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top to bottom
     """Wrap `Pregel.astream`, which `ainvoke`, `abatch` and `astream_events` call."""
 
     @functools.wraps(original)
@@ -94,7 +108,9 @@ def track_astream(original: Any) -> Any:
         config: Any = None,
         **options: Any,
     ) -> AsyncIterator[Any]:
-        invocation = _begun(graph, config, options)
+        if (resume := await aresumed(graph, input, config)) is not None:
+            input = resume.given  # noqa: A001  the name of LangChain
+        invocation = _begun(graph, config, options, resume)
         if invocation is None:
             async for chunk in original(graph, input, config, **options):
                 yield chunk
@@ -127,7 +143,9 @@ def track_astream(original: Any) -> Any:
 
 
 @suppress_errors("binding")
-def _begun(graph: Any, config: Any, options: Mapping[str, Any]) -> GraphInvocation | None:
+def _begun(
+    graph: Any, config: Any, options: Mapping[str, Any], resume: Resumed | None
+) -> GraphInvocation | None:
     """Begin an invocation; `None` if graphs are not limited.
 
     After an internal error it is begun without a span, so that its limits apply.
@@ -137,11 +155,14 @@ def _begun(graph: Any, config: Any, options: Mapping[str, Any]) -> GraphInvocati
         return None
     host.prepare(has_own=False)
     stream = GraphStream(graph, config, options)
+    questions = () if resume is None else resume.questions
+    merged = merge_configs(graph.config, config)
     try:
-        return GraphInvocation(graph, config or {}, stream, start_agent_span(graph.get_name()))
+        span = start_agent_span(graph.get_name())
+        return GraphInvocation(graph, merged, stream, questions, span)
     except Exception as error:  # noqa: BLE001  the graph must not feel it
         INTERNAL_ERRORS.report("binding", error)
-        return GraphInvocation(graph, config or {}, stream, None)
+        return GraphInvocation(graph, merged, stream, questions, None)
 
 
 class GraphInvocation:
@@ -151,7 +172,12 @@ class GraphInvocation:
     """
 
     def __init__(
-        self, graph: Any, config: Mapping[str, Any], stream: GraphStream, span: trace.Span | None
+        self,
+        graph: Any,
+        config: Mapping[str, Any],
+        stream: GraphStream,
+        questions: Sequence[LimitQuestion],
+        span: trace.Span | None,
     ) -> None:
         """Begin an invocation."""
         host, name = SLOT.host, graph.get_name()
@@ -165,9 +191,13 @@ class GraphInvocation:
         }
         context = (span or trace.INVALID_SPAN).get_span_context()
         thread = configurable.get("thread_id")
+        parent, within = _graph_around(), ensure_config(config)["configurable"]
+        if TASK in within and parent is not None:
+            questions = parent.questions
+        policy, declined = _answered(host.policy(name), name, within, questions)
         self._run = run = host.runs.start(
             name,
-            host.policy(name),
+            policy,
             context.trace_id,
             context.span_id,
             sampled=context.trace_flags.sampled,
@@ -176,7 +206,12 @@ class GraphInvocation:
             attributes=_audited(attributes, host.runs.audit_keys),
         )
         self.path = run.state = GraphPath(
-            run, attributes=attributes, span=span or trace.INVALID_SPAN
+            run,
+            verdict=declined,
+            attributes=attributes,
+            span=span or trace.INVALID_SPAN,
+            can_ask=can_ask(graph, within, parent),
+            questions=questions,
         )
         LIVE.add(self.path)
         run.cancel = self.path.cancel
@@ -279,6 +314,8 @@ class GraphInvocation:
         """Note how the graph ended by itself."""
         if isinstance(error, GraphRecursionError):
             self._reason = "recursion_limit"
+        elif isinstance(error, GraphInterrupt):
+            self._reason = "interrupt"
         elif isinstance(error, GraphBubbleUp):  # a hand-off to the graph around it
             self._reason = "end_turn"
         elif isinstance(error, Exception):
@@ -304,6 +341,9 @@ class GraphInvocation:
         if run.freeze_outcome():  # killed when no model call was left to refuse
             run.halt(KILLED, "halted")
             self._reason = KILLED.reason
+        elif path.unanswered is not None and not self.stream.is_interrupted:
+            run.halt(path.unanswered, "halted")  # a node has handled the interrupt as an error
+            self._reason = path.unanswered.reason
         elif path.answer is not None and run.verdict is not None:
             self._reason = run.verdict.reason
 
@@ -329,6 +369,26 @@ def abort_all() -> None:
     for path in list(LIVE):
         path.run.released = True
         path.run.finish("aborted")
+
+
+def _graph_around() -> GraphPath | None:
+    """Return the invocation that begins another one."""
+    around = current_scope()[0]
+    path = around.state if isinstance(around, Run) else None
+    return path if isinstance(path, GraphPath) else None
+
+
+def _answered(
+    policy: Policy, agent: str, configurable: Mapping[str, Any], questions: Sequence[LimitQuestion]
+) -> tuple[Policy, Verdict | None]:
+    """Apply the answers to an agent's own questions: an extension, or the halt otherwise."""
+    declined: Verdict | None = None
+    space = str(configurable.get("checkpoint_ns", "")) if TASK in configurable else ""
+    for each in questions:
+        if each.is_of(space, agent) and each.answer is not UNANSWERED:
+            policy = extend(policy, each.answer)
+            declined = declined or declined_verdict(each.interrupt.value, each.answer)
+    return policy, declined
 
 
 def _results_of_unanswered(messages: Sequence[Any], verdict: Verdict) -> list[ToolMessage]:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.bindings.langchain.graph_questions import TASK
 from otel_limits.bindings.langchain.halt_marks import messages_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-TASK: Final = "__pregel_task_id"
-"""Key of a configuration that LangGraph passes to the graphs within a node. Such a graph streams
-its values unless asked otherwise: langgraph, pregel/main.py, `stream`."""
 
 OURS: Final = ("updates", "values")
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
+from otel_limits.bindings.extensions import extend
 from otel_limits.bindings.path import Path
 from otel_limits.bindings.strands.a2a import attach_stop
 from otel_limits.bindings.strands.approval import (
     answer_of,
     consume_answer,
     declined_verdict,
-    extend,
 )
 from otel_limits.bindings.strands.marks import HOST, stops_of
 from otel_limits.bindings.strands.projection import ConversationTokens

@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
+from otel_limits.bindings.extensions import extension_of
 from otel_limits.bindings.span_writer import write_warnings
 from otel_limits.bindings.strands.answers import is_ours
 from otel_limits.bindings.strands.approval import (
     answer_of,
     consume_answer,
     declined_verdict,
-    extension_of,
     is_unanswered,
 )
 from otel_limits.bindings.strands.halting import apply_halt, apply_halt_if_due

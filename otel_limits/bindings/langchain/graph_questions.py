@@ -1,0 +1,201 @@
+"""Requests more budget from a human through an interrupt of a graph, and reads the answer."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from langchain_core.runnables.config import ensure_config
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.errors import GraphInterrupt
+from langgraph.types import Command, Interrupt
+
+from otel_limits.bindings.extensions import question
+from otel_limits.bindings.langchain.graph_path import UNANSWERED, LimitQuestion
+from otel_limits.bindings.langchain.halt_marks import SLOT
+from otel_limits.core.internal_errors import suppress_errors, suppress_errors_async
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from langgraph.types import StateSnapshot
+
+    from otel_limits.bindings.langchain.graph_path import GraphPath
+    from otel_limits.core.policy import Verdict
+
+logger = logging.getLogger("otel_limits")
+
+NAME: Final = "otel_limits"
+"""Value of `name` in our questions."""
+
+PLACE: Final = "langgraph_checkpoint_ns"
+"""Key of a configuration's metadata with the task of a graph that it is for."""
+
+TASK: Final = "__pregel_task_id"
+"""Key of a configuration that LangGraph passes to the graphs within a node. Such a graph streams
+its values unless asked otherwise: langgraph, pregel/main.py, `stream`."""
+
+INTERRUPT_ID: Final = re.compile(r"[0-9a-f]{32}")
+"""A resume whose keys are all like this answers these interrupts, not the only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A resume of a thread that waits for an answer to our question."""
+
+    given: Any
+    """The input without that answer: LangGraph would pass it to an interrupt of the application,
+    since it matches them with answers by their order in a node."""
+    questions: Sequence[LimitQuestion]
+
+
+# --- before an invocation ----------------------------------------------------------------
+
+
+@suppress_errors("binding")
+def resumed(graph: Any, given: Any, config: Any) -> Resumed | None:
+    """Return our questions that an invocation resumes, with their answers; `None` if none.
+
+    Args:
+        graph: The graph.
+        given: The input of the call.
+        config: Its configuration.
+    """
+    if not _may_resume(graph, given, config):
+        return None
+    return _resumed_from(graph, graph.get_state(config), given)
+
+
+@suppress_errors_async("binding")
+async def aresumed(graph: Any, given: Any, config: Any) -> Resumed | None:
+    """Do the same as `resumed` without blocking the event loop."""
+    if not _may_resume(graph, given, config):
+        return None
+    return _resumed_from(graph, await graph.aget_state(config), given)
+
+
+def _may_resume(graph: Any, given: Any, config: Any) -> bool:
+    is_resume = given is None or (isinstance(given, Command) and given.resume is not None)
+    return (
+        is_resume
+        and SLOT.host is not None
+        and SLOT.host.is_on
+        and isinstance(graph.checkpointer, BaseCheckpointSaver)
+        and TASK not in ensure_config(config)["configurable"]
+    )
+
+
+def _resumed_from(graph: Any, state: StateSnapshot, given: Any) -> Resumed | None:
+    ours = [each for each in state.interrupts if _is_ours(each.value)]
+    if not ours:
+        return _resumed_by_id(graph, state, given)
+    resume = UNANSWERED if given is None else given.resume
+    if isinstance(resume, Mapping) and resume and all(map(_is_id, resume)):
+        answers = {each.id: resume.get(each.id, UNANSWERED) for each in ours}
+        rest = {key: value for key, value in resume.items() if key not in answers}
+    elif len(state.interrupts) == 1:
+        answers, rest = {ours[0].id: resume}, None
+    else:  # LangGraph refuses an answer without ID to several questions
+        answers, rest = {each.id: UNANSWERED for each in ours}, resume
+    questions = [LimitQuestion(each, answers[each.id]) for each in ours]
+    if given is not None:
+        given = replace(given, resume=rest or None)
+        if given == Command():
+            given = None  # which runs the interrupted nodes again
+    return Resumed(given, questions)
+
+
+def _resumed_by_id(graph: Any, state: StateSnapshot, given: Any) -> Resumed | None:
+    """Give an answer to the application's only interrupt by ID, in a graph that may ask later.
+
+    LangGraph keeps one without ID until the next, and would pass it to a further interrupt of the
+    node when that runs again after our question.
+    """
+    host = SLOT.host
+    if given is None or host is None or host.policy(graph.get_name()).action != "ask":
+        return None
+    resume, pending = given.resume, state.interrupts
+    if len(pending) != 1 or (isinstance(resume, Mapping) and all(map(_is_id, resume))):
+        return None
+    return Resumed(replace(given, resume={pending[0].id: resume}), ())
+
+
+def _is_ours(value: object) -> bool:
+    return isinstance(value, Mapping) and value.get("name") == NAME
+
+
+def _is_id(key: object) -> bool:
+    return isinstance(key, str) and INTERRUPT_ID.fullmatch(key) is not None
+
+
+def can_ask(graph: Any, configurable: Mapping[str, Any], parent: GraphPath | None) -> bool:
+    """Return whether a graph can be interrupted, and resumed later.
+
+    Args:
+        graph: The graph.
+        configurable: The configuration of the call.
+        parent: The invocation that calls it.
+    """
+    if TASK in configurable:  # an interrupt of it also interrupts the graph around it
+        return graph.checkpointer is not False and parent is not None and parent.can_ask
+    return isinstance(graph.checkpointer, BaseCheckpointSaver)
+
+
+# --- at a model call ------------------------------------------------------------------------------
+
+
+@suppress_errors("binding")
+def unanswered(path: GraphPath) -> GraphInterrupt | None:
+    """Return the interrupt that a model call must wait for, if any."""
+    task = _task()
+    if path.question is None:
+        for each in path.questions:
+            if each.answer is UNANSWERED and each.task == task:
+                path.question = task, GraphInterrupt([each.interrupt])
+    return _interruption(path, task)
+
+
+@suppress_errors("binding")
+def ask(path: GraphPath, verdict: Verdict) -> GraphInterrupt | None:
+    """Return the interrupt with the question whether a limit may be extended.
+
+    Only one call of an invocation asks. Others wait with their nodes for the answer.
+    """
+    task = _task()
+    asked = {"name": NAME, **question(verdict, path.run.invocation), "checkpoint_ns": task}
+    with path.run.services.lock:
+        if path.question is None:
+            path.unanswered = verdict
+            # Not by LangGraph's `interrupt`, whose answers are matched by their order in a node.
+            one = Interrupt(value=asked, id=uuid.uuid4().hex)
+            path.question = task, GraphInterrupt([one])
+    return _interruption(path, task)
+
+
+def _interruption(path: GraphPath, task: str) -> GraphInterrupt | None:
+    """Return the question for its own node, and an empty interrupt for any other one."""
+    if path.question is None:
+        return None
+    asked, interruption = path.question
+    return interruption if asked == task else GraphInterrupt()
+
+
+def _task() -> str:
+    return str((ensure_config().get("metadata") or {}).get(PLACE, ""))
+
+
+@suppress_errors("binding")
+def report_not_asked(path: GraphPath) -> None:
+    """Log, once for each agent, that no human could be asked."""
+    agent = path.run.invocation.agent
+    if agent not in SLOT.not_asked:
+        SLOT.not_asked.add(agent)
+        logger.warning(
+            "otel-limits: agent %r is halted instead of asking, because its graph has no "
+            "checkpointer. Compile it with one, e.g. checkpointer=InMemorySaver().",
+            agent,
+        )
