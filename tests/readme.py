@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -149,6 +150,13 @@ ALIASES: Final[Mapping[str, str]] = {
 """Descriptions of type aliases, which have no docstring."""
 
 
+def binding_example() -> str:
+    """Return the part of the second framework's binding that counts and halts."""
+    source = (ROOT / "tests/second_framework.py").read_text(encoding="utf-8")
+    first = source.index("    def on_run(self", source.index("class BotFramework"))
+    return f"```python\n{textwrap.dedent(source[first:])}```\n"
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": settings_table,
     "reasons": reasons_table,
@@ -156,6 +164,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "metrics": metrics_table,
     "conventions": conventions_table,
     "names": names_table,
+    "binding": binding_example,
 }
 """Tables made from code alone."""
 

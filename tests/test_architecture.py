@@ -49,6 +49,8 @@ OUTSIDE = {
     "sqlalchemy": ("ledger", "audit", "observers"),
     "redis": ("quotas",),
     "strands": ("bindings", "demo"),
+    "langchain_core": ("bindings",),
+    "langgraph": ("bindings",),
     "yaml": ("settings",),
     "rich": ("cli", "demo"),
 }

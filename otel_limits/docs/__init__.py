@@ -23,6 +23,7 @@ PAGES: Final[Mapping[str, Mapping[str, str]]] = {
         "ledger": "Record of every model call, and its durability",
         "audit": "Spend, stop reasons, backtests and suggestions from the ledger",
         "top": "Live activity, spend and limits in the terminal",
+        "langchain": "LangChain and LangGraph agents",
         "api": "Public API",
     },
     "operations": {
@@ -40,6 +41,7 @@ PAGES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "internals": {
         "how-it-works": "From an agent's spans to a halt",
+        "own-framework": "Bindings to other agent frameworks",
         "vendors": "Billed and counted tokens, vendor by vendor",
     },
 }

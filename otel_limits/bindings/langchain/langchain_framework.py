@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,17 +69,20 @@ class LangChainFramework:
     def watch(self) -> None:
         """Track every invocation of a graph."""
         self._is_on = True
-        for module, patch in PATCHES.items():
+        for module in METHODS:
             if module in sys.modules and self._is_registered:
-                self._patch(patch, sys.modules[module])
+                self._patch(sys.modules[module])
             elif not self._is_registered:
-                wrapt.register_post_import_hook(functools.partial(self._patch, patch), module)
+                wrapt.register_post_import_hook(self._patch, module)
         self._is_registered = True
 
     @suppress_errors("binding")
-    def _patch(self, patch: Callable[[Patches, Any], None], module: Any) -> None:
+    def _patch(self, module: Any) -> None:
         if self._is_on:
-            patch(self._patches, module)
+            owner, methods = METHODS[module.__name__]
+            for name, (ours, wrapper) in methods.items():
+                wrap = functools.partial(_wrapped_at_first_call, ours, wrapper)
+                self._patches.wrap(getattr(module, owner), name, wrap)
 
     def renew(self) -> None:
         """Forget the classes of an earlier import; `watch` patches those of the next one."""
@@ -109,35 +113,51 @@ class LangChainFramework:
         return run_away(most_calls, observe)
 
 
-def _patch_graphs(patches: Patches, module: Any) -> None:
-    from otel_limits.bindings.langchain import graph_runs
-
-    # Every other method calls one of these two.
-    patches.wrap(module.Pregel, "stream", graph_runs.track_stream)
-    patches.wrap(module.Pregel, "astream", graph_runs.track_astream)
-
-
-def _patch_models(patches: Patches, module: Any) -> None:
-    from otel_limits.bindings.langchain import chat_calls
-
-    patches.wrap(module.BaseChatModel, "generate", chat_calls.track_generate)
-    patches.wrap(module.BaseChatModel, "agenerate", chat_calls.track_agenerate)
-    patches.wrap(module.BaseChatModel, "stream", chat_calls.track_stream)
-    patches.wrap(module.BaseChatModel, "astream", chat_calls.track_astream)
-
-
-def _patch_tools(patches: Patches, module: Any) -> None:
-    from otel_limits.bindings.langchain import requested_tools
-
-    patches.wrap(module.BaseTool, "run", requested_tools.track_run)
-    patches.wrap(module.BaseTool, "arun", requested_tools.track_arun)
-
-
-PATCHES: Final[dict[str, Callable[[Patches, Any], None]]] = {
-    GRAPHS: _patch_graphs,
-    MODELS: _patch_models,
-    TOOLS: _patch_tools,
+METHODS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
+    # `invoke`, `batch` and their variants call one of these.
+    GRAPHS: (
+        "Pregel",
+        {"stream": ("graph_runs", "track_stream"), "astream": ("graph_runs", "track_astream")},
+    ),
+    MODELS: (
+        "BaseChatModel",
+        {
+            "generate": ("chat_calls", "track_generate"),
+            "agenerate": ("chat_calls", "track_agenerate"),
+            "stream": ("chat_calls", "track_stream"),
+            "astream": ("chat_calls", "track_astream"),
+        },
+    ),
+    TOOLS: (
+        "BaseTool",
+        {"run": ("requested_tools", "track_run"), "arun": ("requested_tools", "track_arun")},
+    ),
 }
+"""By module, the class and its methods, each with our module and function that wraps it."""
+
+
+def _wrapped_at_first_call(module: str, name: str, original: Any) -> Any:
+    """Wrap a method by a function of a module that is imported when the method is first called.
+
+    LangChain's modules import each other in circles, so while one of them is imported, ours cannot
+    import the others.
+    """
+    wrapped: Any = None
+
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        nonlocal wrapped
+        if wrapped is None:
+            wrapped = _wrapper(module, name, original) or original
+        return wrapped(*args, **kwargs)
+
+    return method
+
+
+@suppress_errors("binding")
+def _wrapper(module: str, name: str, original: Any) -> Any:
+    return getattr(importlib.import_module(f"{__package__}.{module}"), name)(original)
+
 
 LANGCHAIN: Final = LangChainFramework()
 """Wraps public methods of `Pregel`, `BaseChatModel` and `BaseTool`."""
