@@ -94,6 +94,8 @@ class Started:
     """The configured action at a limit, such as `ask`."""
     unpriced: str | None = None
     """Behavior for calls without a price, `warn` or `halt`; `None` without a limit in USD."""
+    note: str = ""
+    """A sentence about what the framework does not support for this invocation."""
 
     def __post_init__(self) -> None:
         """Copy both dictionaries, so that later changes don't affect the event."""

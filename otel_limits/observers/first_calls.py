@@ -73,6 +73,7 @@ class FirstCalls(BaseObserver):
         sentence = (
             f"enforcing {caps} on agent {event.invocation.agent!r} "
             f"(action={event.configured_action}, {unpriced}{policy}source={source})"
+            f"{event.note and '. '}{event.note}"
         )
         if self._source == "run":
             # Visible in a shell whatever the program does with its log.

@@ -131,6 +131,7 @@ class RunRegistry(Services):
         traced: bool = True,
         session_id: str | None = None,
         attributes: Mapping[str, str] | None = None,
+        note: str = "",
     ) -> Run:
         """Register an invocation. IDs are 0 if it has no span.
 
@@ -163,7 +164,7 @@ class RunRegistry(Services):
                 budget.members += 1
             self._live[run.invocation.id] = run
         # Outside the lock, because it calls observers.
-        self._publish_start(run, model, session_id, attributes or {})
+        self._publish_start(run, model, session_id, attributes or {}, note)
         return run
 
     def group(self, name: str, policy: Policy) -> Group:
@@ -239,6 +240,7 @@ class RunRegistry(Services):
         model: str | None,
         session_id: str | None,
         attributes: Mapping[str, str],
+        note: str,
     ) -> None:
         """Evict old runs and publish the start; an error here must not lose the active run."""
         self._evict()
@@ -260,6 +262,7 @@ class RunRegistry(Services):
                 has_quotas=self.observers.gate is not None and self.observers.gate.holds_quotas,
                 configured_action=run.policy.action,
                 unpriced=run.unpriced if run.has_usd_limit else None,
+                note=note,
             )
         )
 

@@ -28,7 +28,7 @@ def looping(**options: Any) -> ScriptedChatModel:
     return ScriptedChatModel(endless(uses("search", arguments={"query": "x"})), **options)
 
 
-def agent(model: Any, *tools: Any, name: str = "boss", **options: Any) -> Any:
+def agent(model: Any, *tools: Any, name: str | None = "boss", **options: Any) -> Any:
     """An agent with the tool `search`."""
     return create_agent(model, [*tools, search] if not tools else [*tools], name=name, **options)
 

@@ -119,6 +119,14 @@ def test_spans_of_a_graph(spans: Any) -> None:
     assert [each.name for each in spans.get_finished_spans()].count("chat scripted") == 2
 
 
+def test_unnamed_graph_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Limits by agent and metrics cannot separate graphs without a name."""
+    caplog.set_level("INFO", "otel_limits")
+    enable(max_turns=1)
+    agent(looping(), name=None).invoke(ASK, STEPS)
+    assert "All graphs without a name share 'LangGraph'" in caplog.text
+
+
 # --- actions --------------------------------------------------------------------------------------
 
 

@@ -57,6 +57,12 @@ MESSAGES: Final = "messages"
 """The channel of a graph's state that holds its conversation."""
 
 
+DEFAULT_NAME: Final = "LangGraph"
+UNNAMED: Final = (
+    f"All graphs without a name share {DEFAULT_NAME!r}: set name= in create_agent() or compile()."
+)
+
+
 # --- wrappers of a graph's methods ----------------------------------------------------------------
 
 
@@ -204,6 +210,7 @@ class GraphInvocation:
             traced=context.is_valid,
             session_id=None if thread is None else str(thread),
             attributes=_audited(attributes, host.runs.audit_keys),
+            note=UNNAMED if name == DEFAULT_NAME else "",
         )
         self.path = run.state = GraphPath(
             run,
