@@ -88,7 +88,8 @@ def call_thread(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
 
 def call_v2(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
     """`invoke` with LangGraph's second format of results."""
-    return graph.invoke(given, options, version="v2").value
+    result = graph.invoke(given, options, version="v2")
+    return getattr(result, "value", result)  # ignored by releases before 1.1
 
 
 CALLS: dict[str, Callable[..., Any]] = {

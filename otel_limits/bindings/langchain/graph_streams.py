@@ -63,6 +63,8 @@ class GraphStream:
             yield (space, payload) if self._has_subgraphs else payload
 
     def _parts_of(self, chunk: Any) -> tuple[tuple[str, ...], str, Any]:
+        # Releases before 1.1 have no second format, and ignore a request for it.
+        self._is_v2 = self._is_v2 and isinstance(chunk, dict)
         if self._is_v2:
             return chunk["ns"], chunk["type"], chunk["data"]
         if self._has_subgraphs:
