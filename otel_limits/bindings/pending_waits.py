@@ -7,6 +7,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.bindings.gateways import chain_of
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ def _is_ours(task: asyncio.Task[Any] | None, others: int, error: BaseException) 
     if not isinstance(error, asyncio.CancelledError):
         return isinstance(error, Exception)
     if sys.version_info < (3, 11):
-        return error.args == (WHY,)
+        # `asyncio.gather` raises another one, without the message.
+        return any(each.args == (WHY,) for each in chain_of(error))
     else:  # noqa: RET505  so that mypy checks one branch
         return _cancellations_of(task) <= others
