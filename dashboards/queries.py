@@ -145,7 +145,7 @@ A process that has not used the quota since its window ended reports nothing of 
 
 TIME_UNTIL_RESET: Final = f"max by (quota, key) ({QUOTA_RESETS} > time()) - time()"
 
-NOT_ENFORCING: Final = or_zero(f"count({ENFORCING} == 0)")
+NOT_ENFORCING: Final = or_zero(f"count(max by (job, instance) ({ENFORCING} == 0))")
 
 LAST_REPORT_AGE: Final = (
     f"time() - (timestamp({BUILDS}) or max_over_time(timestamp({BUILDS})[1h:1m]))"

@@ -80,6 +80,7 @@ class BotFramework(Listener):
     name = "bots"
     module = "tests.second_framework"
     distribution = "bots"
+    packages: Collection[str] = ("tests",)
     requirement = "bots"
     parts: Collection[str] = ()
     spans: SpanNames | None = SpanNames(scope="bots", agent="bot", cycle="step")

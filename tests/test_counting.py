@@ -176,7 +176,7 @@ MAX_SERIES = 7_000
 """The most series that a flood of names may create: 50 agents, 50 models, 250 tools."""
 
 STORY = (
-    Enforcing(source="code", in_force=True),
+    Enforcing(source="code", framework="strands", in_force=True),
     PolicyRead(path="policy.yaml", valid=True),
     STARTED,
     Cycle(invocation=INVOCATION),

@@ -53,7 +53,9 @@ if first == 3:
     agent("go on")
 json.dump({
     "calls": [first, model.calls - first],
-    "metric": REGISTRY.get_sample_value("otel_limits_enforcing", {"source": "code"}),
+    "metric": REGISTRY.get_sample_value(
+        "otel_limits_enforcing", {"source": "code", "framework": "strands"}
+    ),
     "in_force": RUNTIME.enforcement().is_enforcing,
 }, sys.stdout)
 """
@@ -86,6 +88,8 @@ def renamed(tmp_path: Path) -> Callable[[str], dict[str, str]]:
         assert spec.submodule_search_locations is not None
         installed, copy = Path(spec.submodule_search_locations[0]), tmp_path / "strands"
         shutil.copytree(installed, copy, copy_function=os.symlink)
+        (metadata,) = installed.parent.glob("strands_agents-*.dist-info")
+        (tmp_path / metadata.name).symlink_to(metadata)
         bare = name.removesuffix(".py")
         pattern = re.compile(rf"(?<!\w){re.escape(bare)}\b")
         for path in copy.rglob("*.py"):
@@ -209,7 +213,9 @@ import strands.multiagent
 from prometheus_client import REGISTRY
 from otel_limits.runtime.runtime import RUNTIME
 json.dump([
-    REGISTRY.get_sample_value("otel_limits_enforcing", {{"source": "code"}}),
+    REGISTRY.get_sample_value(
+        "otel_limits_enforcing", {{"source": "code", "framework": "strands"}}
+    ),
     RUNTIME.enforcement().is_enforcing,
 ], sys.stdout)
 """
@@ -437,7 +443,9 @@ def test_installed_framework_has_every_api() -> None:
 def enforcing(metric: Metric) -> dict[str, float]:
     """Sources that are exported, with their values."""
     sources = ("run", "autoload", "instrumentor", "provider", "code", "parent", "plugin")
-    found: dict[str, Any] = {each: metric("otel_limits_enforcing", source=each) for each in sources}
+    found: dict[str, Any] = {
+        each: metric("otel_limits_enforcing", source=each, framework="strands") for each in sources
+    }
     return {source: value for source, value in found.items() if value}
 
 
@@ -463,13 +471,13 @@ def test_fault_while_enabling_is_one_message(
     def fail(*_: object) -> None:
         raise RuntimeError("no room for redis://u:hush@host")
 
-    monkeypatch.setattr(RUNTIME._guard, "_obstacles", [])  # what is found stays known
+    monkeypatch.setattr(RUNTIME._guard, "_obstacles", {"": []})  # what is found stays known
     monkeypatch.setattr("otel_limits.runtime.runtime.Runtime._follow", fail)
     enable_leniently("run")
     assert "limits are not enforced: enabling failed (RuntimeError" in caplog.text
     assert "Traceback" not in caplog.text
     assert "hush" not in caplog.text
-    assert metric("otel_limits_enforcing", source="run") == 0
+    assert metric("otel_limits_enforcing", source="run", framework="") == 0
 
 
 @pytest.mark.usefixtures("faulty")
@@ -487,7 +495,7 @@ def test_a_fault_in_quotas_leaves_every_other_limit(
     model = ScriptedModel(endless(uses("search")))
     assert make_agent(model)("go").stop_reason == "max_turns"
     assert model.calls == 2
-    assert metric("otel_limits_enforcing", source="run") == 1
+    assert metric("otel_limits_enforcing", source="run", framework="strands") == 1
 
 
 def test_a_plugin_is_a_source(make_agent: MakeAgent, metric: Metric) -> None:
@@ -530,7 +538,9 @@ def test_untracked_invocation_is_reported(
 WITHOUT_AGENTS = """
 import json, sys
 {lines}
-state = prometheus_client.REGISTRY.get_sample_value("otel_limits_enforcing", {{"source": "code"}})
+state = prometheus_client.REGISTRY.get_sample_value(
+    "otel_limits_enforcing", {{"source": "code", "framework": ""}}
+)
 json.dump([state, "strands" in sys.modules], sys.stdout)
 """
 SWITCHED_ON = "import otel_limits; otel_limits.enable(max_turns=3)"

@@ -100,5 +100,5 @@ def test_one_worker_that_cannot_enforce_shows(tmp_path: Path) -> None:
     """The least of all live workers is what an alert sees; one that is gone does not count."""
     both, one, _ = run("guarded.py", tmp_path).split("\f")
 
-    key = ("otel_limits_enforcing", frozenset({("source", "code")}))
+    key = ("otel_limits_enforcing", frozenset({("source", "code"), ("framework", "strands")}))
     assert (parsed(both)[key], parsed(one)[key]) == (0, 1)

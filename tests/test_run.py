@@ -269,6 +269,7 @@ def test_agents_are_not_touched_while_their_module_is_being_imported(tmp_path: P
         "    def _end_agent_trace_span(self): pass\n"
         "    def structured_output_async(self): pass\n"
     )
+    (tmp_path / "strands_agents-1.62.0.dist-info").mkdir()
     # Not in the middle, where even less of it could have been found.
     program = (
         "import strands.agent.agent; from otel_limits.runtime.runtime import RUNTIME; "
@@ -385,6 +386,8 @@ def test_awaited_modules_cover_every_framework() -> None:
     assert {
         framework.module: framework.distribution for framework in FRAMEWORKS
     } == otel_limits_startup.FRAMEWORKS
+    packages = {package for framework in FRAMEWORKS for package in framework.packages}
+    assert packages == set(otel_limits_startup.PACKAGES)
 
 
 # --- mistakes in settings that no command checks --------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,21 @@ if TYPE_CHECKING:
 ROOT = Path(otel_limits.__file__).parent
 
 
+def install(path: Path, name: str, *, editable: bool = False, place: Path = ROOT.parent) -> None:
+    """Write the metadata of a distribution: next to its modules, or of a source tree `place`."""
+    metadata = path / f"{name.replace('-', '_')}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    if editable:
+        origin = {"url": place.as_uri(), "dir_info": {"editable": True}}
+        (metadata / "direct_url.json").write_text(json.dumps(origin))
+
+
 @pytest.fixture
-def framework(monkeypatch: pytest.MonkeyPatch) -> BotFramework:
-    """The second framework, registered with the readers of halt markers."""
+def framework(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BotFramework:
+    """The second framework, installed, and registered with the readers of halt markers."""
+    install(tmp_path, "bots", editable=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
     framework = BotFramework()
     frameworks = (*known.FRAMEWORKS, framework)
     monkeypatch.setattr(known, "FRAMEWORKS", frameworks)

@@ -1,8 +1,8 @@
 """The interface between agent frameworks and the rest of otel-limits.
 
 A new framework is a package next to `strands` with an object of this type, one line in
-`otel_limits.bindings.known`, and its module in `startup/otel_limits_startup.py`, which waits for
-its import.
+`otel_limits.bindings.known`, and its module, distribution and packages in
+`startup/otel_limits_startup.py`, which waits for its import.
 """
 
 from __future__ import annotations
@@ -73,10 +73,14 @@ class Host(Protocol):
     def policy(self, agent: str) -> Policy:
         """Return the policy of an agent, or a group of agents, with this name."""
 
-    def own_policy(self, own: Overrides) -> Callable[[str], Policy] | None:
+    def own_policy(self, framework: str, own: Overrides) -> Callable[[str], Policy] | None:
         """Return a function from an agent's name to its policy, for an agent with its own limits.
 
         Return `None` if otel-limits is disabled.
+
+        Args:
+            framework: The name of the agent's framework.
+            own: The limits.
 
         Raises:
             ConfigurationError: A limit on cost is set but no price can be known.
@@ -92,7 +96,7 @@ class Host(Protocol):
     def variable(self, name: str) -> str | None:
         """Return an environment variable of this process, e.g. one that a vendor's client reads."""
 
-    def report_untracked_agent(self, agent: str) -> None:
+    def report_untracked_agent(self, framework: str, agent: str) -> None:
         """Report an agent whose invocation cannot be tracked, so no limits apply to it."""
 
 
@@ -105,10 +109,13 @@ class Framework(Protocol):
     """The module that every program with agents imports."""
     distribution: str
     """Its package, e.g. `strands-agents`."""
+    packages: Collection[str]
+    """The top-level packages that import each other while `module` is imported, e.g. `strands`. It
+    is watched and probed once the outermost import of them has ended."""
     requirement: str
     """The versions that can be limited, e.g. `strands-agents >= 1.62`."""
     parts: Collection[str]
-    """Optional modules, checked only once a program imports them."""
+    """Optional modules of `packages`, checked only once a program imports them."""
     spans: SpanNames | None
     """Its own spans. `None` if it makes none: `otel_limits.bindings.own_spans` does."""
     stop_reasons: Collection[str]
@@ -136,7 +143,7 @@ class Framework(Protocol):
         """
 
     def watch(self) -> None:
-        """Track every invocation, under the policies of `host`. Idempotent."""
+        """Track every invocation, under the policies of `host`, once it is imported. Idempotent."""
 
     def release(self) -> bool:
         """Stop tracking invocations, except those of agents with a plugin.

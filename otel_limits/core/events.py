@@ -388,10 +388,13 @@ class Enforcing:
     """It was determined whether limits are enforced in this process."""
 
     source: str
-    """How otel-limits was first enabled: `run`, `autoload`, `instrumentor`, `provider`, `code` or
-    `plugin`."""
+    """How otel-limits was first enabled: `run`, `autoload`, `instrumentor`, `provider`, `code`,
+    `parent` or `plugin`."""
+    framework: str
+    """The framework whose agents are meant, e.g. `strands`, once it is imported. Empty: all agents
+    of the process, also before a framework is imported."""
     in_force: bool
-    """False if it is enabled but cannot halt any agent."""
+    """False if it is enabled but cannot halt these agents."""
 
 
 Event: TypeAlias = (

@@ -103,7 +103,7 @@ def report_on(framework: Any) -> dict[str, Any]:
     here = call(framework.name)
     with ThreadPoolExecutor(1) as pool:
         threaded = pool.submit(call, framework.name).result()
-    enforcement = RUNTIME.enforcement()
+    enforcement = RUNTIME.enforcement(framework.name)
     # Enabling otel-limits probes frameworks, but it may have failed here.
     gaps = enforcement if enforcement.source else probed([framework])
     return {

@@ -259,7 +259,7 @@ class CountingObserver(SeriesKeeper):
         self.series(table.POLICY_READS, "accepted" if event.valid else "refused")(1)
 
     def _enforcing(self, event: events.Enforcing) -> None:
-        self.series(table.ENFORCING, event.source)(event.in_force)
+        self.series(table.ENFORCING, event.source, event.framework)(event.in_force)
 
     def _quota_decision(self, event: events.QuotaDecision) -> None:
         self.series(table.QUOTA_DECISIONS, clean(event.quota), event.decision)(1)

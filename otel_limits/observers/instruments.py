@@ -283,11 +283,12 @@ POLICY_READS: Final = MetricSpec(
 )
 ENFORCING: Final = MetricSpec(
     name="otel_limits_enforcing",
-    labels=("source",),
+    labels=("source", "framework"),
     help="1 if limits are enforced, 0 if otel-limits is enabled but cannot halt agents. source "
     "is how it was enabled first: run, autoload, instrumentor, provider, code, parent or plugin. "
-    "Set when prometheus_client or an agent framework is imported, and 1 until a framework has "
-    "been probed. With several processes, the minimum.",
+    "framework is strands once it is imported; the series without it is that of the process, "
+    "from the import of prometheus_client or of a framework on. With several processes, the "
+    "minimum.",
     kind="minimum",
 )
 BUILD_INFO: Final = MetricSpec(

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
 from otel_limits.core.events import Enforcing, Event
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.secrets import redact_url
+from otel_limits.startup.otel_limits_startup import is_importable
 
 if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework, Gap
@@ -30,7 +32,7 @@ process, or a `LimitsPlugin`."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enforcement:
-    """The state of enforcement in this process.
+    """The state of enforcement of one framework, or of all, in this process.
 
     Frameworks are probed when they are imported; until then there are no obstacles.
     """
@@ -48,8 +50,14 @@ class Enforcement:
         return self.source is not None and not self.obstacles
 
 
+EVERY_FRAMEWORK: Final = ""
+"""Instead of the name of one framework: what concerns all agents of this process."""
+
+
 class Guard:
-    """Determines whether limits can be enforced; logs it once and publishes it as an event.
+    """Determines whether limits can be enforced; logs it once and publishes it as events.
+
+    Each framework has its own state: one that cannot be limited leaves the others as they are.
 
     Args:
         publish: Publishes an event.
@@ -61,15 +69,17 @@ class Guard:
         self._source: Source | None = None
         self._strict = False
         self._probed: set[tuple[str, str | None]] = set()
-        self._obstacles: list[str] = []
-        self._fallbacks: list[str] = []
+        self._unfit: set[str] = set()
+        self._obstacles: dict[str, list[str]] = {EVERY_FRAMEWORK: []}
+        self._fallbacks: dict[str, list[str]] = {}
 
-    def enforcement(self) -> Enforcement:
-        """Return the current state."""
+    def enforcement(self, framework: str | None = None) -> Enforcement:
+        """Return the current state of a framework, by its name, or of all."""
+        names = self._obstacles if framework is None else (EVERY_FRAMEWORK, framework)
         return Enforcement(
             source=self._source,
-            obstacles=tuple(self._obstacles),
-            fallbacks=tuple(self._fallbacks),
+            obstacles=tuple(each for name in names for each in self._obstacles.get(name, ())),
+            fallbacks=tuple(each for name in names for each in self._fallbacks.get(name, ())),
         )
 
     def switch_on(self, source: Source, *, strict: bool) -> None:
@@ -86,58 +96,82 @@ class Guard:
         """Disable. The results of probes are kept."""
         self._source = None
 
-    @suppress_errors("guard")
+    def is_fit(self, framework: Framework) -> bool:
+        """Return whether agents of a framework can be halted; probe it on the first call."""
+        self.probe(framework)
+        return framework.name not in self._unfit
+
     def probe(self, framework: Framework, part: str | None = None) -> None:
         """Probe a framework, or a part of it, once after its import, and publish the result."""
-        if self._source is None:
+        name = framework.name
+        if self._source is None or (name, part) in self._probed:
             return
-        if (framework.name, part) not in self._probed:
-            self._probed.add((framework.name, part))
+        self._probed.add((name, part))
+        self._obstacles.setdefault(name, [])
+        try:
             gaps = framework.gaps() if part is None else framework.gaps_of(part)
-            for sentence in fallback_warnings(gaps):
-                self._fallbacks.append(sentence)
-                logger.warning("otel-limits: %s Limits are still enforced.", sentence)
-            for sentence in obstacles(gaps):
-                self._add_obstacle(sentence)
-            if any(gap.is_vital and not gap.spares_agents for gap in gaps):
-                framework.release()  # a binding that is incomplete could affect agents
-        if self._obstacles and self._strict:
-            end_process([NOT_ENFORCED % sentence for sentence in self._obstacles])
+        except Exception as error:  # noqa: BLE001  any code of the framework can run here
+            self.report_unfit(framework, f"probing {part or name}", error)
+            return
+        for sentence in fallback_warnings(gaps):
+            self._fallbacks.setdefault(name, []).append(sentence)
+            logger.warning("otel-limits: %s Limits are still enforced.", sentence)
+        # A binding that is incomplete could affect agents.
+        if any(gap.is_vital and not gap.spares_agents for gap in gaps):
+            self._unfit.add(name)
+        for sentence in obstacles(gaps):
+            self.report_not_enforcing(sentence, name)
         self.publish_state()
 
+    def report_unfit(self, framework: Framework, action: str, error: Exception) -> None:
+        """Report that no agent of a framework can be halted, because an action failed."""
+        self._unfit.add(framework.name)
+        sentence = f"{framework.distribution}: {action} failed ({redact_url(repr(error))})."
+        self.report_not_enforcing(sentence, framework.name)
+        logger.debug("otel-limits: %s failed", action, exc_info=error)
+
     @suppress_errors("guard")
-    def report_not_enforcing(self, sentence: str) -> None:
+    def report_not_enforcing(self, sentence: str, framework: str = EVERY_FRAMEWORK) -> None:
         """Log once, and publish, why limits are not enforced."""
-        if sentence not in self._obstacles:
-            self._add_obstacle(sentence)
-            if self._source is not None and self._strict:
-                end_process([NOT_ENFORCED % sentence])
-            self.publish_state()
+        found = self._obstacles.setdefault(framework, [])
+        if sentence in found:
+            return
+        found.append(sentence)
+        logger.error("otel-limits: %s", NOT_ENFORCED % sentence)
+        if self._source is not None and self._strict:
+            end_process([NOT_ENFORCED % sentence])
+        self.publish_state()
 
-    def state(self) -> Enforcing | None:
-        """Return whether limits are enforced as an event, or `None` while it is disabled."""
-        if self._source is None:
-            return None
-        return Enforcing(source=self._source, in_force=not self._obstacles)
+    def states(self) -> list[Enforcing]:
+        """Return as events whether limits are enforced; none while it is disabled.
 
+        The first is that of all agents, also before a framework is imported. The others are those
+        of the frameworks that have been.
+        """
+        source, for_all = self._source, not self._obstacles[EVERY_FRAMEWORK]
+        if source is None:
+            return []
+        return [
+            Enforcing(source=source, framework=name, in_force=for_all and not found)
+            for name, found in list(self._obstacles.items())
+        ]
+
+    @suppress_errors("guard")
     def publish_state(self) -> None:
         """Publish whether limits are enforced, also for observers added since."""
-        state = self.state()
-        if state is not None:
+        for state in self.states():
             self._publish(state)
-
-    def _add_obstacle(self, sentence: str) -> None:
-        self._obstacles.append(sentence)
-        logger.error("otel-limits: %s", NOT_ENFORCED % sentence)
 
 
 def probed(frameworks: Iterable[Framework]) -> Enforcement:
     """Import and probe every installed framework, in a process where otel-limits is disabled."""
     gaps: list[Gap] = []
     for framework in frameworks:
-        with contextlib.suppress(ImportError):  # not installed
-            gaps += framework.gaps()
-            for part in framework.parts:
+        if not is_importable(framework.module, framework.distribution):
+            continue
+        gaps += framework.gaps()
+        for part in framework.parts:
+            with contextlib.suppress(ImportError):  # not installed
                 gaps += framework.gaps_of(part)
     return Enforcement(obstacles=tuple(obstacles(gaps)), fallbacks=tuple(fallback_warnings(gaps)))
 

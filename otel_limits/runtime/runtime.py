@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import importlib.util
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -22,15 +22,18 @@ from otel_limits.core.policy import NO_OVERRIDES, Overrides, Policy
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.otel.provider import ProcessorInstaller
 from otel_limits.runs.registry import LIVE, RunRegistry
+from otel_limits.runtime.framework_imports import FrameworkImports
 from otel_limits.runtime.guard import Enforcement, Guard, Source
-from otel_limits.runtime.reimports import ReimportFinder
 from otel_limits.runtime.wiring import Wiring, make_otlp_providers, make_tracer_provider
 from otel_limits.settings import environment as config
 from otel_limits.settings.children import note_agent
 from otel_limits.settings.policy.file import NO_FILE, PolicyFile, price_mistakes
 from otel_limits.settings.variables import variable
+from otel_limits.startup.otel_limits_startup import LONGEST_WAIT_SECONDS, is_of
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from otel_limits.bindings.framework import Framework
     from otel_limits.core.events import Observer
     from otel_limits.settings.table import Settings
@@ -56,7 +59,11 @@ class Runtime:
         self._observers: tuple[Observer, ...] = ()
         self._wiring = Wiring(runs)
         self._guard = Guard(runs.observers.publish)
-        self._reimports = ReimportFinder(self._follow_again)
+        self._imports = FrameworkImports(frameworks, self._meet, self._report_mixed)
+        self._met: dict[str, ModuleType] = {}
+        """The module of each framework that has been imported, by the framework's name."""
+        self._used: set[str] = set()
+        """Frameworks of agents with their own limits, wherever they are installed."""
         self._installer = ProcessorInstaller(LimitsSpanProcessor(runs, frameworks))
         self._provides = False
         self._loads_prices = False
@@ -71,9 +78,13 @@ class Runtime:
         """True while all agents are limited, not only those with their own limits."""
         return self._settings is not None
 
-    def enforcement(self) -> Enforcement:
-        """Return whether limits are enforced in this process, how, and what prevents it."""
-        return self._guard.enforcement()
+    def enforcement(self, framework: str | None = None) -> Enforcement:
+        """Return whether limits are enforced in this process, how, and what prevents it.
+
+        Args:
+            framework: The name of one framework; otherwise of all.
+        """
+        return self._guard.enforcement(framework)
 
     # --- on and off -------------------------------------------------------------------------------
 
@@ -96,12 +107,8 @@ class Runtime:
             self._follow(settings)
             # An error in quotas must not disable the other limits.
             suppress_errors("quotas")(self._wiring.hold_quotas)()
-        for framework in self._frameworks:
-            # Served only once a framework is imported: a supervisor of workers would otherwise
-            # occupy the port and count nothing.
-            wrapt.register_post_import_hook(lambda _: self._serve(), framework.module)
         wrapt.register_post_import_hook(lambda _: self._export_state(), "prometheus_client")
-        self._probe_when_imported()
+        self._find_frameworks()
         # After the observers are connected, and without the lock.
         policy_file.announce()
 
@@ -125,7 +132,7 @@ class Runtime:
             self._wiring.release_quotas()
             # Releasing ends live invocations, so observers are still connected. A list, because all
             # frameworks must be released.
-            remaining = [framework.release() for framework in self._frameworks]
+            remaining = [suppress_errors("binding")(each.release)() for each in self._frameworks]
             if any(remaining):
                 # From the environment, because the arguments of `enable()` no longer apply.
                 self._wire(_settings_without_start(config.read().settings))
@@ -138,77 +145,106 @@ class Runtime:
             self._wiring.disconnect()
 
     def _follow(self, settings: Settings) -> None:
-        """Track invocations and connect observers according to `settings`."""
+        """Connect observers according to `settings`; each framework is tracked once imported."""
         self._follows = True
         self._wire(settings)
         self._loads_prices = True
         self._installer.attach()
-        for framework in self._frameworks:
-            framework.watch()
 
-    def _probe_when_imported(self) -> None:
-        """Probe whether limits can be enforced. Publishes an event, so no lock may be held."""
-        for framework in self._frameworks:
-            probe = functools.partial(self._probe, framework)
-            wrapt.register_post_import_hook(probe, framework.module)
-            package = framework.module.partition(".")[0]
-            missing = functools.partial(self._probe_without_module, framework)
-            wrapt.register_post_import_hook(missing, package)
-            for part in framework.parts:
-                probe = functools.partial(self._probe, framework, part=part)
-                wrapt.register_post_import_hook(probe, part)
+    def _find_frameworks(self) -> None:
+        """Track the frameworks that are imported, now and later.
 
-    def _probe(self, framework: Framework, _module: object, part: str | None = None) -> None:
-        self._reimports.watch(part or framework.module)
-        self._guard.probe(framework, part)
-
-    def _follow_again(self, module: str) -> None:
-        """Track the new classes of a framework that is being imported again.
-
-        A part alone, and a module that is reloaded in place, mix old and new classes. That is
-        reported instead.
+        A metrics port is served only once one is: a supervisor of workers would otherwise occupy it
+        and count nothing.
         """
-        for framework in self._frameworks:
-            if module == framework.module and module not in sys.modules:
-                self._reimports.forget((module, *framework.parts))
-                renew = functools.partial(self._renew, framework)
-                wrapt.register_post_import_hook(renew, module)
-                return
-        package = module.partition(".")[0]
-        self._guard.report_not_enforcing(
-            f"{package} was imported again in part, and its new classes are not limited. Restart "
-            "the process instead."
-        )
+        has_met = bool(self._met)
+        self._imports.wait()
+        if has_met:
+            self._serve()
+            self._guard.publish_state()  # for observers added since the frameworks were probed
+
+    # --- frameworks -------------------------------------------------------------------------------
 
     @suppress_errors("binding")
-    def _renew(self, framework: Framework, _module: object) -> None:
+    def _meet(self, framework: Framework) -> None:
+        """Probe and track a framework that has been imported, once for each import of it."""
+        module = sys.modules.get(framework.module)
+        if (module is None or module is not self._met.get(framework.name)) and not (
+            framework.name in self._used or is_of(framework.module, framework.distribution)
+        ):
+            return  # a package of the user, with the same name
+        if module is None:
+            # A release without the module, whose import would never be seen.
+            if self._follows and self._imports.is_missing(framework.module):
+                self._guard.probe(framework)
+            return
+        with self._lock_in_import():
+            former = self._met.get(framework.name)
+            self._met[framework.name] = module
+            if former is not None and former is not module:
+                self._renew(framework)
+        parts = [part for part in framework.parts if part in sys.modules]
+        self._imports.see(framework, module, (framework.module, *parts))
+        if self._follows:
+            self._track(framework, parts)
+            if former is not module:
+                self._serve()
+
+    def _track(self, framework: Framework, parts: Sequence[str]) -> None:
+        """Probe a framework and its imported parts, and track its agents if they can be halted."""
+        # Publishes events, so no lock may be held.
+        if self._guard.is_fit(framework):
+            try:
+                with self._lock_in_import():
+                    if self._follows:  # not after another thread has disabled it
+                        framework.watch()
+            except Exception as error:  # noqa: BLE001  of this framework alone
+                self._guard.report_unfit(framework, "enabling", error)
+        if not self._guard.is_fit(framework):
+            # An incomplete binding could affect agents.
+            suppress_errors("binding")(framework.release)()
+            return
+        for part in parts:
+            self._guard.probe(framework, part)
+
+    @contextlib.contextmanager
+    def _lock_in_import(self) -> Iterator[None]:
+        """Hold the lock if it is free in time: its holder may wait for an import of this thread."""
+        has_lock = self._lock.acquire(timeout=LONGEST_WAIT_SECONDS)
+        try:
+            yield
+        finally:
+            if has_lock:
+                self._lock.release()
+
+    def _renew(self, framework: Framework) -> None:
+        """Prepare for the classes of a framework that was imported again."""
         framework.renew()
         # They contain classes of the import before, and are imported again on next use.
         for name in ("otel_limits.plugin", "otel_limits.testing"):
             sys.modules.pop(name, None)
         vars(sys.modules["otel_limits"]).pop("LimitsPlugin", None)
-        if self._follows:
-            framework.watch()
-        self._probe_when_imported()
 
-    def _probe_without_module(self, framework: Framework, _package: object) -> None:
-        """Report a release without the module, whose import would never be seen."""
-        try:
-            is_missing = importlib.util.find_spec(framework.module) is None
-        except ImportError:  # of a package that contains it
-            is_missing = True
-        if is_missing:
-            self._guard.probe(framework)
+    def _report_mixed(self, framework: Framework) -> None:
+        """Report a framework of which one module is imported again or reloaded in place.
+
+        That mixes old and new classes.
+        """
+        self._guard.report_not_enforcing(
+            f"{framework.name} was imported again in part, and its new classes are not limited. "
+            "Restart the process instead.",
+            framework.name,
+        )
+
+    def report_untracked_agent(self, framework: str, agent: str) -> None:
+        """Report that an invocation of an agent cannot be tracked, so it is not limited."""
+        self._guard.report_not_enforcing(
+            f"calls of agent {agent!r} cannot be tracked; see the log.", framework
+        )
 
     def variable(self, name: str) -> str | None:
         """Return an environment variable of this process, such as one of a vendor's client."""
         return variable(name)
-
-    def report_untracked_agent(self, agent: str) -> None:
-        """Report that an invocation of an agent cannot be tracked, so it is not limited."""
-        self._guard.report_not_enforcing(
-            f"calls of agent {agent!r} cannot be tracked; see the log."
-        )
 
     def _wire(self, settings: Settings) -> None:
         self._wiring.connect(settings, self._observers, self._policy_file.document)
@@ -224,8 +260,7 @@ class Runtime:
         A process without traffic may import no agents, and would look as if it was not limited.
         """
         # Without the lock: a thread that holds it may wait for the import that this is part of.
-        state = self._guard.state()
-        if state is not None:
+        for state in self._guard.states():
             self._wiring.export(state)
 
     def _after_fork(self) -> None:
@@ -248,7 +283,7 @@ class Runtime:
         base = document.effective(agent, base)
         return base if own is NO_OVERRIDES else base.overridden_by(own)
 
-    def own_policy(self, own: Overrides) -> Callable[[str], Policy] | None:
+    def own_policy(self, framework: str, own: Overrides) -> Callable[[str], Policy] | None:
         """Return the policy by agent name for an agent that has its own limits.
 
         `None` if otel-limits is disabled.
@@ -262,6 +297,7 @@ class Runtime:
         mistakes = price_mistakes([own.limits, own.tree], self._policy_file.document)
         if mistakes:
             raise ConfigurationError(mistakes)
+        self._used.add(framework)
         self._follow_own(settings)
         return functools.partial(self.policy, own=own)
 
@@ -271,7 +307,7 @@ class Runtime:
             self._guard.switch_on("plugin", strict=settings.strict)
             # A plugin adds limits to one agent and changes nothing for others.
             self._follow(self._settings or _settings_without_start(settings))
-        self._probe_when_imported()
+        self._find_frameworks()
 
     def flushes(self) -> list[Callable[[], object]]:
         """Return functions that flush all observers."""

@@ -8,7 +8,7 @@ It must run on Python 3.6, because it is also on the path of interpreters of oth
 
 import os
 import sys
-from _thread import RLock
+from _thread import RLock, get_ident
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # A test compares this with `otel_limits.bindings.known`, which must not be imported yet.
 FRAMEWORKS = {"langgraph.pregel.main": "langgraph", "strands.agent.agent": "strands-agents"}
 """The module of each framework that every program with agents imports, and its distribution."""
+PACKAGES = ("strands",)
+"""The top-level packages of all frameworks. Their modules import each other in circles, so that one
+of them can be complete while what it needs is not."""
 TRIGGERS = ("opentelemetry.sdk.trace", "prometheus_client") + tuple(FRAMEWORKS)  # noqa: RUF005  Python 3.6
 """Imports after which otel-limits can attach, also to a provider that is created early, and export
 that limits are enforced before there is an agent."""
@@ -72,51 +75,107 @@ def wait(way: str) -> None:
     FINDER.way = way
     if not FINDER.is_done and FINDER not in sys.meta_path:
         sys.meta_path.insert(0, FINDER)
-    for name in TRIGGERS:
-        if name in sys.modules:  # e.g. by a .pth file of another package
-            FINDER.loaded(name)
+    FINDER.imported()  # e.g. by a .pth file of another package
 
 
-class TriggerFinder:
-    """The first import finder, which detects that a trigger has been imported."""
+class OutermostFinder:
+    """An import finder in front of others, which detects the end of each thread's outermost import.
+
+    Modules whose import the outermost one causes are left to the other finders.
+    """
 
     def __init__(self) -> None:
-        """Start waiting."""
-        self.way = ""
-        self.is_done = False
-        self._lock = RLock()
-        # Names being looked up: other finders may start another lookup.
-        self._asking = set()  # type: set[str]
+        """Start without imports."""
+        # By thread. Names being looked up: other finders may start another lookup.
+        self._asking = set()  # type: set[tuple[int, str]]
+        self._importing = set()  # type: set[int]
+
+    def is_wanted(self, name: str) -> bool:
+        """Return whether the end of the import of a module matters."""
+        raise NotImplementedError
+
+    def imported(self) -> None:
+        """Called at the end of an outermost import, before other threads can use its module."""
+        raise NotImplementedError
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """Find a trigger with the other finders, and wrap its loader."""
-        if name not in TRIGGERS or name in self._asking:
+        """Find a wanted module with the following finders, and wrap its loader."""
+        if not self.is_wanted(name):
             return None
-        self._asking.add(name)
+        thread = get_ident()
+        key = thread, name
+        if thread in self._importing or key in self._asking:
+            return None
+        self._asking.add(key)
         try:
-            spec = self._ask_others(name, path, target)
+            spec = self._ask_following(name, path, target)
         finally:
-            self._asking.discard(name)
+            self._asking.discard(key)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = NotifyingLoader(spec.loader, self)  # type: ignore[assignment]
         return spec
 
-    def _ask_others(
+    def _ask_following(
         self, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
     ) -> "ModuleSpec | None":
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None) if finder is not self else None
+        finders = list(sys.meta_path)
+        if self in finders:  # those before this one have been asked
+            del finders[: finders.index(self) + 1]
+        for finder in finders:
+            find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find is not None else None
             if spec is not None:
                 return spec  # type: ignore[no-any-return]
         return None
 
-    def loaded(self, name: str) -> None:
-        """Enable, unless this has been done or a framework is still being imported."""
-        if name not in FRAMEWORKS and any(module in sys.modules for module in FRAMEWORKS):
+    def execute(self, loader: "Any", module: "ModuleType", spec: "ModuleSpec | None") -> None:
+        """Execute a module, and report the end if its import is the outermost one."""
+        thread = get_ident()
+        if thread in self._importing:  # it was looked up before
+            loader.exec_module(module)
             return
+        self._importing.add(thread)
+        try:
+            loader.exec_module(module)
+        finally:
+            self._importing.discard(thread)
+        if spec is not None:
+            setattr(spec, EXECUTED, True)
+        self.imported()
+
+
+class TriggerFinder(OutermostFinder):
+    """Enables otel-limits once a trigger has been imported."""
+
+    def __init__(self) -> None:
+        """Start waiting."""
+        super().__init__()
+        self.way = ""
+        self.is_done = False
+        self._lock = RLock()
+
+    def is_wanted(self, name: str) -> bool:
+        """Return whether a module can cause the import of a trigger."""
+        return name in TRIGGERS or name.partition(".")[0] in PACKAGES
+
+    def imported(self) -> None:
+        """Enable if a trigger is there."""
+        is_early = any(is_under_way(name) for name in FRAMEWORKS)  # by another thread
+        for name in TRIGGERS:
+            if name not in sys.modules:
+                continue
+            distribution = FRAMEWORKS.get(name)
+            if distribution is None:
+                is_ready = not is_early  # the end of that import enables
+            else:
+                is_ready = not is_under_way(name) and is_of(name, distribution)
+            if is_ready:
+                self.loaded(name)
+
+    def loaded(self, name: str) -> None:
+        """Enable, unless this has been done."""
         # Another thread that imports agents waits until they are limited.
         has_lock = self._lock.acquire(timeout=LONGEST_WAIT_SECONDS)
         try:
@@ -141,18 +200,97 @@ class TriggerFinder:
                 sys.meta_path.remove(self)
         except Exception as error:  # noqa: BLE001  must not affect the program
             self.is_done = False
-            if is_installed(FRAMEWORKS.get(name)):  # the SDK alone needs no limits
+            if name in FRAMEWORKS:  # the SDK alone needs no limits
                 report_missing(error)
 
 
-def is_installed(distribution: "str | None") -> bool:
-    """Return whether a framework is installed here; other modules may have the same name."""
-    try:
-        from importlib.metadata import version  # Python 3.8; all frameworks need a later one
+EXECUTED = "_otel_limits_executed"
+"""Attribute of the specification of a module whose code has run. Python marks it only later."""
 
-        return distribution is not None and bool(version(distribution))
-    except Exception:  # noqa: BLE001  must not affect the program
+
+def is_under_way(name: str) -> bool:
+    """Return whether a module, or a package that contains it, is being imported by any thread."""
+    while name:
+        try:
+            # Not `getattr`, which would load a lazy module.
+            spec = object.__getattribute__(sys.modules[name], "__spec__")
+        except (AttributeError, KeyError):
+            spec = None
+        if getattr(spec, "_initializing", False) and not getattr(spec, EXECUTED, False):
+            return True
+        name = name.rpartition(".")[0]
+    return False
+
+
+def is_installed(distribution: str) -> bool:
+    """Return whether a framework is installed in this environment."""
+    return bool(_roots(distribution))
+
+
+def is_of(name: str, distribution: str) -> bool:
+    """Return whether an imported module is that of a distribution.
+
+    A user's own package may have the name of a framework's.
+    """
+    package = sys.modules.get(name.partition(".")[0])
+    if package is None:
         return False
+    places = list(getattr(package, "__path__", ())) or [getattr(package, "__file__", None) or ""]
+    roots = _roots(distribution)
+    if not roots:  # a frozen program may lack the metadata
+        return bool(getattr(sys, "frozen", False)) or hasattr(package, "__compiled__")
+    return _are_in(places, roots)
+
+
+def is_importable(name: str, distribution: str) -> bool:
+    """Return whether the import of a module would be that of a distribution."""
+    from importlib.util import find_spec
+
+    spec = find_spec(name.partition(".")[0])
+    if spec is None:
+        return False
+    places = list(spec.submodule_search_locations or ()) or [spec.origin or ""]
+    return _are_in(places, _roots(distribution))
+
+
+def _are_in(places: "Sequence[str]", roots: "Sequence[tuple[str, bool]]") -> bool:
+    for place in places:
+        directory = os.path.join(os.path.realpath(os.path.dirname(place)), "")
+        for root, is_tree in roots:
+            if directory == root or (is_tree and directory.startswith(root)):
+                return True
+    return False
+
+
+def _roots(distribution: str) -> "list[tuple[str, bool]]":
+    """Return the directories from which a distribution is imported.
+
+    The second value is true for a directory of an editable installation, which contains them.
+    """
+    roots = []
+    try:
+        from importlib.metadata import distributions  # Python 3.8; all frameworks need a later one
+
+        for found in distributions(name=distribution):
+            roots.append((str(found.locate_file("")), False))
+            origin = found.read_text("direct_url.json")
+            if origin:
+                roots.append((_editable_directory(origin), True))
+    except Exception:  # noqa: BLE001, S110  must not affect the program
+        pass
+    return [(os.path.join(os.path.realpath(root), ""), is_tree) for root, is_tree in roots if root]
+
+
+def _editable_directory(origin: str) -> str:
+    """Return the directory of an editable installation: PEP 610."""
+    import json
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    installed = json.loads(origin)
+    if not installed.get("dir_info", {}).get("editable"):
+        return ""
+    return url2pathname(urlsplit(installed["url"]).path)
 
 
 def report_missing(error: Exception) -> None:
@@ -189,9 +327,9 @@ def is_true(name: str) -> bool:
 
 
 class NotifyingLoader:
-    """A loader that reports when its module has been executed, and removes itself."""
+    """A loader that lets a finder execute its module, and removes itself."""
 
-    def __init__(self, loader: "Any", finder: TriggerFinder) -> None:
+    def __init__(self, loader: "Any", finder: OutermostFinder) -> None:
         """Wrap `loader`."""
         self._loader = loader
         self._finder = finder
@@ -205,14 +343,13 @@ class NotifyingLoader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Restore the original loader, execute the module and report."""
+        """Restore the original loader and execute the module."""
         # Restored before the module runs, because its code may use both, e.g. importlib.resources.
         spec = module.__spec__
         module.__loader__ = self._loader
         if spec is not None:
             spec.loader = self._loader
-        self._loader.exec_module(module)
-        self._finder.loaded(module.__name__)
+        self._finder.execute(self._loader, module, spec)
 
 
 FINDER = TriggerFinder()

@@ -300,14 +300,14 @@ def quotas_near_limit(present: Iterable[ScrapedSample], now: float) -> tuple[Quo
 
 def warnings_of(present: Iterable[ScrapedSample], hour: Mapping[Key, float]) -> Iterator[str]:
     """Yield messages about problems of otel-limits itself."""
-    zeros: dict[str, int] = {}
+    zeros: dict[str, set[Labels]] = {}
     for sample in present:
         if sample.value == 0:
-            zeros[sample.name] = zeros.get(sample.name, 0) + 1
+            zeros.setdefault(sample.name, set()).add(sample.process())
     if off := zeros.get(table.ENFORCING.name):
-        yield f"Limits are not enforced in {processes(off)}: run otel-limits doctor there."
+        yield f"Limits are not enforced in {processes(len(off))}: run otel-limits doctor there."
     if rejected := zeros.get(table.POLICY_VALID.name):
-        yield f"Policy file rejected in {processes(rejected)}: see the log."
+        yield f"Policy file rejected in {processes(len(rejected))}: see the log."
     if errors := round(hour.get(("internal_error",), 0)):
         yield f"{pluralize(errors, 'internal error')} in otel-limits: see the log."
 

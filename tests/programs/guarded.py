@@ -44,7 +44,7 @@ def show() -> None:
 
 
 sound = start(lambda: None)
-unsound = start(lambda: RUNTIME.report_untracked_agent("lost"))
+unsound = start(lambda: RUNTIME.report_untracked_agent("strands", "lost"))
 show()
 os.close(unsound[1])
 os.waitpid(unsound[0], 0)

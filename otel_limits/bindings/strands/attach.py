@@ -143,7 +143,7 @@ def adopt(agent: Agent, overrides: Overrides) -> None:
         ConfigurationError: A limit on cost is set but no price can be known.
     """
     assert HOST.host is not None  # set by importing `otel_limits.plugin`
-    own = HOST.host.own_policy(overrides)
+    own = HOST.host.own_policy("strands", overrides)
     if own is None:
         return
     attachment = ensure_attached(agent)

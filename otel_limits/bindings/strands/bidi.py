@@ -52,7 +52,7 @@ def _begun(agent: BidiAgent) -> None:
     if is_tracked:
         attach_session_hooks(agent)
     elif host is not None and host.is_on:
-        host.report_untracked_agent(agent.name)
+        host.report_untracked_agent("strands", agent.name)
 
 
 def track_send(original: Any) -> Any:

@@ -167,7 +167,7 @@ class ClassPatcher:
             self._wait_for_quotas(agent)
         host = HOST.host
         if host is not None and host.is_on and not is_followed:
-            host.report_untracked_agent(agent.name)
+            host.report_untracked_agent("strands", agent.name)
 
     # With a separate guard: errors here must not leave the agent without its other limits.
     @suppress_errors("quotas")

@@ -24,6 +24,7 @@ class StrandsFramework:
     name = "strands"
     module = "strands.agent.agent"
     distribution = "strands-agents"
+    packages: Collection[str] = ("strands",)
     requirement = "strands-agents >= 1.62"
     parts: Collection[str] = (
         "strands.multiagent.graph",

@@ -1,0 +1,107 @@
+"""Detects that a framework has been imported, and imports of it that mix old and new classes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.startup.otel_limits_startup import OutermostFinder, is_under_way
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    from otel_limits.bindings.framework import Framework
+
+
+class FrameworkImports(OutermostFinder):
+    """Reports the end of each outermost import of a framework's module.
+
+    Args:
+        frameworks: The frameworks to wait for.
+        imported: Called with each framework at the end of such an import, not only with its own.
+        again: Called with a framework of which one module is imported again, before that.
+    """
+
+    def __init__(
+        self,
+        frameworks: Sequence[Framework],
+        imported: Callable[[Framework], None],
+        again: Callable[[Framework], None],
+    ) -> None:
+        """Start without waiting."""
+        super().__init__()
+        self._frameworks = frameworks
+        self._imported = imported
+        self._again = again
+        self._packages = {name for framework in frameworks for name in framework.packages}
+        self._seen: dict[str, tuple[Framework, ModuleType]] = {}
+        """Imported modules by name, with their framework and its module of that import."""
+
+    def wait(self) -> None:
+        """Report the frameworks that are imported already, and each later import."""
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)  # the others would find the modules
+        self.imported()
+        for framework in self._frameworks:
+            if is_under_way(framework.module):
+                # By another thread, or by this one, before this finder was there.
+                waiting = (framework,)
+                threading.Thread(target=self._wait_for, args=waiting, daemon=True).start()
+
+    def is_wanted(self, name: str) -> bool:
+        """Return whether a module belongs to a framework."""
+        return name.partition(".")[0] in self._packages
+
+    @suppress_errors("binding")
+    def imported(self) -> None:
+        """Report every framework that is complete."""
+        for framework in self._frameworks:
+            if not is_under_way(framework.module):
+                self._imported(framework)
+
+    def see(self, framework: Framework, module: ModuleType, names: Iterable[str]) -> None:
+        """Note which modules of a framework are imported.
+
+        Args:
+            framework: The framework.
+            module: Its module that every program imports.
+            names: The names of that module, and of parts.
+        """
+        self._seen |= dict.fromkeys(names, (framework, module))
+
+    def is_missing(self, name: str) -> bool:
+        """Return whether a module does not exist, without importing the packages around it."""
+        path: Sequence[str] | None = None
+        for end in [at for at, sign in enumerate(f"{name}.") if sign == "."]:
+            module = sys.modules.get(name[:end])
+            if module is not None:
+                path = getattr(module, "__path__", None)
+                continue
+            spec = self._ask_following(name[:end], path, None)
+            if spec is None:
+                return True
+            path = spec.submodule_search_locations
+        return False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Report a module that was imported before, unless its whole framework is."""
+        if name in self._seen:
+            framework, module = self._seen[name]
+            if sys.modules.get(framework.module) is module:
+                self._again(framework)
+        return super().find_spec(name, path, target)
+
+    def _wait_for(self, framework: Framework) -> None:
+        name = framework.module
+        while name:
+            if name in sys.modules:
+                importlib.import_module(name)  # waits for the thread that imports it
+            name = name.rpartition(".")[0]
+        self.imported()
