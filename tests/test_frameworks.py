@@ -305,6 +305,43 @@ def test_framework_imported_by_another_thread_meanwhile_is_met_at_its_end(
     assert robots.done == ["gaps", "watch"]
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from langchain.agents import create_agent",
+        "import langgraph.graph",
+        "from langgraph.pregel import Pregel",
+        "import langgraph.prebuilt",
+        "from langgraph.func import entrypoint",
+    ],
+)
+def test_langgraph_is_met_when_none_of_its_modules_is_incomplete(statement: str) -> None:
+    """Its modules and LangChain's import each other in circles, from wherever one begins."""
+    ended = execute(sys.executable, "-W", "ignore", "-c", MEETING, statement)
+    assert ended.output == "met []\n", ended.log
+
+
+MEETING = """
+import sys
+import otel_limits
+from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
+watch = LANGCHAIN.watch
+def watching():
+    specs = [
+        module.__spec__
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] in LANGCHAIN.packages
+    ]
+    # Python marks the outermost one only later.
+    executed = [each for each in specs if getattr(each, "_otel_limits_executed", False)]
+    print("met", [each.name for each in specs if each._initializing and each not in executed])
+    watch()
+LANGCHAIN.watch = watching
+otel_limits.enable(max_turns=3)
+exec(sys.argv[1])
+"""
+
+
 CIRCULAR = """
 import sys
 from strands.agent import agent

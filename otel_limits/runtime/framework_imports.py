@@ -46,7 +46,7 @@ class FrameworkImports(OutermostFinder):
         """Report the frameworks that are imported already, and each later import."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)  # the others would find the modules
-        self.imported()
+        self.look()
         for framework in self._frameworks:
             if is_under_way(framework.module):
                 # By another thread, or by this one, before this finder was there.
@@ -104,4 +104,4 @@ class FrameworkImports(OutermostFinder):
             if name in sys.modules:
                 importlib.import_module(name)  # waits for the thread that imports it
             name = name.rpartition(".")[0]
-        self.imported()
+        self.look()

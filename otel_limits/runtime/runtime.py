@@ -183,15 +183,18 @@ class Runtime:
             self._met[framework.name] = module
             if former is not None and former is not module:
                 self._renew(framework)
-        parts = [part for part in framework.parts if part in sys.modules]
-        self._imports.see(framework, module, (framework.module, *parts))
         if self._follows:
-            self._track(framework, parts)
+            self._track(framework)
             if former is not module:
                 self._serve()
+        # Last, as probes and patches import parts.
+        parts = [part for part in framework.parts if part in sys.modules]
+        self._imports.see(framework, module, (framework.module, *parts))
+        for part in parts if self._guard.is_fit(framework) else ():
+            self._guard.probe(framework, part)
 
-    def _track(self, framework: Framework, parts: Sequence[str]) -> None:
-        """Probe a framework and its imported parts, and track its agents if they can be halted."""
+    def _track(self, framework: Framework) -> None:
+        """Probe a framework, and track its agents if they can be halted."""
         # Publishes events, so no lock may be held.
         if self._guard.is_fit(framework):
             try:
@@ -203,9 +206,6 @@ class Runtime:
         if not self._guard.is_fit(framework):
             # An incomplete binding could affect agents.
             suppress_errors("binding")(framework.release)()
-            return
-        for part in parts:
-            self._guard.probe(framework, part)
 
     @contextlib.contextmanager
     def _lock_in_import(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # A test compares this with `otel_limits.bindings.known`, which must not be imported yet.
 FRAMEWORKS = {"langgraph.pregel.main": "langgraph", "strands.agent.agent": "strands-agents"}
 """The module of each framework that every program with agents imports, and its distribution."""
-PACKAGES = ("strands",)
+PACKAGES = ("langchain", "langchain_core", "langgraph", "strands")
 """The top-level packages of all frameworks. Their modules import each other in circles, so that one
 of them can be complete while what it needs is not."""
 TRIGGERS = ("opentelemetry.sdk.trace", "prometheus_client") + tuple(FRAMEWORKS)  # noqa: RUF005  Python 3.6
@@ -75,7 +75,7 @@ def wait(way: str) -> None:
     FINDER.way = way
     if not FINDER.is_done and FINDER not in sys.meta_path:
         sys.meta_path.insert(0, FINDER)
-    FINDER.imported()  # e.g. by a .pth file of another package
+    FINDER.look()  # e.g. by a .pth file of another package
 
 
 class OutermostFinder:
@@ -139,11 +139,21 @@ class OutermostFinder:
         self._importing.add(thread)
         try:
             loader.exec_module(module)
+            if spec is not None:
+                setattr(spec, EXECUTED, True)
+            self.imported()
         finally:
             self._importing.discard(thread)
-        if spec is not None:
-            setattr(spec, EXECUTED, True)
-        self.imported()
+
+    def look(self) -> None:
+        """Report what is imported already, unless this thread is importing more."""
+        thread = get_ident()
+        if thread not in self._importing:
+            self._importing.add(thread)  # what follows may import, too
+            try:
+                self.imported()
+            finally:
+                self._importing.discard(thread)
 
 
 class TriggerFinder(OutermostFinder):

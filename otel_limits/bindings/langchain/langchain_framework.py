@@ -30,6 +30,7 @@ class LangChainFramework:
     name = "langchain"
     module = GRAPHS
     distribution = "langgraph"
+    packages: Collection[str] = ("langchain", "langchain_core", "langgraph")
     requirement = "langgraph >= 1.0"
     parts: Collection[str] = ()
     spans: SpanNames | None = None
