@@ -57,6 +57,7 @@ VOLATILE: Final = (
     (re.compile(r"\b127\.0\.0\.1:\d+"), "127.0.0.1:PORT"),
     (re.compile(r"\b\d+\.\d s\b"), "0.0 s"),
     (re.compile(r"strands-agents \d+(\.\d+)+"), "strands-agents VERSION"),
+    (re.compile(r"langgraph \d+(\.\d+)+"), "langgraph VERSION"),
     (re.compile(r"genai-prices \d+(\.\d+)+ of \d{4}-\d\d-\d\d"), "genai-prices VERSION of DATE"),
     (re.compile(r"/usr/bin/python[\d.]*"), "/usr/bin/python"),
 )
