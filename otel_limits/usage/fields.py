@@ -96,6 +96,8 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "input_tokens_details.cached_tokens",
         "prompt_details.cache_read",
         "input_token_details.cache_read",  # LangChain
+        "input_token_details.priority_cache_read",  # the same, of OpenAI's tiers
+        "input_token_details.flex_cache_read",
         "cached_content_token_count",
         "prompt_cache_hit_tokens",  # DeepSeek
         "prompt_eval_cached_count",
@@ -113,6 +115,8 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "input_tokens_details.cache_write_tokens",
         "prompt_details.cache_write",
         "input_token_details.cache_creation",
+        "input_token_details.priority_cache_creation",
+        "input_token_details.flex_cache_creation",
         "input_token_details.cache_write_tokens",
         "input_cache_creation",
     ),
@@ -134,6 +138,8 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "completion_details.reasoning",
         "details.reasoning_tokens",
         "output_token_details.reasoning",
+        "output_token_details.priority_reasoning",
+        "output_token_details.flex_reasoning",
         "output_token_details.reasoning_tokens",
         "thoughts_token_count",
         "reasoning_tokens",

@@ -140,8 +140,13 @@ def strands_served_limited() -> Run:
     return strands_served()
 
 
-def langchain(*middleware: Any) -> Run:
-    """LangChain with a middleware, or alone."""
+def langchain(*middleware: Any, is_measured: bool = True) -> Run:
+    """LangChain with a middleware, or alone.
+
+    Args:
+        middleware: Middleware of the agent.
+        is_measured: The model reports its usage, which grows with the conversation.
+    """
     from langchain.agents import create_agent
     from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
     from langchain_core.messages import AIMessage
@@ -154,12 +159,17 @@ def langchain(*middleware: Any) -> Run:
         """Look something up."""
         return "found"
 
+    def answer(turn: int, text: str, *calls: Any) -> AIMessage:
+        tokens = {"input_tokens": 100 + turn, "output_tokens": 10, "total_tokens": 110 + turn}
+        usage: Any = tokens if is_measured else None
+        return AIMessage(text, tool_calls=list(calls), usage_metadata=usage)
+
     def run(turns: int) -> object:
         asks = [
-            AIMessage("", tool_calls=[{"name": "look_up", "args": {}, "id": f"call-{number}"}])
-            for number in range(turns - 1)
+            answer(turn, "", {"name": "look_up", "args": {}, "id": f"call-{turn}"})
+            for turn in range(turns - 1)
         ]
-        model = Model(responses=[*asks, AIMessage("done")])
+        model = Model(responses=[*asks, answer(turns, "done")])
         agent: Any = create_agent(model, tools=[look_up], middleware=middleware)
         asked = {"messages": [{"role": "user", "content": "go"}]}
         return asyncio.run(agent.ainvoke(asked, {"recursion_limit": 10 * turns + 10}))
@@ -167,11 +177,23 @@ def langchain(*middleware: Any) -> Run:
     return run
 
 
-def langchain_limited() -> Run:
+def langchain_native() -> Run:
     """LangChain with its middleware that limits model calls."""
     from langchain.agents.middleware import ModelCallLimitMiddleware
 
     return langchain(ModelCallLimitMiddleware(run_limit=UNREACHED, thread_limit=UNREACHED))
+
+
+def langchain_limited() -> Run:
+    """LangChain with otel-limits."""
+    enable()
+    return langchain()
+
+
+def langchain_unmeasured_limited() -> Run:
+    """LangChain with otel-limits and a model that reports no usage, so that it is estimated."""
+    enable()
+    return langchain(is_measured=False)
 
 
 LOOPS: Final[dict[str, Callable[[], Run]]] = {
@@ -184,7 +206,9 @@ LOOPS: Final[dict[str, Callable[[], Run]]] = {
     "strands_served": strands_served,
     "strands_served_limited": strands_served_limited,
     "langchain": langchain,
+    "langchain_native": langchain_native,
     "langchain_limited": langchain_limited,
+    "langchain_unmeasured_limited": langchain_unmeasured_limited,
 }
 """Each function prepares its process and returns the loop to time."""
 
@@ -193,7 +217,7 @@ FAMILIES: Final = (
         *("strands", "strands_native", "strands_limited"),
         *("strands_traced", "strands_traced_limited", "strands_traced_recorded"),
     ),
-    ("langchain", "langchain_limited"),
+    ("langchain", "langchain_native", "langchain_limited", "langchain_unmeasured_limited"),
 )
 """Loops that are compared with each other and run one after the other."""
 

@@ -1,4 +1,4 @@
-"""Reads LangChain's models and messages."""
+"""Reads LangChain's requests and messages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.messages import AIMessage
 
+from otel_limits.bindings.langchain.models import model_id, provider_of
+from otel_limits.bindings.langchain.request_terms import terms_of
 from otel_limits.core.internal_errors import report_suppressed
-from otel_limits.core.listings import vendor_at
-from otel_limits.core.terms import STANDARD, PricingTerms
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.normaliser import record_of_usage
 from otel_limits.usage.numbers import token_count
@@ -20,33 +20,6 @@ if TYPE_CHECKING:
 
     from otel_limits.core.usage import UsageRecord
 
-PACKAGES: Final[Mapping[str, str]] = {
-    "langchain_anthropic": "anthropic",
-    "langchain_aws": "bedrock",
-    "langchain_cohere": "cohere",
-    "langchain_deepseek": "deepseek",
-    "langchain_fireworks": "fireworks",
-    "langchain_google_genai": "gemini",
-    "langchain_google_vertexai": "gemini",
-    "langchain_groq": "groq",
-    "langchain_huggingface": "huggingface",
-    "langchain_litellm": "litellm",
-    "langchain_mistralai": "mistral",
-    "langchain_ollama": "ollama",
-    "langchain_openai": "openai",
-    "langchain_openrouter": "openrouter",
-    "langchain_perplexity": "perplexity",
-    "langchain_together": "together",
-    "langchain_xai": "xai",
-}
-"""The provider of each package of models: https://docs.langchain.com/oss/python/integrations/chat."""
-
-AZURE: Final = "Azure"
-"""The beginning of the names of classes for Azure's endpoints, which are in OpenAI's package."""
-
-MODEL_IDS: Final = ("model", "model_name", "model_id", "deployment_name", "azure_deployment")
-"""Attributes with the model's ID. There is no common one."""
-
 OUTPUT_CAPS: Final = (
     "max_tokens",
     "max_completion_tokens",
@@ -56,37 +29,14 @@ OUTPUT_CAPS: Final = (
 )
 """Attributes and arguments with the cap on output tokens."""
 
-ADDRESSES: Final = (
-    "openai_api_base",
-    "base_url",
-    "azure_endpoint",
-    "anthropic_api_url",
-    "endpoint_url",
-    "endpoint",
-)
-"""Attributes with the address."""
-
 USAGE: Final = "langchain"
 """LangChain's clients write all usage alike: cached tokens are part of the input
 (langchain-core, messages/ai.py, `UsageMetadata`)."""
 
-
-def provider_of(model: type) -> str:
-    """Return the provider of a model class; for an application's own, the name of the class."""
-    for each in model.__mro__:
-        if (provider := PACKAGES.get(each.__module__.partition(".")[0])) is not None:
-            return "azure" if each.__name__.startswith(AZURE) else provider
-    return model.__qualname__
-
-
-def model_id(model: Any) -> str:
-    """Return a model's ID at the provider, or `unknown`."""
-    for name in MODEL_IDS:
-        value = getattr(model, name, None)
-        if isinstance(value, str) and value:
-            # Google's client accepts both spellings of an ID.
-            return value.removeprefix("models/")
-    return "unknown"
+OF_VENDOR: Final = ("token_usage", "usage")
+"""Where a response has the vendor's own usage."""
+BESIDE: Final = ("service_tier", "serviceTier", "server_tool_use")
+"""The tier that was served, and the number of searches."""
 
 
 def call_to(
@@ -110,7 +60,7 @@ def call_to(
             provider_of(type(model)),
             _output_cap(model, options),
         )
-        call.terms = _terms_of(model, options)
+        call.terms = terms_of(model, messages, options)
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         report_suppressed("binding", error)
         return InFlightCall("unknown")
@@ -118,23 +68,10 @@ def call_to(
 
 
 def _output_cap(model: Any, options: Mapping[str, Any]) -> int | None:
-    held = [token_count(options.get(name)) for name in OUTPUT_CAPS]
-    held += [token_count(getattr(model, name, None)) for name in OUTPUT_CAPS]
+    # Not by `getattr`, which takes long for what a Pydantic model does not have.
+    own = vars(model)
+    held = [token_count(each.get(name)) for each in (options, own) for name in OUTPUT_CAPS]
     return max((cap for cap in held if cap), default=None)
-
-
-def _terms_of(model: Any, options: Mapping[str, Any]) -> PricingTerms:
-    addresses = [str(value) for name in ADDRESSES if (value := getattr(model, name, None))]
-    vendor = next(filter(None, map(vendor_at, addresses)), None)
-    tier = options.get("service_tier") or getattr(model, "service_tier", None)
-    region = getattr(model, "region_name", None) or getattr(model, "location", None)
-    is_own = provider_of(type(model)) == type(model).__qualname__
-    return PricingTerms(
-        vendor=vendor,
-        own_class=type(model).__qualname__ if is_own and vendor is None else None,
-        tier=tier if isinstance(tier, str) else STANDARD,
-        region=region if isinstance(region, str) else None,
-    )
 
 
 def _projected_input(
@@ -186,15 +123,27 @@ def usage_of(message: Any, output: Mapping[str, Any] | None, provider: str) -> U
         output: `LLMResult.llm_output`, where models without `usage_metadata` put it.
         provider: The provider.
     """
+    metadata = getattr(message, "response_metadata", None) or {}
     usage = getattr(message, "usage_metadata", None)
     if usage:
-        return record_of_usage(dict(usage), USAGE)
-    metadata = getattr(message, "response_metadata", None) or {}
+        return record_of_usage({**usage, **_beside(metadata)}, USAGE)
     for held in (metadata, output or {}):
-        for name in ("token_usage", "usage"):
+        for name in OF_VENDOR:
             if held.get(name):
                 return record_of_usage(held[name], provider)
     return record_of_usage(None, provider)
+
+
+def _beside(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a vendor reports and LangChain's usage has no place for."""
+    holders = [metadata, *(metadata.get(name) for name in OF_VENDOR)]
+    return {
+        name: each[name]
+        for each in holders
+        if isinstance(each, Mapping)
+        for name in BESIDE
+        if each.get(name) is not None
+    }
 
 
 def is_cached(message: Any) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from otel_limits.bindings.request_settings import REGIONS, ModelSetting
 from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.readers import model_id, provider_of
@@ -13,24 +14,10 @@ from otel_limits.core.listings import canonical
 from otel_limits.core.regions import area_of, place_of
 from otel_limits.vendors.vendor import HIDDEN_REGION
 
-REGIONS: Final = (
-    "inference_geo",  # Anthropic
-    "vertex_location",  # LiteLLM
-    "vertex_ai_location",
-    "aws_region_name",
-    "location",  # google-genai
-)
 LITELLM_VERTEX: Final = "us-central1"
 """LiteLLM's default for Google: litellm, llms/vertex_ai/vertex_llm_base.py,
 `get_vertex_region`. https://docs.litellm.ai/docs/providers/vertex."""
 YES: Final = ("true", "1")
-
-
-class ModelSetting(NamedTuple):
-    """A setting of a model, at any depth."""
-
-    name: str
-    value: Any
 
 
 def region_of(model: Any, settings: Iterable[ModelSetting], addresses: Sequence[str]) -> str | None:

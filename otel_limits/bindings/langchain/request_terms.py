@@ -1,0 +1,156 @@
+"""Reads the pricing terms of a request from the settings of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from langchain_core.language_models import BaseChatModel
+
+from otel_limits.bindings.langchain.models import is_known, model_id, provider_of
+from otel_limits.bindings.request_settings import (
+    CACHE_CONTROL,
+    REGIONS,
+    TOOL_LISTS,
+    PricedRequest,
+    settings_in,
+)
+from otel_limits.core.internal_errors import report_suppressed
+from otel_limits.core.listings import vendor_at
+from otel_limits.core.regions import place_of
+from otel_limits.core.terms import DEFAULT_TERMS, FIVE_MINUTES, PricingTerms
+from otel_limits.vendors.vendor import HIDDEN_REGION
+
+if TYPE_CHECKING:
+    from otel_limits.bindings.request_settings import ModelSetting
+
+FREE: Final = frozenset(BaseChatModel.model_fields) | {
+    "response_format",
+    "response_schema",
+    "response_json_schema",
+    "output_config",
+    "ls_structured_output_format",
+    "location",  # of Google, whose client may not use it
+}
+"""Fields of LangChain itself, and schemas, whose properties may have any name."""
+
+OF_CLIENT_TOOLS: Final = frozenset(
+    {"function", "input_schema", "parameters", "toolSpec", "function_declarations"}
+)
+"""Keys of tools that the application runs, with a schema."""
+
+ADDRESSES: Final = (
+    "openai_api_base",
+    "base_url",
+    "api_base",
+    "azure_endpoint",
+    "anthropic_api_url",
+    "endpoint",
+)
+"""Attributes with the address."""
+NEVER_MOVED: Final = frozenset({"bedrock", "gemini"})
+"""Providers whose clients are used with no other vendor."""
+
+POINT: Final = "cachePoint"
+"""Bedrock's mark of the end of a cached part."""
+
+
+def terms_of(
+    model: Any, messages: Sequence[Any] = (), options: Mapping[str, Any] | None = None
+) -> PricingTerms:
+    """Return the pricing terms of a request.
+
+    Args:
+        model: The model.
+        messages: The conversation.
+        options: Arguments of the call, with the tools.
+    """
+    try:
+        return _request(model, messages, options or {}).terms
+    except Exception as error:  # noqa: BLE001  a model may be anything
+        report_suppressed("binding", error)
+        return DEFAULT_TERMS
+
+
+def _request(model: Any, messages: Sequence[Any], options: Mapping[str, Any]) -> PricedRequest:
+    kind = type(model)
+    provider, addresses = provider_of(kind), _addresses(model)
+    own = {name: value for name, value in vars(model).items() if name not in FREE}
+    asked = {name: value for name, value in options.items() if name not in FREE}
+    for name in TOOL_LISTS:
+        if isinstance(tools := asked.get(name), (list, tuple)):
+            asked[name] = [_without_schema(tool) for tool in tools]
+    settings = tuple(settings_in([asked, own]))
+    blocks = list(_blocks(messages))
+    return PricedRequest(
+        model=model_id(model),
+        provider=provider,
+        own_class=None if is_known(kind) else kind.__qualname__,
+        vendor=next(filter(None, map(vendor_at, addresses)), None),
+        region=place_of(
+            model_id(model),
+            addresses,
+            set_as=[each.value for each in settings if _is_region(each)],
+            of_client=_regions(model, provider),
+        ),
+        settings=settings,
+        cache_ttls=frozenset(_ttls(blocks)),
+        audio_in=any(map(_is_audio, blocks)),
+    )
+
+
+def _addresses(model: Any) -> list[str]:
+    """Return the addresses of a model's client, if its class may be used with any vendor."""
+    if provider_of(type(model)) in NEVER_MOVED:
+        return []
+    held = vars(model)
+    # The client of OpenAI knows the address that its variable set.
+    told = [getattr(held.get("root_client"), "base_url", None), *map(held.get, ADDRESSES)]
+    return [str(each) for each in told if each]
+
+
+def _is_region(setting: ModelSetting) -> bool:
+    return setting.name in REGIONS and isinstance(setting.value, str) and setting.value != ""
+
+
+def _regions(model: Any, provider: str) -> Iterator[str]:
+    """Yield the regions that a client uses unless a request says otherwise."""
+    if provider == "bedrock":
+        client = getattr(getattr(model, "client", None), "meta", None)
+        yield getattr(client, "region_name", None) or HIDDEN_REGION
+    # Google's own API has no regions; Vertex AI is global unless a location is set.
+    elif provider == "gemini" and getattr(getattr(model, "client", None), "vertexai", False):
+        location = getattr(model, "location", None)
+        if location:
+            yield location
+
+
+def _without_schema(tool: Any) -> Any:
+    """Return a tool without its schema, whose properties may have any name."""
+    if not isinstance(tool, Mapping) or OF_CLIENT_TOOLS.isdisjoint(tool):
+        return tool
+    others = {name: tool[name] for name in tool if name not in OF_CLIENT_TOOLS}
+    if "function_declarations" in tool:  # beside which Google puts its own tools
+        return others
+    return {"type": "function", CACHE_CONTROL: tool.get(CACHE_CONTROL)}
+
+
+def _blocks(messages: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the content blocks of a conversation; most messages are plain texts."""
+    for message in messages:
+        content = getattr(message, "content", None)
+        if isinstance(content, list):
+            yield from (part for part in content if isinstance(part, Mapping))
+
+
+def _ttls(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lifetime of each part that is to be cached."""
+    for block in blocks:
+        for name in (CACHE_CONTROL, POINT):
+            if isinstance(point := block.get(name), Mapping):
+                yield str(point.get("ttl") or FIVE_MINUTES)
+
+
+def _is_audio(block: Mapping[str, Any]) -> bool:
+    mime = block.get("mime_type") or ""
+    return block.get("type") in ("audio", "input_audio") or str(mime).startswith("audio/")
