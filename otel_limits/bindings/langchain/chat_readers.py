@@ -126,7 +126,10 @@ def usage_of(message: Any, output: Mapping[str, Any] | None, provider: str) -> U
     metadata = getattr(message, "response_metadata", None) or {}
     usage = getattr(message, "usage_metadata", None)
     if usage:
-        return record_of_usage({**usage, **_beside(metadata)}, USAGE)
+        told = {**usage, **_beside(metadata)}
+        if not usage.get("input_tokens"):  # some clients write 0 for what they were not told
+            del told["input_tokens"], told["total_tokens"]
+        return record_of_usage(told, USAGE)
     for held in (metadata, output or {}):
         for name in OF_VENDOR:
             if held.get(name):

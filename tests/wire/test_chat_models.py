@@ -1,0 +1,312 @@
+"""Vendors' bills against our counts, and what vendors receive, through LangChain's model classes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from langchain.agents import create_agent
+from langgraph.checkpoint.memory import InMemorySaver
+
+from otel_limits import Halt, LimitReachedError, Limits, ModelCall, Stop, enable, stop_of
+from tests.wire.cases import ASKED, CACHED, HALF, PLAIN, PROMPT, THOUGHT, WRITTEN, WRITTEN_1H
+from tests.wire.chat_models import CLIENTS, reply
+from tests.wire.formats import Answer
+from tests.wire.providers import BY_NAME
+from tests.wire.server import Reply
+from tests.wire.test_strict_histories import RULES
+from tests.wire.usages import PRICES, Bill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from otel_limits import Event
+    from tests.wire.server import Vendor
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of the vendors' clients
+
+CONFIG: Any = {"recursion_limit": 60, "configurable": {"thread_id": "1"}}
+ASK: Any = {"messages": [("user", PROMPT)]}
+ASKS = Answer(tool=("search", "{}"), parts=("Let me look.",))
+ASKS_SILENTLY = Answer(tool=("search", "{}"), parts=())
+SAYS = Answer(parts=("Done.",))
+
+each_client = pytest.mark.parametrize("client", CLIENTS)
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """One event loop, as LangChain's classes share their connections."""
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def search() -> str:
+    """Find nothing."""
+    return ""
+
+
+def graph(client: str, vendor: Vendor, *tools: Any, **settings: Any) -> Any:
+    """An agent with a model of a class."""
+    model = CLIENTS[client].make(vendor.url, **settings)
+    return create_agent(model, [*tools], name="boss", checkpointer=InMemorySaver())
+
+
+def answer(client: str, bill: Bill | None) -> Answer:
+    """An answer with its bill, in the vendor's format."""
+    provider = BY_NAME[CLIENTS[client].wire]
+    return Answer(usages=() if bill is None else (provider.usage(bill),))
+
+
+async def read(graph: Any) -> None:
+    """Stream the answer."""
+    async for _ in graph.astream(ASK, CONFIG, stream_mode="messages"):
+        pass
+
+
+WAYS: dict[str, tuple[bool, Callable[[Any, Any], object]]] = {
+    "invoke": (False, lambda graph, _: graph.invoke(ASK, CONFIG)),
+    "ainvoke": (False, lambda graph, loop: loop.run_until_complete(graph.ainvoke(ASK, CONFIG))),
+    "stream": (True, lambda graph, _: list(graph.stream(ASK, CONFIG, stream_mode="messages"))),
+    "astream": (True, lambda graph, loop: loop.run_until_complete(read(graph))),
+}
+"""Whether the vendor streams, and how to call."""
+
+
+def counted(events: list[Event]) -> ModelCall:
+    """The only call."""
+    (call,) = (event for event in events if isinstance(event, ModelCall))
+    return call
+
+
+def parts(usage: Any, bill: Bill) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Counted and billed tokens."""
+    return (
+        (usage.input, usage.output, usage.cache_read, usage.cache_write),
+        (bill.input, bill.output, bill.read, bill.write),
+    )
+
+
+# --- bills ----------------------------------------------------------------------------------------
+
+BILLS = {"plain": PLAIN, "cached": CACHED, "written": WRITTEN, "thought": THOUGHT}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@each_client
+def test_counts_equal_the_bill(
+    client: str,
+    way: str,
+    vendor: Vendor,
+    loop: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tokens, cached ones, and the money at the price of the model's own name."""
+    is_streamed, call = WAYS[way]
+    name = CLIENTS[client].model
+    prices = {kind: float(amount) for kind, amount in PRICES.items()}
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(json.dumps({"models": {name: {"price": prices}}}), encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    events: list[Event] = []
+    enable(Limits(max_turns=9), observers=[events.append])
+    for title, bill in BILLS.items():
+        if bill.write and not BY_NAME[CLIENTS[client].wire].has_cache_write:
+            continue
+        vendor.replies[:] = [reply(client, answer(client, bill), is_streamed=is_streamed)]
+        events.clear()
+        call(graph(client, vendor), loop)
+        found = counted(events)
+        told, billed = parts(found.usage, bill)
+        assert (title, found.kind, *told) == (title, "measured", *billed)
+        assert found.model == name
+        assert (found.price, found.provider) == (bill.cost, CLIENTS[client].provider), title
+
+
+@pytest.mark.parametrize("way", ["invoke", "astream"])
+@pytest.mark.parametrize(
+    "client", ["ChatOpenAI", "ChatOpenAI, Responses", "ChatGoogleGenerativeAI"]
+)
+def test_answer_without_usage_is_estimated(
+    client: str, way: str, vendor: Vendor, loop: Any, events: list[Event]
+) -> None:
+    """Never 0."""
+    is_streamed, call = WAYS[way]
+    enable(Limits(max_turns=9), observers=[events.append])
+    vendor.replies[:] = [reply(client, answer(client, None), is_streamed=is_streamed)]
+    call(graph(client, vendor), loop)
+    check_estimate(counted(events), ASKED)
+
+
+def check_estimate(call: ModelCall, bill: Bill) -> None:
+    """An estimate is between half and twice the tokens that the vendor must have counted."""
+    assert call.estimated
+    assert bill.input / 2 <= call.usage.input <= bill.input * 2
+    assert bill.output / 2 <= call.usage.output <= bill.output * 2
+
+
+def test_stream_with_half_of_its_usage_is_estimated(vendor: Vendor, events: list[Event]) -> None:
+    """LangChain reads Anthropic's input at the end only, and older servers do not repeat it there."""
+    enable(Limits(max_turns=9), observers=[events.append])
+    vendor.replies[:] = [BY_NAME["Anthropic"].stream_reply(answer("ChatAnthropic", ASKED))]
+    WAYS["stream"][1](graph("ChatAnthropic", vendor), None)
+    check_estimate(counted(events), ASKED)
+
+
+def test_hour_of_a_cache_is_priced_as_requested(vendor: Vendor, events: list[Event]) -> None:
+    """The stream does not say for how long the cache was written."""
+    enable(Limits(max_turns=9), observers=[events.append])
+    vendor.replies[:] = [
+        reply("ChatAnthropic", answer("ChatAnthropic", WRITTEN_1H), is_streamed=True)
+    ]
+    control = {"type": "ephemeral", "ttl": "1h"}
+    asked = [{"type": "text", "text": PROMPT, "cache_control": control}]
+    list(graph("ChatAnthropic", vendor).stream({"messages": [("user", asked)]}, CONFIG))
+    assert counted(events).usage.cache_write_1h == WRITTEN_1H.write_1h
+
+
+def test_tier_of_openai_keeps_cache_and_reasoning(vendor: Vendor, events: list[Event]) -> None:
+    """LangChain names them after the tier."""
+    enable(Limits(max_turns=9), observers=[events.append])
+    whole = json.loads(
+        reply("ChatOpenAI", answer("ChatOpenAI", CACHED), is_streamed=False).chunks[0]
+    )
+    body = json.dumps({**whole, "service_tier": "priority"}).encode()
+    vendor.replies[:] = [Reply([body], "application/json")]
+    graph("ChatOpenAI", vendor).invoke(ASK, CONFIG)
+    call = counted(events)
+    assert (call.usage.cache_read, call.tier) == (CACHED.read, "priority")
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+ERROR = b'{"error": {"message": "no", "type": "error", "code": %d, "status": "NO"}}'
+
+
+@pytest.mark.parametrize("way", WAYS)
+@each_client
+def test_refusals_and_cut_answers_are_counted_as_billed(
+    client: str, way: str, vendor: Vendor, loop: Any, events: list[Event]
+) -> None:
+    """A refusal is free; of a stream that is cut, what was read is billed."""
+    is_streamed, call = WAYS[way]
+    enable(Limits(max_turns=9), observers=[events.append])
+    for status in (400, 429, 500, 503):
+        vendor.replies[:] = [Reply([ERROR % status], "application/json", status)]
+        events.clear()
+        with pytest.raises(Exception):  # noqa: B017, PT011  each client has its own
+            call(graph(client, vendor), loop)
+        refused = counted(events)
+        assert (refused.kind, refused.usage.total) == ("failed", 0), status
+        assert [event.reason for event in events if isinstance(event, Stop)] == ["error"]
+    if is_streamed:
+        vendor.replies[:] = [BY_NAME[CLIENTS[client].wire].breaks_off(ASKED)]
+        events.clear()
+        with pytest.raises(Exception):  # noqa: B017, PT011
+            call(graph(client, vendor), loop)
+        cut = counted(events)
+        assert cut.kind == "failed"
+        check_estimate(cut, HALF)
+
+
+@pytest.mark.parametrize("way", ["invoke", "astream"])
+def test_timeout_of_the_client_is_counted(
+    way: str, vendor: Vendor, loop: Any, events: list[Event]
+) -> None:
+    """The vendor may be writing the answer, and bills it."""
+    enable(Limits(max_turns=9), observers=[events.append])
+    vendor.replies[:] = [Reply([], hangs=True)]
+    with pytest.raises(Exception, match=r"(?i)timed out"):
+        WAYS[way][1](graph("ChatOpenAI", vendor, timeout=0.3), loop)
+    call = counted(events)
+    assert (call.kind, call.estimated) == ("failed", True)
+    assert call.usage.input > ASKED.input / 2
+
+
+# --- what vendors receive -------------------------------------------------------------------------
+
+CASES: dict[str, tuple[Limits, tuple[Answer, ...], Any]] = {
+    "after tools": (Limits(max_turns=1), (ASKS, SAYS), "halt"),
+    "after silent tools": (Limits(max_turns=1), (ASKS_SILENTLY, SAYS), "halt"),
+    "refused tool": (Limits(max_tool_calls=1), (ASKS, ASKS, SAYS), "halt"),
+    "raised": (Limits(max_turns=1), (ASKS, SAYS), "raise"),
+    "last answer": (Limits(max_turns=2), (ASKS, ASKS_SILENTLY, SAYS, SAYS), "wrap_up"),
+    "blank last answer": (Limits(max_turns=1), (ASKS, Answer(parts=(" ",)), SAYS), "wrap_up"),
+    "last answer with a tool": (Limits(max_turns=1), (ASKS, ASKS, SAYS), "wrap_up"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "client",
+    [
+        "ChatOpenAI",
+        "ChatOpenAI, Responses",
+        "ChatAnthropic",
+        "ChatBedrockConverse",
+        "ChatGoogleGenerativeAI",
+    ],
+)
+def test_requests_of_a_halted_thread_are_valid(client: str, case: str, vendor: Vendor) -> None:
+    """Also those of its last answer and of the next call; and our mark is in none of them."""
+    limits, answers, action = CASES[case]
+    enable(limits, action=action)
+    usage = (BY_NAME[CLIENTS[client].wire].usage(PLAIN),)
+    vendor.replies[:] = [
+        reply(client, Answer(usages=usage, parts=each.parts, tool=each.tool), is_streamed=False)
+        for each in answers
+    ]
+    made = graph(client, vendor, search)
+    for text in ("go", "again"):
+        try:
+            state = made.invoke({"messages": [("user", text)]}, CONFIG)
+        except LimitReachedError:
+            state = made.get_state(CONFIG).values
+        assert text == "again" or stop_of(state) is not None
+    assert len(vendor.requests) == len(answers)
+    assert b"otel_limits" not in b"".join(vendor.requests)
+    rules = ALL_RULES[CLIENTS[client].wire]
+    faults = [fault for body in vendor.requests for fault in rules(json.loads(body))]
+    assert faults == []
+
+
+def responses_faults(request: Any) -> Iterator[str]:
+    """OpenAI's Responses: every call has its output, and nothing else comes between."""
+    pending: list[str] = []
+    for item in request["input"]:
+        if item.get("type") == "function_call":
+            pending.append(item["call_id"])
+        elif item.get("type") == "function_call_output":
+            if item["call_id"] not in pending:
+                yield f"the output {item['call_id']} has no call"
+            else:
+                pending.remove(item["call_id"])
+        elif pending:
+            yield f"calls {pending} have no output"
+    if pending:
+        yield f"calls {pending} have no output"
+
+
+def gemini_faults(request: Any) -> Iterator[str]:
+    """Gemini: roles alternate, and a call is followed by its response: ai.google.dev, "Function calling"."""
+    pending: list[str] = []
+    for content in request["contents"]:
+        parts = content["parts"]
+        answered = [
+            each["functionResponse"]["name"] for each in parts if "functionResponse" in each
+        ]
+        if sorted(answered) != sorted(pending):
+            yield f"responses {answered} to calls {pending}"
+        pending = [each["functionCall"]["name"] for each in parts if "functionCall" in each]
+        if not parts:
+            yield "an empty content"
+    if request["contents"][-1]["role"] != "user":
+        yield "the last content is the model's"
+
+
+ALL_RULES = {**RULES, "OpenAI Responses": responses_faults, "Gemini": gemini_faults}
