@@ -90,7 +90,7 @@ NOT_QUICK = {
     ),
     "top": ("live", "screen"),
     "usage": ("unreadable",),
-    "wire": ("cut", "output_caps"),
+    "wire": ("chat_models", "cut", "output_caps"),
 }
 """By folder, other files that need a server, or 5 seconds and more."""
 

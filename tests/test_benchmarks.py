@@ -64,7 +64,7 @@ def test_unmeasured_loop_has_no_row() -> None:
     limited = rows[2]
     assert limited[:3] == ("Strands with otel-limits", "50", "20.00 ms")
     assert limited[3:] == ("1.000 ± nan", "", "CPU ≤ 1.25")
-    assert len(rows) == len(table.CHOICES) - 2
+    assert len(rows) == len(table.CHOICES) - 4
 
 
 def test_served_loop_takes_the_requested_turns() -> None:

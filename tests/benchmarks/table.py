@@ -23,6 +23,7 @@ class Choice(NamedTuple):
 
 
 CPU_BOUNDS: Final = {50: "CPU ≤ 1.25", 200: "CPU ≤ 1.12"}
+LANGCHAIN_BOUNDS: Final = dict.fromkeys((10, 50, 150, 200), "0.5 ms more")
 CHOICES: Final = (
     Choice("strands", "strands", "Strands"),
     Choice("strands_native", "strands", "Strands with its own `limits=`"),
@@ -35,7 +36,14 @@ CHOICES: Final = (
         "Strands with an SDK provider, otel-limits and its ledger",
     ),
     Choice("langchain", "langchain", "LangChain"),
-    Choice("langchain_limited", "langchain", "LangChain with `ModelCallLimitMiddleware`"),
+    Choice("langchain_native", "langchain", "LangChain with `ModelCallLimitMiddleware`"),
+    Choice("langchain_limited", "langchain", "LangChain with otel-limits", LANGCHAIN_BOUNDS),
+    Choice(
+        "langchain_unmeasured_limited",
+        "langchain",
+        "LangChain with otel-limits, usage estimated",
+        LANGCHAIN_BOUNDS,
+    ),
     Choice("strands_served", "strands_served", "Strands, answers in 250 ms"),
     Choice(
         "strands_served_limited",

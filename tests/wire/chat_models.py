@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.wire import formats, models
-from tests.wire.formats import Answer
 from tests.wire.providers import BY_NAME
 from tests.wire.server import Reply
+
+if TYPE_CHECKING:
+    from tests.wire.formats import Answer
 
 ONCE = {"api_key": "x", "max_retries": 0}
 

@@ -412,9 +412,13 @@ def _end_with(path: GraphPath, message: AIMessage) -> None:
     run, verdict = path.run, path.wrapping
     assert verdict is not None  # checked before
     run.turn()
-    is_empty = not text_of(message).strip()
-    # Without tools, none can have been requested; some models write such calls anyway.
-    message.tool_calls = []
+    text = str(message.text)
+    is_empty = not text.strip()
+    # Without tools, none can have been requested; some models write such calls anyway. They are in
+    # the content and in the vendor's own fields, too, and the next request would contain them.
+    if message.tool_calls or message.invalid_tool_calls:
+        message.content, message.tool_calls, message.invalid_tool_calls = text, [], []
+        message.additional_kwargs = {}
     if is_empty:
         message.content = path.text_of(verdict)
         verdict = replace(verdict, remark=EMPTY_REMARK)

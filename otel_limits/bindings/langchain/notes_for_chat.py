@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
@@ -11,8 +11,13 @@ from otel_limits.core.texts import NUDGE_NOTE, budget_note, wrap_up_note
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from otel_limits.bindings.langchain.graph_path import GraphPath
     from otel_limits.core.policy import Verdict
+
+
+NO_RESULT: Final = "[The tool returned nothing.]"
 
 
 def noted(messages: Any, path: GraphPath) -> Any:
@@ -33,7 +38,7 @@ def without_tools(messages: Any, verdict: Verdict) -> Any:
     if hasattr(messages, "to_messages"):
         messages = messages.to_messages()
     if isinstance(messages, list):
-        messages = [_as_text(each) for each in messages]
+        messages = list(_as_texts(messages))
     return _with_note(messages, wrap_up_note(verdict))
 
 
@@ -60,16 +65,30 @@ def _nudged(message: Any, repeated: str) -> Any:
     return message.model_copy(update={"content": f"{text_of(message)}\n\n{NUDGE_NOTE}"})
 
 
-def _as_text(message: Any) -> Any:
-    if isinstance(message, AIMessage) and message.tool_calls:
-        told = [
-            f"[I called the tool {call['name']} with {as_json(call['args'])}]"
-            for call in message.tool_calls
-        ]
-        text = "" if not isinstance(message.content, str) else message.content
-        return AIMessage("\n".join(filter(None, [text, *told])), name=message.name)
-    if isinstance(message, ToolMessage):
-        text = text_of(message)
-        shown = f"[Result of the tool:]\n{text}" if text.strip() else "[The tool returned nothing.]"
-        return HumanMessage(shown)
-    return message
+def _as_texts(messages: Sequence[Any]) -> Iterator[Any]:
+    """Write tool calls and their results as texts, one message for all results of a turn."""
+    results: list[str] = []
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            text = text_of(message)
+            has_text = bool(text.strip())
+            results.append(f"[Result of the tool:]\n{text}" if has_text else NO_RESULT)
+            continue
+        if results:
+            yield HumanMessage("\n\n".join(results))
+            results = []
+        is_answer = isinstance(message, AIMessage)
+        calls = [*message.tool_calls, *message.invalid_tool_calls] if is_answer else []
+        if calls:
+            told = [f"[I called the tool {each['name']} with {_arguments(each)}]" for each in calls]
+            text = "\n".join(filter(None, [str(message.text), *told]))
+            yield AIMessage(text, name=message.name)
+        else:
+            yield message
+    if results:
+        yield HumanMessage("\n\n".join(results))
+
+
+def _arguments(call: Mapping[str, Any]) -> str:
+    arguments = call["args"]  # an invalid call has them as the model wrote them
+    return arguments if isinstance(arguments, str) else as_json(arguments)
