@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.messages import AIMessage
 
-from otel_limits.bindings.langchain.models import model_id, provider_of
-from otel_limits.bindings.langchain.request_terms import terms_of
+from otel_limits.bindings.langchain.chat_terms import terms_of
+from otel_limits.bindings.langchain.model_classes import model_id, provider_of
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.normaliser import record_of_usage

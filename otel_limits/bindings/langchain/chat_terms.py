@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.language_models import BaseChatModel
 
-from otel_limits.bindings.langchain.models import is_known, model_id, provider_of
+from otel_limits.bindings.langchain.model_classes import is_known, model_id, provider_of
 from otel_limits.bindings.request_settings import (
     CACHE_CONTROL,
     REGIONS,
