@@ -1,4 +1,4 @@
-"""Reads from the settings of a request what its price depends on, in any framework."""
+"""Reads the settings of a request that affect its price, in any framework."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class ModelSetting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedRequest:
-    """What a framework's reader found out about a request."""
+    """A request, as the reader of a framework describes it."""
 
     model: str
     """The model's ID."""

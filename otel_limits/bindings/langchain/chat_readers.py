@@ -35,7 +35,7 @@ USAGE: Final = "langchain"
 
 OF_VENDOR: Final = ("token_usage", "usage")
 """Where a response has the vendor's own usage."""
-BESIDE: Final = ("service_tier", "serviceTier", "server_tool_use")
+NOT_IN_USAGE: Final = ("service_tier", "serviceTier", "server_tool_use")
 """The tier that was served, and the number of searches."""
 
 
@@ -126,8 +126,8 @@ def usage_of(message: Any, output: Mapping[str, Any] | None, provider: str) -> U
     metadata = getattr(message, "response_metadata", None) or {}
     usage = getattr(message, "usage_metadata", None)
     if usage:
-        told = {**usage, **_beside(metadata)}
-        if not usage.get("input_tokens"):  # some clients write 0 for what they were not told
+        told = {**usage, **_others_in(metadata)}
+        if not usage.get("input_tokens"):  # some clients write 0 for a missing count
             del told["input_tokens"], told["total_tokens"]
         return record_of_usage(told, USAGE)
     for held in (metadata, output or {}):
@@ -137,14 +137,14 @@ def usage_of(message: Any, output: Mapping[str, Any] | None, provider: str) -> U
     return record_of_usage(None, provider)
 
 
-def _beside(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a vendor reports and LangChain's usage has no place for."""
+def _others_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the vendor's fields that LangChain's usage does not have."""
     holders = [metadata, *(metadata.get(name) for name in OF_VENDOR)]
     return {
         name: each[name]
         for each in holders
         if isinstance(each, Mapping)
-        for name in BESIDE
+        for name in NOT_IN_USAGE
         if each.get(name) is not None
     }
 

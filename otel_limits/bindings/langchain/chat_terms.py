@@ -130,7 +130,7 @@ def _without_schema(tool: Any) -> Any:
     if not isinstance(tool, Mapping) or OF_CLIENT_TOOLS.isdisjoint(tool):
         return tool
     others = {name: tool[name] for name in tool if name not in OF_CLIENT_TOOLS}
-    if "function_declarations" in tool:  # beside which Google puts its own tools
+    if "function_declarations" in tool:  # with Google's own tools in the same object
         return others
     return {"type": "function", CACHE_CONTROL: tool.get(CACHE_CONTROL)}
 

@@ -1,4 +1,4 @@
-"""Reads what LangChain's models are: their provider and their ID."""
+"""Reads the provider and the ID of LangChain's models."""
 
 from __future__ import annotations
 
