@@ -245,11 +245,11 @@ def test_answers_by_id_and_to_others(events: list[Event]) -> None:
     enable(max_turns=1, action="ask", observers=[events.append])
     model = ScriptedChatModel(endless(says("text")))
 
-    def work(_: Any) -> dict[str, Any]:
+    def work(_: MessagesState) -> dict[str, Any]:
         model.invoke("go")
         return {"messages": [model.invoke("go")]}
 
-    def wait(_: Any) -> dict[str, Any]:
+    def wait(_: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage(interrupt("sure?"))]}
 
     graph: Any = (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 INSTRUMENTORS = {"OpenInference": LangChainInstrumentor, "OpenLLMetry": LangchainInstrumentor}
 
 
-@pytest.fixture(params=INSTRUMENTORS.values(), ids=INSTRUMENTORS)
+@pytest.fixture(params=[*INSTRUMENTORS.values()], ids=[*INSTRUMENTORS])
 def _instrumented(request: pytest.FixtureRequest, exporter: object) -> Iterator[None]:
     """An instrumentation that makes a span of each model call."""
     del exporter  # its provider is the global one from now on

@@ -24,7 +24,7 @@ from strands import Agent, tool
 import otel_limits
 from otel_limits import Limits, enable
 from otel_limits.cli import main
-from otel_limits.ledger import imports, reading
+from otel_limits.ledger import imports, reading, upgrades
 from otel_limits.ledger.database import Database
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.ledger import otlp
@@ -429,7 +429,7 @@ def test_ledger_that_another_process_opens_is_pruned(
 ) -> None:
     """Several hosts prune at the same hour: none may fail because another one began."""
     write(ledger.address, Entry())
-    version_of = reading.version_of
+    version_of = upgrades.version_of
     others = []
 
     def opened_elsewhere(connection: Any) -> int:
