@@ -183,6 +183,13 @@ LIVE: Final[set[GraphPath]] = set()
 """Invocations in progress, to end them when otel-limits is disabled."""
 
 
+def abort_all() -> None:
+    """End all invocations when otel-limits is disabled."""
+    for path in list(LIVE):
+        path.run.released = True
+        path.run.finish("aborted")
+
+
 def enter(run: Run) -> tuple[Any, Any]:
     """Make the current task work for an invocation; pass the result to `leave`."""
     return CURRENT.set(run), TASK_SCOPE.get()

@@ -371,13 +371,6 @@ class GraphInvocation:
         return limit_reached(run.verdict, run.stop(run.verdict.reason))
 
 
-def abort_all() -> None:
-    """End all invocations when otel-limits is disabled."""
-    for path in list(LIVE):
-        path.run.released = True
-        path.run.finish("aborted")
-
-
 def _graph_around() -> GraphPath | None:
     """Return the invocation that begins another one."""
     around = current_scope()[0]

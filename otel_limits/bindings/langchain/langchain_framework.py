@@ -24,6 +24,12 @@ MODELS: Final = "langchain_core.language_models.chat_models"
 TOOLS: Final = "langchain_core.tools.base"
 
 
+SHARED: Final = tuple(
+    f"{__package__}.{name}" for name in ("langchain_framework", "halt_marks", "graph_path")
+)
+"""Our modules that contain no class of LangChain."""
+
+
 class LangChainFramework:
     """Tracks compiled graphs, and with them the agents of `create_agent`."""
 
@@ -86,16 +92,25 @@ class LangChainFramework:
                 self._patches.wrap(getattr(module, owner), name, wrap)
 
     def renew(self) -> None:
-        """Forget the classes of an earlier import; `watch` patches those of the next one."""
+        """Forget the classes of an earlier import; `watch` patches those of the next one.
+
+        Modules of this package that contain classes of the import before are left to its graphs
+        that are still alive. Copies of these modules will contain the new classes.
+        """
         self._patches = Patches()
+        for name in list(sys.modules):
+            if name.startswith(f"{__package__}.") and name not in SHARED:
+                del sys.modules[name]
+                # `from package import module` prefers the attribute.
+                vars(sys.modules[__package__]).pop(name.rpartition(".")[2], None)
 
     def release(self) -> bool:
         """Stop tracking graphs. No graph has its own limits."""
         self._is_on = False
         # Looked up, not imported: without the module, no graph was ever tracked.
-        graphs = sys.modules.get(f"{__package__}.graph_runs")
-        if graphs is not None:
-            graphs.abort_all()
+        paths = sys.modules.get(f"{__package__}.graph_path")
+        if paths is not None:
+            paths.abort_all()
         self._patches.restore()
         return False
 
