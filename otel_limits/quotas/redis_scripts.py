@@ -267,8 +267,10 @@ class KeyNames:
         keys = [self.marker, self.expired, self.living, self.sharing]
         kept = str(RETENTION_SECONDS * 1000)
         arguments = [operation.worker, str(WORKER_SECONDS * 1000), self.run, kept]
+        buckets = [self.bucket(count) for count, _ in operation.counts]
+        keys += [bucket for bucket, _ in buckets] + [leases for _, leases in buckets]
         for count, amount in operation.counts:
-            keys += [*self.bucket(count), self.grants(count)]
+            keys.append(self.grants(count))
             arguments.append(f"{count.unit} {amount} {refill_of(count)}")
         return ScriptCall("look", keys, arguments)
 

@@ -20,10 +20,24 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.drills import disasters, lines, power, rebuild, server, store
+from tests.drills import disasters, lines, power, rebuild, rows, server, store
 from tests.drills.deployments import DEPLOYMENTS
 
 Drill = Callable[[Path, int], str]
+
+KINDS: Final = ("alone", "guarded", "sentinel", "cluster")
+
+ROWS: Final[dict[str, tuple[Callable[..., str], int, int]]] = {
+    "restart": (rows.restarts, 200, 20),
+    "share": (rows.shares, 400, 40),
+    "large": (lines.starve, 100, 40),
+    "wait": (rows.exhausted, 300, 3),
+    "lost": (rows.charges, 300, 3),
+    "change": (rows.changes, 50, 3),
+    "delay": (rows.delay, 100, 3),
+    "rebuild": (rebuild.rebuild, 100, 5),
+}
+"""What quotas promise, and the sizes of its drill, on each kind of store."""
 
 DRILLS: Final[dict[str, tuple[Drill, int, int]]] = {
     "kills": (disasters.kills, 100, 3),
@@ -39,8 +53,11 @@ DRILLS: Final[dict[str, tuple[Drill, int, int]]] = {
     **{f"quota-store-{kind}": (partial(store.faults, kind=kind), 10, 1) for kind in DEPLOYMENTS},
     **{f"quota-line-{kind}": (partial(lines.kills, kind=kind), 30, 2) for kind in DEPLOYMENTS},
     **{f"quota-stop-{kind}": (partial(lines.suspend, kind=kind), 30, 30) for kind in DEPLOYMENTS},
-    "quota-large": (lines.starve, 100, 40),
-    "quota-rebuild": (rebuild.rebuild, 100, 5),
+    **{
+        f"quota-{row}-{kind}": (partial(drill, kind=kind), full, small)
+        for row, (drill, full, small) in ROWS.items()
+        for kind in KINDS
+    },
 }
 """Each drill with its full and its small size (for queues: the seconds of a lease)."""
 

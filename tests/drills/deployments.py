@@ -42,7 +42,50 @@ class Deployment:
     has_replica: bool = False
     faults: deque[str] = field(default_factory=deque)
     """Faults of the next replies to scripts, from any server."""
-    has_wires: bool = True
+    wires: list[Wire] = field(default_factory=list)
+    """Proxies of the servers, if there are any."""
+
+    @property
+    def keepers(self) -> list[Server]:
+        """The servers that can have the keys."""
+        return [self.servers[0], *self.servers[-1:]] if self.has_replica else self.servers
+
+    @property
+    def running(self) -> list[Server]:
+        """Those that were not stopped."""
+        return [each for each in self.keepers if each.is_running]
+
+    @property
+    def master(self) -> Server:
+        """The server that has the keys, once its replica follows it."""
+        found: list[Server] = []
+
+        def is_settled() -> bool:
+            told = [(each, each.client.info("replication")) for each in self.running]
+            found[:] = [each for each, info in told if info["role"] == "master"]
+            linked = [info.get("master_link_status") == "up" for _, info in told]
+            return len(found) == 1 and sum(linked) == len(told) - 1
+
+        eventually(is_settled)
+        return found[0]
+
+    def freeze(self) -> None:
+        """Let no server answer, until it is restarted."""
+        for each in self.servers:
+            each.freeze()
+
+    def stop(self) -> None:
+        """Kill the servers that can have the keys."""
+        for each in self.keepers:
+            each.stop()
+
+    def start(self, *options: str) -> None:
+        """Start them again, with more options."""
+        for each in self.keepers:
+            each.start(*options)
+            admit_agents(each)
+        for each in self.servers:
+            each.thaw()
 
 
 def certify(directory: Path) -> Path:
@@ -102,7 +145,7 @@ def guarded(directory: Path) -> Iterator[Deployment]:
 def cluster(directory: Path, *, has_wires: bool = True) -> Iterator[Deployment]:
     """Three masters, the first of which has our keys and a replica."""
     with ExitStack() as stack:
-        deployment = Deployment("", [], has_replica=True, has_wires=has_wires)
+        deployment = Deployment("", [], has_replica=True)
         seeds = []
         for number in range(MASTERS + 1):
             folder, port, bus = directory / f"node-{number}", free_port(), str(free_port())
@@ -141,7 +184,7 @@ def _form(nodes: list[Server]) -> None:
 def sentinel(directory: Path, *, has_wires: bool = True) -> Iterator[Deployment]:
     """A master, its replica, and a Sentinel that promotes the replica; with ACL users."""
     with ExitStack() as stack:
-        deployment = Deployment("", [], has_replica=True, has_wires=has_wires)
+        deployment = Deployment("", [], has_replica=True)
         shown = []
         for name in ("master", "replica"):
             (directory / name).mkdir()
@@ -170,7 +213,7 @@ def guarded_sentinel(directory: Path) -> Iterator[Deployment]:
     certificate, ports = certify(directory), (free_port(), free_port())
     tls = [*encrypted(certificate), "--tls-replication", "yes"]
     with ExitStack() as stack:
-        deployment = Deployment("", [], has_replica=True, has_wires=False)
+        deployment = Deployment("", [], has_replica=True)
         for name, port in zip(("master", "replica"), ports, strict=True):
             (directory / name).mkdir()
             options = [*tls, "--tls-port", str(port)]
@@ -222,6 +265,7 @@ def _wired(
     wire = Wire(port) if spoiled is None else Wire(port, spoiled)
     stack.callback(wire.close)
     wire.faults = deployment.faults
+    deployment.wires.append(wire)
     return wire
 
 

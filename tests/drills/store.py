@@ -45,7 +45,7 @@ def faults(directory: Path, size: int, kind: str = "alone") -> str:
     """Inject `size` faults of each kind under load, then fail over; with the default timeouts."""
     results = []
     with DEPLOYMENTS[kind](directory) as place:
-        if place.has_wires:
+        if place.wires:
             results.append(
                 f"{_count(place, size)} calls counted under {size} each of {', '.join(FAULTS)}"
             )

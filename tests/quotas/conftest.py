@@ -52,7 +52,7 @@ class Server:
 
     def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
         self.port = port or free_port()
-        self._folder = folder
+        self.folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -71,10 +71,10 @@ class Server:
         """A client for inspecting it."""
         return redis.Redis(port=self.port, decode_responses=True)
 
-    def start(self) -> None:
-        """Start it empty, on the same port."""
+    def start(self, *options: str) -> None:
+        """Start it on the same port, with more options; empty, unless it finds saved data."""
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
-        command += ["--dir", str(self._folder), "--daemonize", "no", *self._options]
+        command += ["--dir", str(self.folder), "--daemonize", "no", *self._options, *options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self.wait()
 

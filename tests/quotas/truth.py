@@ -2,8 +2,9 @@
 
 Hypothesis generates the events: calls of several workers that are admitted, settled, repeated or
 forgotten, killed and suspended workers, a clock that jumps, ending windows, grants, blocks and
-resets, and a server that restarts without data or with old data. One quota charges lost calls, and
-one is a token bucket, whose level is compared whenever time passes.
+resets, and a server that restarts without data or with old data. Afterwards counts are rebuilt from
+a ledger, and calls that ended during the outage are settled, in any order. One quota charges lost
+calls, and one is a token bucket, whose level is compared whenever time passes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from otel_limits.quotas.store import (
     CountState,
     Demand,
     Grant,
+    KnownCount,
     QuotaStore,
     Refill,
     Renew,
@@ -120,6 +122,10 @@ class Call:
     """The time of its last operation that the store applied."""
     status: str = "asked"
     took: int = 0
+    ended_at: float = math.inf
+    """When it ended; only then it is in the ledger."""
+    resets: dict[str, int] = field(default_factory=dict)
+    """How often each of its quotas had been reset by then."""
 
 
 class Kept(NamedTuple):
@@ -174,6 +180,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.knowledge = [Knowledge() for _ in range(WORKERS)]
         self.suspended: dict[int, bool] = {}
         """Suspended workers, and whether the server lost counts since."""
+        self.resets: dict[str, int] = defaultdict(int)
+        """How often each quota was reset."""
+        self.run_begun = -math.inf
+        """When the server restarted."""
+        self.is_rebuilt = True
+        """Whether counts were rebuilt from the ledger since."""
+        self.settled_since: set[str] = set()
+        """Calls that ended before and were settled since."""
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -215,8 +229,56 @@ class StoreMachine(RuleBasedStateMachine):
             book.used += call.took
             if demand.model:
                 self.history[demand.count.quota].append(call.took)
+        self.end(call)
         call.status, call.at = "settled", self.now
         self.send_settlement(call)
+
+    @precondition(lambda self: self.awake("ended") and not self.is_too_late())
+    @rule(data=st.data())
+    def settle_after_the_outage(self, data: st.DataObject) -> None:
+        """A call ended while the server was unavailable, and its settlement arrives now."""
+        call = data.draw(st.sampled_from(self.awake("ended")))
+        is_counted = self.is_rebuilt
+        for demand in () if is_counted else call.demands:
+            book = self.book(demand.count)
+            book.purge(self.now)
+            charge = book.charged(call.id)
+            book.late += call.took
+            book.used += call.took - charge
+            book.base = max(0, book.base - charge)
+            book.lost.pop(call.id, None)
+            if demand.model:
+                self.history[demand.count.quota].append(call.took)
+        call.status, call.at = "settled", self.now
+        if not is_counted:
+            self.settled_since.add(call.id)
+        self.send_settlement(call, is_earlier=True)
+
+    @precondition(lambda self: self.server and not self.is_rebuilt and not self.is_too_late())
+    @rule()
+    def rebuild(self) -> None:
+        """A process reads the ledger, which has every call that ended before the restart."""
+        assert self.shared is not None
+        recorded = [call for call in self.calls if call.ended_at < self.run_begun]
+        counted = self.shared.count_from_ledger([call.id for call in recorded])
+        assert counted == self.settled_since & {call.id for call in recorded}
+        for count, state in self.look().items():
+            if count.refill is not None or self.now not in count.window:
+                continue
+            used = sum(
+                call.took
+                for call in recorded
+                if call.id not in counted
+                and any(each.count == count for each in call.demands)
+                and call.resets.get(count.quota, 0) == self.resets[count.quota]
+            )
+            self.store.restore([KnownCount(count, used, state.reset)] if used else [])
+            book = self.book(count)
+            lacking = max(0, used - book.base)
+            book.used, book.base, book.late = (
+                each + lacking for each in (book.used, book.base, book.late)
+            )
+        self.is_rebuilt = True
 
     @precondition(lambda self: self.remembered())
     @rule(data=st.data())
@@ -263,14 +325,24 @@ class StoreMachine(RuleBasedStateMachine):
         self.saved = self.kept()
 
     @precondition(lambda self: self.server)
-    @rule(everything=st.booleans())
-    def restart_server(self, everything: bool) -> None:  # noqa: FBT001
-        """The server restarts with old data or none; each worker restores what it knows."""
+    @rule(everything=st.booleans(), data=st.data())
+    def restart_server(self, everything: bool, data: st.DataObject) -> None:  # noqa: FBT001
+        """The server restarts with old data or none; each worker restores what it knows.
+
+        Some calls end before that.
+        """
         assert self.server is not None
+        for call in self.awake("admitted"):
+            if data.draw(st.booleans()):
+                call.took = data.draw(st.integers(0, min(each.amount for each in call.demands)))
+                call.status = "ended"
+                self.end(call)
         # It takes some time, and the name of a run contains its time.
         self.now += 1.0
         self.latest = max(self.latest, self.now)
         self.set_clock(self.now)
+        self.run_begun, self.is_rebuilt = self.now, False
+        self.settled_since.clear()
         self.server.restart(everything=everything)
         saved = Kept({}, {}, {}, {}) if everything else self.saved
         self.blocks = dict(saved.blocks)
@@ -325,6 +397,7 @@ class StoreMachine(RuleBasedStateMachine):
         book = self.book(self.count(name))
         book.used = 0
         book.lost.clear()
+        self.resets[name] += 1
         self.store.change(self.count(name), Reset())
 
     @precondition(lambda self: self.shared)
@@ -469,12 +542,21 @@ class StoreMachine(RuleBasedStateMachine):
                 book.latest = self.now
                 book.pace = self.permitted(demand.count)
 
-    def send_settlement(self, call: Call) -> None:
+    def end(self, call: Call) -> None:
+        """Record a call in the ledger."""
+        call.ended_at, call.resets = self.now, dict(self.resets)
+
+    def is_too_late(self) -> bool:
+        """Return whether the store may have forgotten what it did since its restart."""
+        return self.latest - self.run_begun >= REMEMBERED_SECONDS
+
+    def send_settlement(self, call: Call, *, is_earlier: bool = False) -> None:
         """Settle the usage of a call in all of its counts."""
         charges = tuple(
             Charge(count=each.count, amount=call.took, model=each.model) for each in call.demands
         )
-        assert self.run(Settle(call.id, charges), call.worker).status == "settled"
+        settlement = Settle(call.id, charges, is_earlier)
+        assert self.run(settlement, call.worker).status == "settled"
 
     def wanted(self, demand: Demand) -> int:
         """The reserved amount: doubled for a call of unknown size next to another one."""

@@ -1,5 +1,5 @@
 -- Read the state of counts.
--- KEYS: run, expired, living, sharing, then for each count: its bucket, leases and grants.
+-- KEYS: run, expired, living, sharing, then the bucket of each count, then the leases of each, then its grants.
 -- ARGV: worker ID, or empty; how long it counts as a worker; name of the run; how long that is remembered;
 --       then for each count: its unit, amount, milliseconds in which a token bucket flows back (0 for other
 --       counts) and its burst, in one text.
@@ -30,37 +30,46 @@ if ARGV[1] ~= '' then
 end
 
 -- Few keys have grants: whether any of them does is cheaper to read than the grants of each.
-local grants = {}
-for n = 7, #KEYS, 3 do
-  grants[#grants + 1] = KEYS[n]
-end
-local are_granted = #grants > 0 and redis.call('EXISTS', unpack(grants)) > 0
+local size = #ARGV - 4
+local are_granted = size > 0 and redis.call('EXISTS', unpack(KEYS, 2 * size + 5)) > 0
 
-local reply, blocked = { 'looked', whole(now), '-', sharing .. '/' .. living }, {}
-for n = 1, #grants do
-  local unit, amount, per, burst = string.match(ARGV[n + 4], '^(%S+) (%d+) (%d+) (%d+)$')
-  local found = redis.call('HMGET', KEYS[3 * n + 2], 'used', 'reserved', 'reset', 'limit', 'pace')
+-- Return the state of one count: used, reserved, last reset, when it is full again if it is a token bucket, and
+-- the limit of the key's plan.
+local function read(bucket, leases, unit, per)
+  local found = redis.call('HMGET', bucket, 'used', 'reserved', 'reset', 'limit')
   local full_at = '0'
-  if found[5] or (found[2] and found[2] ~= '0') then
-    local count = open(run, KEYS[3 * n + 2], KEYS[3 * n + 3])
+  -- Opening a count costs much more than to see that there is nothing to do.
+  if found[2] and (per ~= '0' or (found[2] ~= '0' and (redis.call('HGET', bucket, 'run') ~= run
+      or #redis.call('ZRANGEBYSCORE', leases, '-inf', whole(now), 'LIMIT', 0, 1) > 0))) then
+    local count = open(run, bucket, leases)
     void(count, KEYS[2], now, unit)
     found[1], found[2] = whole(count.used), whole(count.reserved)
     full_at = count.amount and whole(room_at(count, count.used + count.reserved)) or '0'
   end
+  return found[1] or '0', found[2] or '0', found[3] or '-', full_at, found[4]
+end
+
+local reply, blocked = { 'looked', whole(now), '-', sharing .. '/' .. living }, {}
+local line, unit, amount, per, burst
+for n = 1, size do
+  -- Those of one quota are mostly the same.
+  if ARGV[n + 4] ~= line then
+    line = ARGV[n + 4]
+    unit, amount, per, burst = string.match(line, '^(%S+) (%d+) (%d+) (%d+)$')
+  end
+  local used, reserved, reset, full_at, planned = read(KEYS[n + 4], KEYS[n + 4 + size], unit, per)
   local more, block, set = 0, nil, nil
   if are_granted then
-    more, block, set = granted(grants[n], unit, now)
+    more, block, set = granted(KEYS[n + 4 + 2 * size], unit, now)
   end
   if block then
     blocked[#blocked + 1] = (n - 1) .. '=' .. block
   end
-  if per ~= '0' or set or found[4] then
-    local limit = (set or tonumber(found[4] or amount)) + more
+  if per ~= '0' or set or planned then
+    local limit = (set or tonumber(planned or amount)) + more
     more = '=' .. whole(capacity(limit, tonumber(per), tonumber(burst)))
   end
-  local size = 5 * n - 1
-  reply[size + 1], reply[size + 2] = found[1] or '0', found[2] or '0'
-  reply[size + 3], reply[size + 4], reply[size + 5] = more, found[3] or '-', full_at
+  reply[n + 4] = used .. ' ' .. reserved .. ' ' .. more .. ' ' .. reset .. ' ' .. full_at
 end
 if #blocked > 0 then
   reply[3] = table.concat(blocked, ',')

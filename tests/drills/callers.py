@@ -1,0 +1,148 @@
+"""Processes of a fleet whose agents call when they are told to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_limits.quotas.redis_scripts import KeyNames
+from tests.quotas.conftest import PATIENCE, eventually
+from tests.quotas.test_fleet import process, variables
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from tests.drills.deployments import Deployment
+
+OUTPUT = 10
+"""Output tokens of a call, unless told otherwise."""
+
+
+class Caller:
+    """One process."""
+
+    def __init__(self, started: subprocess.Popen[str]) -> None:
+        self._process = started
+        self.slowest = 0.0
+        """Seconds of the slowest of the last calls."""
+
+    def tell(self, line: str) -> None:
+        """Write a line."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def read(self) -> str:
+        """Read a line."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def call(self, agent: str = "a", output: int = OUTPUT) -> str:
+        """Make a call; return how it ended."""
+        return self._call_each([(agent, output)])[0]
+
+    def use(self, *calls: tuple[str, int]) -> None:
+        """Make calls in sequence, each with its agent and output tokens, until all are admitted.
+
+        In an outage, a call is refused that the store would admit.
+        """
+        left, give_up = list(calls), time.monotonic() + PATIENCE
+        while left:
+            ends = self._call_each(left)
+            assert set(ends) <= {"end_turn", "quota_unavailable"}, ends
+            assert time.monotonic() < give_up, ends
+            left = [one for one, end in zip(left, ends, strict=True) if end != "end_turn"]
+
+    def use_up(self, agent: str = "a") -> int:
+        """Call until the store refuses; return how many calls were admitted."""
+        admitted, give_up = 0, time.monotonic() + PATIENCE
+        while time.monotonic() < give_up:
+            end = self.call(agent)
+            admitted += end == "end_turn"
+            if end == "quota_exceeded":
+                return admitted
+        raise AssertionError(f"{admitted} calls were admitted, and none refused")
+
+    def _call_each(self, calls: list[tuple[str, int]]) -> list[str]:
+        self.tell(json.dumps({"calls": calls}))
+        return self._ends()
+
+    def hold(self, agent: str = "a", output: int = OUTPUT) -> None:
+        """Begin a call that lasts until `answer`."""
+        self.tell(json.dumps({"calls": [(agent, output)], "is_held": True}))
+        assert self.read() == "asked"
+
+    def answer(self) -> None:
+        """End the held call."""
+        self.tell("answer")
+        assert self._ends() == ["end_turn"]
+
+    def kill(self) -> None:
+        """End it with `kill -9`."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def suspend(self) -> None:
+        """Stop it until `resume`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it continue."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def _ends(self) -> list[str]:
+        ends, self.slowest = json.loads(self.read())
+        return list(ends)
+
+
+class Callers:
+    """Starts processes with a policy and a store.
+
+    Args:
+        place: The store.
+        directory: Directory of the policy file and the ledger.
+        stack: Ends the processes.
+    """
+
+    def __init__(self, place: Deployment, directory: Path, stack: ExitStack) -> None:
+        self.settings = variables(place, directory / "ledger.db")
+        self._place = place
+        self._policy = directory / "limits.yaml"
+        self._stack = stack
+
+    def set_quota(self, **quota: Any) -> None:
+        """Write the policy file, with one quota."""
+        self._policy.write_text(json.dumps({"quotas": {"q": quota}}))
+
+    def start(self, number: int = 1, lease: float | None = None) -> list[Caller]:
+        """Start processes, with the default lease or another one, in seconds."""
+        command = [sys.executable, "-m", "tests.quotas.worker", "serve"]
+        command.append(json.dumps({"lease": lease}))
+        living = partial(self._place.master.client.zcard, KeyNames().living)
+        before = living()
+        started = [
+            Caller(self._stack.enter_context(process(command, self.settings)))
+            for _ in range(number)
+        ]
+        for each in started:
+            assert each.read() == "ready"
+            each.tell("go")
+        # They have read from the store.
+        eventually(lambda: living() >= before + number)
+        return started
+
+
+@contextmanager
+def calling(place: Deployment, directory: Path, **quota: Any) -> Iterator[Callers]:
+    """Start processes under a quota, and end them afterwards."""
+    with ExitStack() as stack:
+        callers = Callers(place, directory, stack)
+        callers.set_quota(**quota)
+        yield callers
