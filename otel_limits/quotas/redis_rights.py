@@ -36,6 +36,7 @@ COMMANDS: Final[Mapping[str, tuple[str | int, ...]]] = {
     "zrem": ("SET", "m"),
     "zcard": ("SET",),
     "zscan": ("SET", 0),
+    "zscore": ("SET", "m"),
     "zrange": ("SET", 0, 0),
     "zrangebyscore": ("SET", 0, 0),
     "zrevrangebyscore": ("SET", 0, 0),

@@ -63,6 +63,14 @@ def test_the_documented_rule_is_what_is_needed() -> None:
     assert needed(KeyNames("prod")).startswith("~{otel_limits:prod}* &{otel_limits:prod}* +")
 
 
+def test_every_command_of_a_script_is_granted() -> None:
+    """Also of those that run rarely: renewals of long calls, and restoring after a restart."""
+    folder = importlib.resources.files("otel_limits.quotas") / "scripts"
+    scripts = "".join(each.read_text("utf-8") for each in folder.iterdir())
+    called = {each.lower() for each in re.findall(r"redis\.p?call\('(\w+)'", scripts)}
+    assert called <= COMMANDS.keys()
+
+
 def test_the_documented_rights_are_enough(
     hold: Hold,
     make_agent: MakeAgent,
