@@ -123,7 +123,9 @@ local function open(run, bucket, leases, operation)
   if (found[6] or '') ~= run then
     begin(count, run)
   end
-  flow(count, now_ms())
+  if count.amount then
+    flow(count, now_ms())
+  end
   return count
 end
 -- Write a count and the given fields, and keep it for the longest of the windows it was used with.
