@@ -457,6 +457,11 @@ class MemoryStore(QuotaStore):
                 for name, bucket in self._buckets.items()
                 if bucket.count.window.end + RETENTION_SECONDS > now
             }
+            self._needs = {
+                key: needs
+                for key, needs in self._needs.items()
+                if any(each.until > now for each in needs.values())
+            }
             # Twice the rest, so that counts within their retention are not scanned on every call.
             self._sweep_at = max(SWEEP_AT, 2 * len(self._buckets))
 

@@ -542,6 +542,18 @@ def test_memory_forgets_windows_that_are_long_over() -> None:
     assert len(store._done) <= 3
 
 
+def test_memory_forgets_keys_that_are_no_longer_used() -> None:
+    """Callers may choose keys: each would otherwise stay until the process ends."""
+    clock = [0.0]
+    store = MemoryStore(lambda: clock[0])
+    for number in range(5000):
+        clock[0] = number * 3600.0
+        of_key = replace(count(window=Windows("hour").at(clock[0])), key=f"key {number}")
+        store.run([Reserve(f"a{number}", (Demand(count=of_key, amount=1, limit=1),), LEASE)])
+    kept = [value for value in vars(store).values() if isinstance(value, dict)]
+    assert max(map(len, kept)) <= 2100
+
+
 # --- equivalence ----------------------------------------------------------------------------------
 
 NAMES = st.sampled_from("abcdef")
