@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ class Caller:
 
     def __init__(self, started: subprocess.Popen[str]) -> None:
         self._process = started
+        self.is_running = True
         self.slowest = 0.0
         """Seconds of the slowest of the last calls."""
 
@@ -86,15 +86,18 @@ class Caller:
 
     def kill(self) -> None:
         """End it with `kill -9`."""
+        self.is_running = False
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def suspend(self) -> None:
         """Stop it until `resume`."""
+        self.is_running = False
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it continue."""
+        self.is_running = True
         self._process.send_signal(signal.SIGCONT)
 
     def _ends(self) -> list[str]:
@@ -114,6 +117,7 @@ class Callers:
     def __init__(self, place: Deployment, directory: Path, stack: ExitStack) -> None:
         self.settings = variables(place, directory / "ledger.db")
         self._place = place
+        self._callers: list[Caller] = []
         self._policy = directory / "limits.yaml"
         self._stack = stack
 
@@ -125,8 +129,7 @@ class Callers:
         """Start processes, with the default lease or another one, in seconds."""
         command = [sys.executable, "-m", "tests.quotas.worker", "serve"]
         command.append(json.dumps({"lease": lease}))
-        living = partial(self._place.master.client.zcard, KeyNames().living)
-        before = living()
+        before = self._looked_since(0)
         started = [
             Caller(self._stack.enter_context(process(command, self.settings)))
             for _ in range(number)
@@ -134,9 +137,17 @@ class Callers:
         for each in started:
             assert each.read() == "ready"
             each.tell("go")
-        # They have read from the store.
-        eventually(lambda: living() >= before + number)
+        self._callers += started
+        eventually(lambda: self._looked_since(0) >= before + number)
+        # From here on, each knows the others.
+        now = int(1000 * self._place.master.client.time()[0])
+        running = sum(each.is_running for each in self._callers)
+        eventually(lambda: self._looked_since(now + 1000) >= running)
         return started
+
+    def _looked_since(self, milliseconds: int) -> int:
+        """Return how many processes have read from the store since a time."""
+        return int(self._place.master.client.zcount(KeyNames().living, milliseconds, "+inf"))
 
 
 @contextmanager

@@ -82,8 +82,7 @@ class Deployment:
     def start(self, *options: str) -> None:
         """Start them again, with more options."""
         for each in self.keepers:
-            each.start(*options)
-            admit_agents(each)
+            each.start(*options, "--user", *rights())
         for each in self.servers:
             each.thaw()
 
@@ -106,13 +105,18 @@ def encrypted(certificate: Path) -> list[str]:
     return [*options, "--tls-ca-cert-file", str(certificate)]
 
 
-def admit_agents(server: Server) -> None:
-    """Add the user with the documented rights, and no others."""
+def rights() -> list[str]:
+    """Return the user with the documented rights, and no others, as a server's option."""
     name, password = USER.split(":")
-    rights = ("reset", "on", f">{password}", *needed(KeyNames()).split())
-    server.client.execute_command("ACL", "SETUSER", name, *rights)
-    # A cluster client needs this in addition.
-    server.client.execute_command("ACL", "SETUSER", name, "+cluster|slots", "+command")
+    # A cluster client needs the last two in addition.
+    extra = ("+cluster|slots", "+command")
+    return [name, "on", f">{password}", *needed(KeyNames()).split(), *extra]
+
+
+def admit_agents(server: Server) -> None:
+    """Add the user with the documented rights to a running server."""
+    name, *rules = rights()
+    server.client.execute_command("ACL", "SETUSER", name, "reset", *rules)
 
 
 @contextmanager

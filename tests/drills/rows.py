@@ -52,7 +52,8 @@ def restarts(directory: Path, amount: int, kind: str = "alone") -> str:
             with lose(place):
                 user.use(*[(agent, 1)] * (amount // 2))
                 user.hold(agent)
-            place.faults.extend(CUTS)
+            # Calls wait for three seconds at most for a process that cannot restore its counts.
+            place.faults.append("cut")
             admitted = 6 + amount // 2 + idle.use_up(agent)
             assert admitted == amount, f"{admitted} of {amount} were admitted after {agent}"
             user.answer()
@@ -94,7 +95,7 @@ def exhausted(directory: Path, lease: int, kind: str = "alone") -> str:
 
     Of three processes, one is killed and one suspended, each with a call in flight.
     """
-    held = {"model_calls": 3, "window": YEAR, "on_exceeded": "wait", "max_wait": "5m"}
+    held = {"model_calls": 3, "window": YEAR, "on_exceeded": "wait", "max_wait": "5m", "grace": 0}
     with DEPLOYMENTS[kind](directory) as place, calling(place, directory, **held) as callers:
         killed, suspended, living = callers.start(3, lease)
         living.use(("a", 1))

@@ -241,6 +241,20 @@ def test_killed_workers_calls_are_charged_until_they_are_settled(
     assert standing(store, 1000) == CountState(200, 0, 1000)
 
 
+def test_killed_call_is_charged_the_mean_of_earlier_ones(
+    fleet: Fleet, store: SharedStore, hold: Hold, make_agent: MakeAgent, server: Server
+) -> None:
+    """Of the last 20 of its model, rounded up; they were made by another process."""
+    quota = {"tokens": 10_000, "window": "month", "on_lost": "charge"}
+    hold({"q": quota}, server.url)
+    for output in (90, *[20] * 19, 80):
+        make_agent(ScriptedModel([says("done", usage=tokens(output))]))("go")
+    used = standing(store, 10_000).used
+    assert used == 90 + 19 * 20 + 80
+    fleet(quota, "die", 1, -signal.SIGKILL, lease=0.1)
+    eventually(lambda: standing(store, 10_000) == CountState(used + 23, 0, 10_000))
+
+
 def test_second_call_counts_after_another_worker_settled_the_first(
     hold: Hold, make_agent: MakeAgent, events: list[Event], server: Server, store: SharedStore
 ) -> None:

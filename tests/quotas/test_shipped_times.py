@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_limits import enable
+from otel_limits.quotas.knowledge import Knowledge
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.recovery import Recovery
-from otel_limits.quotas.store import Operation, Reply, Settle, StoreError
+from otel_limits.quotas.store import (
+    Charge,
+    Count,
+    CountState,
+    Operation,
+    Reply,
+    Settle,
+    StoreError,
+)
 from otel_limits.quotas.store_worker import StoreWorker
+from otel_limits.quotas.windows import Windows
 from otel_limits.runtime.call_records import LedgerRecords
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.clock import Clock
@@ -124,6 +134,17 @@ def test_pending_settlements_are_capped_at_ten_thousand(
         assert len(store_worker._kept) == 10_000
         kept = list(store_worker._kept)
         assert (kept[0], kept[-1]) == ("20", "10019")
+
+
+def test_process_remembers_the_ten_thousand_keys_that_it_saw_last() -> None:
+    """Callers may choose keys: what is restored after a restart of the store is bounded."""
+    knowledge, window = Knowledge(), Windows("day").at(time.time())
+    counts = [Count("q", str(number), window, "tokens") for number in range(10_001)]
+    for count in (*counts, counts[1]):
+        settlement = Settle("a", (Charge(count=count, amount=1),))
+        knowledge.observe(settlement, Reply("settled", 0.0, (CountState(1, 0, 0),)))
+    known = [each.count for each in knowledge.of_windows_at(time.time())]
+    assert (len(known), known[0], known[-1]) == (10_000, counts[2], counts[1])
 
 
 def test_killed_workers_settlements_are_searched_once_a_minute(
