@@ -37,7 +37,7 @@ ROWS: Final[dict[str, tuple[Callable[..., str], int, int]]] = {
     "delay": (rows.delay, 100, 3),
     "rebuild": (rebuild.rebuild, 100, 5),
 }
-"""What quotas promise, and the sizes of its drill, on each kind of store."""
+"""Drills of promises of quotas, which run on each kind of store."""
 
 DRILLS: Final[dict[str, tuple[Drill, int, int]]] = {
     "kills": (disasters.kills, 100, 3),

@@ -1,4 +1,4 @@
-"""Processes of a fleet whose agents call when they are told to."""
+"""Processes of a fleet whose agents call when a drill says so."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Caller:
         self.slowest = 0.0
         """Seconds of the slowest of the last calls."""
 
-    def tell(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """Write a line."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
-    def read(self) -> str:
+    def read_line(self) -> str:
         """Read a line."""
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
@@ -71,17 +71,17 @@ class Caller:
         raise AssertionError(f"{admitted} calls were admitted, and none refused")
 
     def _call_each(self, calls: list[tuple[str, int]]) -> list[str]:
-        self.tell(json.dumps({"calls": calls}))
+        self.write_line(json.dumps({"calls": calls}))
         return self._ends()
 
     def hold(self, agent: str = "a", output: int = OUTPUT) -> None:
         """Begin a call that lasts until `answer`."""
-        self.tell(json.dumps({"calls": [(agent, output)], "is_held": True}))
-        assert self.read() == "asked"
+        self.write_line(json.dumps({"calls": [(agent, output)], "is_held": True}))
+        assert self.read_line() == "asked"
 
     def answer(self) -> None:
         """End the held call."""
-        self.tell("answer")
+        self.write_line("answer")
         assert self._ends() == ["end_turn"]
 
     def kill(self) -> None:
@@ -101,7 +101,7 @@ class Caller:
         self._process.send_signal(signal.SIGCONT)
 
     def _ends(self) -> list[str]:
-        ends, self.slowest = json.loads(self.read())
+        ends, self.slowest = json.loads(self.read_line())
         return list(ends)
 
 
@@ -135,8 +135,8 @@ class Callers:
             for _ in range(number)
         ]
         for each in started:
-            assert each.read() == "ready"
-            each.tell("go")
+            assert each.read_line() == "ready"
+            each.write_line("go")
         self._callers += started
         eventually(lambda: self._looked_since(0) >= before + number)
         # From here on, each knows the others.

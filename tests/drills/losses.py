@@ -52,7 +52,7 @@ def lagging_replica(place: Deployment) -> Iterator[None]:
     master = place.master
     (replica,) = (each for each in place.keepers if each is not master)
     # It cannot connect again.
-    replica.client.config_set("masteruser", "nobody")
+    replica.client.config_set("masteruser", "unknown")
     replica.client.config_set("masterauth", "x")
     master.client.client_kill_filter(_type="replica")
     eventually(lambda: replica.client.info("replication")["master_link_status"] == "down")

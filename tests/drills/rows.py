@@ -1,4 +1,4 @@
-"""What quotas promise, on each kind of store, while processes and servers are killed or stall.
+"""Promises of quotas on each kind of store, while processes and servers are killed or stall.
 
 Each drill lets real processes call, kills one of them, suspends one for longer than a lease, and
 cuts or truncates replies of the store.
@@ -91,7 +91,7 @@ def shares(directory: Path, amount: int, kind: str = "alone") -> str:
 
 
 def exhausted(directory: Path, lease: int, kind: str = "alone") -> str:
-    """A call waits while a reservation can come back, and is refused at once where none can.
+    """A call waits while a reservation can come back, and is refused immediately where none can.
 
     Of three processes, one is killed and one suspended, each with a call in flight.
     """

@@ -125,7 +125,7 @@ class Call:
     ended_at: float = math.inf
     """When it ended; only then it is in the ledger."""
     resets: dict[str, int] = field(default_factory=dict)
-    """How often each of its quotas had been reset by then."""
+    """How often each of its quotas had been reset before."""
 
 
 class Kept(NamedTuple):
