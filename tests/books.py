@@ -188,11 +188,12 @@ class Books:
             retried = how.get("failed", False) and not how.get("aborted", False)
             self.settled(calls._scope, call, retried=retried)
 
-    def _on_response_accepted(self, original: Any, calls: Any) -> None:
+    def _on_response_accepted(self, original: Any, calls: Any, *call: Any) -> int:
         with calls._scope.services.lock:
-            original(calls)
+            number: int = original(calls, *call)
             self.release_unused(calls._scope)
             self.add(calls._scope, "turns", 1)
+            return number
 
     def _release_unused(self, original: Any, calls: Any) -> None:
         with calls._scope.services.lock:

@@ -98,7 +98,7 @@ class Path:
         against = None if request is None else await self.ask_quotas(request)
         refusal = self._decided(call, against, forces_output=forces_output, can_ask=can_ask)
         if refusal is not None:
-            await self.settle_quotas()
+            await self.settle_quotas(call.id)
         return refusal
 
     def admit_blocking(
@@ -114,19 +114,19 @@ class Path:
         against = None if request is None else wait_for(self.ask_quotas(request))
         refusal = self._decided(call, against, forces_output=forces_output, can_ask=can_ask)
         if refusal is not None and request is not None:
-            wait_for(self.settle_quotas())
+            wait_for(self.settle_quotas(call.id))
         return refusal
 
     async def settle(self, call: InFlightCall, error: BaseException | None = None) -> None:
         """Count a call that has ended, once, and settle its quotas."""
         settle_call(self.run, call, error)
-        await self.settle_quotas()
+        await self.settle_quotas(call.id)
 
     def settle_blocking(self, call: InFlightCall, error: BaseException | None = None) -> None:
         """Do the same as `settle` in a thread that may block."""
         settle_call(self.run, call, error)
         if self.gate is not None:
-            wait_for(self.settle_quotas())
+            wait_for(self.settle_quotas(call.id))
 
     @suppress_errors("binding")
     def _decided(
@@ -151,10 +151,10 @@ class Path:
         return await self.gate.admit(request)
 
     @suppress_errors_async("quotas")
-    async def settle_quotas(self) -> None:
+    async def settle_quotas(self, call_id: str = "") -> None:
         """Settle the reservation; the call has been counted already, or was not sent."""
         if self.gate is not None:
-            await self.gate.settle(self.run.invocation.id)
+            await self.gate.settle(self.run.invocation.id, call_id)
 
     @suppress_errors("binding")
     def _request(self, call: InFlightCall, attributes: Mapping[str, object]) -> Request | None:
@@ -163,6 +163,7 @@ class Path:
             return None
         return Request(
             invocation=self.run.invocation,
+            call_id=call.id,
             model=call.model,
             input=call.input_estimate,
             output_cap=call.output_cap,

@@ -174,6 +174,8 @@ class ModelCall:
     after_tools: Mapping[str, int] = field(default_factory=dict)
     """The tools whose results are new in its request, with their calls in the turn before; empty
     for a side call."""
+    call_id: str = ""
+    """Differs between concurrent calls of the loop; empty if it has one at a time."""
     side: bool = False
     """True for a call outside the agent loop: a summary, direct structured output, a model call by
     a tool, memory extraction, a background task. It may follow the `Stop`."""

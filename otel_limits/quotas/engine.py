@@ -112,11 +112,11 @@ class Engine:
             INTERNAL_ERRORS.report(self.component, error)
             return None
 
-    async def settle(self, invocation_id: str) -> None:
+    async def settle(self, invocation_id: str, call_id: str = "") -> None:
         """Settle the call; during an outage, the store worker buffers the settlement."""
         try:
             # Removed before it is sent, so that it is settled once.
-            ticket = self._tickets.close(invocation_id)
+            ticket = self._tickets.close(invocation_id, call_id)
             if ticket is not None:
                 reply = await self._client.settle(ticket)
                 self._publish_use(ticket, reply.standings)

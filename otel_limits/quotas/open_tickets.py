@@ -1,4 +1,4 @@
-"""Tickets of invocations in progress: at most one each, from admission to settlement."""
+"""Tickets of model calls in progress, from admission to settlement."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class OpenTickets:
             return None
         with self._lock:
             state = self._invocations.setdefault(request.invocation.id, InvocationState())
-            self._settle(state)  # the end of the previous call was not observed
+            # The end of the previous call was not observed.
+            self._settle(state, request.call_id)
             # For side calls, such as a summary: they only have their invocation.
             state.attributes = request.attributes
             estimates = {
@@ -79,48 +80,56 @@ class OpenTickets:
                 need_of(quota, request, lookup, estimates[quota.reserve], self._price)
                 for quota in applying
                 # An invocation is counted by its first call only.
-                if quota.name not in state.counted
+                if not state.counts_invocation(quota.name)
             ]
-            if needs:
-                state.ticket = Ticket(f"{self._owner}-{next(self._numbers)}", request, needs)
-            return state.ticket
+            if not needs:
+                return None
+            ticket = Ticket(f"{self._owner}-{next(self._numbers)}", request, needs)
+            state.tickets[request.call_id] = ticket
+            return ticket
 
     def record(self, call: ModelCall) -> Ticket | None:
         """Record the usage of a call on its ticket; `None` if no quota applies."""
         with self._lock:
             state = self._invocations.get(call.invocation.id)
+            ticket = None if state is None else state.tickets.get(call.call_id)
             # A second call after one admission gets its own ticket: the first may be settled by
             # now, and a ticket counts once.
-            if state is None or state.ticket is None or state.ticket.calls:
+            if ticket is None or ticket.calls:
                 return self._count_unadmitted(call, state)
-            self._note(state.ticket, call)
-            return state.ticket
+            self._note(ticket, call)
+            return ticket
 
     def held(self) -> list[Ticket]:
         """Return the tickets with reservations."""
         with self._lock:
-            tickets = (state.ticket for state in self._invocations.values())
-            return [each for each in tickets if each is not None and each.leased_at is not None]
+            return [
+                ticket
+                for state in self._invocations.values()
+                for ticket in state.tickets.values()
+                if ticket.leased_at is not None
+            ]
 
-    def close(self, invocation_id: str) -> Ticket | None:
-        """Remove and return the open ticket of an invocation, if any; the caller settles it."""
+    def close(self, invocation_id: str, call_id: str = "") -> Ticket | None:
+        """Remove and return the open ticket of a call, if any; the caller settles it."""
         with self._lock:
             state = self._invocations.get(invocation_id)
-            return None if state is None else state.close()
+            return None if state is None else state.close(call_id)
 
     def drop(self, ticket: Ticket) -> None:
         """Discard the ticket of a call that is not sent."""
         with self._lock:
-            state = self._invocations.get(ticket.request.invocation.id)
+            request = ticket.request
+            state = self._invocations.get(request.invocation.id)
             if state is not None:
-                state.ticket = None
+                state.tickets.pop(request.call_id, None)
 
     def end(self, invocation_id: str) -> None:
-        """Settle the open ticket of a finished invocation and forget it."""
+        """Settle the open tickets of a finished invocation and forget it."""
         with self._lock:
             state = self._invocations.pop(invocation_id, None)
-            if state is not None:
-                self._settle(state)
+            for call_id in () if state is None else tuple(state.tickets):
+                self._settle(state, call_id)
 
     # --- under the lock ---------------------------------------------------------------------------
 
@@ -128,6 +137,7 @@ class OpenTickets:
         """Count a call without admission: a side call, such as a summary."""
         request = Request(
             invocation=call.invocation,
+            call_id=call.call_id,
             model=call.model,
             input=call.usage.input,
             attributes=state.attributes if state is not None else {},
@@ -142,7 +152,7 @@ class OpenTickets:
             ]
             self._client.fill(ticket, forced=True)
             self._note(ticket, call)
-            self._settle(self._invocations[call.invocation.id])
+            self._settle(self._invocations[call.invocation.id], call.call_id)
         return ticket
 
     def _note(self, ticket: Ticket, call: ModelCall) -> None:
@@ -153,7 +163,7 @@ class OpenTickets:
         if call.kind == "measured":
             self._estimates.record(ticket.request.model, ticket.request.input, call.usage)
 
-    def _settle(self, state: InvocationState) -> None:
-        ticket = state.close()
+    def _settle(self, state: InvocationState, call_id: str) -> None:
+        ticket = state.close(call_id)
         if ticket is not None:
             self._client.settle_later(ticket)

@@ -140,15 +140,24 @@ class Ticket:
 class InvocationState:
     """Quota state of an invocation in progress."""
 
-    ticket: Ticket | None = None
+    tickets: dict[str, Ticket] = field(default_factory=dict)
+    """The open ticket of each call in flight, by its ID."""
     attributes: Mapping[str, object] = field(default_factory=dict)
     """Trace attributes of its agent."""
     counted: set[str] = field(default_factory=set)
     """Names of quotas that already counted the invocation."""
 
-    def close(self) -> Ticket | None:
-        """Remove and return the ticket; the caller must settle it."""
-        ticket, self.ticket = self.ticket, None
+    def counts_invocation(self, quota: str) -> bool:
+        """Return whether a quota has counted the invocation, or is about to."""
+        return quota in self.counted or any(
+            need.quota.name == quota and need.quota.unit == "invocations"
+            for ticket in self.tickets.values()
+            for need in ticket.needs
+        )
+
+    def close(self, call_id: str) -> Ticket | None:
+        """Remove and return the ticket of a call; the caller must settle it."""
+        ticket = self.tickets.pop(call_id, None)
         # Only after a sent call: a refused call leaves the invocation uncounted.
         if ticket is not None and ticket.calls:
             self.counted.update(

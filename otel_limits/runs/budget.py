@@ -25,6 +25,7 @@ class Reservation:
     """The possible usage of an in-flight model call."""
 
     turns: int = 0
+    iterations: int = 0
     model_calls: int = 0
     input: int = 0
     output: int = 0
@@ -64,6 +65,7 @@ class Budget:
         """Reserve usage for a model call."""
         held = self.reserved
         held.turns += reservation.turns
+        held.iterations += reservation.iterations
         held.model_calls += reservation.model_calls
         held.input += reservation.input
         held.output += reservation.output
@@ -73,6 +75,7 @@ class Budget:
         """Release a reservation."""
         held = self.reserved
         held.turns -= reservation.turns
+        held.iterations -= reservation.iterations
         held.model_calls -= reservation.model_calls
         held.input -= reservation.input
         held.output -= reservation.output

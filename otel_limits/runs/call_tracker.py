@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 NOTHING: Final = Reservation()
 ONE_TURN: Final = Reservation(turns=1)
+ONE_OF_SEVERAL: Final = Reservation(turns=1, iterations=1)
+"""The turn of a call whose loop may have several in flight."""
 
 
 class CallTracker:
@@ -38,7 +40,9 @@ class CallTracker:
         self._scope = scope
         self._tools = tools
         self.in_flight: set[InFlightCall] = set()
-        """The loop has one at most; tools and middleware may add others."""
+        """The loop of most frameworks has one at most; tools and middleware may add others."""
+        self._answered: set[InFlightCall] = set()
+        """Concurrent calls whose responses are not accepted yet."""
         self._turn = NOTHING
         """The loop's reserved turn, until its response is accepted or it makes no more calls."""
         self._kept = NOTHING
@@ -73,15 +77,18 @@ class CallTracker:
         scope.measure_time()
         with scope.services.lock:
             had_turn = self._turn is not NOTHING
-            if turn:  # under the lock, so a retry cannot lose its reservation to another call
+            # Under the lock, so a retry cannot lose its reservation to another call.
+            if turn and not call.id:
                 self._release_kept()
             verdict = scope.decide(with_reserved=True, forces_output=forces_output, side=not turn)
             if verdict is None or verdict.action == "observe" or (last and self._claim_wrap_up()):
                 call.is_of_loop = turn
                 self._reserve(call, reservation)
+                if turn and call.id:
+                    call.turn = scope.budgets.reserve(ONE_OF_SEVERAL)
             elif not (had_turn and self.in_flight):  # a concurrent call may need the turn
                 turn = False
-            if turn:
+            if turn and not call.id:
                 self._turn = scope.budgets.reserve(ONE_TURN)
         return scope.with_subjects(verdict)
 
@@ -110,17 +117,36 @@ class CallTracker:
             self._release(call)
             call.is_open = False
 
-    def on_response_accepted(self) -> None:
-        """Count a turn: the loop's response was accepted into the conversation."""
+    def on_response_accepted(self, call: InFlightCall | None = None) -> int:
+        """Count a turn: the loop's response was accepted into the conversation.
+
+        Args:
+            call: The call, if the loop may have several in flight.
+
+        Returns:
+            The number of the turn.
+        """
         with self._scope.services.lock:
-            self._release_kept()
+            if call is None:
+                self._release_kept()
+            else:
+                self._release_turn(call)
+            self._scope.tally.iterations += 1
             for budget in self._scope.budgets:
                 budget.tally.turns += 1
+            return self._scope.tally.turns
+
+    def on_response_rejected(self, call: InFlightCall) -> None:
+        """Release the turn of a concurrent call: its response is not part of the conversation."""
+        with self._scope.services.lock:
+            self._release_turn(call)
 
     def release_unused(self) -> None:
         """Release what the loop has reserved: it makes no more calls."""
         with self._scope.services.lock:
             self._release_kept()
+            for call in tuple(self._answered):
+                self._release_turn(call)
 
     def add_part(self, call: InFlightCall, part: UsageRecord) -> None:
         """Count usage that is reported before the call ends, as realtime models do."""
@@ -206,8 +232,20 @@ class CallTracker:
         if reservation is None:
             return
         self._scope.budgets.release(reservation)
-        if failed and call.is_of_loop and self._kept is NOTHING:
+        if call.id:
+            # Until the response is accepted: another call could take the turn in between.
+            if call.has_ended and not failed:
+                self._answered.add(call)
+            else:
+                self._release_turn(call)
+        elif failed and call.is_of_loop and self._kept is NOTHING:
             self._kept = self._scope.budgets.reserve(replace(reservation, model_calls=0))
+
+    def _release_turn(self, call: InFlightCall) -> None:
+        self._answered.discard(call)
+        if call.turn is not None:
+            self._scope.budgets.release(call.turn)
+            call.turn = None
 
     def _claim_wrap_up(self) -> bool:
         """Claim the final answer that may exceed a cap, if it is available."""
@@ -284,6 +322,7 @@ class CallTracker:
                 turn=scope.tally.turns + 1,
                 iteration=scope.tally.iterations + 1,
                 after_tools={} if call.is_side else self._tools.of_turn,
+                call_id=call.id,
                 side=call.is_side,
             )
         )

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 class InFlightCall:
     """A model call whose end has not been seen yet."""
 
+    id = ""
+    """Differs from those of the loop's other calls in flight; empty if it has one at a time."""
+    turn: Reservation | None = None
+    """The turn that its response becomes, if the loop may have several calls in flight."""
     is_open = True
     """False once it has been counted, or released before it was sent."""
     started: float | None = None

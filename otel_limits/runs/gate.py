@@ -19,6 +19,8 @@ class Request:
     """A model call that asks for admission."""
 
     invocation: Invocation
+    call_id: str = ""
+    """Set if the invocation may have several calls in flight."""
     model: str
     """Model ID as the provider knows it, or `unknown`."""
     input: int
@@ -63,7 +65,7 @@ class QuotaGate(Protocol):
         A verdict with the action `observe` is only recorded: the call is sent anyway.
         """
 
-    async def settle(self, invocation_id: str) -> None:
+    async def settle(self, invocation_id: str, call_id: str = "") -> None:
         """Finish an admitted call, whose usage was published as an event."""
 
     def after_fork(self) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from otel_limits.core.loops import Call
     from otel_limits.core.policy import Policy, Verdict
     from otel_limits.runs.budget import Budget
+    from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.scope import Services
     from otel_limits.runs.spans import Spans
 
@@ -149,14 +150,14 @@ class Run(Scope):
         self.tally.cycles += 1
         self.services.observers.publish(events.Cycle(invocation=self.invocation))
 
-    def turn(self) -> None:
-        """Count a model response that was accepted into the conversation."""
-        # Without the lock: an agent's loop is one task, only trees are shared.
-        self.tally.iterations += 1
-        self.calls.on_response_accepted()
-        self.services.observers.publish(
-            events.Turn(invocation=self.invocation, number=self.tally.turns)
-        )
+    def turn(self, call: InFlightCall | None = None) -> None:
+        """Count a model response that was accepted into the conversation.
+
+        Args:
+            call: Its call, if the loop may have several in flight.
+        """
+        number = self.calls.on_response_accepted(call)
+        self.services.observers.publish(events.Turn(invocation=self.invocation, number=number))
 
     def check_loops(self, calls: Sequence[Call], text: str | None) -> None:
         """Compare a finished turn to earlier ones."""

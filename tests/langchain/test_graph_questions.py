@@ -12,7 +12,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, Send, interrupt
 
 from otel_limits import Event, Halt, Limits, Stop, enable, is_synthetic, stop_of
 from otel_limits.testing import ScriptedChatModel, endless, says, uses
@@ -185,6 +185,29 @@ def test_extension_is_for_the_agent_that_asked() -> None:
     assert (helper.calls, boss.calls) == (6, 2)
     assert state["messages"][-1].text == "done"
     assert state["messages"][-2].content == "found"
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+def test_parallel_branches_ask_once(how: str) -> None:
+    """A human reads one question, and the answer continues every branch."""
+    enable(max_turns=4, action="ask")
+    model = ScriptedChatModel(endless(says("text")))
+
+    def work(_: Any) -> dict[str, Any]:
+        return {"messages": [AIMessage(model.invoke("go").text)]}
+
+    graph: Any = (
+        StateGraph(MessagesState)
+        .add_node("work", work)
+        .add_conditional_edges(START, lambda _: [Send("work", {}) for _ in range(10)])
+        .compile(checkpointer=InMemorySaver(), name="fan-out")
+    )
+    CALLS[how](graph, ASK, config("1"))
+    assert model.calls == 4
+    assert len(asked_by(graph, config("1"))) == 1
+    state = CALLS[how](graph, extending(20), config("1"))
+    assert model.calls == 10
+    assert len(state["messages"]) == 11
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables.config import ensure_config
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 
     from otel_limits.bindings.path import Refusal
+
+IDS: Final = itertools.count(1)
+"""IDs of calls, as parallel branches of a graph can have several in flight."""
+
 
 # --- wrappers of a model's methods ----------------------------------------------------------------
 
@@ -184,6 +189,10 @@ def _request(model: Any, messages: Any, options: Mapping[str, Any]) -> ChatReque
         return None
     known: dict[int, tuple[Any, int]] = path.tokens if path is not None else {}
     calls = [call_to(model, each, options, known) for each in messages]
+    if path is not None:
+        for call, each in zip(calls, messages, strict=True):
+            call.id = str(next(IDS))
+            path.end_turns(each)
     return ChatRequest(model, run, path, list(messages), dict(options), calls)
 
 
@@ -249,6 +258,7 @@ class ChatRequest:
             refusal = path.admit_blocking(call, path.attributes, can_ask=path.can_ask)
             if refusal is not None:
                 self._refuse(path, refusal)
+        self._reopen(path)
         self._begin(path)
 
     async def admit(self) -> None:
@@ -262,6 +272,7 @@ class ChatRequest:
             refusal = await path.admit(call, path.attributes, can_ask=path.can_ask)
             if refusal is not None:
                 self._refuse(path, refusal)
+        self._reopen(path)
         self._begin(path)
 
     def _admit_as_side(self) -> None:
@@ -270,7 +281,6 @@ class ChatRequest:
             self.run.calls.open(call)
 
     def _prepare(self, path: GraphPath) -> None:
-        path.end_turn()
         if path.can_ask and (interruption := unanswered(path)) is not None:
             raise interruption
 
@@ -284,6 +294,15 @@ class ChatRequest:
         if action == "ask" and not path.can_ask and can_be_extended(refusal.verdict):
             report_not_asked(path)
         raise path.refuse(refusal.verdict, ensure_config().get("metadata") or {})
+
+    def _reopen(self, path: GraphPath) -> None:
+        """Go on with calls whose graph has ended while they waited, as its threads may do."""
+        for call in self.calls:
+            if call.is_open:
+                continue
+            if path.verdict is not None:
+                raise path.refuse(path.verdict, path.place)
+            call.is_open, call.is_of_loop = True, False  # counted like any call after the end
 
     @suppress_errors("binding")
     def _begin(self, path: GraphPath) -> None:
@@ -365,15 +384,16 @@ class ChatRequest:
         if path is not None and call.started is not None:
             seconds = self.run.services.now() - call.started
             write_call_span(path.span, call, seconds, error)
-        if path is None or number >= len(self.answers) or error is not None:
+        if path is None:
             return
-        message = self.answers[number]
-        if not isinstance(message, AIMessage):
+        message = self.answers[number] if number < len(self.answers) else None
+        if not isinstance(message, AIMessage) or error is not None:
+            self.run.calls.on_response_rejected(call)
             return
         if path.wrapping is not None and call is path.last_call:
-            _end_with(path, message)
+            _end_with(path, message, call)
         else:
-            path.begin_turn(message)
+            path.begin_turn(message, call)
 
     def fail(self, error: BaseException) -> None:
         """Note an answer that was broken off."""
@@ -407,11 +427,11 @@ class ChatRequest:
             raise path.refuse(verdict, ensure_config().get("metadata") or {}) from error
 
 
-def _end_with(path: GraphPath, message: AIMessage) -> None:
+def _end_with(path: GraphPath, message: AIMessage, call: InFlightCall) -> None:
     """Make a model's last answer the end of the graph."""
     run, verdict = path.run, path.wrapping
     assert verdict is not None  # checked before
-    run.turn()
+    run.turn(call)
     text = str(message.text)
     is_empty = not text.strip()
     # Without tools, none can have been requested; some models write such calls anyway. They are in

@@ -277,7 +277,7 @@ class GraphInvocation:
         path, run, graph = self.path, self._run, self._graph
         verdict = path.verdict or path.wrapping
         assert verdict is not None  # every refusal has one
-        path.end_turn()
+        path.end_turns()
         self._reason = verdict.reason
         if path.answer is not None:  # the model gave a last answer, and the graph continued
             return
@@ -334,7 +334,7 @@ class GraphInvocation:
     def finish(self) -> None:
         """End the invocation, however the graph ended."""
         path, run = self.path, self._run
-        path.end_turn()
+        path.end_turns()
         LIVE.discard(path)
         write_end(path.span, run)
         end_span(path.span)

@@ -78,9 +78,7 @@ def _begun(tool: Any, asked: Any, options: Mapping[str, Any]) -> RunningTool | N
         return None
     requested = path.tools.get(identity)
     if requested is None:  # requested by a response of an earlier invocation of this thread
-        requested = RequestedTool(tool.name, asked, path.run.tools.admit(tool.name))
-        path.tools[identity] = requested
-        path.has_turn = True
+        requested = path.resume_tool(identity, tool.name, asked)
     return RunningTool(path, requested, identity, tool.name)
 
 
@@ -116,6 +114,7 @@ class RunningTool:
             note = not_run_note(pending)
         else:
             return None
+        self._requested.status = "refused"
         return ToolMessage(note, name=self._name, tool_call_id=self._identity, status="error")
 
     @suppress_errors("binding")
