@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import ModelFallbackMiddleware
 from langgraph.checkpoint.memory import InMemorySaver
+from openai import RateLimitError
 
-from otel_limits import LimitReachedError, Limits, ModelCall, Stop, enable, stop_of
+from otel_limits import Halt, LimitReachedError, Limits, ModelCall, Stop, enable, stop_of
 from tests.wire.cases import ASKED, CACHED, HALF, PLAIN, PROMPT, THOUGHT, WRITTEN, WRITTEN_1H
 from tests.wire.chat_models import CLIENTS, reply
 from tests.wire.formats import Answer
@@ -327,3 +329,82 @@ ALL_RULES = {
     "OpenAI Responses": responses_faults,
     "Gemini": gemini_faults,
 }
+
+
+# --- vendors' spent budgets -----------------------------------------------------------------------
+
+SPENT = Reply(
+    [b'{"error": {"message": "No.", "type": "insufficient_quota", "code": "insufficient_quota"}}'],
+    "application/json",
+    429,
+)
+OVERLOADED = Reply([ERROR % 429], "application/json", 429)
+
+
+def outcomes(events: list[Event]) -> tuple[list[str], list[str]]:
+    """The actions of all halts, and all stop reasons."""
+    return (
+        [event.action for event in events if isinstance(event, Halt)],
+        [event.reason for event in events if isinstance(event, Stop)],
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("action", ["halt", "wrap_up"])
+def test_spent_budget_of_the_vendor_halts(
+    action: Any, way: str, vendor: Vendor, loop: Any, events: list[Event]
+) -> None:
+    """Where a limit may halt, and the thread can go on with another budget."""
+    is_streamed, call = WAYS[way]
+    enable(Limits(max_turns=9), action=action, observers=[events.append])
+    vendor.replies[:] = [SPENT]
+    made = graph("ChatOpenAI", vendor, search)
+    call(made, loop)
+    state = made.get_state(CONFIG)
+    stop = stop_of(state.values)
+    assert stop is not None
+    assert (stop.reason, state.next) == ("quota_exceeded", ())
+    assert outcomes(events) == (["halted"], ["quota_exceeded"])
+    vendor.replies[:] = [reply("ChatOpenAI", SAYS, is_streamed=is_streamed)]
+    call(made, loop)
+    assert made.get_state(CONFIG).values["messages"][-1].text == "Done."
+    assert list(RULES["OpenAI Chat"](json.loads(vendor.requests[-1]))) == []
+
+
+@pytest.mark.parametrize(
+    ("action", "limits", "expected"),
+    [
+        ("observe", Limits(max_turns=9), (["observed"], ["error"])),
+        ("raise", Limits(max_turns=9), (["raised"], ["quota_exceeded"])),
+        ("halt", Limits(), ([], ["error"])),
+    ],
+)
+def test_application_gets_the_vendors_error(
+    action: Any, limits: Limits, expected: Any, vendor: Vendor, events: list[Event]
+) -> None:
+    """With `observe` and `raise`, and without a limit; `raise` adds the stop."""
+    enable(limits, action=action, observers=[events.append])
+    vendor.replies[:] = [SPENT]
+    with pytest.raises(RateLimitError) as caught:
+        graph("ChatOpenAI", vendor).invoke(ASK, CONFIG)
+    assert (stop_of(caught.value) is not None) == (action == "raise")
+    assert outcomes(events) == expected
+
+
+def test_fallback_sees_the_spent_budget_first(vendor: Vendor, events: list[Event]) -> None:
+    """A refusal from which the application recovers is no stop."""
+    enable(Limits(max_turns=9), observers=[events.append])
+    vendor.replies[:] = [SPENT, reply("ChatOpenAI", SAYS, is_streamed=False)]
+    model = CLIENTS["ChatOpenAI"].make(vendor.url)
+    made = create_agent(model, [], middleware=[ModelFallbackMiddleware(model)])
+    assert made.invoke(ASK, CONFIG)["messages"][-1].text == "Done."
+    assert outcomes(events) == ([], ["end_turn"])
+
+
+def test_passing_rate_limit_is_raised(vendor: Vendor, events: list[Event]) -> None:
+    """It is no spent budget."""
+    enable(Limits(max_turns=9), observers=[events.append])
+    vendor.replies[:] = [OVERLOADED]
+    with pytest.raises(RateLimitError):
+        graph("ChatOpenAI", vendor).invoke(ASK, CONFIG)
+    assert outcomes(events) == ([], ["error"])

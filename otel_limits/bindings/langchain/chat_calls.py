@@ -396,7 +396,9 @@ class ChatRequest:
             path.begin_turn(message, call)
 
     def fail(self, error: BaseException) -> None:
-        """Note an answer that was broken off."""
+        """Note an answer that was broken off, or a request that was refused."""
+        if self.path is not None:
+            self.path.place = ensure_config().get("metadata") or {}
         if self.chunks and not self.answers and isinstance(error, Exception):
             self.note_answer()
             self.answers.clear()  # it does not count as a turn

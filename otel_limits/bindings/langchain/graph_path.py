@@ -118,7 +118,7 @@ class GraphPath(Path):
     nudge_for: str | None = field(default=None, kw_only=True)
     """The repeated tool call to warn the model about."""
     place: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    """Metadata of the model call that was refused: its node, among others."""
+    """Metadata of the model call that was refused or failed: its node, among others."""
     can_ask: bool = field(default=False, kw_only=True)
     """True if an interrupt can be resumed later, so that a human can be asked."""
     questions: Sequence[LimitQuestion] = field(default=(), kw_only=True)

@@ -37,6 +37,7 @@ from otel_limits.bindings.langchain.halt_marks import SLOT, mark
 from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.path import halt_from_error
 from otel_limits.bindings.span_writer import write_end, write_halt
+from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.policy import KILLED
@@ -269,6 +270,7 @@ class GraphInvocation:
             if verdict is not None:
                 path.verdict = path.verdict or verdict
                 return True
+            return bool(is_halted_by_vendor(path, error))
         return False
 
     @suppress_errors("binding")
@@ -326,8 +328,8 @@ class GraphInvocation:
         elif isinstance(error, GraphBubbleUp):  # a hand-off to the graph around it
             self._reason = "end_turn"
         elif isinstance(error, Exception):
-            self._reason = "error"
-        if self._reason == "error":
+            verdict = self._run.verdict if self._run.action == "raised" else None
+            self._reason = "error" if verdict is None else verdict.reason
             end_span(self.path.span, error)
 
     @suppress_errors("binding")

@@ -107,7 +107,7 @@ class ClassPatcher:
         else:
             self._patches.wrap(module.Agent, "stream_async", self._agent_stream)
         self._patches.wrap(module.Agent, "structured_output_async", self._structured_output)
-        from otel_limits.bindings.strands.vendor_budgets import retry_unless_spent
+        from otel_limits.bindings.vendor_budgets import retry_unless_spent
 
         self._patches.wrap(module.ModelRetryStrategy, "is_retryable", retry_unless_spent)
 

@@ -40,7 +40,7 @@ from otel_limits.bindings.strands.private import (
 from otel_limits.bindings.strands.readers import note_answer
 from otel_limits.bindings.strands.requests import call_by_context
 from otel_limits.bindings.strands.side import refused_to_loop, results_for
-from otel_limits.bindings.strands.vendor_budgets import is_halted_by_vendor
+from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import budget_note, failed_remark, not_run_note, wrap_up_note

@@ -17,16 +17,16 @@ from otel_limits.runs.run import Run
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
-    from otel_limits.bindings.strands.invocations import LiveInvocation
+    from otel_limits.bindings.path import Path
 
 
 @suppress_errors("binding")
-def is_halted_by_vendor(live: LiveInvocation, error: Exception) -> bool:
+def is_halted_by_vendor(path: Path, error: Exception) -> bool:
     """Return whether an error of the loop becomes its halt, instead of leaving the agent.
 
     With the actions `observe` and `raise` the application gets its own error.
     """
-    run = live.run
+    run = path.run
     verdict = budget_refusal(error) if run.is_limited else None
     if verdict is None:
         return False
@@ -39,7 +39,7 @@ def is_halted_by_vendor(live: LiveInvocation, error: Exception) -> bool:
             run.note_halt(text, verdict)
         StopNote.add(error, run.stop(verdict.reason))
     else:
-        live.verdict, live.wrapping = verdict, None
+        path.verdict, path.wrapping = verdict, None
         return True
     return False
 

@@ -1,0 +1,117 @@
+"""Pricing terms in the settings, the arguments and the messages of LangChain's models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+
+from otel_limits.bindings.langchain.chat_terms import terms_of
+from otel_limits.testing import ScriptedChatModel, endless, says
+from tests.wire import chat_models as models
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+def bound(model: Any, *tools: Any, **options: Any) -> dict[str, Any]:
+    """The arguments of a call with tools, as a model's own class writes them."""
+    return dict(model.bind_tools(list(tools), **options).kwargs)
+
+
+def book(service_tier: str, location: str, modalities: list[str]) -> str:
+    """Book, with parameters that are named like settings."""
+    return f"{service_tier} {location} {modalities}"
+
+
+SETTINGS: dict[str, tuple[Any, Any]] = {
+    "OpenAI's tier": (models.openai(NOWHERE, service_tier="flex"), {"tier": "flex"}),
+    "Bedrock's tier": (
+        models.bedrock(NOWHERE, service_tier="priority"),
+        {"tier": "priority", "region": "us-east-1"},
+    ),
+    "Bedrock's latency": (
+        models.bedrock(NOWHERE, performance_config={"latency": "optimized"}),
+        {"tier": "optimized", "region": "us-east-1"},
+    ),
+    "Anthropic's region": (models.anthropic(NOWHERE, inference_geo="us"), {"region": "us"}),
+    "Bedrock's client": (models.bedrock(NOWHERE), {"region": "us-east-1"}),
+    "Google's own API": (models.gemini(NOWHERE, location="europe-west4"), {"region": None}),
+    "audio": (
+        models.openai(NOWHERE, model_kwargs={"modalities": ["text", "audio"]}),
+        {"audio_out": True},
+    ),
+    "search": (models.openai(NOWHERE, extra_body={"web_search_options": {}}), {"searches": True}),
+}
+
+
+def told(terms: Any, expected: dict[str, Any]) -> dict[str, Any]:
+    """The same terms as are expected."""
+    return {name: getattr(terms, name) for name in expected}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_a_model_are_read(name: str) -> None:
+    """In its fields, and in what it passes on to the vendor."""
+    model, expected = SETTINGS[name]
+    assert told(terms_of(model), expected) == expected
+
+
+def test_arguments_of_a_call_come_first() -> None:
+    """`bind` and middleware change the settings of one call."""
+    model = models.openai(NOWHERE, service_tier="flex")
+    assert terms_of(model, (), {"service_tier": "priority"}).tier == "priority"
+
+
+@pytest.mark.parametrize("make", [models.openai, models.anthropic, models.bedrock, models.gemini])
+def test_parameters_of_a_tool_are_no_settings(make: Any) -> None:
+    """Any function may have a parameter with such a name."""
+    model = make(NOWHERE)
+    assert terms_of(model, (), bound(model, book)) == terms_of(model)
+
+
+def test_tools_of_the_vendor_are_read() -> None:
+    """Searches are billed by item, and other tools at a cost that no usage has."""
+    claude = models.anthropic(NOWHERE)
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    assert terms_of(claude, (), bound(claude, search)).searches
+    gpt = models.openai_responses(NOWHERE)
+    code = {"type": "code_interpreter", "container": {"type": "auto"}}
+    assert terms_of(gpt, (), bound(gpt, code)).server_tools == {"code_interpreter"}
+    google = models.gemini(NOWHERE)
+    assert terms_of(google, (), bound(google, {"google_search": {}})).searches
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+        {"cachePoint": {"type": "default", "ttl": "1h"}},
+    ],
+)
+def test_lifetime_of_a_cache_is_read(block: Any) -> None:
+    """Anthropic's control, and Bedrock's point."""
+    assert terms_of(models.anthropic(NOWHERE), [HumanMessage([block])]).cache_ttls == {"1h"}
+
+
+def test_audio_of_a_message_is_read() -> None:
+    """It has its own price."""
+    audio: Any = {"type": "audio", "base64": "AAAA", "mime_type": "audio/wav"}
+    assert terms_of(models.openai(NOWHERE), [HumanMessage([audio])]).audio_in
+
+
+def test_address_tells_the_vendor() -> None:
+    """OpenAI's class is used with the vendors that have its API."""
+    model = models.openai(NOWHERE, base_url="https://api.deepseek.com/v1")
+    assert terms_of(model).vendor == "deepseek"
+
+
+def test_address_from_a_variable_tells_the_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the client knows it."""
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://openrouter.ai/api/v1")
+    assert terms_of(models.openai(NOWHERE, base_url=None)).vendor == "openrouter"
+
+
+def test_own_class_has_no_known_price() -> None:
+    """It may wrap anything."""
+    assert terms_of(ScriptedChatModel(endless(says("x")))).own_class == "ScriptedChatModel"
