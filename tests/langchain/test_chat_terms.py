@@ -45,7 +45,7 @@ SETTINGS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def told(terms: Any, expected: dict[str, Any]) -> dict[str, Any]:
+def the_same(terms: Any, expected: dict[str, Any]) -> dict[str, Any]:
     """The same terms as are expected."""
     return {name: getattr(terms, name) for name in expected}
 
@@ -54,7 +54,7 @@ def told(terms: Any, expected: dict[str, Any]) -> dict[str, Any]:
 def test_settings_of_a_model_are_read(name: str) -> None:
     """In its fields, and in what it passes on to the vendor."""
     model, expected = SETTINGS[name]
-    assert told(terms_of(model), expected) == expected
+    assert the_same(terms_of(model), expected) == expected
 
 
 def test_arguments_of_a_call_come_first() -> None:
@@ -100,13 +100,13 @@ def test_audio_of_a_message_is_read() -> None:
     assert terms_of(models.openai(NOWHERE), [HumanMessage([audio])]).audio_in
 
 
-def test_address_tells_the_vendor() -> None:
+def test_address_shows_the_vendor() -> None:
     """OpenAI's class is used with the vendors that have its API."""
     model = models.openai(NOWHERE, base_url="https://api.deepseek.com/v1")
     assert terms_of(model).vendor == "deepseek"
 
 
-def test_address_from_a_variable_tells_the_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_from_a_variable_shows_the_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the client knows it."""
     monkeypatch.setenv("OPENAI_BASE_URL", "https://openrouter.ai/api/v1")
     assert terms_of(models.openai(NOWHERE, base_url=None)).vendor == "openrouter"
