@@ -128,8 +128,9 @@ class OpenTickets:
         """Settle the open tickets of a finished invocation and forget it."""
         with self._lock:
             state = self._invocations.pop(invocation_id, None)
-            for call_id in () if state is None else tuple(state.tickets):
-                self._settle(state, call_id)
+            if state is not None:
+                for call_id in tuple(state.tickets):
+                    self._settle(state, call_id)
 
     # --- under the lock ---------------------------------------------------------------------------
 

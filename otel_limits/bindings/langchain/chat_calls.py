@@ -95,7 +95,7 @@ def track_stream(original: Any) -> Any:
 
     @functools.wraps(original)
     def stream(model: Any, input: Any, *args: Any, **options: Any) -> Iterator[Any]:  # noqa: A002
-        request = _request_of_stream(model, input, options)
+        request = request_of_stream(model, input, options)
         if request is None:
             yield from original(model, input, *args, **options)
             return
@@ -135,7 +135,7 @@ def track_astream(original: Any) -> Any:
         *args: Any,
         **options: Any,
     ) -> AsyncIterator[Any]:
-        request = _request_of_stream(model, input, options)
+        request = request_of_stream(model, input, options)
         if request is None:
             async for chunk in original(model, input, *args, **options):
                 yield chunk
@@ -197,7 +197,8 @@ def _request(model: Any, messages: Any, options: Mapping[str, Any]) -> ChatReque
 
 
 @suppress_errors("binding")
-def _request_of_stream(model: Any, asked: Any, options: Mapping[str, Any]) -> ChatRequest | None:
+def request_of_stream(model: Any, asked: Any, options: Mapping[str, Any]) -> ChatRequest | None:
+    """Describe the model call of a stream; `None` if it belongs to no invocation."""
     messages = [asked] if isinstance(asked, str) else asked
     if hasattr(asked, "to_messages"):
         messages = asked.to_messages()

@@ -93,12 +93,13 @@ def _resumed_from(graph: Any, state: StateSnapshot, given: Any) -> Resumed | Non
     ours = [each for each in state.interrupts if _is_ours(each.value)]
     if not ours:
         return _resumed_by_id(graph, state, given)
-    resume = UNANSWERED if given is None else given.resume
+    resume: Any = UNANSWERED if given is None else given.resume
+    rest: Any
     if isinstance(resume, Mapping) and resume and all(map(_is_id, resume)):
         answers = {each.id: resume.get(each.id, UNANSWERED) for each in ours}
         rest = {key: value for key, value in resume.items() if key not in answers}
     elif len(state.interrupts) == 1:
-        answers, rest = {ours[0].id: resume}, None
+        answers, rest = {ours[0].id: resume}, {}
     else:  # LangGraph refuses an answer without ID to several questions
         answers, rest = {each.id: UNANSWERED for each in ours}, resume
     questions = [LimitQuestion(each, answers[each.id]) for each in ours]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables.config import ensure_config, merge_configs
@@ -16,6 +16,7 @@ from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 
 from otel_limits.bindings.extensions import declined_verdict, extend
+from otel_limits.bindings.langchain.graph_events import ends_of_task
 from otel_limits.bindings.langchain.graph_path import (
     LIVE,
     UNANSWERED,
@@ -118,6 +119,7 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
         if (resume := await aresumed(graph, input, config)) is not None:
             input = resume.given  # noqa: A001  the name of LangChain
         invocation = _begun(graph, config, options, resume)
+        ends = ends_of_task()
         if invocation is None:
             async for chunk in original(graph, input, config, **options):
                 yield chunk
@@ -136,6 +138,7 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
         except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
             if (saved := invocation.halted_by(error)) is not None:
                 await graph.abulk_update_state(*saved)
+            invocation.note_end(ends)
             for each in invocation.last_chunks():
                 yield each
         finally:
@@ -198,7 +201,7 @@ class GraphInvocation:
         }
         context = (span or trace.INVALID_SPAN).get_span_context()
         thread = configurable.get("thread_id")
-        parent, within = _graph_around(), ensure_config(config)["configurable"]
+        parent, within = _graph_around(), ensure_config(cast("Any", config))["configurable"]
         if TASK in within and parent is not None:
             questions = parent.questions
         policy, declined = _answered(host.policy(name), name, within, questions)
@@ -300,6 +303,12 @@ class GraphInvocation:
         """Yield the halt as the reader of the stream asked for it."""
         if self._last and not self._run.raised:
             yield from self.stream.of_halt(self._last, self.path.place)
+
+    @suppress_errors("binding")
+    def note_end(self, ends: list[Any] | None) -> None:
+        """Note the state with which a halted graph has ended, for its events."""
+        if ends is not None and self._last and not self._run.raised:
+            ends.append(self.stream.values_with(self._last))
 
     @suppress_errors("binding")
     def _checkpoint(self) -> Saved | None:

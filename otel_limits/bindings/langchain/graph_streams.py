@@ -86,6 +86,13 @@ class GraphStream:
         """The messages of the state, with those of nodes that ended since."""
         return [*messages_of(self.values), *self.updates]
 
+    def values_with(self, messages: Sequence[Any]) -> Any:
+        """Return the state with the messages of a halt."""
+        every = [*self.messages, *messages]
+        if isinstance(self.values, dict):
+            return {**self.values, "messages": every}
+        return self.values.model_copy(update={"messages": every})
+
     def of_halt(self, messages: Sequence[Any], place: Mapping[str, Any]) -> Iterator[Any]:
         """Yield the messages of a halt in each mode that the reader asked for.
 
@@ -93,12 +100,7 @@ class GraphStream:
             messages: The messages that the halt adds to the state.
             place: Metadata of the model call that was refused.
         """
-        every = [*self.messages, *messages]
-        values = (
-            {**self.values, "messages": every}
-            if isinstance(self.values, dict)
-            else self.values.model_copy(update={"messages": every})
-        )
+        values = self.values_with(messages)
         payloads: dict[str, list[Any]] = {
             "messages": [(message, dict(place)) for message in messages],
             "updates": [{place.get("langgraph_node", "otel_limits"): {"messages": [*messages]}}],

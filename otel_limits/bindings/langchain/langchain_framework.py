@@ -133,7 +133,11 @@ METHODS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
     # `invoke`, `batch` and their variants call one of these.
     GRAPHS: (
         "Pregel",
-        {"stream": ("graph_runs", "track_stream"), "astream": ("graph_runs", "track_astream")},
+        {
+            "stream": ("graph_runs", "track_stream"),
+            "astream": ("graph_runs", "track_astream"),
+            "astream_events": ("graph_events", "track_astream_events"),
+        },
     ),
     MODELS: (
         "BaseChatModel",
@@ -142,6 +146,8 @@ METHODS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
             "agenerate": ("chat_calls", "track_agenerate"),
             "stream": ("chat_calls", "track_stream"),
             "astream": ("chat_calls", "track_astream"),
+            "stream_events": ("chat_events", "track_stream_events"),
+            "astream_events": ("chat_events", "track_astream_events"),
         },
     ),
     TOOLS: (

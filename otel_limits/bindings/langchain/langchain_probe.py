@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -23,6 +25,19 @@ METHODS: Final = {
     "langchain_core.tools.base": ("BaseTool.run", "BaseTool.arun"),
 }
 """Public methods through which graphs, models and tools are called."""
+
+KNOWN: Final = frozenset(
+    {
+        *("agenerate", "astream", "generate", "stream"),
+        *("astream_events", "stream_events"),
+        # These call them.
+        *("agenerate_prompt", "ainvoke", "call_as_llm", "generate_prompt", "invoke", "predict"),
+        *("predict_messages", "apredict", "apredict_messages"),
+        # These reach no provider.
+        *("asdict", "bind", "bind_tools", "dict", "with_structured_output"),
+    }
+)
+"""Public methods of chat models in the tested releases."""
 
 UNFOLLOWED: Final = "Without it no graph can be tracked or halted."
 
@@ -49,9 +64,21 @@ def _gaps() -> Iterator[Gap]:
             of_class, _, method = name.partition(".")
             if not hasattr(getattr(owner, of_class, None), method):
                 yield _gap(f"{module}.{name}")
+    models = sys.modules.get("langchain_core.language_models.chat_models")
+    for name, value in vars(getattr(models, "BaseChatModel", object)).items():
+        is_public = not name.startswith("_") and inspect.isfunction(value)
+        if is_public and name not in KNOWN:
+            yield Gap(
+                name=f"known meaning of BaseChatModel.{name}",
+                version=_version(),
+                without="Model calls that are made only by it are not counted.",
+                is_vital=False,
+            )
     try:
         # These import every other name, so a missing one raises here.
         import otel_limits.bindings.langchain.chat_calls
+        import otel_limits.bindings.langchain.chat_events
+        import otel_limits.bindings.langchain.graph_events
         import otel_limits.bindings.langchain.graph_runs
         import otel_limits.bindings.langchain.requested_tools  # noqa: F401
     except ImportError as error:
