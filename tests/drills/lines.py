@@ -114,12 +114,15 @@ def suspend(directory: Path, lease: int, kind: str = "alone") -> str:
 
 
 def starve(directory: Path, calls: int, kind: str = "alone") -> str:
-    """A call of 14,000 tokens waits in one process while another one keeps making small ones."""
+    """A call of 14,000 tokens waits in one process while another one keeps making small ones.
+
+    Before it, two others waited, whose processes were killed and suspended.
+    """
     held = {"tokens": 20_000, "window": "P366D", "on_exceeded": "wait", "max_wait": "5m"}
     (directory / "limits.yaml").write_text(json.dumps({"quotas": {"q": held}}))
     with DEPLOYMENTS[kind](directory) as place, ExitStack() as stack:
         settings = variables(place, directory / "ledger.db")
-        many, one = (
+        many, killed, suspended, one = (
             stack.enter_context(
                 process(
                     [sys.executable, "-m", "tests.quotas.worker", "spread", json.dumps(each)],
@@ -128,17 +131,17 @@ def starve(directory: Path, calls: int, kind: str = "alone") -> str:
             )
             for each in (
                 {"cap": 4_900, "seconds": 0.1, "agents": 4, "calls": calls},
-                {"cap": 13_900, "seconds": 0.0, "agents": 1, "calls": 1},
+                *[{"cap": 13_900, "seconds": 0.0, "agents": 1, "calls": 1}] * 3,
             )
         )
-        for worker in (many, one):
+        for worker in (many, killed, suspended, one):
             read(worker, "ready")
-            assert worker.stdin is not None
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-            if worker is many:
-                # From here on, the quota is used up.
-                begun = [worker.stdout.readline() for _ in range(8)] if worker.stdout else []
+        begun = _begin(many, 8)
+        # From here on, the quota is used up.
+        for worker, end in ((killed, signal.SIGKILL), (suspended, signal.SIGSTOP)):
+            _begin(worker, 1)
+            worker.send_signal(end)
+        _begin(one, 0)
         small, large = (each.communicate()[0].split("\n") for each in (many, one))
     assert json.loads(small[-1]) == {"end_turn": 4 * calls}
     assert json.loads(large[-1]) == {"end_turn": 1}
@@ -148,6 +151,15 @@ def starve(directory: Path, calls: int, kind: str = "alone") -> str:
     assert passed <= MOST_NEEDS, f"{passed} calls passed it"
     seconds = until - since
     return f"{passed} small calls passed a waiting one of 14,000 tokens, which took {seconds:.1f} s"
+
+
+def _begin(worker: subprocess.Popen[str], lines: int) -> list[str]:
+    """Let a worker make its calls; return its first lines."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.write("go\n")
+    worker.stdin.flush()
+    return [worker.stdout.readline() for _ in range(lines)]
 
 
 def kills(directory: Path, lease: int, kind: str = "alone") -> str:

@@ -16,6 +16,7 @@ from otel_limits.quotas.windows import UnboundedWindow
 from tests.drills.__main__ import DRILLS
 from tests.drills.lines import kills, open_queue, suspend
 from tests.drills.rebuild import rebuild
+from tests.drills.rows import charges, restarts
 from tests.drills.store import FAULTS, faults
 from tests.ledger.test_postgresql import PROGRAMS
 
@@ -47,6 +48,18 @@ def test_killed_processes_do_not_block_the_queue(tmp_path: Path) -> None:
 def test_suspended_process_does_not_block_the_queue(tmp_path: Path) -> None:
     """It keeps its place in the queue for ten seconds, and is served once it continues."""
     assert "past a suspended waiter" in suspend(tmp_path, 30)
+
+
+@pytest.mark.usefixtures("redis_installed")
+def test_guarded_server_that_loses_data_admits_the_quota_exactly(tmp_path: Path) -> None:
+    """Over TLS with the documented rights, which suffice for restoring and renewing."""
+    assert "20 of 20 after no data, old RDB, old AOF" in restarts(tmp_path, 20, "guarded")
+
+
+@pytest.mark.usefixtures("redis_installed")
+def test_lost_calls_of_a_fleet_in_a_cluster_are_charged(tmp_path: Path) -> None:
+    """Real processes are killed, and suspended past a lease of three seconds."""
+    assert "50 tokens" in charges(tmp_path, 3, "cluster")
 
 
 @pytest.mark.skipif(

@@ -12,13 +12,14 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from otel_limits.quotas.memory import MemoryStore
+from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import (
     REMEMBERED_MODELS,
     RETENTION_SECONDS,
@@ -27,6 +28,7 @@ from otel_limits.quotas.store import (
     CountState,
     Demand,
     Grant,
+    KnownCount,
     Operation,
     QuotaStore,
     ReadCounts,
@@ -342,6 +344,33 @@ def test_late_settlement_after_a_reset_counts_in_full(bench: Bench) -> None:
     bench.store.change(count(), Reset())
     bench.settle("a", 7)
     assert bench.standing() == CountState(7, 0, 100)
+
+
+def test_late_settlement_never_empties_a_bucket(bench: Bench) -> None:
+    """Its charge has been flowing back since: others would get that part twice."""
+    bucket = Count("b", "k", Window(0, TODAY.end), "tokens", "global", refill=Refill(HOUR, 100))
+    for name in "ab":
+        demand = Demand(count=bucket, amount=50, limit=100, model=MODEL)
+        bench.run(Reserve(name, (demand,), LEASE))
+    bench.set_clock(TODAY.start + HOUR + LEASE)
+    charged = bench.standing(bucket).used
+    assert charged == 100 - 1  # what flows back in a minute
+    bench.run(Settle("a", (Charge(count=bucket, amount=7),)))
+    assert bench.standing(bucket).used == charged
+
+
+def test_replaced_charge_hides_no_usage_that_a_ledger_has(
+    server: Server, on_server: Bench, timed_store: Timed
+) -> None:
+    """The charge survived a restart, the usage of 60 in other calls did not."""
+    expire_call(on_server, "a", 60)
+    assert on_server.standing().used == 60
+    server.client.hset(KeyNames().marker, "server", "an earlier one")
+    executor: Any = timed_store.store._server  # type: ignore[attr-defined]
+    executor.disconnect()
+    on_server.run(Settle("a", (Charge(count=count(), amount=7),), is_earlier=True))
+    on_server.store.restore([KnownCount(count(), 60)])
+    assert on_server.standing().used == 7 + 60
 
 
 # --- windows and clocks ---------------------------------------------------------------------------
