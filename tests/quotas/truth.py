@@ -18,13 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 from hypothesis import assume
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from otel_limits.quotas.knowledge import Knowledge
 from otel_limits.quotas.store import (
@@ -197,12 +191,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- events -----------------------------------------------------------------------------------
 
-    @initialize(amounts=st.lists(st.integers(1, 20), min_size=3, max_size=3))
-    def crowd(self, amounts: list[int]) -> None:
-        """Some calls are in flight from the beginning."""
-        for worker, amount in enumerate(amounts):
-            self.ask(worker, dict.fromkeys(QUOTAS, amount), certain=True)
-
     @rule(
         worker=st.integers(0, WORKERS - 1),
         amounts=st.dictionaries(st.sampled_from(sorted(QUOTAS)), st.integers(0, 70), min_size=1),
@@ -250,7 +238,6 @@ class StoreMachine(RuleBasedStateMachine):
     def settle_after_the_outage(self, data: st.DataObject) -> None:
         """A call ended while the server was unavailable, and its settlement arrives now."""
         call = data.draw(st.sampled_from(self.awake("ended")))
-        # The rebuilding has counted it already.
         is_counted = self.is_rebuilt
         for demand in () if is_counted else call.demands:
             book = self.book(demand.count)
@@ -377,13 +364,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.rejoin([each for each in range(WORKERS) if each not in self.suspended])
         for count, book in self.books.items():
             book.unseen += max(0, before[count] - book.used)
-        # In any order, and later by their own rules.
-        if data.draw(st.booleans()):
-            self.rebuild()
-        if self.awake("ended") and data.draw(st.booleans()):
-            self.settle_after_the_outage(data)
-        if not self.is_rebuilt and data.draw(st.booleans()):
-            self.rebuild()
 
     @rule(
         seconds=st.sampled_from(
