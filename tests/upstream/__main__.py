@@ -13,6 +13,7 @@ import sys
 import tarfile
 import tempfile
 import venv
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,7 @@ FOLDERS: Final = (
     *("types", "multiagent", "session"),
 )
 """The parts of Strands that run an agent, or that otel-limits attaches to."""
+STRANDS: Final = tuple(f"tests/strands/{name}" for name in FOLDERS)
 
 NEEDED: Final = ("pytest>=9", "pytest-asyncio>=1", "pytest-timeout>=2", "moto>=5.1")
 """Requirements of Strands' tests in these folders, in addition to the package with its extras."""
@@ -46,12 +48,12 @@ def main() -> int:
         release = f"=={version('strands-agents')}"
         sources = unpack(work, release)
         python = install(work, release)
-        without = run(python, sources, work / "without.xml")
+        without = run(python, sources, work / "without.xml", STRANDS)
         layer = ["-p", "limits_on"]
         variables = {"PYTHONPATH": str(HERE)}
         if arguments.provider:
             variables["UPSTREAM_TRACER_PROVIDER"] = "true"
-        limited = run(python, sources, work / "with.xml", *layer, **variables)
+        limited = run(python, sources, work / "with.xml", STRANDS, *layer, **variables)
     return compare(without, limited)
 
 
@@ -86,15 +88,16 @@ def pip(python: Path | str, command: str, *arguments: str, cwd: Path) -> None:
     subprocess.run([python, "-m", "pip", command, "--quiet", *arguments], check=True, cwd=cwd)
 
 
-def run(python: Path, sources: Path, report: Path, *options: str, **variables: str) -> set[str]:
-    """Run Strands' tests; returns the names of all cases, those that failed marked with a `!`."""
+def run(
+    python: Path, sources: Path, report: Path, suite: Sequence[str], *options: str, **variables: str
+) -> set[str]:
+    """Run a framework's tests; returns the names of all cases, with a `!` if they failed."""
     print_line(f"== {'with otel-limits' if options else 'without otel-limits'}")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     quiet = ["-q", "--disable-warnings", "-p", "no:cacheprovider", f"--junit-xml={report}"]
     quiet.append(f"--timeout={LONGEST_CASE_SECONDS}")
-    folders = [f"tests/strands/{name}" for name in FOLDERS]
     done = subprocess.run(
-        [python, "-m", "pytest", *quiet, *options, *folders],
+        [python, "-m", "pytest", *quiet, *options, *suite],
         cwd=sources,
         env=inherited | variables,
         check=False,

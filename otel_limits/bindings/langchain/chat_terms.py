@@ -10,6 +10,7 @@ from langchain_core.language_models import BaseChatModel
 from otel_limits.bindings.langchain.model_classes import is_known, model_id, provider_of
 from otel_limits.bindings.request_settings import (
     CACHE_CONTROL,
+    READ,
     REGIONS,
     TOOL_LISTS,
     PricedRequest,
@@ -74,21 +75,33 @@ def terms_of(
 
 def _request(model: Any, messages: Sequence[Any], options: Mapping[str, Any]) -> PricedRequest:
     kind = type(model)
-    provider, addresses = provider_of(kind), _addresses(model)
-    own = {name: value for name, value in vars(model).items() if name not in FREE}
-    asked = {name: value for name, value in options.items() if name not in FREE}
-    for name in TOOL_LISTS:
-        if isinstance(tools := asked.get(name), (list, tuple)):
-            asked[name] = [_without_schema(tool) for tool in tools]
+    name, provider, addresses = model_id(model), provider_of(kind), _addresses(model)
+    # Only what a vendor could receive, as other fields may hold whole conversations.
+    own = {
+        field: value
+        for field, value in vars(model).items()
+        if (field in READ or type(value) is dict) and value and field not in FREE
+    }
+    asked = {field: value for field, value in options.items() if field not in FREE}
+    for field in TOOL_LISTS:
+        if isinstance(tools := asked.get(field), (list, tuple)):
+            asked[field] = [_without_schema(tool) for tool in tools]
     settings = tuple(settings_in([asked, own]))
-    blocks = list(_blocks(messages))
+    # In one step, as every call looks at the whole conversation. Most messages are plain texts.
+    blocks = [
+        part
+        for message in messages
+        if type(content := getattr(message, "content", None)) is list
+        for part in content
+        if isinstance(part, Mapping)
+    ]
     return PricedRequest(
-        model=model_id(model),
+        model=name,
         provider=provider,
         own_class=None if is_known(kind) else kind.__qualname__,
         vendor=next(filter(None, map(vendor_at, addresses)), None),
         region=place_of(
-            model_id(model),
+            name,
             addresses,
             set_as=[each.value for each in settings if _is_region(each)],
             of_client=_regions(model, provider),
@@ -133,14 +146,6 @@ def _without_schema(tool: Any) -> Any:
     if "function_declarations" in tool:  # with Google's own tools in the same object
         return others
     return {"type": "function", CACHE_CONTROL: tool.get(CACHE_CONTROL)}
-
-
-def _blocks(messages: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the content blocks of a conversation; most messages are plain texts."""
-    for message in messages:
-        content = getattr(message, "content", None)
-        if isinstance(content, list):
-            yield from (part for part in content if isinstance(part, Mapping))
 
 
 def _ttls(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -57,9 +57,17 @@ def _known_provider(model: type) -> str | None:
 
 def model_id(model: Any) -> str:
     """Return a model's ID at the provider, or `unknown`."""
+    held, properties = vars(model), _properties_of(type(model))
     for name in MODEL_IDS:
-        value = getattr(model, name, None)
+        value = getattr(model, name, None) if name in properties else held.get(name)
         if isinstance(value, str) and value:
             # Google's client accepts both spellings of an ID.
             return value.removeprefix("models/")
     return "unknown"
+
+
+# Asking a Pydantic model for what it does not have takes long.
+@functools.lru_cache(MODEL_CLASSES)
+def _properties_of(model: type) -> frozenset[str]:
+    """Return the names of an ID that a class defines itself."""
+    return frozenset(name for name in MODEL_IDS for each in model.__mro__ if name in vars(each))
