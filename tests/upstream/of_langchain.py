@@ -1,6 +1,6 @@
 """Runs LangChain's and LangGraph's own tests with otel-limits and without, and compares them.
 
-`python -m tests.upstream.langchain` takes about fifteen minutes. It needs a package index, as
+`python -m tests.upstream.of_langchain` takes about fifteen minutes. It needs a package index, as
 `python -m tests.upstream` does.
 """
 

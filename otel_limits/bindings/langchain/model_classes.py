@@ -57,7 +57,8 @@ def _known_provider(model: type) -> str | None:
 
 def model_id(model: Any) -> str:
     """Return a model's ID at the provider, or `unknown`."""
-    held, properties = vars(model), _properties_of(type(model))
+    kind: type = type(model)
+    held, properties = vars(model), _properties_of(kind)
     for name in MODEL_IDS:
         value = getattr(model, name, None) if name in properties else held.get(name)
         if isinstance(value, str) and value:
