@@ -68,7 +68,7 @@ def call_to(
 
 
 def _output_cap(model: Any, options: Mapping[str, Any]) -> int | None:
-    # Not by `getattr`, which takes long for what a Pydantic model does not have.
+    # Pydantic's models are slow to raise AttributeError.
     own = vars(model)
     held = [token_count(each.get(name)) for each in (options, own) for name in OUTPUT_CAPS]
     return max((cap for cap in held if cap), default=None)
@@ -84,8 +84,9 @@ def _projected_input(
     """
     tokens = 0
     for message in reversed(messages):
-        usage = getattr(message, "usage_metadata", None)
-        if isinstance(message, AIMessage) and usage and usage.get("total_tokens"):
+        # Only these have the field; Pydantic's models are slow to raise AttributeError.
+        usage = message.usage_metadata if isinstance(message, AIMessage) else None
+        if usage and usage.get("total_tokens"):
             return int(tokens + usage["total_tokens"])
         tokens += _tokens_of(message, known)
     tools = options.get("tools")

@@ -67,7 +67,7 @@ def model_id(model: Any) -> str:
     return "unknown"
 
 
-# Asking a Pydantic model for what it does not have takes long.
+# Pydantic's models are slow to raise AttributeError.
 @functools.lru_cache(MODEL_CLASSES)
 def _properties_of(model: type) -> frozenset[str]:
     """Return the names of an ID that a class defines itself."""
