@@ -119,14 +119,20 @@ class Path:
 
     async def settle(self, call: InFlightCall, error: BaseException | None = None) -> None:
         """Count a call that has ended, once, and settle its quotas."""
-        settle_call(self.run, call, error)
+        self._count(call, error)
         await self.settle_quotas(call.id)
 
     def settle_blocking(self, call: InFlightCall, error: BaseException | None = None) -> None:
         """Do the same as `settle` in a thread that may block."""
-        settle_call(self.run, call, error)
+        self._count(call, error)
         if self.gate is not None:
             wait_for(self.settle_quotas(call.id))
+
+    @suppress_errors("binding")
+    def _count(self, call: InFlightCall, error: BaseException | None) -> None:
+        """Count a call; after an internal error it is counted with the end of the invocation."""
+        call.has_ended = True
+        settle_call(self.run, call, error)
 
     @suppress_errors("binding")
     def _decided(

@@ -229,15 +229,19 @@ class ChatRequest:
     _within: EnclosingCall = field(default_factory=EnclosingCall)
     _token: Any = None
 
+    @suppress_errors("binding")
     def __enter__(self) -> None:
         """Let the model's own requests belong to this one."""
         within = self._within
         within.run, within.model, within.call = self.run, self.model, self.calls[0]
         self._token = ENCLOSING_CALL.set(within)
 
+    @suppress_errors("binding")
     def __exit__(self, *_: object) -> None:
         """Leave the model's code."""
-        ENCLOSING_CALL.reset(self._token)
+        token, self._token = self._token, None
+        if token is not None:
+            ENCLOSING_CALL.reset(token)
 
     def wait(self) -> Wait:
         """Return a wait that a deadline or a kill ends."""
@@ -375,6 +379,7 @@ class ChatRequest:
                 await self.path.settle(call, error)
             self._end(number, call, error)
 
+    @suppress_errors("binding")
     def _is_unsent(self, number: int, call: InFlightCall) -> bool:
         """Return whether a call was answered from a cache."""
         return call.is_open and number < len(self.answers) and is_cached(self.answers[number])
@@ -396,6 +401,7 @@ class ChatRequest:
         else:
             path.begin_turn(message, call)
 
+    @suppress_errors("binding")
     def fail(self, error: BaseException) -> None:
         """Note an answer that was broken off, or a request that was refused."""
         if self.path is not None:

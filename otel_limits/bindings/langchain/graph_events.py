@@ -9,6 +9,8 @@ import contextvars
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.core.internal_errors import suppress_errors
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -18,6 +20,7 @@ ENDS: Final[contextvars.ContextVar[list[Any] | None]] = contextvars.ContextVar(
 """Receives the last state of the next graph of this task, if that is halted."""
 
 
+@suppress_errors("binding")
 def ends_of_task() -> list[Any] | None:
     """Return the list for this graph's end, which is not for the graphs within it."""
     if (ends := ENDS.get()) is not None:

@@ -205,6 +205,7 @@ class GraphInvocation:
         if TASK in within and parent is not None:
             questions = parent.questions
         policy, declined = _answered(host.policy(name), name, within, questions)
+        can_be_asked = can_ask(graph, within, parent)
         self._run = run = host.runs.start(
             name,
             policy,
@@ -221,7 +222,7 @@ class GraphInvocation:
             verdict=declined,
             attributes=attributes,
             span=span or trace.INVALID_SPAN,
-            can_ask=can_ask(graph, within, parent),
+            can_ask=can_be_asked,
             questions=questions,
         )
         LIVE.add(self.path)
@@ -235,6 +236,7 @@ class GraphInvocation:
 
     # --- steps ------------------------------------------------------------------------------------
 
+    @suppress_errors("binding")
     def __enter__(self) -> None:
         """Let the graph work in the context of its invocation."""
         context = otel_context.get_current()
@@ -243,8 +245,11 @@ class GraphInvocation:
         attached = otel_context.attach(for_threads(self._run, self._scope, context) or context)
         self._tokens.append((enter(self._run), attached))
 
+    @suppress_errors("binding")
     def __exit__(self, *_: object) -> None:
         """Restore the context of the reader."""
+        if not self._tokens:  # an internal error, which was reported
+            return
         entered, attached = self._tokens.pop()
         otel_context.detach(attached)
         leave(entered)
@@ -257,16 +262,16 @@ class GraphInvocation:
         Returns:
             What to store in the graph's checkpoints, if it has any.
         """
-        if not self._is_halt(error):
+        is_own = isinstance(error, GraphHaltedError) and error.path is self.path
+        if not is_own and not self._is_refused_side_call(error):
             self._fail(error)
             raise  # noqa: PLE0704  called while it is handled
         self._halt()
         return self._checkpoint()
 
-    def _is_halt(self, error: BaseException) -> bool:
+    @suppress_errors("binding")
+    def _is_refused_side_call(self, error: BaseException) -> bool:
         path = self.path
-        if isinstance(error, GraphHaltedError):
-            return error.path is path
         if isinstance(error, Exception) and not isinstance(error, GraphBubbleUp):
             # Of a refused side call that nothing in the graph has handled.
             verdict = halt_from_error(path, error)
@@ -299,10 +304,15 @@ class GraphInvocation:
         else:
             run.raised = True
 
-    def last_chunks(self) -> Iterator[Any]:
-        """Yield the halt as the reader of the stream asked for it."""
-        if self._last and not self._run.raised:
-            yield from self.stream.of_halt(self._last, self.path.place)
+    @suppress_errors("binding")
+    def _last_chunks(self) -> list[Any]:
+        if not self._last or self._run.raised:
+            return []
+        return list(self.stream.of_halt(self._last, self.path.place))
+
+    def last_chunks(self) -> list[Any]:
+        """Return the halt as the reader of the stream asked for it."""
+        return self._last_chunks() or []
 
     @suppress_errors("binding")
     def note_end(self, ends: list[Any] | None) -> None:
@@ -341,15 +351,22 @@ class GraphInvocation:
             self._reason = "error" if verdict is None else verdict.reason
             end_span(self.path.span, error)
 
-    @suppress_errors("binding")
     def finish(self) -> None:
         """End the invocation, however the graph ended."""
+        self._close()
+        self._finish_run()
+
+    @suppress_errors("binding")
+    def _finish_run(self) -> None:
+        self._run.finish(self._reason)
+
+    @suppress_errors("binding")
+    def _close(self) -> None:
         path, run = self.path, self._run
         path.end_turns()
         LIVE.discard(path)
         write_end(path.span, run)
         end_span(path.span)
-        run.finish(self._reason)
 
     @suppress_errors("binding")
     def succeed(self) -> None:

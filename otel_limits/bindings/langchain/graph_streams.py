@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.langchain.graph_questions import TASK
 from otel_limits.bindings.langchain.halt_marks import messages_of
+from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ class GraphStream:
         mode, payload = chunk
         return (), mode, payload
 
+    @suppress_errors("binding")
     def _note(self, mode: str, payload: Any) -> None:
         if mode == "values":
             self.values, self.updates = payload, []
