@@ -1,0 +1,130 @@
+"""Faults in the LangChain binding: never felt by the graph, counted once, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import otel_limits
+from otel_limits import Event, InternalError, Limits, ModelCall, enable, stop_of
+from otel_limits.runs.registry import LIVE
+from otel_limits.testing import ScriptedChatModel, says, uses
+from tests.langchain.graphs import ASK, STEPS, agent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+pytestmark = pytest.mark.usefixtures("faulty")
+
+PACKAGE = str(Path(otel_limits.__file__).parent)
+
+NOT_THROWN_IN = ("scripted_chat_model.py", "pending_waits.py", "script.py")
+"""Scripted models, and the waits that every event goes through on its way."""
+
+ENTRANCES = {
+    *("guarded", "decorate", "suppress_errors", "method", "_wrapper", "_only", "next_of"),
+    *("stream", "astream", "generate", "agenerate", "run", "arun"),
+    *("admit", "admit_blocking", "settle", "settle_blocking", "_prepare", "_reopen", "wait"),
+    *("_refuse", "refuse", "passed", "_parts_of", "halted_by", "last_chunks", "raise_if_asked"),
+    *("finish", "forget", "_finish_run", "track_stream", "track_astream"),
+    *("track_generate", "track_agenerate", "track_run", "track_arun"),
+}
+"""Functions on the way in and out, which do nothing that can fail but call what they guard."""
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Return whether a frame is one of those in which a fault is thrown."""
+    code = frame.f_code
+    return (
+        code.co_filename.startswith(PACKAGE)
+        and not code.co_filename.endswith(NOT_THROWN_IN)
+        and code.co_name not in ENTRANCES
+        and not code.co_name.startswith("<")
+    )
+
+
+def name_of(frame: FrameType) -> str:
+    """Name the function of a frame."""
+    return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
+
+
+def run_with(graph: Any, how: str, profile: Callable[[FrameType, str, Any], None]) -> str:
+    """Invoke a graph under a profile function and return its stop reason."""
+
+    async def invoke() -> Any:
+        sys.setprofile(profile)
+        try:
+            return await graph.ainvoke(ASK, STEPS)
+        finally:
+            sys.setprofile(None)
+
+    if how == "ainvoke":
+        state = asyncio.run(invoke())
+    else:
+        sys.setprofile(profile)
+        try:
+            state = graph.invoke(ASK, STEPS)
+        finally:
+            sys.setprofile(None)
+    stop = stop_of(state)
+    return stop.reason if stop is not None else "end_turn"
+
+
+def throw_in(name: str, number: int, error: type[Exception]) -> Callable[..., None]:
+    """Make a profile function that throws `error` when function `name` is called that often."""
+    seen = 0
+
+    def throw(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal seen
+        if event == "call" and is_ours(frame) and name_of(frame) == name:
+            seen += 1
+            if seen == number:
+                raise error(f"thrown in {name}")
+
+    return throw
+
+
+@pytest.mark.parametrize(("how", "error", "which"), [("ainvoke", RuntimeError, "last")])
+def test_a_fault_in_each_internal_call_in_turn(
+    how: str, error: type[Exception], which: str
+) -> None:
+    """The graph never feels it, no call is lost, and nothing stays live.
+
+    A fault can cost the limits of an invocation or the message of its halt, and is reported.
+    """
+    events: list[Event] = []
+    enable(Limits(max_turns=1), observers=[events.append])
+    script = [uses("search"), uses("search"), says("done")]
+    agent(ScriptedChatModel(script)).invoke(ASK, STEPS)  # what is done once per process
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and is_ours(frame):
+            called.append(name_of(frame))
+
+    run_with(agent(ScriptedChatModel(script)), how, note)
+    inside = Counter(called)
+    assert len(inside) > 50
+    wrong = {}
+    del inside["graph_path.__init__"]  # of the exception that carries the halt
+    for name, times in inside.items():
+        events.clear()
+        model = ScriptedChatModel(script)
+        try:
+            number = 1 if which == "first" else times
+            reason = run_with(agent(model), how, throw_in(name, number, error))
+        except BaseException as felt:  # noqa: BLE001  all of them are asserted below
+            reason = repr(felt)
+        booked = [each.usage.total for each in events if isinstance(each, ModelCall)]
+        faults = len([each for each in events if isinstance(each, InternalError)])
+        is_felt = reason not in ("max_turns", "end_turn")
+        if is_felt or faults != 1 or 0 in booked or len(LIVE):
+            wrong[name, number] = (reason, model.calls, faults, booked, len(LIVE))
+        LIVE.after_fork()
+    assert not wrong, "\n".join(f"{place}: {seen}" for place, seen in wrong.items())

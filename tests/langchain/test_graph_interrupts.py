@@ -1,0 +1,92 @@
+"""Interrupts of the application, hand-offs and middleware keep working, and count once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import (
+    HumanInTheLoopMiddleware,
+    ModelFallbackMiddleware,
+    ModelRetryMiddleware,
+    ToolRetryMiddleware,
+)
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command, interrupt
+
+from otel_limits import Event, Limits, Stop, ToolCall, enable
+from otel_limits.testing import ScriptedChatModel, endless, uses
+from tests.langchain.graphs import ASK, CALLS, agent, config, halt_of, looping, search, unanswered
+
+
+def test_approved_tools_count_once(events: list[Event]) -> None:
+    """The invocation that brings the approval has the call, and nothing else."""
+    enable(max_turns=3, observers=[events.append])
+    asking: Any = HumanInTheLoopMiddleware(interrupt_on={"search": True})
+    graph = agent(looping(), checkpointer=InMemorySaver(), middleware=[asking])
+    graph.invoke(ASK, config("1"))
+    graph.invoke(Command(resume={"decisions": [{"type": "approve"}]}), config("1"))
+    stops = [each for each in events if isinstance(each, Stop)]
+    assert [(each.reason, each.turns, each.tool_calls) for each in stops] == [
+        ("interrupt", 1, 0),
+        ("interrupt", 1, 1),
+    ]
+    assert len([each for each in events if isinstance(each, ToolCall)]) == 1
+
+
+def test_halt_after_a_resume_leaves_a_valid_thread() -> None:
+    """A tool that has waited for a human, and a limit after it."""
+    enable(max_turns=2)
+
+    @tool
+    def confirm() -> str:
+        """Wait for a human."""
+        return str(interrupt("sure?"))
+
+    model = ScriptedChatModel([uses("confirm"), *[uses("search")] * 9])
+    graph = create_agent(model, [confirm, search], name="boss", checkpointer=InMemorySaver())
+    graph.invoke(ASK, config("1"))
+    state = graph.invoke(Command(resume="yes"), config("1"))
+    assert (model.calls, halt_of(state).reason) == (3, "max_turns")
+    stored = graph.get_state(config("1"))
+    assert stored.next == ()
+    assert unanswered(stored.values["messages"]) == []
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize(
+    "middleware",
+    [
+        ModelFallbackMiddleware(looping(), looping()),
+        ModelRetryMiddleware(max_retries=3, initial_delay=0.01),
+        ToolRetryMiddleware(max_retries=3, initial_delay=0.01),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_middleware_does_not_retry_a_halt(middleware: Any, how: str) -> None:
+    """Other models would be called instead."""
+    enable(max_turns=3)
+    model = looping()
+    state = CALLS[how](agent(model, middleware=[middleware]))
+    assert (model.calls, halt_of(state).model_calls) == (3, 3)
+
+
+def test_tree_cap_holds_over_hand_offs_of_a_swarm() -> None:
+    """Two agents that hand over to each other forever."""
+    from langgraph_swarm import create_handoff_tool, create_swarm
+
+    enable(tree=Limits(max_turns=5))
+    models = {name: ScriptedChatModel(endless(uses(f"transfer_to_{name}"))) for name in "ab"}
+    agents: Any = [
+        create_agent(models["b"], [create_handoff_tool(agent_name="b")], name="a"),
+        create_agent(models["a"], [create_handoff_tool(agent_name="a")], name="b"),
+    ]
+    swarm = create_swarm(agents, default_active_agent="a").compile(
+        checkpointer=InMemorySaver(), name="swarm"
+    )
+    state = swarm.invoke(ASK, config("1"))  # type: ignore[call-overload]
+    assert sum(each.calls for each in models.values()) == 5
+    assert halt_of(state).reason == "max_turns"
+    assert unanswered(state["messages"]) == []
