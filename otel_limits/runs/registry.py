@@ -7,10 +7,10 @@ import math
 import os
 import threading
 import time
-import uuid
 from collections import OrderedDict
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
 from otel_limits.core import events
 from otel_limits.core.events import ActionTaken, Invocation
@@ -283,7 +283,8 @@ def _identify(
     agent: str, parent: Run | Group | None, trace_id: int, span_id: int, *, sampled: bool
 ) -> Invocation:
     """Return the identity of an invocation that starts."""
-    identity = uuid.uuid4().hex
+    # Imported by name: tests of applications replace `uuid.uuid4` to get IDs in sequence.
+    identity = uuid4().hex
     return Invocation(
         agent=agent,
         id=identity,

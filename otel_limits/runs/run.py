@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from otel_limits.core import events
 from otel_limits.core.events import Invocation, Stop
@@ -41,7 +41,7 @@ class Group:
         self, name: str, policy: Policy, trees: tuple[Budget, ...], parent: Run | Group | None
     ) -> None:
         """Create a group within these budget trees, innermost first."""
-        identity = uuid.uuid4().hex
+        identity = uuid4().hex
         # The root is passed on, so that all rows of a tree have one ID.
         root_id = parent.invocation.root_id if parent else identity
         self.invocation: Invocation = Invocation(agent=name, id=identity, root_id=root_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -508,3 +509,22 @@ def test_message_of_a_halt_is_an_ordinary_message() -> None:
     last = state["messages"][-1]
     assert isinstance(last, AIMessage)
     assert (last.text, last.tool_calls) == ("Sorry, boss stopped.", [])
+
+
+def test_graph_takes_no_identifiers_of_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of applications replace `uuid.uuid4`, and expect the IDs of their own messages."""
+    taken: list[int] = []
+
+    def count(original: Any = uuid.uuid4) -> uuid.UUID:
+        taken.append(1)
+        return original()
+
+    monkeypatch.setattr(uuid, "uuid4", count)
+    counts = []
+    for limits in (None, Limits(max_turns=9)):
+        if limits is not None:
+            enable(limits)
+        taken.clear()
+        agent(ScriptedChatModel([uses("search"), says("done")])).invoke(ASK, STEPS)
+        counts.append(len(taken))
+    assert counts[0] == counts[1]

@@ -48,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail when nothing was followed: such a run proves nothing."""
-    if not followed():
+    if not followed() and "UPSTREAM_HAS_NO_AGENTS" not in os.environ:
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
