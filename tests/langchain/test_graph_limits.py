@@ -512,7 +512,7 @@ def test_message_of_a_halt_is_an_ordinary_message() -> None:
 
 
 def test_graph_takes_no_identifiers_of_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of applications replace `uuid.uuid4`, and expect the IDs of their own messages."""
+    """Tests of applications replace `uuid.uuid4` to get known IDs."""
     taken: list[int] = []
 
     def count(original: Any = uuid.uuid4) -> uuid.UUID:

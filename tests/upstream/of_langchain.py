@@ -69,7 +69,7 @@ def of_suite(work: Path, python: Path, name: str) -> int:
     without = run(python, sources, work / "without.xml", SUITES[name])
     layer = ("-p", "limits_on")
     variables = {"PYTHONPATH": str(HERE)}
-    if name == "langchain-core":  # whose models are called outside of graphs
+    if name == "langchain-core":  # called without graphs
         variables["UPSTREAM_HAS_NO_AGENTS"] = "true"
     limited = run(python, sources, work / "with.xml", SUITES[name], *layer, **variables)
     return compare(without, limited)
