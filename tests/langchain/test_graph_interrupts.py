@@ -86,7 +86,7 @@ def test_tree_cap_holds_over_hand_offs_of_a_swarm() -> None:
     swarm = create_swarm(agents, default_active_agent="a").compile(
         checkpointer=InMemorySaver(), name="swarm"
     )
-    state = swarm.invoke(ASK, config("1"))  # type: ignore[call-overload]
+    state = swarm.invoke(ASK, config("1"))
     assert sum(each.calls for each in models.values()) == 5
     assert halt_of(state).reason == "max_turns"
     assert unanswered(state["messages"]) == []

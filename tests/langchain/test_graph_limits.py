@@ -110,14 +110,32 @@ def test_events_of_a_graph(events: list[Event]) -> None:
     ]
 
 
-def test_spans_of_a_graph(spans: Any) -> None:
+def test_spans_of_a_graph(spans: Any, events: list[Event]) -> None:
     """LangGraph makes no spans, so that ours show the invocation and its calls."""
-    enable(max_turns=2)
+    enable(max_turns=2, observers=[events.append])
     agent(looping()).invoke(ASK, STEPS)
     made = {each.name: dict(each.attributes) for each in spans.get_finished_spans()}
     assert made["invoke_agent boss"]["otel_limits.stop.reason"] == "max_turns"
     assert made["chat scripted"]["gen_ai.usage.input_tokens"] == 10
     assert [each.name for each in spans.get_finished_spans()].count("chat scripted") == 2
+    chats = [each for each in spans.get_finished_spans() if each.name == "chat scripted"]
+    shown = [f"{each.context.span_id:016x}" for each in chats]
+    assert [each.span_id for each in events if isinstance(each, ModelCall)] == shown
+
+
+def test_side_call_has_a_span(spans: Any) -> None:
+    """A trace shows every request that costs money."""
+    enable(max_turns=1)
+    inner = ScriptedChatModel(endless(says("a summary")), model="inner")
+
+    @tool
+    def summarize() -> str:
+        """Summarize."""
+        return inner.invoke("text").text
+
+    agent(ScriptedChatModel(endless(uses("summarize"))), summarize).invoke(ASK, STEPS)
+    names = [each.name for each in spans.get_finished_spans()]
+    assert (names.count("chat scripted"), names.count("chat inner")) == (1, 1)
 
 
 def test_unnamed_graph_is_reported(caplog: pytest.LogCaptureFixture) -> None:

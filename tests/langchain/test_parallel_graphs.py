@@ -138,7 +138,7 @@ def test_runnable_parallel_in_a_node_is_halted(how: str) -> None:
     """Its branches run in threads, or tasks, of the node."""
     enable(max_turns=2)
     models = {name: looping() for name in "abc"}
-    parallel = RunnableParallel(**models) | RunnableLambda(lambda _: AIMessage("done"))  # type: ignore[arg-type]
+    parallel = RunnableParallel(**models) | RunnableLambda(lambda _: AIMessage("done"))
 
     def work(state: MessagesState) -> dict[str, Any]:
         return {"messages": [parallel.invoke(state["messages"])]}
@@ -197,7 +197,7 @@ def test_tools_of_parallel_agents_in_one_graph_count_once(events: list[Event]) -
 
     add("left")
     add("right")
-    state = builder.compile(name="two").invoke({"messages": [], "left": [], "right": []}, STEPS)  # type: ignore[call-overload]
+    state = builder.compile(name="two").invoke({"messages": [], "left": [], "right": []}, STEPS)
     assert stop_of(state) is None
     assert unanswered(state["left"]) == unanswered(state["right"]) == []
     used = [each for each in events if isinstance(each, ToolCall)]

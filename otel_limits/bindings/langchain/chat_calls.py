@@ -360,6 +360,7 @@ class ChatRequest:
     def settle_blocking(self, error: BaseException | None = None) -> None:
         """Count the calls, and their turns."""
         for number, call in enumerate(self.calls):
+            self._write_span(number, call, error)
             if self._is_unsent(number, call):
                 self.run.calls.release(call)
             elif self.path is None:
@@ -371,6 +372,7 @@ class ChatRequest:
     async def settle(self, error: BaseException | None = None) -> None:
         """Do the same as `settle_blocking` without blocking the event loop."""
         for number, call in enumerate(self.calls):
+            self._write_span(number, call, error)
             if self._is_unsent(number, call):
                 self.run.calls.release(call)
             elif self.path is None:
@@ -385,11 +387,18 @@ class ChatRequest:
         return call.is_open and number < len(self.answers) and is_cached(self.answers[number])
 
     @suppress_errors("binding")
-    def _end(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
-        path = self.path
-        if path is not None and call.started is not None:
+    def _write_span(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
+        """Write the span of a call, before it is counted with the ID of the span."""
+        path = self.run.state
+        if not isinstance(path, GraphPath) or call.started is None or not call.is_open:
+            return
+        if not self._is_unsent(number, call):
             seconds = self.run.services.now() - call.started
             write_call_span(path.span, call, seconds, error)
+
+    @suppress_errors("binding")
+    def _end(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
+        path = self.path
         if path is None:
             return
         message = self.answers[number] if number < len(self.answers) else None
