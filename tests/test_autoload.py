@@ -151,7 +151,8 @@ def test_doctor_shows_autoload(environment: Environment, bare: Environment) -> N
         ended = execute(*(here.python, "-m", "otel_limits.cli", "doctor", "--json"))
         found = {each["name"]: each for each in json.loads(ended.output)["findings"]}
         assert (found["autoload"]["status"], found["autoload"]["text"]) == (status, text)
-        assert found["runaway"]["status"] == ("ok" if here is environment else "FAIL")
+        halted = {found[name]["status"] for name in found if name.startswith("runaway")}
+        assert halted == {"ok" if here is environment else "FAIL"}
 
 
 # --- who is refused -------------------------------------------------------------------------------

@@ -226,5 +226,5 @@ SERVED: Final = ("strands_served", "strands_served_limited")
 
 
 def has_langchain() -> bool:
-    """Return whether the extra `bench` is installed."""
+    """Return whether LangChain is installed."""
     return find_spec("langchain") is not None
