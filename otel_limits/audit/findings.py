@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
-
-from sqlalchemy.engine import make_url
+from urllib.parse import urlsplit
 
 from otel_limits.audit.formatting import ranges
 from otel_limits.core.secrets import redact_url
@@ -44,7 +43,7 @@ def command_on(inquiry: AuditQuery, command: str, option: str = "--ledger") -> s
     address = inquiry.address
     if address.file is not None:
         name = str(address)
-    elif make_url(address.url).password is None:
+    elif urlsplit(address.url).password is None:
         name = address.name
     else:
         return f"otel-limits {command}"
