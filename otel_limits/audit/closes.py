@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from otel_limits.audit.answer import Column, Table
 from otel_limits.audit.findings import command_on
-from otel_limits.ledger.database import DatabaseError, reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +26,6 @@ CLOSED_DAYS: Final = (
 
 TITLE: Final = "Closed rows are unchanged"
 CHAIN: Final = "Each close follows the one before it"
-
-UNREADABLE: Final = (DatabaseError, sqlite3.Error)
 
 LOOKS: Final = {
     "calls": "audit spend --by agent,model --where day={} --time-zone UTC",
@@ -52,6 +49,9 @@ class Closes:
         """
         from otel_limits.ledger.closing import broken_links, compare, read_close
 
+        # Here, as most commands of `otel-limits` need no database.
+        from otel_limits.ledger.database import DatabaseError, reason_of
+
         closes = [read_close(path) for path in files]
         self.files = files
         self.names = [close.path.name for close in closes]
@@ -64,7 +64,7 @@ class Closes:
             for close in closes:
                 differences = compare(inquiry.connection, close)
                 self._found += [(close.path.name, each) for each in differences]
-        except UNREADABLE as error:
+        except (DatabaseError, sqlite3.Error) as error:
             self.errors.append(reason_of(error))
 
     def counts(self) -> dict[str, int]:

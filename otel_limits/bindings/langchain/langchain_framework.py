@@ -7,8 +7,6 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-import wrapt
-
 from otel_limits.bindings.class_patches import Patches
 from otel_limits.bindings.langchain.halt_marks import SLOT, marker_of, stops_of
 from otel_limits.core.internal_errors import suppress_errors
@@ -75,6 +73,8 @@ class LangChainFramework:
 
     def watch(self) -> None:
         """Track every invocation of a graph."""
+        import wrapt  # here, as commands that only read a ledger import this module
+
         self._is_on = True
         for module in METHODS:
             if module in sys.modules and self._is_registered:
