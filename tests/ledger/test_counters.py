@@ -423,6 +423,6 @@ def test_verify_compares_the_metrics_too(
         "trouble": "metrics differ",
         "invocation_id": "steady, end_turn",
         "rows": "stops: 60 in the ledger, 1189 to 1189 in Prometheus",
-        "command": f"otel-limits audit reconcile --prometheus URL --ledger {ledger.address}",
+        "command": f"otel-limits audit reconcile --prometheus {url} --ledger {ledger.address}",
     } in answer["rows"]
     assert main(["audit", "verify"]) == 0
