@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # A test compares this with `otel_limits.bindings.known`, which must not be imported yet.
-FRAMEWORKS = {"langgraph.pregel.main": "langgraph", "strands.agent.agent": "strands-agents"}
+FRAMEWORKS = {"strands.agent.agent": "strands-agents", "langgraph.pregel.main": "langgraph"}
 """The module of each framework that every program with agents imports, and its distribution."""
 PACKAGES = ("langchain", "langchain_core", "langgraph", "strands")
 """The top-level packages of all frameworks. Their modules import each other in circles, so that one
@@ -163,6 +163,7 @@ class TriggerFinder(OutermostFinder):
         """Start waiting."""
         super().__init__()
         self.way = ""
+        self.is_reported = False
         self.is_done = False
         self._lock = RLock()
 
@@ -210,7 +211,9 @@ class TriggerFinder(OutermostFinder):
                 sys.meta_path.remove(self)
         except Exception as error:  # noqa: BLE001  must not affect the program
             self.is_done = False
-            if name in FRAMEWORKS:  # the SDK alone needs no limits
+            # The SDK alone needs no limits. One line is enough for several frameworks.
+            if name in FRAMEWORKS and not self.is_reported:
+                self.is_reported = True
                 report_missing(error)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from langchain_core.tools import tool
 from openinference.instrumentation.langchain import LangChainInstrumentor
-from opentelemetry.instrumentation.langchain import LangchainInstrumentor
 
 from otel_limits import Event, ModelCall, enable
 from otel_limits.testing import ScriptedChatModel, endless, says, uses
@@ -16,7 +15,7 @@ from tests.langchain.graphs import CALLS, agent
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-INSTRUMENTORS = {"OpenInference": LangChainInstrumentor, "OpenLLMetry": LangchainInstrumentor}
+INSTRUMENTORS = {"OpenInference": LangChainInstrumentor}
 
 
 @pytest.fixture(params=[*INSTRUMENTORS.values()], ids=[*INSTRUMENTORS])
