@@ -154,7 +154,8 @@ def binding_example() -> str:
     """Return the part of the second framework's binding that counts and halts."""
     source = (ROOT / "tests/second_framework.py").read_text(encoding="utf-8")
     first = source.index("    def on_run(self", source.index("class BotFramework"))
-    return f"```python\n{textwrap.dedent(source[first:])}```\n"
+    functions = textwrap.dedent(source[first:]).replace("\n\ndef ", "\n\n\ndef ")
+    return f"```python\n{functions}```\n"
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
