@@ -104,12 +104,18 @@ class LimitsSpanProcessor(SpanProcessor):
     def _begin_third_party(self, span: Span) -> None:
         """Register a span of another instrumentation: it belongs to the run of its parent.
 
-        Without a known parent, or below that of an outer run, it belongs to the task's run.
+        Without a known parent, or below that of an outer run, it belongs to the task's run. So does
+        a span within a model call of the task: instrumentations of LangChain choose the parent by
+        themselves, and it can be a span of the agent around this one.
         """
         parent = span.parent.span_id if span.parent else 0
         above, scope = self._runs.spans.node(parent), CURRENT.get()
         run = None if above is None else above.run
-        if isinstance(scope, Run) and (run is None or (scope.is_direct and not scope.finished)):
+        if isinstance(scope, Run) and (
+            run is None
+            or (scope.is_direct and not scope.finished)
+            or enclosing_call_of(scope) is not None
+        ):
             run = scope
         if run is None or run.released:
             return
