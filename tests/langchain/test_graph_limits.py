@@ -8,6 +8,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -393,6 +394,23 @@ def test_kill_interrupts_an_async_call() -> None:
         return await running
 
     assert halt_of(asyncio.run(main())).reason == "killed"
+
+
+def test_kill_ends_a_synchronous_stream_at_the_next_part(events: list[Event]) -> None:
+    """LangChain streams an answer inside of `invoke` if a reader asks for messages."""
+    enable(max_turns=9, observers=[events.append])
+    model = ScriptedChatModel([uses("search", "search", "search", "search")])
+    heard: list[str] = []
+
+    class Killer(BaseCallbackHandler):
+        def on_llm_new_token(self, token: str, **_: Any) -> None:
+            heard.append(token)
+            kill(agent="boss")
+
+    stream = agent(model).stream(ASK, {**STEPS, "callbacks": [Killer()]}, stream_mode="messages")
+    list(stream)
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["killed"]
+    assert len(heard) == 1
 
 
 def test_kill_in_a_tool_refuses_the_next_call() -> None:

@@ -14,6 +14,7 @@ from otel_limits.bindings.langchain.chat_readers import call_to, is_cached, text
 from otel_limits.bindings.langchain.graph_path import GraphPath, path_of_task
 from otel_limits.bindings.langchain.graph_questions import ask, report_not_asked, unanswered
 from otel_limits.bindings.langchain.halt_marks import mark
+from otel_limits.bindings.langchain.inner_streams import AnswerReader, with_reader
 from otel_limits.bindings.langchain.notes_for_chat import noted, without_tools
 from otel_limits.bindings.own_spans import write_call_span
 from otel_limits.bindings.path import admit_side_call, can_be_extended, settle_call
@@ -46,6 +47,7 @@ def track_generate(original: Any) -> Any:
         if request is None:
             return original(model, messages, *args, **options)
         request.admit_blocking()
+        request.read_along(args)
         try:
             with request:
                 result = original(model, request.messages, *args, **request.options)
@@ -70,6 +72,7 @@ def track_agenerate(original: Any) -> Any:
         if request is None:
             return await original(model, messages, *args, **options)
         await request.admit()
+        request.read_along(args)
         wait = request.wait()
         try:
             with request:
@@ -320,6 +323,17 @@ class ChatRequest:
                 self.options.pop(name, None)
         else:
             self.messages = [noted(each, path) for each in self.messages]
+
+    @suppress_errors("binding")
+    def read_along(self, positional: tuple[Any, ...]) -> None:
+        """Read an answer that the model streams although it returns it as a whole.
+
+        Args:
+            positional: The other positional arguments; LangChain itself passes callbacks by name.
+        """
+        if len(self.calls) == 1 and len(positional) < 2:  # noqa: PLR2004  `stop` and the callbacks
+            reader = AnswerReader(self.note_chunk, self.raise_if_cut)
+            self.options["callbacks"] = with_reader(self.options.get("callbacks"), reader)
 
     # --- the answer -------------------------------------------------------------------------------
 

@@ -74,6 +74,10 @@ class EndOfStream(BaseCallbackHandler):
         """Wait for the end of a request."""
         self._request = request
 
+    def on_stream_event(self, event: Any, **_: Any) -> None:  # noqa: ARG002  LangChain's name
+        """End the stream if its invocation was ended."""
+        self._request.raise_if_cut()
+
     @suppress_errors("binding")
     def on_llm_end(self, response: Any, **_: Any) -> None:
         """Count the answer."""
@@ -95,6 +99,10 @@ class EndOfAsyncStream(AsyncCallbackHandler):
     def __init__(self, request: ChatRequest) -> None:
         """Wait for the end of a request."""
         self._request = request
+
+    async def on_stream_event(self, event: Any, **_: Any) -> None:  # noqa: ARG002
+        """End the stream if its invocation was ended."""
+        self._request.raise_if_cut()
 
     async def on_llm_end(self, response: Any, **_: Any) -> None:
         """Count the answer."""
