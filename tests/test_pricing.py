@@ -623,7 +623,6 @@ def test_nothing_is_fetched() -> None:
 FROZEN = """
 import sys
 sys.path += sys.argv[1:]
-sys.frozen = True  # as in every program that PyInstaller makes
 import otel_limits
 otel_limits.enable(max_turns=3, children=False)
 from strands import Agent

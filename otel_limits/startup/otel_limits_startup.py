@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # A test compares this with `otel_limits.bindings.known`, which must not be imported yet.
 FRAMEWORKS = {"strands.agent.agent": "strands-agents", "langgraph.pregel.main": "langgraph"}
 """The module of each framework that every program with agents imports, and its distribution."""
+CLASSES = {"strands.agent.agent": "Agent", "langgraph.pregel.main": "Pregel"}
+"""A class in each of these modules, by which it is recognized if its distribution is unknown."""
 PACKAGES = ("langchain", "langchain_core", "langgraph", "strands")
 """The top-level packages of all frameworks. Their modules import each other in circles, so that one
 of them can be complete while what it needs is not."""
@@ -250,9 +252,11 @@ def is_of(name: str, distribution: str) -> bool:
         return False
     places = list(getattr(package, "__path__", ())) or [getattr(package, "__file__", None) or ""]
     roots = _roots(distribution)
-    if not roots:  # a frozen program may lack the metadata
-        return bool(getattr(sys, "frozen", False)) or hasattr(package, "__compiled__")
-    return _are_in(places, roots)
+    if roots:
+        return _are_in(places, roots)
+    # Frozen programs lack the metadata, and tools that make small images delete it.
+    is_frozen = bool(getattr(sys, "frozen", False)) or hasattr(package, "__compiled__")
+    return is_frozen or hasattr(sys.modules.get(name), CLASSES.get(name, ""))
 
 
 def is_importable(name: str, distribution: str) -> bool:
