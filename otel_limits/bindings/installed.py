@@ -23,7 +23,7 @@ INSTALL_ANY: Final = "pip install " + " or ".join(
 
 def installed_frameworks() -> Sequence[Framework]:
     """Return the frameworks that are installed in this environment."""
-    return [framework for framework in FRAMEWORKS if _is_installed(framework.distribution)]
+    return [framework for framework in FRAMEWORKS if _is_installed(framework)]
 
 
 def missing_framework() -> str | None:
@@ -50,8 +50,9 @@ def require(framework: Framework, name: str) -> None:
         raise ModuleNotFoundError(message, name=package)
 
 
-def _is_installed(distribution: str) -> bool:
+def _is_installed(framework: Framework) -> bool:
     try:
-        return bool(version(distribution))
+        return bool(version(framework.distribution))
     except PackageNotFoundError:
-        return False
+        # Tools that make small images delete the metadata.
+        return find_spec(framework.module.partition(".")[0]) is not None
