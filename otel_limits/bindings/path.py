@@ -90,13 +90,12 @@ class Path:
         call: InFlightCall,
         attributes: Mapping[str, object],
         *,
-        forces_output: bool = False,
         can_ask: bool = True,
     ) -> Refusal | None:
         """Wait for quotas, then decide whether a call may be sent. See `decide`."""
         request = self._request(call, attributes)
         against = None if request is None else await self.ask_quotas(request)
-        refusal = self._decided(call, against, forces_output=forces_output, can_ask=can_ask)
+        refusal = self._decided(call, against, can_ask=can_ask)
         if refusal is not None:
             await self.settle_quotas(call.id)
         return refusal
@@ -106,13 +105,12 @@ class Path:
         call: InFlightCall,
         attributes: Mapping[str, object],
         *,
-        forces_output: bool = False,
         can_ask: bool = True,
     ) -> Refusal | None:
         """Do the same as `admit` in a thread that may block."""
         request = self._request(call, attributes)
         against = None if request is None else wait_for(self.ask_quotas(request))
-        refusal = self._decided(call, against, forces_output=forces_output, can_ask=can_ask)
+        refusal = self._decided(call, against, can_ask=can_ask)
         if refusal is not None and request is not None:
             wait_for(self.settle_quotas(call.id))
         return refusal
@@ -136,10 +134,10 @@ class Path:
 
     @suppress_errors("binding")
     def _decided(
-        self, call: InFlightCall, against: Verdict | None, *, forces_output: bool, can_ask: bool
+        self, call: InFlightCall, against: Verdict | None, *, can_ask: bool
     ) -> Refusal | None:
         """Decide; an internal error never refuses a call."""
-        return self.decide(call, against, forces_output=forces_output, can_ask=can_ask)
+        return self.decide(call, against, can_ask=can_ask)
 
     # --- quotas -----------------------------------------------------------------------------------
 
