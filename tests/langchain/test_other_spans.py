@@ -17,13 +17,13 @@ INSTRUMENTATIONS = {
 }
 
 
-# In a process of its own: an instrumentation stays active after it was removed.
+# In a separate process: an instrumentation stays active after it was removed.
 @pytest.mark.parametrize("instrumentation", INSTRUMENTATIONS.values(), ids=[*INSTRUMENTATIONS])
 def test_traced_calls_count_once(instrumentation: str) -> None:
     """Two counts of one call would halve every budget of a traced program.
 
     These instrumentations choose the parents of their spans, so a call of an agent in a branch is
-    shown below the graph around that agent.
+    below the span of the enclosing graph.
     """
     ended = subprocess.run(
         [sys.executable, str(PROGRAM), instrumentation],

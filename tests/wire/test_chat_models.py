@@ -214,7 +214,7 @@ def test_refusals_and_cut_answers_are_counted_as_billed(
             call(graph(client, vendor), loop)
         cut = counted(events)
         assert cut.kind == "failed"
-        # Google reports the usage so far with each part.
+        # Google reports usage with each part.
         check_estimate(cut, HALF, is_reported=client == "ChatGoogleGenerativeAI")
 
 
