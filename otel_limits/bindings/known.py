@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.bindings.framework import OWN_SPANS
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.strands.strands_framework import STRANDS
+from otel_limits.core.stop_json import stop_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -42,9 +43,12 @@ def stop_of(result: Any) -> Stop | None:
             session, or an exception that it raised.
 
     Returns:
-        The stop with its breach; of a graph, swarm or delegation the first within it. `None` if
-        nothing was halted.
+        The stop with its breach: its own, else that of the first halted agent within a graph, a
+        swarm or a delegation. `None` if nothing was halted.
     """
+    for framework in FRAMEWORKS:
+        if (marker := framework.marker_of(result)) is not None:
+            return stop_from_json(marker)
     return next(iter(stops_of(result)), None)
 
 

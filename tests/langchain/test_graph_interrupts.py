@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from langchain.agents import create_agent
@@ -16,9 +16,22 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
-from otel_limits import Event, Limits, Stop, ToolCall, enable
-from otel_limits.testing import ScriptedChatModel, endless, uses
-from tests.langchain.graphs import ASK, CALLS, agent, config, halt_of, looping, search, unanswered
+from otel_limits import Event, Limits, Stop, ToolCall, enable, stops_of
+from otel_limits.testing import Answer, ScriptedChatModel, endless, says, uses
+from tests.langchain.graphs import (
+    ASK,
+    CALLS,
+    STEPS,
+    agent,
+    config,
+    halt_of,
+    looping,
+    search,
+    unanswered,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def test_approved_tools_count_once(events: list[Event]) -> None:
@@ -90,3 +103,37 @@ def test_tree_cap_holds_over_hand_offs_of_a_swarm() -> None:
     assert sum(each.calls for each in models.values()) == 5
     assert halt_of(state).reason == "max_turns"
     assert unanswered(state["messages"]) == []
+
+
+def supervised(boss: Iterable[Answer], helper: Iterable[Answer], output_mode: str) -> Any:
+    """A supervisor with one helper."""
+    from langgraph_supervisor import create_supervisor
+
+    options: Any = {"supervisor_name": "boss", "output_mode": output_mode}
+    agents: Any = [agent(ScriptedChatModel(helper), name="helper")]
+    return create_supervisor(agents, model=ScriptedChatModel(boss), **options).compile(name="team")
+
+
+MODES = ("full_history", "last_message")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("output_mode", MODES)
+def test_state_that_ends_with_a_halt_has_that_stop(output_mode: str) -> None:
+    """Not that of a helper before it, which shared the budget of the tree."""
+    enable(tree=Limits(max_turns=5))
+    boss, helper = endless(uses("transfer_to_helper")), endless(uses("search"))
+    state = supervised(boss, helper, output_mode).invoke(ASK, STEPS)
+    assert halt_of(state).agent == "boss"
+    assert [each.agent for each in stops_of(state)] == ["helper", "boss"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("output_mode", MODES)
+def test_state_shows_a_halted_node_before_the_last_answer(output_mode: str) -> None:
+    """The result of a graph does not hide that a part of it is unfinished."""
+    enable(max_turns=2)
+    boss = [uses("transfer_to_helper"), says("done")]
+    state = supervised(boss, endless(uses("search")), output_mode).invoke(ASK, STEPS)
+    assert state["messages"][-1].text == "done"
+    assert (halt_of(state).agent, halt_of(state).turns) == ("helper", 2)

@@ -30,11 +30,11 @@ from otel_limits import (
     stop_of,
     stops_of,
 )
-from otel_limits.testing import ScriptedChatModel, endless, fails, only, says, tokens, uses
+from otel_limits.testing import Answer, ScriptedChatModel, endless, fails, only, says, tokens, uses
 from tests.langchain.graphs import ASK, CALLS, STEPS, agent, config, halt_of, looping, unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 
@@ -277,16 +277,19 @@ def test_failed_calls_and_their_fallbacks_count(events: list[Event]) -> None:
 # --- trees ----------------------------------------------------------------------------------------
 
 
-def team(inner: Any, *, calls: int) -> tuple[Any, ScriptedChatModel]:
+def team(
+    inner: Any, *, calls: int, then: Sequence[Answer] = (), return_direct: bool = False
+) -> tuple[Any, ScriptedChatModel]:
     """A boss whose tool calls another agent."""
 
-    @tool
+    @tool(return_direct=return_direct)
     def ask(question: str = "") -> str:
         """Call a colleague."""
         answer: str = agent(inner, name="helper").invoke(ASK, STEPS)["messages"][-1].text
         return answer
 
-    boss = ScriptedChatModel(endless(uses(*["ask"] * calls)))
+    asks = uses(*["ask"] * calls)
+    boss = ScriptedChatModel([asks, *then] if then else endless(asks))
     return agent(boss, ask), boss
 
 
@@ -319,7 +322,24 @@ def test_halted_helper_is_worded_for_the_model_around_it() -> None:
     state = graph.invoke(ASK, STEPS)
     told = [each.content for each in boss.requests[-1] if each.type == "tool"]
     assert "Do not call" in told[0]
-    assert [each.agent for each in stops_of(state)] == ["helper", "helper", "boss"]
+    assert [each.agent for each in stops_of(state)] == ["boss"]
+
+
+def test_answer_after_a_halted_helper_is_not_halted() -> None:
+    """The boss has answered with what there was, as in other frameworks."""
+    enable(max_turns=2)
+    graph, _ = team(looping(), calls=1, then=[says("done")])
+    state = graph.invoke(ASK, STEPS)
+    assert (stop_of(state), stops_of(state)) == (None, ())
+
+
+def test_answer_of_a_halted_helper_is_halted() -> None:
+    """A tool with `return_direct` makes its result the answer of the boss."""
+    enable(max_turns=2)
+    graph, boss = team(looping(), calls=1, return_direct=True)
+    state = graph.invoke(ASK, STEPS)
+    assert boss.calls == 1
+    assert (halt_of(state).agent, halt_of(state).turns) == ("helper", 2)
 
 
 def test_subgraph_is_a_member_of_the_tree() -> None:

@@ -8,7 +8,7 @@ from otel_limits.core.errors import stop_of_error
 from otel_limits.core.stop_json import MARKER, stop_from_json, stop_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from otel_limits.bindings.framework import Host
     from otel_limits.core.events import Stop
@@ -56,22 +56,18 @@ def marker_of(result: Any) -> Mapping[str, Any] | None:
 def stops_of(result: Any) -> Sequence[Stop]:
     """Return the stops in a state, a message or an exception, in their order.
 
-    Of a state only the messages since the last of the user: those before are of earlier calls.
+    Of a state only the messages since the last of the user: those before are of earlier calls. The
+    stops of agents that a tool has called are those of the state only if the tool's result is its
+    answer (`return_direct`).
     """
     if isinstance(result, BaseException):
         stop = stop_of_error(result)
         return () if stop is None else (stop,)
     messages = messages_of(result) or [result]
     since = max((n for n, each in enumerate(messages) if _is_of_user(each)), default=-1)
-    return [stop for message in messages[since + 1 :] for stop in _stops_in(message)]
-
-
-def _stops_in(message: Any) -> Iterator[Stop]:
-    metadata = _metadata_of(message)
-    for each in metadata.get(INNER, ()):
-        yield stop_from_json(each)
-    if isinstance(own := metadata.get(MARKER), dict):
-        yield stop_from_json(own)
+    markers = [_metadata_of(message).get(MARKER) for message in messages[since + 1 :]]
+    markers += _metadata_of(messages[-1]).get(INNER, ())
+    return [stop_from_json(each) for each in markers if isinstance(each, dict)]
 
 
 def messages_of(state: Any) -> list[Any]:
