@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import shutil
 import signal
@@ -548,7 +549,9 @@ def test_a_port_that_is_taken_is_logged_and_never_fatal() -> None:
 def test_a_host_that_cannot_be_served_is_logged_and_never_fatal(
     host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also a name that could not even be looked up."""
+    """Once, with several frameworks; also a name that could not even be looked up."""
+    for framework in FRAMEWORKS:
+        importlib.import_module(framework.module)
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_HOST", host)
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(free_port()))
     otel_limits.enable()

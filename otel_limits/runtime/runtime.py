@@ -154,8 +154,8 @@ class Runtime:
     def _find_frameworks(self) -> None:
         """Track the frameworks that are imported, now and later.
 
-        A metrics port is served only once one is: a supervisor of workers would otherwise occupy it
-        and count nothing.
+        A metrics port is served once the first is: a supervisor of workers would otherwise occupy
+        it and count nothing.
         """
         has_met = bool(self._met)
         self._imports.wait()
@@ -180,12 +180,13 @@ class Runtime:
             return
         with self._lock_in_import():
             former = self._met.get(framework.name)
+            is_first = not self._met
             self._met[framework.name] = module
             if former is not None and former is not module:
                 self._renew(framework)
         if self._follows:
             self._track(framework)
-            if former is not module:
+            if is_first:
                 self._serve()
         # Last, as probes and patches import parts.
         parts = [part for part in framework.parts if part in sys.modules]
