@@ -67,6 +67,7 @@ class Runtime:
         self._installer = ProcessorInstaller(LimitsSpanProcessor(runs, frameworks))
         self._provides = False
         self._loads_prices = False
+        self._carries_into_threads = False
         self._follows = False
         for framework in frameworks:
             framework.host = self
@@ -341,6 +342,7 @@ class Runtime:
             self._follow_own(config.read().settings)
         if self._loads_prices:
             self._load_prices()
+        self._carry_into_threads()
         if not self._provides:
             return
         # Other threads that call their first agent wait: their spans need the provider.
@@ -354,6 +356,19 @@ class Runtime:
         if is_first:
             note_agent()
             self._guard.publish_state()
+
+    def _carry_into_threads(self) -> None:
+        """Let plain threads inherit what their starter works for.
+
+        Strands does so itself, when its first agent is created.
+        """
+        if not self._carries_into_threads:
+            self._carries_into_threads = True
+            from opentelemetry.instrumentation.threading import ThreadingInstrumentor
+
+            instrumentor = ThreadingInstrumentor()
+            if not instrumentor.is_instrumented_by_opentelemetry:
+                instrumentor.instrument(skip_dep_check=True)
 
     def _load_prices(self) -> None:
         """Load the price list, once.
