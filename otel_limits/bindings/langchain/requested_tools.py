@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import ToolMessage
 from langgraph.errors import GraphBubbleUp
+from opentelemetry import context as otel_context
 
 from otel_limits.bindings.halted_agents import reworded_text
 from otel_limits.bindings.langchain.chat_readers import text_of
@@ -15,7 +16,7 @@ from otel_limits.bindings.langchain.graph_path import GraphPath, RequestedTool
 from otel_limits.bindings.langchain.halt_marks import mark_inner
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import not_run_note, refusal_note
-from otel_limits.runs.tree import TASK_SCOPE, TaskScope, current_scope, is_within
+from otel_limits.runs.tree import TASK_SCOPE, TaskScope, current_scope, for_threads, is_within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,15 +94,22 @@ class RunningTool:
         self._name = name
         self._started = time.monotonic()
         self._scope = requested.scope = TaskScope(path.run, TASK_SCOPE.get())
-        self._token: Any = None
+        self._tokens: tuple[Any, Any] | None = None
 
+    @suppress_errors("binding")
     def __enter__(self) -> None:
-        """Let what the tool starts belong to it."""
-        self._token = TASK_SCOPE.set(self._scope)
+        """Let what the tool starts belong to it, in plain threads as well."""
+        context = otel_context.get_current()
+        context = for_threads(self._path.run, self._scope, context) or context
+        self._tokens = TASK_SCOPE.set(self._scope), otel_context.attach(context)
 
+    @suppress_errors("binding")
     def __exit__(self, *_: object) -> None:
         """Leave the tool's code."""
-        TASK_SCOPE.reset(self._token)
+        if self._tokens is not None:  # or an internal error, which was reported
+            scope, context = self._tokens
+            otel_context.detach(context)
+            TASK_SCOPE.reset(scope)
 
     @suppress_errors("binding")
     def refusal(self) -> ToolMessage | None:
