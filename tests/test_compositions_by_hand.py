@@ -1,17 +1,15 @@
-"""Unusual compositions, and the cap that holds in each of them."""
+"""Unusual compositions of Strands agents, and the cap that holds in each of them."""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from strands import Agent, ModelRetryStrategy, tool
+from strands import Agent, tool
 from strands.hooks import (
     AfterInvocationEvent,
     AfterToolCallEvent,
@@ -21,13 +19,13 @@ from strands.hooks import (
 )
 from strands.models.routing import ClassifierStrategy, ModelRouter
 from strands.multiagent import Swarm
-from strands.types.exceptions import ModelThrottledException
 
 import otel_limits
-from otel_limits import Event, LimitReachedError, Limits, LimitsPlugin, Started, Stop, enable
+from otel_limits import Event, LimitReachedError, Limits, Stop, enable
 from otel_limits.core.policy import KILLED
 from otel_limits.runs.registry import LIVE
-from otel_limits.testing import Answer, ScriptedModel, endless, fails, says, uses
+from otel_limits.testing import Answer, ScriptedModel, endless, says, uses
+from tests.compositions.ways import in_plain_threads
 from tests.metered import Metered
 from tests.test_detached_work import remembering
 from tests.test_group_calls import Asking, graph_of
@@ -37,87 +35,6 @@ from tests.test_trees import agent_of, asking, calls_of, runaways
 pytestmark = pytest.mark.usefixtures("source")
 
 PATIENCE_SECONDS = 60
-
-
-def test_loops_in_threads_of_a_tool() -> None:
-    """Threads that each run an event loop with several agents in it."""
-    enable(tree=Limits(max_turns=5))
-    groups = [runaways(3) for _ in range(4)]
-
-    async def ask_all(group: list[Agent]) -> None:
-        await asyncio.gather(*(each.invoke_async("go") for each in group), return_exceptions=True)
-
-    @tool
-    def mix() -> str:
-        """Ask all of them."""
-        with ThreadPoolExecutor(4) as pool:
-            jobs = [
-                pool.submit(contextvars.copy_context().run, asyncio.run, ask_all(group))
-                for group in groups
-            ]
-            for job in jobs:
-                job.result()
-        return "mixed"
-
-    parent = agent_of(Metered(endless(uses("mix"))), "parent", tools=[mix])
-    assert str(parent("go").stop_reason) == "max_turns"
-    assert calls_of(parent, *(each for group in groups for each in group)) == 5
-
-
-def in_plain_threads(ask: list[Any]) -> None:
-    """Use threads as who knows nothing of contexts does."""
-    threads = [threading.Thread(target=each) for each in ask]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def in_timers(ask: list[Any]) -> None:
-    """Use the threads of timers."""
-    timers = [threading.Timer(0, each) for each in ask]
-    for timer in timers:
-        timer.start()
-    for timer in timers:
-        timer.join()
-
-
-def in_a_pool(ask: list[Any]) -> None:
-    """Use a pool that begins and ends here."""
-    with ThreadPoolExecutor(len(ask)) as pool:
-        for job in [pool.submit(each) for each in ask]:
-            job.result()
-
-
-def in_an_old_pool(ask: list[Any]) -> None:
-    """Use a pool whose threads are older than any agent."""
-    for job in [OLD_POOL.submit(each) for each in ask]:
-        job.result()
-
-
-OLD_POOL = ThreadPoolExecutor(2)
-OLD_POOL.submit(int).result()
-
-
-@pytest.mark.parametrize("threads", [in_plain_threads, in_timers, in_a_pool, in_an_old_pool])
-def test_threads_that_are_given_no_context(threads: Any, events: list[Event]) -> None:
-    """Work that a tool starts in threads stays in the tree: agents, and direct model calls."""
-    enable(tree=Limits(max_model_calls=6), observers=[events.append])
-    children, helper = runaways(3), ScriptedModel(endless(says("x")), model_id="helper")
-
-    @tool
-    def ask_all() -> str:
-        """Call a model once, and each agent concurrently."""
-        threads([lambda: asyncio.run(read(helper))])
-        threads([functools.partial(each, "go") for each in children])
-        return "asked"
-
-    parent = agent_of(Metered(endless(uses("ask_all"))), "parent", tools=[ask_all])
-    assert str(parent("go").stop_reason) == "max_model_calls"
-    assert (calls_of(parent, *children), helper.calls) == (5, 1)
-    assert [each.side for each in calls(events) if each.model == "helper"] == [True]
-    begun = [fact.invocation for fact in events if isinstance(fact, Started)]
-    assert len({each.root_id for each in begun}) == 1
 
 
 def test_a_hook_that_starts_a_plain_thread() -> None:
@@ -190,22 +107,6 @@ def test_structured_output_in_parallel_tools(way: str) -> None:
     assert calls_of(parent, *children) == 5
 
 
-def test_throttled_agents_share_one_budget_for_retries() -> None:
-    """Throttled agents share one budget for their retries."""
-    enable(tree=Limits(max_model_calls=17))
-    children = [
-        agent_of(
-            Metered(endless(fails(ModelThrottledException("busy")))),
-            f"child{n}",
-            retry_strategy=ModelRetryStrategy(max_attempts=50, initial_delay=0, max_delay=0),
-        )
-        for n in range(6)
-    ]
-    parent = asking(children)
-    parent("go")
-    assert calls_of(parent, *children) == 17
-
-
 EVENTS = (
     *(BeforeInvocationEvent, BeforeModelCallEvent, AfterInvocationEvent),
     *(MessageAddedEvent, AfterToolCallEvent),
@@ -243,21 +144,6 @@ def test_a_tool_that_a_hook_repeats() -> None:
 
     parent.hooks.add_callback(AfterToolCallEvent, again)
     parent("go")
-    assert calls_of(parent, child) == 4
-
-
-def test_a_loop_of_the_tool_s_own() -> None:
-    """A tool that is a function runs an event loop in its thread."""
-    enable(tree=Limits(max_turns=4))
-    (child,) = runaways(1)
-
-    @tool
-    def ask() -> str:
-        """Call it in a separate loop."""
-        return str(asyncio.run(child.invoke_async("go")))
-
-    parent = agent_of(Metered(endless(uses("ask"))), "parent", tools=[ask])
-    assert str(parent("go").stop_reason) == "max_turns"
     assert calls_of(parent, child) == 4
 
 
@@ -404,26 +290,6 @@ def test_streams_that_are_read_in_turns_with_side_calls(events: list[Event]) -> 
     assert side == {("agent0", "helper0"), ("agent1", "helper1")}
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner", "most"), [("halt", "observe", [6]), ("observe", "halt", [2] * 4)]
-)
-def test_actions_within_each_other(outer: Any, inner: Any, most: list[int]) -> None:
-    """A tree acts as its owner says, whatever is within or around it."""
-    enable(tree=Limits(max_turns=6), action=outer)
-    children = [
-        agent_of(
-            Metered([*[uses("look")] * 7, says("done")]),
-            f"child{n}",
-            plugins=[LimitsPlugin(Limits(max_turns=2), tree=Limits(max_turns=3), action=inner)],
-        )
-        for n in range(4)
-    ]
-    parent = asking(children, then=[says("done")])
-    parent("go")
-    made = [calls_of(parent, *children)] if outer == "halt" else [calls_of(c) for c in children]
-    assert made == most
-
-
 def test_graphs_in_a_graph_that_a_thread_runs() -> None:
     """All nodes are in the tree of the agent whose tool runs them."""
     enable(tree=Limits(max_turns=7))
@@ -490,23 +356,6 @@ def test_memory_extraction_of_concurrent_agents_is_capped(events: list[Event]) -
     parent = agent_of(Metered(endless(uses("ask_all"))), "parent", tools=[ask_all])
     assert str(parent("go").stop_reason) == "max_model_calls"
     assert calls_of(parent, *children) + extractor.calls == 12
-
-
-def test_one_last_answer_for_all_threads() -> None:
-    """Agents in several threads that wrap up have one last answer together."""
-    enable(tree=Limits(max_turns=6), action="wrap_up")
-    children = runaways(4)
-
-    @tool
-    def ask_in_threads() -> str:
-        """Call all of them concurrently."""
-        with ThreadPoolExecutor(4) as pool:
-            jobs = [pool.submit(contextvars.copy_context().run, child, "go") for child in children]
-            return str([job.result() for job in jobs])
-
-    parent = agent_of(Metered(endless(uses("ask_in_threads"))), "p", tools=[ask_in_threads])
-    parent("go")
-    assert calls_of(parent, *children) in (6, 7)
 
 
 def test_routers_of_concurrent_agents_are_capped() -> None:
