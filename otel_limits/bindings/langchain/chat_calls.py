@@ -20,6 +20,7 @@ from otel_limits.bindings.own_spans import write_call_span
 from otel_limits.bindings.path import admit_side_call, can_be_extended, settle_call
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.span_writer import write_halt
+from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import EMPTY_REMARK, failed_remark
 from otel_limits.runs.calls import ENCLOSING_CALL, EnclosingCall, InFlightCall
@@ -249,9 +250,15 @@ class ChatRequest:
     def wait(self) -> Wait:
         """Return a wait that a deadline or a kill ends."""
         wait = Wait()
-        if self.path is not None:
-            wait.join(self.path.waits)
+        if (path := self._ending()) is not None:
+            wait.join(path.waits)
         return wait
+
+    @suppress_errors("binding")
+    def _ending(self) -> GraphPath | None:
+        """Return the graph whose deadline or kill ends this request, also if it is a side call."""
+        path = self.run.state
+        return path if isinstance(path, GraphPath) and not self.run.finished else None
 
     # --- admission --------------------------------------------------------------------------------
 
@@ -435,18 +442,24 @@ class ChatRequest:
 
     def raise_if_ended(self, error: BaseException) -> None:
         """Replace the end of a wait by the halt that ended it."""
-        if isinstance(error, InvocationEndedError):
-            self._raise_halt(error)
+        path = self._ending()
+        if isinstance(error, InvocationEndedError) and path is not None:
+            self._raise_halt(path, error)
 
     def raise_if_cut(self) -> None:
         """End a stream whose invocation was ended between two chunks."""
-        if self.path is not None and self.path.waits.is_cut:
-            self._raise_halt(None)
+        path = self._ending()
+        if path is not None and path.waits.is_cut:
+            self._raise_halt(path, None)
 
-    def _raise_halt(self, error: BaseException | None) -> None:
-        path = self.path
-        if path is not None and path.verdict is not None:
-            raise path.refuse(path.verdict, ensure_config().get("metadata") or {}) from error
+    def _raise_halt(self, path: GraphPath, error: BaseException | None) -> None:
+        """End the graph, or raise the limit's error to the code that made a side call."""
+        if path.verdict is None:
+            return
+        if self.path is None:
+            stop = self.run.stop(path.verdict.reason)
+            raise limit_reached(path.verdict, stop) from error
+        raise path.refuse(path.verdict, ensure_config().get("metadata") or {}) from error
 
     def raise_if_last(self, error: BaseException) -> None:
         """End the graph if its last answer failed: there is no further call."""

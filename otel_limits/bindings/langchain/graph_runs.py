@@ -16,6 +16,7 @@ from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 
 from otel_limits.bindings.extensions import declined_verdict, extend
+from otel_limits.bindings.gateways import chain_of
 from otel_limits.bindings.langchain.graph_events import ends_of_task
 from otel_limits.bindings.langchain.graph_path import (
     LIVE,
@@ -39,7 +40,7 @@ from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.path import halt_from_error
 from otel_limits.bindings.span_writer import write_end, write_halt
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
-from otel_limits.core.errors import limit_reached
+from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.policy import KILLED
 from otel_limits.core.texts import not_run_note
@@ -49,7 +50,6 @@ from otel_limits.runs.tree import TASK_SCOPE, current_scope, for_threads
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
-    from otel_limits.core.errors import LimitReachedError
     from otel_limits.core.events import ActionTaken
     from otel_limits.core.policy import Policy, Verdict
 
@@ -273,7 +273,10 @@ class GraphInvocation:
     def _is_refused_side_call(self, error: BaseException) -> bool:
         path = self.path
         if isinstance(error, Exception) and not isinstance(error, GraphBubbleUp):
-            # Of a refused side call that nothing in the graph has handled.
+            # Of a side call that was refused or ended, which nothing in the graph has handled.
+            causes = chain_of(error)
+            if path.verdict and any(isinstance(each, LimitReachedError) for each in causes):
+                return True
             verdict = halt_from_error(path, error)
             if verdict is not None:
                 path.verdict = path.verdict or verdict

@@ -1,0 +1,349 @@
+"""Graphs that end early or late: by deadlines in tools, `disable()`, and readers in other tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from langchain_core.tools import tool
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.types import Command
+
+import otel_limits
+from otel_limits import (
+    Event,
+    KilledError,
+    LimitReachedError,
+    Limits,
+    MaxDurationReachedError,
+    ModelCall,
+    Stop,
+    enable,
+    is_synthetic,
+    kill,
+    stop_of,
+)
+from otel_limits.runs.registry import LIVE
+from otel_limits.testing import ScriptedChatModel, endless, says, uses
+from tests.langchain.graphs import ASK, CALLS, STEPS, agent, config, halt_of, looping, unanswered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DEADLINE_SECONDS = 0.3
+PATIENCE_SECONDS = 20
+
+
+class Stuck(ScriptedChatModel):
+    """A model that never answers asynchronously."""
+
+    async def _agenerate(self, *_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def _astream(self, *_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+        yield None
+
+
+STUCK: Any = Stuck
+
+
+# --- AsyncSqliteSaver -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["ainvoke", "astream"])
+def test_halt_is_stored_in_an_asynchronous_database(method: str, tmp_path: Path) -> None:
+    """Another process continues the thread."""
+    enable(max_turns=2)
+    model = looping()
+
+    async def call(text: str) -> Any:
+        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "threads")) as saver:
+            graph = agent(model, checkpointer=saver)
+            given = {"messages": [("user", text)]}
+            if method == "ainvoke":
+                await graph.ainvoke(given, config("1"))
+            else:
+                async for _ in graph.astream(given, config("1")):
+                    pass
+            return await graph.aget_state(config("1"))
+
+    for calls, text in ((2, "go"), (4, "again")):
+        state = asyncio.run(call(text))
+        assert (model.calls, state.next) == (calls, ())
+        assert is_synthetic(state.values["messages"][-1])
+        assert unanswered(state.values["messages"]) == []
+
+
+def test_question_is_stored_in_an_asynchronous_database(tmp_path: Path) -> None:
+    """A human answers after a restart."""
+    enable(max_turns=2, action="ask")
+    model = looping()
+
+    async def call(given: Any) -> Any:
+        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "threads")) as saver:
+            graph = agent(model, checkpointer=saver)
+            await graph.ainvoke(given, config("1"))
+            return await graph.aget_state(config("1"))
+
+    assert len(asyncio.run(call(ASK)).interrupts) == 1
+    state = asyncio.run(call(Command(resume={"extend": {"max_turns": 1}})))
+    assert (model.calls, len(state.interrupts)) == (3, 1)
+    state = asyncio.run(call(Command(resume="no")))
+    assert (model.calls, state.next) == (3, ())
+    assert is_synthetic(state.values["messages"][-1])
+    assert unanswered(state.values["messages"]) == []
+
+
+# --- deadlines and kills within tools -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", CALLS)
+def test_deadline_in_a_tool_refuses_the_next_call(how: str, events: list[Event]) -> None:
+    """The tool is waited for, and its result is kept."""
+    enable(max_duration_seconds=DEADLINE_SECONDS, observers=[events.append])
+
+    @tool
+    def work() -> str:
+        """Work until after the deadline."""
+        time.sleep(2 * DEADLINE_SECONDS)
+        return "worked"
+
+    model = ScriptedChatModel(endless(uses("work")))
+    state = CALLS[how](agent(model, work))
+    assert (model.calls, halt_of(state).reason) == (1, "max_duration")
+    assert [each.text for each in state["messages"] if each.type == "tool"] == ["worked"]
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["max_duration"]
+
+
+@pytest.mark.parametrize("how", ["ainvoke", "astream", "abatch"])
+def test_deadline_of_a_tree_interrupts_an_agent_in_a_tool(how: str) -> None:
+    """The agent around it is then halted as well, with a valid conversation."""
+    enable(tree=Limits(max_duration_seconds=DEADLINE_SECONDS))
+    helper = agent(STUCK([]), name="helper")
+
+    @tool
+    async def ask() -> str:
+        """Call a colleague whose vendor hangs."""
+        return str(halt_of(await helper.ainvoke(ASK, STEPS)).reason)
+
+    model = ScriptedChatModel(endless(uses("ask")))
+    started = time.monotonic()
+    state = CALLS[how](agent(model, ask))
+    assert time.monotonic() - started < PATIENCE_SECONDS
+    assert (model.calls, halt_of(state).agent) == (1, "boss")
+    assert unanswered(state["messages"]) == []
+    assert [each.text for each in state["messages"] if each.type == "tool"] == ["max_duration"]
+
+
+async def invoked(model: Any) -> None:
+    """Call a model."""
+    await model.ainvoke("go")
+
+
+async def streamed(model: Any) -> None:
+    """Read a model's stream."""
+    async for _ in model.astream("go"):
+        pass
+
+
+@pytest.mark.parametrize("call", [invoked, streamed])
+@pytest.mark.parametrize("is_handled", [True, False])
+@pytest.mark.parametrize("why", ["max_duration", "killed"])
+def test_side_call_past_its_end_raises_the_limit_error(
+    why: str, call: Callable[..., Any], events: list[Event], *, is_handled: bool
+) -> None:
+    """A hanging vendor that a tool calls holds no invocation up."""
+    limits = Limits(max_duration_seconds=DEADLINE_SECONDS) if why == "max_duration" else Limits()
+    enable(limits, tree=Limits(max_turns=9), observers=[events.append])
+    helper, raised = STUCK([], model="helper"), []
+    expected = MaxDurationReachedError if why == "max_duration" else KilledError
+
+    @tool
+    async def consult() -> str:
+        """Call a model whose vendor hangs."""
+        if why == "killed":
+            threading.Timer(DEADLINE_SECONDS, lambda: kill(agent="boss")).start()
+        try:
+            await call(helper)
+        except LimitReachedError as error:
+            raised.append(type(error))
+            if not is_handled:
+                raise
+        return "no advice"
+
+    model = ScriptedChatModel(endless(uses("consult")))
+    started = time.monotonic()
+    state = CALLS["ainvoke"](agent(model, consult))
+    assert time.monotonic() - started < PATIENCE_SECONDS
+    assert (raised, model.calls, halt_of(state).reason) == ([expected], 1, why)
+    assert unanswered(state["messages"]) == []
+    called = [(e.model, e.kind, e.side) for e in events if isinstance(e, ModelCall)]
+    assert called == [("scripted", "measured", False), ("helper", "failed", True)]
+
+
+def test_kill_ends_a_synchronous_stream_of_a_tool() -> None:
+    """At its next part."""
+    enable(max_turns=9)
+    read: list[str] = []
+
+    @tool
+    def consult() -> str:
+        """Read a stream, and kill the agent meanwhile."""
+        try:
+            for part in ScriptedChatModel([uses("a", "b", "c", "d")]).stream("go"):
+                read.append(str(part.text))
+                kill(agent="boss")
+        except KilledError:
+            return "killed"
+        return "not killed"
+
+    state = agent(ScriptedChatModel(endless(uses("consult"))), consult).invoke(ASK, STEPS)
+    assert [each.text for each in state["messages"] if each.type == "tool"] == ["killed"]
+    assert (len(read), halt_of(state).reason) == (1, "killed")
+
+
+# --- disable() ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["tool", "side call", "agent in a tool"])
+@pytest.mark.parametrize("how", CALLS)
+def test_disable_in_a_graph_lets_it_finish(how: str, where: str, events: list[Event]) -> None:
+    """It runs to its natural end without limits, and its invocation is reported as aborted."""
+    enable(max_turns=2, observers=[events.append])
+    helper = agent(ScriptedChatModel([*[uses("search")] * 4, says("found")]), name="helper")
+
+    @tool
+    def work() -> str:
+        """Switch otel-limits off."""
+        otel_limits.disable()
+        if where == "side call":
+            return str(ScriptedChatModel([says("advice")]).invoke("go").text)
+        if where == "agent in a tool":
+            return str(helper.invoke(ASK, STEPS)["messages"][-1].text)
+        return "off"
+
+    model = ScriptedChatModel([*[uses("work")] * 1, *[uses("search")] * 4, says("done")])
+    from tests.langchain.graphs import search
+
+    state = CALLS[how](agent(model, work, search))
+    assert (state["messages"][-1].text, model.calls) == ("done", 6)
+    assert stop_of(state) is None
+    assert unanswered(state["messages"]) == []
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["aborted"]
+
+
+def test_disable_during_a_model_call_counts_it(events: list[Event]) -> None:
+    """Its vendor bills it, and the ledger has the row."""
+    enable(max_turns=2, observers=[events.append])
+
+    class Disabling(ScriptedChatModel):
+        def _generate(self, *args: Any, **options: Any) -> Any:
+            otel_limits.disable()
+            return super()._generate(*args, **options)
+
+    made: Any = Disabling
+    state = agent(made([says("done")])).invoke(ASK, STEPS)
+    assert state["messages"][-1].text == "done"
+    assert len([each for each in events if isinstance(each, ModelCall)]) == 1
+
+
+# --- streams closed elsewhere ---------------------------------------------------------------------
+
+
+def reopened(events: list[Event], model: ScriptedChatModel, graph: Any) -> None:
+    """Check that a stream that was left has ended, and that the next call has a whole budget."""
+    assert len(LIVE) == 0
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["aborted"]
+    before = model.calls
+    state = graph.invoke(ASK, STEPS)
+    assert (model.calls - before, halt_of(state).reason) == (3, "max_turns")
+
+
+@pytest.mark.parametrize("mode", ["values", "updates", "messages"])
+def test_stream_that_another_task_closes(
+    mode: Any, events: list[Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Servers close a stream in the task that sees the client go."""
+    enable(tree=Limits(max_turns=3), observers=[events.append])
+    model = looping()
+    graph = agent(model)
+
+    async def main() -> None:
+        stream = graph.astream(ASK, STEPS, stream_mode=mode)
+        for _ in range(2):
+            await anext(stream)
+        await asyncio.create_task(stream.aclose())
+
+    asyncio.run(main())
+    reopened(events, model, graph)
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+def test_events_that_another_task_closes(
+    events: list[Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The graph runs in a task of LangChain's."""
+    enable(tree=Limits(max_turns=3), observers=[events.append])
+    model = looping()
+    graph = agent(model)
+
+    async def main() -> None:
+        stream = graph.astream_events(ASK, STEPS, version="v2")
+        for _ in range(12):
+            await anext(stream)
+        await asyncio.create_task(stream.aclose())
+
+    asyncio.run(main())
+    reopened(events, model, graph)
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize("how", ["context", "thread", "garbage"])
+def test_synchronous_stream_that_is_closed_elsewhere(
+    how: str, events: list[Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    """WSGI servers close a response in any thread, and others forget it."""
+    enable(tree=Limits(max_turns=3), observers=[events.append])
+    model = looping()
+    graph = agent(model)
+    stream = contextvars.copy_context().run(graph.stream, ASK, STEPS, stream_mode="updates")
+    contextvars.copy_context().run(next, stream)
+    if how == "context":
+        contextvars.copy_context().run(stream.close)
+    elif how == "thread":
+        closing = threading.Thread(target=stream.close)
+        closing.start()
+        closing.join()
+    del stream
+    gc.collect()
+    reopened(events, model, graph)
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+def test_stream_is_read_in_another_task_each_time(events: list[Event]) -> None:
+    """A turn that is read in one task and the next in another are of one invocation."""
+    enable(max_turns=3, observers=[events.append])
+    model = looping()
+    graph = agent(model)
+
+    async def main() -> list[Any]:
+        stream = graph.astream(ASK, STEPS, stream_mode="values")
+        states = []
+        while (state := await asyncio.create_task(next_of(stream))) is not None:
+            states.append(state)
+        return states
+
+    async def next_of(stream: Any) -> Any:
+        return await anext(stream, None)
+
+    assert halt_of(asyncio.run(main())[-1]).reason == "max_turns"
+    assert model.calls == 3
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["max_turns"]
