@@ -96,10 +96,12 @@ def halted_without_limit(run: Run, books: Books) -> Iterator[str]:
 
 
 def invalid_histories(run: Run) -> Iterator[str]:
-    """Yield the agents that were halted with a request for a tool that has no result."""
-    halted = {e.agent for e in run.events if isinstance(e, Stop) and e.action in CUT_SHORT}
+    """Yield the agents that have answered or were halted, and have a request without a result."""
+    ends = {event.agent: event for event in run.events if isinstance(event, Stop)}
     for agent, history in run.histories:
-        if agent in halted and not is_valid(history):
+        end = ends.get(agent)
+        has_ended = end is not None and (end.action in CUT_SHORT or end.reason == "end_turn")
+        if has_ended and not is_valid(history):
             yield f"history of {agent}: {history[-6:]}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
@@ -11,7 +12,7 @@ from strands import Agent, ModelRetryStrategy, tool
 from strands.hooks import AfterInvocationEvent, AfterModelCallEvent
 from strands.multiagent import GraphBuilder, Swarm
 from strands.tools.executors import SequentialToolExecutor
-from strands.types.exceptions import ModelThrottledException
+from strands.types.exceptions import ConcurrencyException, ModelThrottledException
 
 from otel_limits.testing import ScriptedModel
 from tests.compositions.program import ATTEMPTS
@@ -155,7 +156,7 @@ class StrandsProgram:
         if asked.way == "be" and isinstance(callees[0], Called):
             return callees[0].agent.as_tool(name=asked.name, description="Ask.")
         if asked.way in GROUPS:
-            callees = [Called(GROUPS[asked.way]([each.agent for each in callees]))]
+            callees = [CalledGroup(GROUPS[asked.way]([each.agent for each in callees]))]
         built = BUILDERS.get(asked.way, one)(self._run, callees, asked)
         return named(built.later or built.now)
 
@@ -165,7 +166,7 @@ class StrandsProgram:
 
 
 class Called:
-    """An agent or a group of agents that a tool calls."""
+    """An agent that a tool calls."""
 
     def __init__(self, agent: Any) -> None:
         self.agent = agent
@@ -182,6 +183,27 @@ class Called:
     def stream(self) -> Any:
         """Return its events."""
         return self.agent.stream_async("go")
+
+
+class CalledGroup(Called):
+    """A graph or swarm that a tool calls.
+
+    It begins with new conversations of its agents, also if these are in the middle of another run.
+    So it refuses a second concurrent call, as agents do themselves.
+    """
+
+    def __init__(self, group: Any) -> None:
+        super().__init__(group)
+        self._is_free = threading.Lock()
+
+    async def later(self) -> Any:
+        """Call it in a task."""
+        if not self._is_free.acquire(blocking=False):
+            raise ConcurrencyException("busy")
+        try:
+            return await super().later()
+        finally:
+            self._is_free.release()
 
 
 class Asked:
