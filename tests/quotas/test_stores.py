@@ -346,6 +346,13 @@ def test_late_settlement_after_a_reset_counts_in_full(bench: Bench) -> None:
     assert bench.standing() == CountState(7, 0, 100)
 
 
+def restart(server: Server, timed_store: Timed) -> None:
+    """Let the server be a new run that has lost nothing."""
+    server.client.hset(KeyNames().marker, "server", "an earlier one")
+    executor: Any = timed_store.store._server  # type: ignore[attr-defined]
+    executor.disconnect()
+
+
 def test_late_settlement_never_empties_a_bucket(bench: Bench) -> None:
     """Its charge has been flowing back since: others would get that part twice."""
     bucket = Count("b", "k", Window(0, TODAY.end), "tokens", "global", refill=Refill(HOUR, 100))
@@ -359,15 +366,28 @@ def test_late_settlement_never_empties_a_bucket(bench: Bench) -> None:
     assert bench.standing(bucket).used == charged
 
 
+def test_bucket_whose_reset_is_restored_later_is_full_and_not_more(
+    server: Server, on_server: Bench, timed_store: Timed
+) -> None:
+    """What it held before the reset has flowed back: removed twice, it would admit that much."""
+    bucket = Count("b", "k", Window(0, TODAY.end), "tokens", "global", refill=Refill(HOUR, 100))
+    on_server.run(Reserve("a", (Demand(count=bucket, amount=80, limit=100),), LEASE))
+    on_server.run(Settle("a", (Charge(count=bucket, amount=80),)))
+    on_server.set_clock(TODAY.start + 2 * HOUR)
+    restart(server, timed_store)
+    on_server.store.restore([KnownCount(bucket, 0, "99999999999999.later")])
+    on_server.set_clock(TODAY.start + 2 * HOUR + 1)
+    state = on_server.standing(bucket)
+    assert (state.used, state.reserved) == (0, 0)
+
+
 def test_replaced_charge_hides_no_usage_that_a_ledger_has(
     server: Server, on_server: Bench, timed_store: Timed
 ) -> None:
     """The charge survived a restart, the usage of 60 in other calls did not."""
     expire_call(on_server, "a", 60)
     assert on_server.standing().used == 60
-    server.client.hset(KeyNames().marker, "server", "an earlier one")
-    executor: Any = timed_store.store._server  # type: ignore[attr-defined]
-    executor.disconnect()
+    restart(server, timed_store)
     on_server.run(Settle("a", (Charge(count=count(), amount=7),), is_earlier=True))
     on_server.store.restore([KnownCount(count(), 60)])
     assert on_server.standing().used == 7 + 60

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,13 @@ from typing import Final, NamedTuple, Protocol
 
 from hypothesis import assume
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from otel_limits.quotas.knowledge import Knowledge
 from otel_limits.quotas.store import (
@@ -87,6 +94,8 @@ class Book:
     """The highest limit it ever had."""
     pace: int = 0
     """Of a token bucket, what flows back in its time; 0 if unknown."""
+    unpaced_since: float = math.inf
+    """When the server first lost its pace."""
     unseen: int = 0
     """Usage that the server lost, and that no living worker saw."""
 
@@ -135,6 +144,7 @@ class Kept(NamedTuple):
     blocks: dict[str, Block]
     history: dict[str, list[int]]
     lost: dict[Count, dict[str, tuple[int, str]]]
+    rebuilt: set[str]
 
 
 class Stores(NamedTuple):
@@ -175,6 +185,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.blocks: dict[str, Block] = {}
         self.history: dict[str, list[int]] = defaultdict(list)
         """Usage of the calls of each quota."""
+        self.rebuilt: set[str] = set()
+        """Calls that were counted from the ledger."""
         self.saved = self.kept()
         """The last snapshot, besides usage."""
         self.knowledge = [Knowledge() for _ in range(WORKERS)]
@@ -190,6 +202,12 @@ class StoreMachine(RuleBasedStateMachine):
         """Calls that ended before and were settled since."""
 
     # --- events -----------------------------------------------------------------------------------
+
+    @initialize(amounts=st.lists(st.integers(1, 20), min_size=3, max_size=3))
+    def crowd(self, amounts: list[int]) -> None:
+        """Some calls are in flight from the beginning."""
+        for worker, amount in enumerate(amounts):
+            self.ask(worker, dict.fromkeys(QUOTAS, amount), certain=True)
 
     @rule(
         worker=st.integers(0, WORKERS - 1),
@@ -238,7 +256,7 @@ class StoreMachine(RuleBasedStateMachine):
     def settle_after_the_outage(self, data: st.DataObject) -> None:
         """A call ended while the server was unavailable, and its settlement arrives now."""
         call = data.draw(st.sampled_from(self.awake("ended")))
-        is_counted = self.is_rebuilt
+        is_counted = call.id in self.rebuilt
         for demand in () if is_counted else call.demands:
             book = self.book(demand.count)
             book.purge(self.now)
@@ -279,6 +297,7 @@ class StoreMachine(RuleBasedStateMachine):
                 each + lacking for each in (book.used, book.base, book.late)
             )
         self.is_rebuilt = True
+        self.rebuilt |= {call.id for call in recorded}
 
     @precondition(lambda self: self.remembered())
     @rule(data=st.data())
@@ -344,10 +363,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.run_begun, self.is_rebuilt = self.now, False
         self.settled_since.clear()
         self.server.restart(everything=everything)
-        saved = Kept({}, {}, {}, {}) if everything else self.saved
+        saved = Kept({}, {}, {}, {}, set()) if everything else self.saved
         self.blocks = dict(saved.blocks)
         self.grants = defaultdict(list, {name: list(each) for name, each in saved.grants.items()})
         self.history = defaultdict(list, {name: list(each) for name, each in saved.history.items()})
+        self.rebuilt = set(saved.rebuilt)
         # The server has forgotten the IDs of their operations.
         for call in self.calls:
             call.at = -math.inf
@@ -360,10 +380,17 @@ class StoreMachine(RuleBasedStateMachine):
             book.expired |= book.lost.keys()
             book.lost = dict(saved.lost.get(count, {}))
             book.leases.clear()
-            book.pace = 0
+            book.pace, book.unpaced_since = 0, min(self.now, book.unpaced_since)
         self.rejoin([each for each in range(WORKERS) if each not in self.suspended])
         for count, book in self.books.items():
             book.unseen += max(0, before[count] - book.used)
+        # In any order, and more of them later by their own rules.
+        steps: list[str] = data.draw(st.permutations(["settle", "rebuild", "continue"]))
+        for step in steps[: steps.index("continue")]:
+            if step == "rebuild":
+                self.rebuild()
+            elif self.awake("ended"):
+                self.settle_after_the_outage(data)
 
     @rule(
         seconds=st.sampled_from(
@@ -508,6 +535,7 @@ class StoreMachine(RuleBasedStateMachine):
             dict(self.blocks),
             {name: list(each) for name, each in self.history.items()},
             {count: dict(book.lost) for count, book in self.books.items()},
+            set(self.rebuilt),
         )
 
     def reservation(self, call: Call) -> Reserve:
@@ -519,17 +547,21 @@ class StoreMachine(RuleBasedStateMachine):
         again = call.status == "admitted"
         is_here = all(self.now in each.count.window for each in call.demands)
         wanted = [self.wanted(demand) for demand in call.demands]
-        fits = all(
-            self.blocked(demand.count.quota) is None and amount <= self.room(demand, amount)
+        is_open = is_here and all(self.blocked(each.count.quota) is None for each in call.demands)
+        lacks = [
+            amount - self.room(demand, amount)
             for demand, amount in zip(call.demands, wanted, strict=True)
-        )
-        status = "admitted" if again or (is_here and fits) else "refused"
-        assert self.run(self.reservation(call), call.worker).status == (
-            status if again or is_here else "elsewhere"
-        )
-        if again or is_here:
-            self.shorten(call)
-        if again or not is_here:
+        ]
+        fits = is_open and all(each <= 0 for each in lacks)
+        may_fit = is_open and all(map(operator.le, lacks, map(self.flowed_unseen, call.demands)))
+        status = self.run(self.reservation(call), call.worker).status
+        if not (again or is_here):
+            assert status == "elsewhere"
+            return
+        if again or fits or not may_fit:
+            assert status == ("admitted" if again or fits else "refused")
+        self.shorten(call)
+        if again:
             return
         call.status, call.at = status, self.now
         for demand, amount in zip(call.demands, wanted, strict=True):
@@ -573,6 +605,17 @@ class StoreMachine(RuleBasedStateMachine):
         (found,) = self.store.look([(count, demand.limit)])
         # A call above the burst goes out when the bucket is full.
         return found.limit - found.used - found.reserved + max(0, amount - found.limit)
+
+    def flowed_unseen(self, demand: Demand) -> int:
+        """How much may have flowed back since a restart without being seen in a look.
+
+        A look does not have the pace of a token bucket before its first reservation in a run.
+        """
+        count, book = demand.count, self.book(demand.count)
+        seconds = self.now - book.unpaced_since
+        if count.refill is None or book.pace or seconds <= 0:
+            return 0
+        return math.ceil(self.permitted(count) * seconds / count.refill.seconds)
 
     def level(self) -> int:
         """Return how full the token bucket is."""

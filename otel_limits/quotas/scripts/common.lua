@@ -1,6 +1,7 @@
 -- Prefix of every script. Times are in milliseconds of the server's clock.
 -- run: hash about this run of the server, which lasts until it restarts or another takes over: server (its
---       run_id), name, expected (how many workers have to restore counts), opens (when calls are admitted).
+--       run_id), name, since (when workers of an earlier run could notice it), expected (how many workers have to
+--       restore counts), joined (when the first did), opens (when calls are admitted).
 -- restored: sorted set of the workers that sent what they know of earlier runs.
 -- bucket: hash of one count: used, reserved, doubtful, at (time of the last reservation), waited (until
 --       when releases are published to waiters), run, base (the part of used that is from earlier runs),
@@ -298,7 +299,8 @@ end
 -- Add usage of earlier runs that is known elsewhere, unless as much is known here. A later reset wins.
 local function restore(count, used, reset, seen)
   if reset > count.reset or (reset == count.reset and used > seen) then
-    count.used, count.base = count.used - seen + used, math.max(0, count.base - seen + used)
+    -- Of a token bucket, what was seen here may have flowed back.
+    count.used, count.base = math.max(0, count.used - seen) + used, math.max(0, count.base - seen + used)
     count.reset = reset
     note(count, 'base', whole(count.base))
     if reset ~= '' then
