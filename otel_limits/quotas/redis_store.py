@@ -99,7 +99,7 @@ class RedisStore(SharedStore):
         """From now on, apply operations in this run only."""
         self._names = replace(self._names, run=run)
 
-    def join(self, worker: str, known: int, most: float) -> float | None:
+    def join(self, worker: str, known: int, least: float, most: float) -> float | None:
         """Join the run that this instance follows.
 
         Raises:
@@ -107,7 +107,8 @@ class RedisStore(SharedStore):
         """
         if not self._names.run:
             return None
-        arguments = [worker, self._names.run, str(known), str(int(most * 1000))]
+        times = [str(int(seconds * 1000)) for seconds in (most, least)]
+        arguments = [worker, self._names.run, str(known), *times]
         keys = [self._names.marker, self._names.restored]
         waits = int(self._server.evaluate(ScriptCall("join", keys, arguments)))
         return waits / 1000 if waits >= 0 else None

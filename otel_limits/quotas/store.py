@@ -417,13 +417,20 @@ class QuotaStore(ABC):
     def follow(self, run: str) -> None:  # noqa: B027  optional
         """From now on, apply operations of this instance in this run only, else reply `lost`."""
 
-    def join(self, worker: str, known: int, most: float) -> float | None:  # noqa: ARG002
+    def join(
+        self,
+        worker: str,  # noqa: ARG002
+        known: int,  # noqa: ARG002
+        least: float,  # noqa: ARG002
+        most: float,  # noqa: ARG002
+    ) -> float | None:
         """Join the run that this instance follows, after restoring what the process knows.
 
         Args:
             worker: ID of the process.
             known: How many processes it knew in an earlier run; 0 if it was in none.
-            most: Seconds for which admissions wait for these to join, at most.
+            least: Seconds for which admissions wait after a restart, for unknown processes.
+            most: Seconds for which they wait for the known ones to join, at most.
 
         Returns:
             The seconds for which admissions still wait; `None` if another run has begun, or this

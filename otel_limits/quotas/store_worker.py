@@ -52,6 +52,10 @@ MAX_KEPT: Final = 10_000
 LOOK_INTERVAL_SECONDS: Final = 1.0
 """How often to check whether the store is back."""
 
+REJOIN_SECONDS: Final = 1.5
+"""How long calls wait after a restart of the store for processes that the others do not know yet.
+They notice it within a second, and then connect."""
+
 CLOSE_SECONDS: Final = 1.0
 """How long the end of a process is delayed at most."""
 
@@ -340,12 +344,14 @@ class StoreWorker:
             StoreError: The store is unavailable, or others have yet to restore what they know.
         """
         most = 2 * look_seconds(self._living) + LOOK_INTERVAL_SECONDS
-        waits = self._store.join(self.worker, self._living, most)
+        waits = self._store.join(self.worker, self._living, REJOIN_SECONDS, most)
         if waits is None:
             self._restore()
-            waits = self._store.join(self.worker, self._living, most)
-        if waits is None or waits > 0:
+            waits = self._store.join(self.worker, self._living, REJOIN_SECONDS, most)
+        if waits is None or waits > REJOIN_SECONDS:
             raise StoreError(RESTORING)
+        # So shortly that calls can wait, instead of being decided as in an outage.
+        self._closing.wait(waits)
         if self._to_restore is not None:
             self._to_restore = None
             self._on_restored()

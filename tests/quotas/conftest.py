@@ -23,6 +23,7 @@ import redis
 
 import otel_limits
 from otel_limits.quotas import redis_scripts
+from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from tests.processes import free_port
@@ -74,9 +75,18 @@ class Server:
     def start(self, *options: str) -> None:
         """Start it on the same port, with more options; empty, unless it finds saved data."""
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
-        command += ["--dir", str(self.folder), "--daemonize", "no", *self._options, *options]
+        command += ["--dir", str(self.folder), "--daemonize", "no"]
+        # A replica would be synchronized after five seconds, in case more of them come.
+        command += ["--repl-diskless-sync-delay", "0", *self._options, *options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self.wait()
+
+    def age(self) -> None:
+        """Let the first calls not wait for processes that used it before it restarted."""
+        store = open_shared_store(StorePlace(self.url, PATIENCE))
+        store.warm()
+        store.close()
+        self.client.hset(KeyNames().marker, "since", 0)
 
     def wait(self) -> None:
         """Wait until it answers."""
@@ -259,6 +269,8 @@ def shared_server(
     """One server for all tests that leave it running."""
     server = Server(tmp_path_factory.mktemp("redis"))
     server.start()
+    # So that it need not age whenever it is emptied.
+    eventually(lambda: server.client.info("server")["uptime_in_seconds"] > 2)
     yield server
     server.stop()
 
@@ -279,6 +291,7 @@ def own_server(redis_installed: None, tmp_path: Path) -> Iterator[Server]:
     """A server that the test may damage."""
     server = Server(tmp_path)
     server.start()
+    server.age()
     yield server
     server.stop()
 

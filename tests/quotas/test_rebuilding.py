@@ -238,7 +238,7 @@ def test_rebuilt_token_bucket_flows_back_before_its_next_call(own_server: Server
     demand = Demand(count=count, amount=100, limit=1000)
     store = open_shared_store(StorePlace(own_server.url, 5.0))
     store.follow(store.restore([KnownCount(count, 100)]))
-    store.join("w", 0, 0.0)
+    store.join("w", 0, 0.0, 0.0)
     (found,) = store.look([(count, 1000)])
     restored = time.monotonic()
     eventually(lambda: time.monotonic() - restored > 0.11)

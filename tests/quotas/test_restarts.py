@@ -54,6 +54,7 @@ class Empty:
         self.server = Server(directory, *self.options)
         stack.callback(self.stop)
         self.server.start()
+        self.server.age()
         self.url = self.server.url
 
     def stop(self) -> None:
@@ -242,6 +243,26 @@ def test_process_that_starts_after_the_loss_is_served_immediately(
     """A store without data may be a new one."""
     worker = open_worker(own_server.url, quota(grace=0.0))
     assert worker.call()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_process_that_starts_around_the_loss_is_part_of_the_fleet(
+    own_server: Server, open_worker: type[Worker], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Others have not seen it yet, or it has not seen them; with the intervals that ship."""
+    monkeypatch.setattr(store_worker, "LOOK_INTERVAL_SECONDS", 1.0)
+    held = quota(amount=AMOUNT, grace=0.0)
+    old = open_worker(own_server.url, held)
+    old.look()
+    new = None
+    if moment == "before":
+        # It does not see the other.
+        old.engine.client._executor._next_tick = time.monotonic() + 3600  # type: ignore[union-attr]
+        new = open_worker(own_server.url, held)
+    use(new or old, USED)
+    own_server.stop()
+    own_server.start()
+    assert use_up(old if new else open_worker(own_server.url, held)) == AMOUNT - USED
 
 
 def test_killed_worker_delays_the_others_for_seconds(
