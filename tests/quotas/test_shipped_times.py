@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_limits import enable
-from otel_limits.quotas.knowledge import Knowledge
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.recovery import Recovery
 from otel_limits.quotas.store import (
     Charge,
     Count,
-    CountState,
     Operation,
+    ReadCounts,
     Reply,
     Settle,
     StoreError,
+    StorePlace,
 )
 from otel_limits.quotas.store_worker import StoreWorker
+from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runtime.call_records import LedgerRecords
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.clock import Clock
-from tests.quotas.conftest import eventually
+from tests.quotas.conftest import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -136,15 +137,24 @@ def test_pending_settlements_are_capped_at_ten_thousand(
         assert (kept[0], kept[-1]) == ("20", "10019")
 
 
-def test_process_remembers_the_ten_thousand_keys_that_it_saw_last() -> None:
-    """Callers may choose keys: what is restored after a restart of the store is bounded."""
-    knowledge, window = Knowledge(), Windows("day").at(time.time())
+def test_process_restores_the_ten_thousand_keys_that_it_saw_last(own_server: Server) -> None:
+    """Callers may choose keys: what is remembered for a restart of the store is bounded."""
+    place, window = StorePlace(own_server.url, PATIENCE), Windows("P366D").at(time.time())
     counts = [Count("q", str(number), window, "tokens") for number in range(10_001)]
-    for count in (*counts, counts[1]):
-        settlement = Settle("a", (Charge(count=count, amount=1),))
-        knowledge.observe(settlement, Reply("settled", 0.0, (CountState(1, 0, 0),)))
-    known = [each.count for each in knowledge.of_windows_at(time.time())]
-    assert (len(known), known[0], known[-1]) == (10_000, counts[2], counts[1])
+    store_worker = StoreWorker(open_shared_store(place))
+    settled = [
+        store_worker.send(Settle(f"a-{number}", (Charge(count=count, amount=1),)))
+        for number, count in enumerate((*counts, counts[0]))
+    ]
+    assert {each.result().status for each in settled} == {"settled"}
+    own_server.stop()
+    own_server.start()
+    store_worker.send(ReadCounts("a", ())).result()
+    store_worker.close()
+    store = open_shared_store(place)
+    found = store.look([(count, 1) for count in counts])
+    store.close()
+    assert [each.used for each in found] == [2, 0, *[1] * 9_999]
 
 
 def test_killed_workers_settlements_are_searched_once_a_minute(
