@@ -32,6 +32,7 @@ ROWS: Final[dict[str, tuple[Callable[..., str], int, int]]] = {
     "share": (rows.shares, 400, 40),
     "large": (lines.starve, 100, 40),
     "wait": (rows.exhausted, 300, 3),
+    "pace": (rows.paces, 200, 20),
     "lost": (rows.charges, 300, 3),
     "change": (rows.changes, 50, 3),
     "delay": (rows.delay, 100, 3),

@@ -142,6 +142,10 @@ def starve(directory: Path, calls: int, kind: str = "alone") -> str:
             _begin(worker, 1)
             worker.send_signal(end)
         _begin(one, 0)
+        # Replies are cut once and stall, both for less than a call waits for them.
+        place.faults.append("cut")
+        for wire in place.wires:
+            wire.delay = 0.1
         small, large = (each.communicate()[0].split("\n") for each in (many, one))
     assert json.loads(small[-1]) == {"end_turn": 4 * calls}
     assert json.loads(large[-1]) == {"end_turn": 1}

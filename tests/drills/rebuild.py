@@ -9,7 +9,7 @@ from typing import Final
 from otel_limits.quotas.store import CountState
 from tests.drills.callers import calling
 from tests.drills.deployments import DEPLOYMENTS
-from tests.drills.rows import expect, state
+from tests.drills.rows import FAULTS, expect, state
 from tests.ledger.test_postgresql import own_server
 from tests.quotas.conftest import eventually
 from tests.quotas.fleets import quota
@@ -44,6 +44,7 @@ def rebuild(directory: Path, calls: int, kind: str = "alone") -> str:
         suspended.suspend()
         place.stop()
         place.start()
+        place.faults.extend(FAULTS)
         restarted = time.monotonic()
         living.use(("a", 1))
         seconds = time.monotonic() - restarted

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 YEAR: Final = "P366D"
 DAY: Final = 86_400
-CUTS: Final = ("cut", "truncate")
+FAULTS: Final = ("cut", "truncate", "hang")
+"""Of replies: the connection is cut, in the middle of one, too, or one never arrives."""
+STALL: Final = 0.1
+"""Seconds by which each reply is late, where a missing one would delay a process for too long."""
 IMMEDIATELY: Final = 10.0
 """Seconds that no call on a busy machine takes, and much less than the default `max_wait`."""
 DELAY: Final = 0.25
@@ -41,25 +44,35 @@ DELAY: Final = 0.25
 def restarts(directory: Path, amount: int, kind: str = "alone") -> str:
     """The store loses what was written last, in every way: neither more nor less is admitted.
 
-    The process that used the quota has a call in flight, and the one that calls next was idle.
+    The process that used the quota has a call in flight, and the one that calls next was idle. A
+    third one is suspended meanwhile: the others cannot wait for it, and it knows less than they do.
     """
     held = {"model_calls": amount, "window": YEAR, "key": "agent", "grace": 0}
     with DEPLOYMENTS[kind](directory) as place, calling(place, directory, **held) as callers:
-        user, idle = callers.start(2)
+        user, idle, suspended = callers.start(3)
         losses = OF_ANY | (OF_REPLICAS if place.has_replica else {})
+        suspended.use(*[(agent, 1) for agent in losses])
+        suspended.suspend()
         for agent, lose in losses.items():
-            user.use(*[(agent, 1)] * 5)
+            user.use(*[(agent, 1)] * 4)
             with lose(place):
                 user.use(*[(agent, 1)] * (amount // 2))
                 user.hold(agent)
             # Calls wait for three seconds at most for a process that cannot restore its counts.
             place.faults.append("cut")
+            for wire in place.wires:
+                wire.delay = STALL
             admitted = 6 + amount // 2 + idle.use_up(agent)
             assert admitted == amount, f"{admitted} of {amount} were admitted after {agent}"
             user.answer()
             place.faults.clear()
+            for wire in place.wires:
+                wire.delay = 0.0
             each = quota(amount=amount, key=Template("agent"))
             expect(place, each, CountState(amount, 0, amount), agent)
+        suspended.resume()
+        assert [suspended.use_up(agent) for agent in losses] == [0] * len(losses)
+        expect(place, each, CountState(amount, 0, amount), agent)
     return f"{amount} of {amount} after {', '.join(losses)}"
 
 
@@ -74,7 +87,7 @@ def shares(directory: Path, amount: int, kind: str = "alone") -> str:
         first.use(("joe", 1))
         others = [(f"other {number}", 1) for number in range(LOOKED_AT + 5)]
         first.use(*others)
-        place.faults.extend(CUTS)
+        place.faults.extend(FAULTS)
         assert second.use_up("joe") == amount - 1
         place.faults.clear()
         second.suspend()
@@ -104,7 +117,7 @@ def exhausted(directory: Path, lease: int, kind: str = "alone") -> str:
         suspended.suspend()
         killed.kill()
         began = time.monotonic()
-        place.faults.extend(CUTS)
+        place.faults.extend(FAULTS)
         living.use(("a", 1), ("a", 1))
         waited = time.monotonic() - began
         place.faults.clear()
@@ -125,7 +138,7 @@ def charges(directory: Path, lease: int, kind: str = "alone") -> str:
     tokens = Quota(name="q", unit="tokens", amount=10_000, windows=Windows(YEAR))
     with DEPLOYMENTS[kind](directory) as place, calling(place, directory, **held) as callers:
         living, killed, suspended = callers.start(3, lease)
-        place.faults.extend(CUTS)
+        place.faults.extend(FAULTS)
         # With 10 input tokens each, their mean is 50.
         living.use(("a", 10), ("a", 30), ("a", 80))
         place.faults.clear()
@@ -139,6 +152,34 @@ def charges(directory: Path, lease: int, kind: str = "alone") -> str:
         suspended.answer()
         expect(place, tokens, CountState(150 + 50 + 15, 0, 10_000))
     return "50 tokens for each of two lost calls, then 15 for the suspended one"
+
+
+def paces(directory: Path, burst: int, kind: str = "alone") -> str:
+    """A token bucket continues at its level when the store restarts without data.
+
+    One call is refilled every 10 seconds. Of four processes, one is killed and one suspended, each
+    with a call in flight, which may be available again.
+    """
+    held = {"model_calls": 360, "window": "PT1H", "pace": "smooth", "burst": burst, "grace": 0}
+    with DEPLOYMENTS[kind](directory) as place, calling(place, directory, **held) as callers:
+        user, idle, killed, suspended = callers.start(4, 3)
+        began = time.monotonic()
+        user.use(*[("a", 1)] * (burst // 2))
+        for each in (killed, suspended):
+            each.hold()
+        suspended.suspend()
+        killed.kill()
+        place.stop()
+        place.start()
+        place.faults.extend(FAULTS)
+        admitted = burst // 2 + 2 + idle.use_up()
+        place.faults.clear()
+        suspended.resume()
+        suspended.answer()
+        admitted += suspended.use_up()
+        seconds = time.monotonic() - began
+    assert burst <= admitted <= burst + seconds / 10 + 2, f"{admitted} in {seconds:.1f} s"
+    return f"{admitted} calls in {seconds:.1f} s of a bucket of {burst}, and one in 10 s"
 
 
 def changes(directory: Path, amount: int, kind: str = "alone") -> str:
@@ -155,7 +196,7 @@ def changes(directory: Path, amount: int, kind: str = "alone") -> str:
         assert living.use_up("free") == amount
         suspended.suspend()
         _operate(callers, "set", "free", str(amount + 3))
-        place.faults.extend(CUTS)
+        place.faults.extend(FAULTS)
         killed.use(("free", 1))
         killed.kill()
         suspended.resume()
