@@ -56,6 +56,9 @@ REJOIN_SECONDS: Final = 1.5
 """How long calls wait after a restart of the store for processes that the others do not know yet.
 They notice it within a second, and then connect."""
 
+RESTORE_SECONDS: Final = 2.0
+"""How long a process may take to connect and to restore what it knows, over a slow network."""
+
 CLOSE_SECONDS: Final = 1.0
 """How long the end of a process is delayed at most."""
 
@@ -343,7 +346,7 @@ class StoreWorker:
         Raises:
             StoreError: The store is unavailable, or others have yet to restore what they know.
         """
-        most = 2 * look_seconds(self._living) + LOOK_INTERVAL_SECONDS
+        most = 2 * look_seconds(self._living) + LOOK_INTERVAL_SECONDS + RESTORE_SECONDS
         waits = self._store.join(self.worker, self._living, REJOIN_SECONDS, most)
         if waits is None:
             self._restore()

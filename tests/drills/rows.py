@@ -58,7 +58,7 @@ def restarts(directory: Path, amount: int, kind: str = "alone") -> str:
             with lose(place):
                 user.use(*[(agent, 1)] * (amount // 2))
                 user.hold(agent)
-            # Calls wait for three seconds at most for a process that cannot restore its counts.
+            # Calls wait for five seconds at most for a process that cannot restore its counts.
             place.faults.append("cut")
             for wire in place.wires:
                 wire.delay = STALL

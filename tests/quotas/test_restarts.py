@@ -268,7 +268,7 @@ def test_process_that_starts_around_the_loss_is_part_of_the_fleet(
 def test_killed_worker_delays_the_others_for_seconds(
     own_server: Server, open_worker: type[Worker]
 ) -> None:
-    """It cannot restore counts: twice the read interval, and the interval of checks."""
+    """It cannot restore counts, and others may take some seconds for that."""
     held = quota(grace=0.0)
     one, other = open_worker(own_server.url, held), open_worker(own_server.url, held)
     for worker in (one, other):
