@@ -45,7 +45,7 @@ def restarts(directory: Path, amount: int, kind: str = "alone") -> str:
     """The store loses what was written last, in every way: neither more nor less is admitted.
 
     The process that used the quota has a call in flight, and the one that calls next was idle. A
-    third one is suspended meanwhile: the others cannot wait for it, and it knows less than they do.
+    third one is suspended: the others cannot wait for it, and it knows less than they do.
     """
     held = {"model_calls": amount, "window": YEAR, "key": "agent", "grace": 0}
     with DEPLOYMENTS[kind](directory) as place, calling(place, directory, **held) as callers:

@@ -369,7 +369,7 @@ def test_late_settlement_never_empties_a_bucket(bench: Bench) -> None:
 def test_bucket_whose_reset_is_restored_later_is_full_and_not_more(
     server: Server, on_server: Bench, timed_store: Timed
 ) -> None:
-    """What it held before the reset has flowed back: removed twice, it would admit that much."""
+    """Its usage before the reset has flowed back: removed twice, it would be admitted again."""
     bucket = Count("b", "k", Window(0, TODAY.end), "tokens", "global", refill=Refill(HOUR, 100))
     on_server.run(Reserve("a", (Demand(count=bucket, amount=80, limit=100),), LEASE))
     on_server.run(Settle("a", (Charge(count=bucket, amount=80),)))
