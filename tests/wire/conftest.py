@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import ssl
@@ -39,3 +40,11 @@ def vendor(server: Vendor) -> Vendor:
     server.replies.clear()
     server.is_over.clear()
     return server
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """One event loop, as LangChain's classes share their connections."""
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()

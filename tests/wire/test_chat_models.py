@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from langchain.agents.middleware import ModelFallbackMiddleware
 from langgraph.checkpoint.memory import InMemorySaver
 from openai import RateLimitError
 
-from otel_limits import Halt, LimitReachedError, Limits, ModelCall, Stop, enable, stop_of
+from otel_limits import Halt, Limits, ModelCall, Stop, enable, stop_of
 from tests.wire.cases import ASKED, CACHED, HALF, PLAIN, PROMPT, THOUGHT, WRITTEN, WRITTEN_1H
 from tests.wire.chat_models import CLIENTS, reply
 from tests.wire.formats import Answer
@@ -22,7 +21,7 @@ from tests.wire.test_strict_histories import RULES
 from tests.wire.usages import PRICES, Bill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from otel_limits import Event
@@ -32,19 +31,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of the vendors' cl
 
 CONFIG: Any = {"recursion_limit": 60, "configurable": {"thread_id": "1"}}
 ASK: Any = {"messages": [("user", PROMPT)]}
-ASKS = Answer(tool=("search", "{}"), parts=("Let me look.",))
-ASKS_SILENTLY = Answer(tool=("search", "{}"), parts=())
 SAYS = Answer(parts=("Done.",))
 
 each_client = pytest.mark.parametrize("client", CLIENTS)
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """One event loop, as LangChain's classes share their connections."""
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
 
 
 def search() -> str:
@@ -231,105 +220,6 @@ def test_timeout_of_the_client_is_counted(
     call = counted(events)
     assert (call.kind, call.estimated) == ("failed", True)
     assert call.usage.input > ASKED.input / 2
-
-
-# --- what vendors receive -------------------------------------------------------------------------
-
-CASES: dict[str, tuple[Limits, tuple[Answer, ...], Any]] = {
-    "after tools": (Limits(max_turns=1), (ASKS, SAYS), "halt"),
-    "after silent tools": (Limits(max_turns=1), (ASKS_SILENTLY, SAYS), "halt"),
-    "refused tool": (Limits(max_tool_calls=1), (ASKS, ASKS, SAYS), "halt"),
-    "raised": (Limits(max_turns=1), (ASKS, SAYS), "raise"),
-    "last answer": (Limits(max_turns=2), (ASKS, ASKS_SILENTLY, SAYS, SAYS), "wrap_up"),
-    "blank last answer": (Limits(max_turns=1), (ASKS, Answer(parts=(" ",)), SAYS), "wrap_up"),
-    "last answer with a tool": (Limits(max_turns=1), (ASKS, ASKS, SAYS), "wrap_up"),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(
-    "client",
-    [
-        "ChatOpenAI",
-        "ChatOpenAI, Responses",
-        "ChatAnthropic",
-        "ChatBedrockConverse",
-        "ChatGoogleGenerativeAI",
-    ],
-)
-def test_requests_of_a_halted_thread_are_valid(client: str, case: str, vendor: Vendor) -> None:
-    """Also those of its last answer and of the next call; and our mark is in none of them."""
-    limits, answers, action = CASES[case]
-    enable(limits, action=action)
-    usage = (BY_NAME[CLIENTS[client].wire].usage(PLAIN),)
-    vendor.replies[:] = [
-        reply(client, Answer(usages=usage, parts=each.parts, tool=each.tool), is_streamed=False)
-        for each in answers
-    ]
-    for number, each in enumerate(vendor.replies):  # a message's ID is the response's
-        each.chunks = [chunk.replace(b'"r1"', b'"r1-%d"' % number) for chunk in each.chunks]
-    made = graph(client, vendor, search)
-    for text in ("go", "again"):
-        try:
-            state = made.invoke({"messages": [("user", text)]}, CONFIG)
-        except LimitReachedError:
-            state = made.get_state(CONFIG).values
-        assert text == "again" or stop_of(state) is not None
-    assert len(vendor.requests) == len(answers)
-    assert b"otel_limits" not in b"".join(vendor.requests)
-    rules = ALL_RULES[CLIENTS[client].wire]
-    faults = [fault for body in vendor.requests for fault in rules(json.loads(body))]
-    assert faults == [], json.dumps([json.loads(each) for each in vendor.requests], indent=1)
-
-
-def responses_faults(request: Any) -> Iterator[str]:
-    """OpenAI's Responses: every call has its output, and nothing else comes between."""
-    pending: list[str] = []
-    for item in request["input"]:
-        if item.get("type") == "function_call":
-            pending.append(item["call_id"])
-        elif item.get("type") == "function_call_output":
-            if item["call_id"] not in pending:
-                yield f"the output {item['call_id']} has no call"
-            else:
-                pending.remove(item["call_id"])
-        elif pending:
-            yield f"calls {pending} have no output"
-    if pending:
-        yield f"calls {pending} have no output"
-
-
-def gemini_faults(request: Any) -> Iterator[str]:
-    """Gemini: a call is followed by its response (ai.google.dev, "Function calling")."""
-    pending: list[str] = []
-    for content in request["contents"]:
-        parts = content["parts"]
-        answered = [
-            each["functionResponse"]["name"] for each in parts if "functionResponse" in each
-        ]
-        if sorted(answered) != sorted(pending):
-            yield f"responses {answered} to calls {pending}"
-        pending = [each["functionCall"]["name"] for each in parts if "functionCall" in each]
-        if not parts:
-            yield "an empty content"
-    if request["contents"][-1]["role"] != "user":
-        yield "the last content is the model's"
-
-
-def anthropic_faults_of_texts(request: Any) -> Iterator[str]:
-    """Anthropic takes a text in place of a list of blocks."""
-    for message in request["messages"]:
-        if isinstance(text := message["content"], str):
-            message["content"] = [{"type": "text", "text": text}]
-    yield from RULES["Anthropic"](request)
-
-
-ALL_RULES = {
-    **RULES,
-    "Anthropic": anthropic_faults_of_texts,
-    "OpenAI Responses": responses_faults,
-    "Gemini": gemini_faults,
-}
 
 
 # --- vendors' spent budgets -----------------------------------------------------------------------

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
+import itertools
 import json
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
+from langchain.agents import create_agent
+from langchain_core.tools import StructuredTool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
 from strands import Agent, tool
 
-from otel_limits import LimitReachedError, Limits, LimitsPlugin, enable, is_synthetic
+from otel_limits import LimitReachedError, Limits, enable, stop_of
+from tests.wire.cases import PLAIN
+from tests.wire.chat_models import CLIENTS, reply
 from tests.wire.formats import Answer
-from tests.wire.providers import BY_NAME, Provider
+from tests.wire.providers import BY_NAME
 from tests.wire.usages import Bill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-    from tests.wire.server import Vendor
+    from otel_limits import Stop
+    from tests.wire.server import Reply, Vendor
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -29,7 +38,9 @@ SAYS = Answer(parts=("Done.",))
 BLANK = Answer(parts=(" ",))
 
 
-@tool
+STEPS: Any = {"recursion_limit": 60, "configurable": {"thread_id": "1"}}
+
+
 def search() -> str:
     """Find nothing."""
     return ""
@@ -104,12 +115,156 @@ def order_faults(messages: list[Any]) -> Iterator[str]:
         yield f"the roles are {roles}"
 
 
+def responses_faults(request: Any) -> Iterator[str]:
+    """OpenAI's Responses: every call has its output, and nothing else comes between."""
+    pending: list[str] = []
+    for item in request["input"]:
+        if item.get("type") == "function_call":
+            pending.append(item["call_id"])
+        elif item.get("type") == "function_call_output":
+            if item["call_id"] not in pending:
+                yield f"the output {item['call_id']} has no call"
+            else:
+                pending.remove(item["call_id"])
+        elif pending:
+            yield f"calls {pending} have no output"
+    if pending:
+        yield f"calls {pending} have no output"
+
+
+def gemini_faults(request: Any) -> Iterator[str]:
+    """Gemini: a call is followed by its response (ai.google.dev, "Function calling")."""
+    pending: list[str] = []
+    for content in request["contents"]:
+        parts = content["parts"]
+        answered = [
+            each["functionResponse"]["name"] for each in parts if "functionResponse" in each
+        ]
+        if sorted(answered) != sorted(pending):
+            yield f"responses {answered} to calls {pending}"
+        pending = [each["functionCall"]["name"] for each in parts if "functionCall" in each]
+        if not parts:
+            yield "an empty content"
+    if request["contents"][-1]["role"] != "user":
+        yield "the last content is the model's"
+
+
+def anthropic_faults_of_texts(request: Any) -> Iterator[str]:
+    """Anthropic takes a text in place of a list of blocks."""
+    for message in request["messages"]:
+        if isinstance(text := message["content"], str):
+            message["content"] = [{"type": "text", "text": text}]
+    yield from anthropic_faults(request)
+
+
 RULES: dict[str, Callable[[Any], Iterator[str]]] = {
-    "Anthropic": anthropic_faults,
+    "Anthropic": anthropic_faults_of_texts,
     "Bedrock": bedrock_faults,
     "OpenAI Chat": openai_faults,
+    "OpenAI Responses": responses_faults,
+    "Gemini": gemini_faults,
 }
-of_each_vendor = pytest.mark.parametrize("provider", [BY_NAME[each] for each in RULES], ids=RULES)
+
+
+# --- the agents -----------------------------------------------------------------------------------
+
+
+class StrandsTalk:
+    """A conversation with a Strands agent, or with one that calls another one."""
+
+    def __init__(self, name: str, vendor: Vendor) -> None:
+        self.provider = BY_NAME[name]
+        self._vendor = vendor
+        self._agent: Any = None
+
+    def reply(self, answer: Answer) -> Reply:
+        """Write an answer in the vendor's format."""
+        return self.provider.stream_reply(answer)
+
+    def begin(self, *, has_child: bool = False, is_answer: bool = False) -> None:
+        """Make the agent; `is_answer` makes the child's answer its own."""
+        model = self.provider.make(self._vendor.url)
+        options: Any = {"model": model, "callback_handler": None}
+        self._agent = Agent(name="child", tools=[tool(search)], **options)
+        if has_child:
+            child = self._agent.as_tool(delegate=is_answer)
+            self._agent = Agent(name="parent", tools=[child], **options)
+
+    async def say(self, prompt: str) -> Stop | None:
+        """Call the agent, decline its questions, and return the stop."""
+        try:
+            result = await self._agent.invoke_async(prompt)
+            for each in result.interrupts or ():
+                answer = {"interruptId": each.id, "response": "no"}
+                result = await self._agent.invoke_async([{"interruptResponse": answer}])
+        except LimitReachedError as error:
+            return stop_of(error)
+        return stop_of(result)
+
+
+class ChatTalk:
+    """The same with LangChain."""
+
+    def __init__(self, name: str, vendor: Vendor) -> None:
+        self.provider = BY_NAME[CLIENTS[name].wire]
+        self._name = name
+        self._vendor = vendor
+        self._numbers = itertools.count()
+        self._graph: Any = None
+
+    def reply(self, answer: Answer) -> Reply:
+        """Write an answer in the vendor's format."""
+        answer = replace(answer, usages=(self.provider.usage(PLAIN),))
+        made = reply(self._name, answer, is_streamed=False)
+        identity = b'"r1-%d"' % next(self._numbers)  # a message's ID is the response's
+        made.chunks = [chunk.replace(b'"r1"', identity) for chunk in made.chunks]
+        return made
+
+    def begin(self, *, has_child: bool = False, is_answer: bool = False) -> None:
+        """Make the agent."""
+        model = CLIENTS[self._name].make(self._vendor.url)
+        saver = InMemorySaver()
+        child = create_agent(
+            model, [search], name="child", checkpointer=None if has_child else saver
+        )
+
+        async def ask(input: str = "") -> str:  # noqa: A002  the name of Strands
+            state = await child.ainvoke({"messages": [("user", input)]}, STEPS)
+            return str(state["messages"][-1].text)
+
+        called = StructuredTool.from_function(
+            None, ask, name="child", description="Ask.", return_direct=is_answer
+        )
+        around = create_agent(model, [called], name="parent", checkpointer=saver)
+        self._graph = around if has_child else child
+
+    async def say(self, prompt: str) -> Stop | None:
+        """Call the agent, decline its questions, and return the stop."""
+        given: Any = {"messages": [("user", prompt)]}
+        try:
+            state = await self._graph.ainvoke(given, STEPS)
+            if (await self._graph.aget_state(STEPS)).interrupts:
+                state = await self._graph.ainvoke(Command(resume="no"), STEPS)
+        except LimitReachedError as error:
+            return stop_of(error)
+        return stop_of(state)
+
+
+Talk: TypeAlias = StrandsTalk | ChatTalk
+TALKS: dict[str, Callable[[Vendor], Talk]] = {
+    **{
+        f"Strands, {name}": functools.partial(StrandsTalk, name)
+        for name in ("Anthropic", "Bedrock", "OpenAI Chat")
+    },
+    **{name: functools.partial(ChatTalk, name) for name in CLIENTS if name != "init_chat_model"},
+}
+
+
+@pytest.fixture(params=TALKS.values(), ids=TALKS)
+def talk(request: pytest.FixtureRequest, vendor: Vendor) -> Talk:
+    """A conversation through every client."""
+    made: Talk = request.param(vendor)
+    return made
 
 
 # --- the halts ------------------------------------------------------------------------------------
@@ -142,78 +297,84 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@of_each_vendor
 def test_requests_of_a_halted_agent_are_valid(
-    provider: Provider, case: Case, vendor: Vendor, monkeypatch: pytest.MonkeyPatch
+    talk: Talk, case: Case, loop: Any, vendor: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those of its last answer, and of the next call with its history."""
     for name, value in case.variables.items():
         monkeypatch.setenv(name, value)
     enable(case.limits, action=case.action)
-    vendor.replies[:] = [provider.stream_reply(each) for each in case.answers]
-    agent = Agent(model=provider.make(vendor.url), tools=[search], callback_handler=None)
-    call(agent, "go", "again")
+    vendor.replies[:] = [talk.reply(each) for each in case.answers]
+    talk.begin()
+    call(loop, talk, "go", "again")
     assert len(vendor.requests) == len(case.answers)
-    assert faults(provider, vendor) == []
+    assert faults(talk, vendor) == []
 
 
-@of_each_vendor
-def test_request_after_a_broken_off_response_is_valid(provider: Provider, vendor: Vendor) -> None:
+def test_request_after_a_broken_off_response_is_valid(
+    talk: Talk, loop: Any, vendor: Vendor
+) -> None:
     """The response that a deadline has cut leaves the end user's text alone."""
     enable(Limits(max_duration_seconds=0.5))
-    begun = provider.hangs(Bill(), "Once upon a time")
-    vendor.replies[:] = [begun, provider.stream_reply(SAYS)]
-    agent = Agent(model=provider.make(vendor.url), tools=[search], callback_handler=None)
-    call(agent, "go", "again", after=vendor.is_over.set)  # or threads of boto wait for the rest
-    assert is_synthetic(agent.messages[1])
+    vendor.replies[:] = [talk.provider.hangs(Bill(), "Once upon a time"), talk.reply(SAYS)]
+    talk.begin()
+    first, _ = call(
+        loop, talk, "go", "again", after=vendor.is_over.set
+    )  # or boto's threads would wait
+    assert first is not None
     assert len(vendor.requests) == 2
-    assert faults(provider, vendor) == []
+    assert faults(talk, vendor) == []
 
 
-@pytest.mark.parametrize("delegate", [False, True])
-@of_each_vendor
+@pytest.mark.parametrize("is_answer", [False, True])
 def test_requests_around_a_halted_agent_are_valid(
-    provider: Provider, vendor: Vendor, *, delegate: bool
+    talk: Talk,
+    loop: Any,
+    vendor: Vendor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_answer: bool,
 ) -> None:
     """The result of the tool that called it is another text than its last message."""
-    enable(Limits(max_turns=1))
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("agents: {child: {limits: {max_turns: 1}}}", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable(Limits(max_turns=9))
     asks = Answer(tool=("child", '{"input": "go"}'), parts=())
-    answers = (asks, ASKS, SAYS) if delegate else (asks, ASKS, SAYS, SAYS)
-    vendor.replies[:] = [provider.stream_reply(each) for each in answers]
-    model = provider.make(vendor.url)
-    child = Agent(name="child", model=model, tools=[search], callback_handler=None)
-    parent = Agent(
-        name="parent",
-        model=model,
-        tools=[child.as_tool(delegate=delegate)],
-        callback_handler=None,
-        plugins=[LimitsPlugin(Limits(max_turns=9))],
-    )
-    call(parent, "go", "again")
+    answers = (asks, ASKS, SAYS) if is_answer else (asks, ASKS, SAYS, SAYS)
+    vendor.replies[:] = [talk.reply(each) for each in answers]
+    talk.begin(has_child=True, is_answer=is_answer)
+    first, _ = call(loop, talk, "go", "again")
+    assert (first is not None) == is_answer
     assert len(vendor.requests) == len(answers)
-    assert faults(provider, vendor) == []
+    assert faults(talk, vendor) == []
 
 
-def call(agent: Agent, *prompts: str, after: Callable[[], object] = list) -> None:
-    """Call an agent that may raise, and decline its questions; in one loop, as clients need."""
+def call(
+    loop: asyncio.AbstractEventLoop,
+    talk: Talk,
+    *prompts: str,
+    after: Callable[[], object] = list,
+) -> list[Stop | None]:
+    """Continue a conversation, and return the stop of each call."""
 
-    async def call_all() -> None:
+    async def call_all() -> list[Stop | None]:
+        stops = []
         for prompt in prompts:
-            with contextlib.suppress(LimitReachedError):
-                result = await agent.invoke_async(prompt)
-                for each in result.interrupts or ():
-                    answer = {"interruptId": each.id, "response": "no"}
-                    declined: Any = [{"interruptResponse": answer}]
-                    await agent.invoke_async(declined)
+            stops.append(await talk.say(prompt))
             after()
+        return stops
 
-    asyncio.run(call_all())
+    return loop.run_until_complete(call_all())
 
 
-def faults(provider: Provider, vendor: Vendor) -> list[str]:
-    """Say which rules the requests have broken."""
-    return [
-        fault
+def faults(talk: Talk, vendor: Vendor) -> list[str]:
+    """Say which rules the requests have broken; our mark must be in none of them."""
+    rules = RULES[talk.provider.name]
+    found = [
+        f"{number}: {each}"
         for number, body in enumerate(vendor.requests)
-        for fault in (f"{number}: {each}" for each in RULES[provider.name](json.loads(body)))
+        for each in rules(json.loads(body))
     ]
+    return found + ["a mark"] * (b"otel_limits" in b"".join(vendor.requests))
