@@ -190,7 +190,7 @@ class StrandsTalk:
             child = self._agent.as_tool(delegate=is_answer)
             self._agent = Agent(name="parent", tools=[child], **options)
 
-    async def say(self, prompt: str) -> Stop | None:
+    async def send(self, prompt: str) -> Stop | None:
         """Call the agent, decline its questions, and return the stop."""
         try:
             result = await self._agent.invoke_async(prompt)
@@ -224,7 +224,7 @@ class ChatTalk:
         """Make the agent."""
         model = CLIENTS[self._name].make(self._vendor.url)
         saver = InMemorySaver()
-        child = create_agent(
+        child: Any = create_agent(
             model, [search], name="child", checkpointer=None if has_child else saver
         )
 
@@ -238,7 +238,7 @@ class ChatTalk:
         around = create_agent(model, [called], name="parent", checkpointer=saver)
         self._graph = around if has_child else child
 
-    async def say(self, prompt: str) -> Stop | None:
+    async def send(self, prompt: str) -> Stop | None:
         """Call the agent, decline its questions, and return the stop."""
         given: Any = {"messages": [("user", prompt)]}
         try:
@@ -260,7 +260,7 @@ TALKS: dict[str, Callable[[Vendor], Talk]] = {
 }
 
 
-@pytest.fixture(params=TALKS.values(), ids=TALKS)
+@pytest.fixture(params=[*TALKS.values()], ids=[*TALKS])
 def talk(request: pytest.FixtureRequest, vendor: Vendor) -> Talk:
     """A conversation through every client."""
     made: Talk = request.param(vendor)
@@ -362,7 +362,7 @@ def call(
     async def call_all() -> list[Stop | None]:
         stops = []
         for prompt in prompts:
-            stops.append(await talk.say(prompt))
+            stops.append(await talk.send(prompt))
             after()
         return stops
 
