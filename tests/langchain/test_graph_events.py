@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.language_models.chat_models import BaseChatModel
 from langgraph.graph import START, MessagesState, StateGraph
 
@@ -15,7 +17,7 @@ from otel_limits.testing import ScriptedChatModel, endless, says
 from tests.langchain.graphs import ASK, STEPS, agent, halt_of, looping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of previews and deprecations in LangChain
 
@@ -70,6 +72,57 @@ def test_events_of_a_graph_that_is_not_halted_end_once() -> None:
     ends = [each for each in events if each["event"] == "on_chain_end" and each["name"] == "boss"]
     assert len(ends) == 1
     assert ends[0] is events[-1]
+
+
+def test_events_that_their_reader_leaves_end_the_graph() -> None:
+    """A user who closes the page must not pay for the rest."""
+    enable(max_turns=9)
+    ended: list[str] = []
+    begun = asyncio.Event()
+
+    async def first(_: MessagesState) -> Any:
+        return {"messages": [("ai", "a part")]}
+
+    async def second(_: MessagesState) -> Any:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("second")
+
+    builder = StateGraph(MessagesState).add_node("first", first).add_node("second", second)
+    graph = builder.add_edge(START, "first").add_edge("first", "second").compile(name="x")
+
+    async def leave() -> None:
+        async with aclosing(graph.astream_events(ASK, STEPS, version="v2")) as events:
+            async for event in events:
+                if (event["event"], event["name"]) == ("on_chain_start", "second"):
+                    await begun.wait()
+                    break
+        assert ended == ["second"]
+
+    asyncio.run(leave())
+
+
+def test_stream_outside_of_graphs_that_its_reader_leaves_is_closed() -> None:
+    """Its connection would stay open until a garbage collection."""
+    enable(max_turns=9)
+    closed: list[str] = []
+
+    class Slow(FakeListChatModel):
+        async def _astream(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+            try:
+                async for chunk in super()._astream(*args, **options):
+                    yield chunk
+            finally:
+                closed.append("stream")
+
+    async def leave() -> None:
+        async with aclosing(cast("Any", Slow(responses=["a long answer"])).astream("go")) as chunks:
+            await anext(chunks)
+        assert closed == ["stream"]
+
+    asyncio.run(leave())
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextvars
 import functools
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
 ENDS: Final[contextvars.ContextVar[list[Any] | None]] = contextvars.ContextVar(
     "otel_limits_graph_ends", default=None
@@ -43,7 +44,7 @@ def track_astream_events(original: Any) -> Any:
     return astream_events
 
 
-async def _with_end(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _with_end(events: AsyncGenerator[Any]) -> AsyncIterator[Any]:
     ends: list[Any] = []
     token = ENDS.set(ends)
     try:
@@ -52,9 +53,10 @@ async def _with_end(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
         ENDS.reset(token)
     if first is None:
         return
-    yield first
-    async for event in events:
-        yield event
+    async with aclosing(events):  # a reader that leaves ends the graph
+        yield first
+        async for event in events:
+            yield event
     if ends:
         kept = ("name", "run_id", "tags", "metadata", "parent_ids")
         shown = {key: first[key] for key in kept if key in first}
