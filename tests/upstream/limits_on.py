@@ -1,4 +1,4 @@
-"""A pytest plugin that switches otel-limits on in a process of Strands' own tests.
+"""A pytest plugin that switches otel-limits on in a process of a framework's own tests.
 
 `tests.upstream` puts this folder on `PYTHONPATH`, so of otel-limits it may import only the
 installed package.
@@ -32,13 +32,16 @@ TREE: Final = Limits(max_turns=NEVER_REACHED, max_token_budget=NEVER_REACHED)
 
 
 def pytest_configure() -> None:
-    """Switch it on before a test module imports Strands."""
+    """Switch it on before a test module imports the framework."""
     if "UPSTREAM_TRACER_PROVIDER" in os.environ:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
 
         trace.set_tracer_provider(TracerProvider())
-    otel_limits.enable(LIMITS, tree=TREE)
+    if "UPSTREAM_WITHOUT_LIMITS" in os.environ:
+        otel_limits.enable()
+    else:
+        otel_limits.enable(LIMITS, tree=TREE)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

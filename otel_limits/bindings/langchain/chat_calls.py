@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import functools
 import itertools
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables.config import ensure_config
 
-from otel_limits.bindings.langchain.chat_readers import call_to, is_cached, text_of, usage_of
+from otel_limits.bindings.langchain.chat_readers import (
+    call_to,
+    is_cached,
+    text_of,
+    unread_call,
+    usage_of,
+)
 from otel_limits.bindings.langchain.graph_path import GraphPath, path_of_task
 from otel_limits.bindings.langchain.graph_questions import ask, report_not_asked, unanswered
 from otel_limits.bindings.langchain.halt_marks import mark
@@ -21,14 +28,14 @@ from otel_limits.bindings.path import admit_side_call, can_be_extended, settle_c
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.span_writer import write_halt
 from otel_limits.core.errors import limit_reached
-from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.texts import EMPTY_REMARK, failed_remark
 from otel_limits.runs.calls import ENCLOSING_CALL, EnclosingCall, InFlightCall
 from otel_limits.runs.run import Run
 from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
     from otel_limits.bindings.path import Refusal
 
@@ -141,8 +148,9 @@ def track_astream(original: Any) -> Any:
     ) -> AsyncIterator[Any]:
         request = request_of_stream(model, input, options)
         if request is None:
-            async for chunk in original(model, input, *args, **options):
-                yield chunk
+            async with aclosing(original(model, input, *args, **options)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
             return
         await request.admit()
         wait = request.wait()
@@ -179,9 +187,22 @@ async def _only(awaitable: Awaitable[Any]) -> AsyncIterator[Any]:
 # --- one request ----------------------------------------------------------------------------------
 
 
-@suppress_errors("binding")
 def _request(model: Any, messages: Any, options: Mapping[str, Any]) -> ChatRequest | None:
-    """Describe the model calls of a request; `None` if they belong to no invocation."""
+    """Describe the model calls of a request; `None` if they belong to no invocation.
+
+    After an internal error they are described without reading the request, so that they count.
+    """
+    for read in (call_to, unread_call):
+        try:
+            return _described(model, messages, options, read)
+        except Exception as error:  # noqa: BLE001  the graph must not feel it
+            report_suppressed("binding", error)
+    return None
+
+
+def _described(
+    model: Any, messages: Any, options: Mapping[str, Any], read: Callable[..., InFlightCall]
+) -> ChatRequest | None:
     path = path_of_task()
     run = path.run if path is not None else current_scope()[0]
     if not isinstance(run, Run) or run.released:
@@ -192,7 +213,7 @@ def _request(model: Any, messages: Any, options: Mapping[str, Any]) -> ChatReque
         around.is_carried = True  # such as `invoke` within `stream`
         return None
     known: dict[int, tuple[Any, int]] = path.tokens if path is not None else {}
-    calls = [call_to(model, each, options, known) for each in messages]
+    calls = [read(model, each, options, known) for each in messages]
     if path is not None:
         for call, each in zip(calls, messages, strict=True):
             call.id = str(next(IDS))
@@ -200,16 +221,19 @@ def _request(model: Any, messages: Any, options: Mapping[str, Any]) -> ChatReque
     return ChatRequest(model, run, path, list(messages), dict(options), calls)
 
 
-@suppress_errors("binding")
 def request_of_stream(model: Any, asked: Any, options: Mapping[str, Any]) -> ChatRequest | None:
     """Describe the model call of a stream; `None` if it belongs to no invocation."""
-    messages = [asked] if isinstance(asked, str) else asked
-    if hasattr(asked, "to_messages"):
-        messages = asked.to_messages()
-    request = _request(model, [messages], options)
+    request = _request(model, [_messages_in(asked)], options)
     if request is not None:
-        request.is_streamed, request.messages = True, [asked]
+        request.messages = [asked]
     return request
+
+
+@suppress_errors("binding")
+def _messages_in(asked: Any) -> Any:
+    if isinstance(asked, str):
+        return [asked]
+    return asked.to_messages() if hasattr(asked, "to_messages") else asked
 
 
 @dataclass(slots=True, eq=False)
@@ -226,7 +250,6 @@ class ChatRequest:
     messages: list[Any]
     options: dict[str, Any]
     calls: list[InFlightCall]
-    is_streamed: bool = False
     chunks: list[Any] = field(default_factory=list)
     answers: list[Any] = field(default_factory=list)
     """The response to each call."""

@@ -11,7 +11,7 @@ from opentelemetry import trace
 from otel_limits.bindings.path import Path
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
-from otel_limits.runs.tree import CURRENT, TASK_SCOPE, current_scope
+from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -32,10 +32,9 @@ class GraphHaltedError(BaseException):
     Not an `Exception`, as a node may handle any of these: retries, fallbacks and parsers do.
     """
 
-    def __init__(self, path: GraphPath) -> None:
-        """Keep the invocation that was halted."""
-        super().__init__("halted by otel-limits")
-        self.path = path
+    # No `__init__`: an error raised in it would reach the application.
+    path: GraphPath
+    """The invocation that was halted."""
 
 
 UNANSWERED: Final = object()
@@ -223,7 +222,9 @@ class GraphPath(Path):
     def refuse(self, verdict: Verdict, place: Mapping[str, Any]) -> GraphHaltedError:
         """Return the exception that ends the graph before a model call."""
         self.verdict, self.place = verdict, place
-        return GraphHaltedError(self)
+        error = GraphHaltedError("halted by otel-limits")
+        error.path = self
+        return error
 
 
 def _last_tools_in(messages: Sequence[Any]) -> set[str]:
@@ -255,13 +256,3 @@ def abort_all() -> None:
     for path in list(LIVE):
         path.run.released = True
         path.run.finish("aborted")
-
-
-def enter(run: Run) -> tuple[Any, Any]:
-    """Make the current task work for an invocation; pass the result to `leave`."""
-    return CURRENT.set(run), TASK_SCOPE.get()
-
-
-def leave(token: tuple[Any, Any]) -> None:
-    """Undo `enter`."""
-    CURRENT.reset(token[0])

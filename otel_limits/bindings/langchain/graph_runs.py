@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import uuid
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from langchain_core.messages import AIMessage, ToolMessage
@@ -24,8 +25,6 @@ from otel_limits.bindings.langchain.graph_path import (
     GraphHaltedError,
     GraphPath,
     LimitQuestion,
-    enter,
-    leave,
 )
 from otel_limits.bindings.langchain.graph_questions import (
     TASK,
@@ -41,11 +40,11 @@ from otel_limits.bindings.path import halt_from_error
 from otel_limits.bindings.span_writer import write_end, write_halt
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError, limit_reached
-from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.policy import KILLED
 from otel_limits.core.texts import not_run_note
 from otel_limits.runs.run import Run
-from otel_limits.runs.tree import TASK_SCOPE, current_scope, for_threads
+from otel_limits.runs.tree import CURRENT, TASK_SCOPE, current_scope, for_threads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -121,8 +120,9 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
         invocation = _begun(graph, config, options, resume)
         ends = ends_of_task()
         if invocation is None:
-            async for chunk in original(graph, input, config, **options):
-                yield chunk
+            async with aclosing(original(graph, input, config, **options)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
             return
         chunks = original(graph, input, config, **invocation.stream.options)
         try:
@@ -152,7 +152,6 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
 # --- one invocation -------------------------------------------------------------------------------
 
 
-@suppress_errors("binding")
 def _begun(
     graph: Any, config: Any, options: Mapping[str, Any], resume: Resumed | None
 ) -> GraphInvocation | None:
@@ -160,19 +159,30 @@ def _begun(
 
     After an internal error it is begun without a span, so that its limits apply.
     """
+    for is_traced in (True, False):
+        try:
+            return _begin(graph, config, options, resume, is_traced=is_traced)
+        except Exception as error:  # noqa: BLE001  the graph must not feel it
+            report_suppressed("binding", error)
+    return None
+
+
+def _begin(
+    graph: Any,
+    config: Any,
+    options: Mapping[str, Any],
+    resume: Resumed | None,
+    *,
+    is_traced: bool,
+) -> GraphInvocation | None:
     host = SLOT.host
     if host is None or not host.is_on:
         return None
     host.prepare(has_own=False)
     stream = GraphStream(graph, config, options)
     questions = () if resume is None else resume.questions
-    merged = merge_configs(graph.config, config)
-    try:
-        span = start_agent_span(graph.get_name())
-        return GraphInvocation(graph, merged, stream, questions, span)
-    except Exception as error:  # noqa: BLE001  the graph must not feel it
-        INTERNAL_ERRORS.report("binding", error)
-        return GraphInvocation(graph, merged, stream, questions, None)
+    span = start_agent_span(graph.get_name()) if is_traced else None
+    return GraphInvocation(graph, merge_configs(graph.config, config), stream, questions, span)
 
 
 class GraphInvocation:
@@ -236,23 +246,25 @@ class GraphInvocation:
 
     # --- steps ------------------------------------------------------------------------------------
 
-    @suppress_errors("binding")
     def __enter__(self) -> None:
         """Let the graph work in the context of its invocation."""
+        self._tokens.append((CURRENT.set(self._run), self._attach()))
+
+    @suppress_errors("binding")
+    def _attach(self) -> Any:
+        """Make its span the current one, also of the threads that the graph starts."""
         context = otel_context.get_current()
         if self.path.span.get_span_context().is_valid:
             context = trace.set_span_in_context(self.path.span, context)
-        attached = otel_context.attach(for_threads(self._run, self._scope, context) or context)
-        self._tokens.append((enter(self._run), attached))
+        return otel_context.attach(for_threads(self._run, self._scope, context) or context)
 
     @suppress_errors("binding")
     def __exit__(self, *_: object) -> None:
         """Restore the context of the reader."""
-        if not self._tokens:  # an internal error, which was reported
-            return
         entered, attached = self._tokens.pop()
-        otel_context.detach(attached)
-        leave(entered)
+        if attached is not None:  # otherwise an internal error, which was reported
+            otel_context.detach(attached)
+        CURRENT.reset(entered)
 
     # --- the end ----------------------------------------------------------------------------------
 
