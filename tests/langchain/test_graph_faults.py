@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -66,7 +66,7 @@ def profiled(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  as documented
+        threading.setprofile(cast("Any", None))  # as documented
 
 
 def run_with(graph: Any, how: str, profile: Callable[[FrameType, str, Any], None]) -> str:

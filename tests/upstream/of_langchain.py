@@ -1,6 +1,7 @@
-"""Runs LangChain's and LangGraph's own tests with otel-limits and without, and compares them.
+"""Runs LangChain's and LangGraph's own unit tests three times, and compares case by case.
 
-`python -m tests.upstream.of_langchain` takes about fifteen minutes. It needs a package index, as
+Without otel-limits, with it and no limits, and with it and limits that are never reached.
+`python -m tests.upstream.of_langchain` takes about half an hour. It needs a package index, as
 `python -m tests.upstream` does.
 """
 
@@ -17,23 +18,28 @@ from typing import Final
 
 from tests.upstream.__main__ import HERE, ROOT, compare, pip, print_line, run
 
-SUITES: Final[dict[str, tuple[str, ...]]] = {
-    "langchain": ("tests/unit_tests/agents", "tests/unit_tests/chat_models"),
-    "langchain-core": (
-        "tests/unit_tests/language_models",
-        "tests/unit_tests/runnables",
-        "tests/unit_tests/test_tools.py",
-        # It needs a module that the released langchain-tests does not have.
-        "--ignore=tests/unit_tests/language_models/test_compat_bridge.py",
-    ),
-    "langgraph": ("tests",),
+SUITES: Final = {
+    "langchain": "tests/unit_tests",
+    "langchain-core": "tests/unit_tests",
+    "langgraph": "tests",
+    "langgraph-prebuilt": "tests",
 }
-"""The parts of each that run graphs, chat models and tools."""
+"""The tests in each source distribution. All run offline."""
+
+WITHOUT_GRAPHS: Final = "langchain-core"
+"""Its tests call models and tools alone."""
+
+LAYERS: Final = {
+    "otel-limits without limits": {"UPSTREAM_WITHOUT_LIMITS": "true"},
+    "otel-limits with high limits": {},
+}
+"""The layer that is on, and its environment variables."""
 
 NEEDED: Final = (
     *("pytest>=9", "pytest-asyncio>=1.3", "pytest-timeout>=2", "pytest-mock", "pytest-socket"),
-    *("syrupy>=5", "blockbuster", "freezegun", "responses", "langchain-tests", "numpy"),
-    *("langchain-openai", "langchain-text-splitters", "redis", "pycryptodome"),
+    *("pytest-benchmark", "syrupy>=5", "blockbuster", "freezegun", "responses", "toml", "numpy"),
+    *("fastmcp>=4", "langchain-tests", "langchain-openai", "langchain-text-splitters"),
+    *("redis", "pycryptodome"),
     *("langgraph-checkpoint-sqlite", "langgraph-checkpoint-postgres", "psycopg[binary,pool]"),
 )
 """Requirements of the tests, in addition to the packages."""
@@ -66,13 +72,18 @@ def of_suite(work: Path, python: Path, name: str) -> int:
     with tarfile.open(archive) as packed:
         packed.extractall(work / name, filter="data")
     (sources,) = (work / name).iterdir()
-    without = run(python, sources, work / "without.xml", SUITES[name])
-    layer = ("-p", "limits_on")
+    without = run(python, sources, work / "without.xml", [SUITES[name]])
     variables = {"PYTHONPATH": str(HERE)}
-    if name == "langchain-core":  # called without graphs
+    if name == WITHOUT_GRAPHS:
         variables["UPSTREAM_HAS_NO_AGENTS"] = "true"
-    limited = run(python, sources, work / "with.xml", SUITES[name], *layer, **variables)
-    return compare(without, limited)
+    results: list[int] = []
+    for layer, settings in LAYERS.items():
+        print_line(f"=== {name}: {layer}")
+        options = ("-p", "limits_on")
+        report = work / "with.xml"
+        limited = run(python, sources, report, [SUITES[name]], *options, **variables, **settings)
+        results.append(compare(without, limited))
+    return max(results)
 
 
 if __name__ == "__main__":

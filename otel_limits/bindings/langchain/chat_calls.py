@@ -192,12 +192,16 @@ def _request(model: Any, messages: Any, options: Mapping[str, Any]) -> ChatReque
 
     After an internal error they are described without reading the request, so that they count.
     """
-    for read in (call_to, unread_call):
-        try:
-            return _described(model, messages, options, read)
-        except Exception as error:  # noqa: BLE001  the graph must not feel it
-            report_suppressed("binding", error)
-    return None
+    try:
+        return _described(model, messages, options, call_to)
+    except Exception as error:  # noqa: BLE001  the graph must not feel it
+        report_suppressed("binding", error)
+    return _unread(model, messages, options)
+
+
+@suppress_errors("binding")
+def _unread(model: Any, messages: Any, options: Mapping[str, Any]) -> ChatRequest | None:
+    return _described(model, messages, options, unread_call)
 
 
 def _described(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from otel_limits.core.limits import Breach
     from otel_limits.core.policy import Verdict
     from otel_limits.runs.calls import InFlightCall
-    from otel_limits.runs.run import Run
     from otel_limits.runs.tree import TaskScope
 
 

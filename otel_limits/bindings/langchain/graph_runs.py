@@ -159,12 +159,18 @@ def _begun(
 
     After an internal error it is begun without a span, so that its limits apply.
     """
-    for is_traced in (True, False):
-        try:
-            return _begin(graph, config, options, resume, is_traced=is_traced)
-        except Exception as error:  # noqa: BLE001  the graph must not feel it
-            report_suppressed("binding", error)
-    return None
+    try:
+        return _begin(graph, config, options, resume, is_traced=True)
+    except Exception as error:  # noqa: BLE001  the graph must not feel it
+        report_suppressed("binding", error)
+    return _begun_untraced(graph, config, options, resume)
+
+
+@suppress_errors("binding")
+def _begun_untraced(
+    graph: Any, config: Any, options: Mapping[str, Any], resume: Resumed | None
+) -> GraphInvocation | None:
+    return _begin(graph, config, options, resume, is_traced=False)
 
 
 def _begin(
