@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Final
 
 from tests.benchmarks import table
-from tests.benchmarks.loops import FAMILIES, SERVED, has_langchain
+from tests.benchmarks.loops import FAMILIES, LANGCHAIN, SERVED, installed
 from tests.benchmarks.rounds import ROOT, Distance, Round, apart, run_round
 
 PAGE: Final = ROOT / "otel_limits/docs/cost.md"
@@ -24,6 +24,7 @@ class Plan:
     """The size of a measurement."""
 
     distances: tuple[Distance, ...]
+    langchain: tuple[Distance, ...]
     served: Distance
     """For loops with a model server, which takes a quarter of a second per turn."""
     live: tuple[int, ...]
@@ -32,6 +33,7 @@ class Plan:
 
 FULL: Final = Plan(
     distances=(Distance(turns=50, laps=5), Distance(turns=200, laps=2)),
+    langchain=(Distance(turns=10, laps=20), Distance(turns=150, laps=3)),
     served=Distance(turns=8, laps=2),
     live=(1, 10_000),
     finished=100_000,
@@ -40,6 +42,7 @@ FULL: Final = Plan(
 
 QUICK: Final = Plan(
     distances=(Distance(turns=5, laps=2),),
+    langchain=(Distance(turns=6, laps=2),),
     served=Distance(turns=2, laps=1),
     live=(1, 100),
     finished=100,
@@ -77,13 +80,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def loops(plan: Plan, rounds: int) -> str:
     """Compare the agent loops."""
-    families = [family for family in FAMILIES if has_langchain() or "langchain" not in family]
+    measured = (
+        (installed(FAMILIES), plan.distances),
+        (installed(LANGCHAIN), plan.langchain),
+        (installed(SERVED), (plan.served,)),
+    )
     found: dict[int, list[Round]] = defaultdict(list)
     for number in range(rounds):
-        log(f"round {number + 1} of {rounds}: {', '.join(chain(*families))}")
-        served = run_round([SERVED], [plan.served], seed=number)
-        for turns, laps in (run_round(families, plan.distances, seed=number) | served).items():
-            found[turns].append(laps)
+        for families, distances in measured:
+            log(f"round {number + 1} of {rounds}: {', '.join(chain(*families))}")
+            for turns, laps in run_round(families, distances, seed=number).items():
+                found[turns].append(laps)
     return table.markdown(table.LOOP_HEADER, table.loop_rows(found))
 
 

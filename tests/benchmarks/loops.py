@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -108,18 +108,23 @@ def strands_native() -> Run:
     return strands(limits={"turns": UNREACHED, "total_tokens": UNREACHED})
 
 
-def strands_served() -> Run:
-    """Strands with an SDK provider and a model server that streams an answer in 250 ms."""
-    from strands import Agent, tool
-    from strands.models.llamacpp import LlamaCppModel
-
-    set_provider()
+def serve() -> str:
+    """Start a model server that streams an answer in 250 ms, and return its address."""
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.benchmarks.served"], stdout=subprocess.PIPE, text=True
     )
     atexit.register(server.terminate)
     assert server.stdout is not None
-    url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+    return f"http://127.0.0.1:{int(server.stdout.readline())}"
+
+
+def strands_served() -> Run:
+    """Strands with an SDK provider and the model server."""
+    from strands import Agent, tool
+    from strands.models.llamacpp import LlamaCppModel
+
+    set_provider()
+    url = serve()
 
     @tool
     def look_up() -> str:
@@ -196,6 +201,31 @@ def langchain_unmeasured_limited() -> Run:
     return langchain(is_measured=False)
 
 
+def langchain_served() -> Run:
+    """LangChain with the model server."""
+    from langchain.agents import create_agent
+    from langchain_openai import ChatOpenAI
+
+    settings: Any = {"base_url": f"{serve()}/v1", "api_key": "x", "streaming": True}
+
+    def look_up() -> str:
+        """Look something up."""
+        return "found"
+
+    def run(turns: int) -> object:
+        agent: Any = create_agent(ChatOpenAI(model="served", **settings), tools=[look_up])
+        asked = {"messages": [{"role": "user", "content": str(turns - 1)}]}
+        return asyncio.run(agent.ainvoke(asked, {"recursion_limit": 10 * turns + 10}))
+
+    return run
+
+
+def langchain_served_limited() -> Run:
+    """LangChain with the model server and otel-limits."""
+    enable()
+    return langchain_served()
+
+
 LOOPS: Final[dict[str, Callable[[], Run]]] = {
     "strands": strands,
     "strands_native": strands_native,
@@ -209,6 +239,8 @@ LOOPS: Final[dict[str, Callable[[], Run]]] = {
     "langchain_native": langchain_native,
     "langchain_limited": langchain_limited,
     "langchain_unmeasured_limited": langchain_unmeasured_limited,
+    "langchain_served": langchain_served,
+    "langchain_served_limited": langchain_served_limited,
 }
 """Each function prepares its process and returns the loop to time."""
 
@@ -217,14 +249,22 @@ FAMILIES: Final = (
         *("strands", "strands_native", "strands_limited"),
         *("strands_traced", "strands_traced_limited", "strands_traced_recorded"),
     ),
-    ("langchain", "langchain_native", "langchain_limited", "langchain_unmeasured_limited"),
 )
 """Loops that are compared with each other and run one after the other."""
 
-SERVED: Final = ("strands_served", "strands_served_limited")
+LANGCHAIN: Final = (
+    ("langchain", "langchain_native", "langchain_limited", "langchain_unmeasured_limited"),
+)
+"""Those of LangChain, which take other numbers of turns."""
+
+SERVED: Final = (
+    ("strands_served", "strands_served_limited"),
+    ("langchain_served", "langchain_served_limited"),
+)
 """Loops that wait for a model server."""
 
 
-def has_langchain() -> bool:
-    """Return whether LangChain is installed."""
-    return find_spec("langchain") is not None
+def installed(families: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """Return the families whose framework is installed: LangChain is optional."""
+    has_langchain = all(map(find_spec, ("langchain", "langchain_openai")))
+    return [each for each in families if has_langchain or not each[0].startswith("langchain")]

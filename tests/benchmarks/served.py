@@ -50,7 +50,8 @@ class Handler(BaseHTTPRequestHandler):
 
 def deltas_for(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a few words, then a tool call or the end."""
-    wanted = int("".join(each["text"] for each in messages[0]["content"]))
+    first = messages[0]["content"]
+    wanted = int(first if isinstance(first, str) else "".join(each["text"] for each in first))
     had = sum(message["role"] == "tool" for message in messages)
     words = [{"delta": {"content": "word "}, "finish_reason": None}] * (CHUNKS - 2)
     if had >= wanted:

@@ -23,7 +23,8 @@ class Choice(NamedTuple):
 
 
 CPU_BOUNDS: Final = {50: "CPU ≤ 1.25", 200: "CPU ≤ 1.12"}
-LANGCHAIN_BOUNDS: Final = dict.fromkeys((10, 50, 150, 200), "0.5 ms more")
+LANGCHAIN_BOUNDS: Final = dict.fromkeys((10, 150), "0.5 ms more")
+WALL_BOUNDS: Final = dict.fromkeys((2, 8), "wall ≤ 1.01")
 CHOICES: Final = (
     Choice("strands", "strands", "Strands"),
     Choice("strands_native", "strands", "Strands with its own `limits=`"),
@@ -49,7 +50,14 @@ CHOICES: Final = (
         "strands_served_limited",
         "strands_served",
         "Strands with otel-limits, answers in 250 ms",
-        dict.fromkeys((2, 8), "wall ≤ 1.01"),
+        WALL_BOUNDS,
+    ),
+    Choice("langchain_served", "langchain_served", "LangChain, answers in 250 ms"),
+    Choice(
+        "langchain_served_limited",
+        "langchain_served",
+        "LangChain with otel-limits, answers in 250 ms",
+        WALL_BOUNDS,
     ),
 )
 
