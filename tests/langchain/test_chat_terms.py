@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessageChunk, HumanMessage
+from langgraph.graph import START, MessagesState, StateGraph
 
+from otel_limits import Event, ModelCall, enable
 from otel_limits.bindings.langchain.chat_terms import terms_of
 from otel_limits.testing import ScriptedChatModel, endless, says
 from tests.wire import chat_models as models
 
 NOWHERE = "http://127.0.0.1:9"
+
+TEXT = "some words " * 500
+"""Estimated at 1,219 tokens, with its message."""
 
 
 def bound(model: Any, *tools: Any, **options: Any) -> dict[str, Any]:
@@ -98,6 +103,22 @@ def test_audio_of_a_message_is_read() -> None:
     """It has its own price."""
     audio: Any = {"type": "audio", "base64": "AAAA", "mime_type": "audio/wav"}
     assert terms_of(models.openai(NOWHERE), [HumanMessage([audio])]).audio_in
+
+
+@pytest.mark.parametrize("asked", [TEXT, [("user", TEXT)], [{"role": "user", "content": TEXT}]])
+def test_every_form_of_a_conversation_is_estimated_alike(asked: Any, events: list[Event]) -> None:
+    """A model accepts texts, tuples and dictionaries, too."""
+    enable(max_turns=9, observers=[events.append])
+    model = ScriptedChatModel([says("done", usage=None)])
+
+    def think(_: MessagesState) -> dict[str, Any]:
+        return {"messages": [sum(list(model.stream(asked)), AIMessageChunk(""))]}
+
+    builder = StateGraph(MessagesState).add_node("think", think)
+    builder.add_edge(START, "think").compile().invoke({"messages": []})
+    (call,) = [each for each in events if isinstance(each, ModelCall)]
+    assert (call.kind, call.estimated) == ("unmeasured", True)
+    assert call.usage.input == 1219
 
 
 def test_address_shows_the_vendor() -> None:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messages
 from langchain_core.runnables.config import ensure_config
 
 from otel_limits.bindings.langchain.chat_readers import (
@@ -233,11 +233,13 @@ def request_of_stream(model: Any, asked: Any, options: Mapping[str, Any]) -> Cha
     return request
 
 
-@suppress_errors("binding")
 def _messages_in(asked: Any) -> Any:
-    if isinstance(asked, str):
-        return [asked]
-    return asked.to_messages() if hasattr(asked, "to_messages") else asked
+    try:
+        if hasattr(asked, "to_messages"):
+            return asked.to_messages()
+        return convert_to_messages([asked] if isinstance(asked, str) else asked)
+    except Exception:  # noqa: BLE001  the model raises the same
+        return ()
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,8 @@ from otel_limits.vendors.vendor import HIDDEN_REGION
 
 if TYPE_CHECKING:
     from otel_limits.bindings.request_settings import ModelSetting
+
+CONTENT: Final = operator.attrgetter("content")
 
 FREE: Final = frozenset(BaseChatModel.model_fields) | {
     "response_format",
@@ -87,14 +90,7 @@ def _request(model: Any, messages: Sequence[Any], options: Mapping[str, Any]) ->
         if isinstance(tools := asked.get(field), (list, tuple)):
             asked[field] = [_without_schema(tool) for tool in tools]
     settings = tuple(settings_in([asked, own]))
-    # In one step, as every call looks at the whole conversation. Most messages are plain texts.
-    blocks = [
-        part
-        for message in messages
-        if type(content := getattr(message, "content", None)) is list
-        for part in content
-        if isinstance(part, Mapping)
-    ]
+    blocks = _blocks_in(messages)
     return PricedRequest(
         model=name,
         provider=provider,
@@ -110,6 +106,15 @@ def _request(model: Any, messages: Sequence[Any], options: Mapping[str, Any]) ->
         cache_ttls=frozenset(_ttls(blocks)),
         audio_in=any(map(_is_audio, blocks)),
     )
+
+
+def _blocks_in(messages: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Return the parts of messages that are not plain texts."""
+    # In one step, as every call looks at the whole conversation. Most have only plain texts.
+    if list not in map(type, map(CONTENT, messages)):
+        return []
+    contents = [message.content for message in messages if isinstance(message.content, list)]
+    return [part for content in contents for part in content if isinstance(part, Mapping)]
 
 
 def _addresses(model: Any) -> list[str]:
