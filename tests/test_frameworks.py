@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import runpy
 import sys
 import textwrap
 import threading
@@ -250,6 +251,20 @@ def test_framework_is_met_after_its_circular_import(path: Path, start: Start, fi
     importlib.import_module(first)
     importlib.import_module("robots.teams")
     assert robots.done == ["gaps", "watch", "watch", "robots.teams"]
+
+
+def test_warning_at_the_import_of_a_framework_names_the_code_that_imports_it(
+    path: Path, start: Start
+) -> None:
+    """Otherwise it seems to be ours, and filters of warnings by module miss it."""
+    write_robots(path, teams="import warnings\nwarnings.warn('in beta', stacklevel=2)\n")
+    install(path, "robots")
+    start(RobotFramework())
+    application = path / "application.py"
+    application.write_text("import robots.teams\n")
+    with pytest.warns(UserWarning, match="in beta") as warned:
+        runpy.run_path(str(application))
+    assert [each.filename for each in warned] == [str(application)]
 
 
 def test_agents_at_the_top_of_a_users_module_are_limited(path: Path, start: Start) -> None:

@@ -80,6 +80,18 @@ def wait(way: str) -> None:
     FINDER.look()  # e.g. by a .pth file of another package
 
 
+def unseen_by_warnings(function: "Any") -> "Any":
+    """Let warnings skip the frames of a function, as those of Python's own import system.
+
+    A module may warn about its own import: the warning is for the code that imports it.
+    """
+    code = function.__code__
+    if hasattr(code, "replace"):  # since Python 3.8
+        # `warnings` recognizes frames of the import system by these words.
+        function.__code__ = code.replace(co_filename="<otel-limits importlib._bootstrap>")
+    return function
+
+
 class OutermostFinder:
     """An import finder in front of others, which detects the end of each thread's outermost import.
 
@@ -132,6 +144,7 @@ class OutermostFinder:
                 return spec  # type: ignore[no-any-return]
         return None
 
+    @unseen_by_warnings
     def execute(self, loader: "Any", module: "ModuleType", spec: "ModuleSpec | None") -> None:
         """Execute a module, and report the end if its import is the outermost one."""
         thread = get_ident()
@@ -359,6 +372,7 @@ class NotifyingLoader:
         """Delegate."""
         return self._loader.create_module(spec)
 
+    @unseen_by_warnings
     def exec_module(self, module: "ModuleType") -> None:
         """Restore the original loader and execute the module."""
         # Restored before the module runs, because its code may use both, e.g. importlib.resources.
