@@ -112,7 +112,7 @@ def test_every_form_of_a_conversation_is_estimated_alike(asked: Any, events: lis
     model = ScriptedChatModel([says("done", usage=None)])
 
     def think(_: MessagesState) -> dict[str, Any]:
-        return {"messages": [sum(list(model.stream(asked)), AIMessageChunk(""))]}
+        return {"messages": [sum(list(model.stream(asked)), AIMessageChunk(content=""))]}
 
     builder = StateGraph(MessagesState).add_node("think", think)
     builder.add_edge(START, "think").compile().invoke({"messages": []})
