@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import sys
 import threading
 from collections import Counter
@@ -80,7 +81,8 @@ def run_with(graph: Any, how: str, profile: Callable[[FrameType, str, Any], None
         state = asyncio.run(invoke())
     else:
         with profiled(profile):
-            state = graph.invoke(ASK, STEPS)
+            # A fault in leaving a context would leave it to the tests that follow.
+            state = contextvars.copy_context().run(graph.invoke, ASK, STEPS)
     stop = stop_of(state)
     return stop.reason if stop is not None else "end_turn"
 
