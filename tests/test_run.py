@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -558,6 +559,22 @@ def test_a_host_that_cannot_be_served_is_logged_and_never_fatal(
     assert [f"otel-limits cannot serve /metrics on {host} port" in m for m in caplog.messages] == [
         True
     ]
+
+
+def test_dead_quota_store_does_not_delay_the_start(tmp_path: Path) -> None:
+    """Its outage is published while the agents' import is still enabling otel-limits."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("quotas: {calls: {model_calls: 50, window: day, on_store_error: deny}}")
+    store = {
+        "OTEL_LIMITS_POLICY": str(policy),
+        "OTEL_LIMITS_QUOTA_STORE": f"redis://127.0.0.1:{free_port()}",
+    }
+    program = "import strands; print('over')"
+    began = time.monotonic()
+    ended = execute(*RUN, "--", sys.executable, "-c", program, **store)
+    assert time.monotonic() - began < otel_limits_startup.LONGEST_WAIT_SECONDS
+    assert (ended.status, ended.output) == (0, "over\n")
+    assert "otel-limits: quota store unavailable" in ended.log
 
 
 def test_a_supervisor_without_agents_leaves_the_port_to_its_worker() -> None:

@@ -58,7 +58,7 @@ class FrameworkImports(OutermostFinder):
         return name.partition(".")[0] in self._packages
 
     @suppress_errors("binding")
-    def imported(self) -> None:
+    def imported(self, name: str) -> None:  # noqa: ARG002  all are looked at
         """Report every framework that is complete."""
         for framework in self._frameworks:
             if not is_under_way(framework.module):

@@ -108,8 +108,12 @@ class OutermostFinder:
         """Return whether the end of the import of a module matters."""
         raise NotImplementedError
 
-    def imported(self) -> None:
-        """Called at the end of an outermost import, before other threads can use its module."""
+    def imported(self, name: str) -> None:
+        """Called at the end of an outermost import, before other threads can use its module.
+
+        Args:
+            name: The module; empty after a look at what is imported already.
+        """
         raise NotImplementedError
 
     def find_spec(
@@ -156,7 +160,7 @@ class OutermostFinder:
             loader.exec_module(module)
             if spec is not None:
                 setattr(spec, EXECUTED, True)
-            self.imported()
+            self.imported(module.__name__)
         finally:
             self._importing.discard(thread)
 
@@ -166,7 +170,7 @@ class OutermostFinder:
         if thread not in self._importing:
             self._importing.add(thread)  # what follows may import, too
             try:
-                self.imported()
+                self.imported("")
             finally:
                 self._importing.discard(thread)
 
@@ -186,26 +190,28 @@ class TriggerFinder(OutermostFinder):
         """Return whether a module can cause the import of a trigger."""
         return name in TRIGGERS or name.partition(".")[0] in PACKAGES
 
-    def imported(self) -> None:
+    def imported(self, name: str) -> None:
         """Enable if a trigger is there."""
+        # Another thread that imports agents waits until they are limited. What enables may wait for
+        # other imports, such as that of prometheus_client by a thread of ours.
+        waits = name.partition(".")[0] in PACKAGES or not name
         is_early = any(is_under_way(name) for name in FRAMEWORKS)  # by another thread
-        for name in TRIGGERS:
-            if name not in sys.modules:
+        for trigger in TRIGGERS:
+            if trigger not in sys.modules:
                 continue
-            distribution = FRAMEWORKS.get(name)
+            distribution = FRAMEWORKS.get(trigger)
             if distribution is None:
                 is_ready = not is_early  # the end of that import enables
             else:
-                is_ready = not is_under_way(name) and is_of(name, distribution)
+                is_ready = not is_under_way(trigger) and is_of(trigger, distribution)
             if is_ready:
-                self.loaded(name)
+                self.loaded(trigger, waits=waits)
 
-    def loaded(self, name: str) -> None:
-        """Enable, unless this has been done."""
-        # Another thread that imports agents waits until they are limited.
-        has_lock = self._lock.acquire(timeout=LONGEST_WAIT_SECONDS)
+    def loaded(self, name: str, *, waits: bool) -> None:
+        """Enable, unless this has been done, or another thread does it."""
+        has_lock = self._lock.acquire(timeout=LONGEST_WAIT_SECONDS if waits else 0)
         try:
-            if not self.is_done:
+            if not self.is_done and (has_lock or waits):
                 self._enable(name)
         finally:
             if has_lock:
