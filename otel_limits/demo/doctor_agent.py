@@ -7,7 +7,8 @@ nothing that enables limits; then it writes what happened to the file REPORT, as
 JSON object of the OTEL_LIMITS_* variables it was started with. If the launcher changed one of them,
 no agent is called, because it could write to a real ledger or use a real quota. FRAMEWORKS is a
 JSON object: the modules of all frameworks, and their distributions. Those that are installed are
-imported first, as a program with agents does.
+imported first, as a program with agents does. A child process imports only the framework that it
+calls, since another one could enable the limits, e.g. by requesting a tracer.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-for module, distribution in json.loads(sys.argv[3]).items():
-    with contextlib.suppress(PackageNotFoundError):
-        version(distribution)
-        import_module(module)
+if __name__ == "__main__":
+    for module, distribution in json.loads(sys.argv[3]).items():
+        with contextlib.suppress(PackageNotFoundError):
+            version(distribution)
+            import_module(module)
 
 MOST_CALLS: Final = 30
 """Tool calls after which an agent ends if it is not halted."""
@@ -44,8 +46,9 @@ def changed(expected: dict[str, str]) -> list[str]:
     return sorted(name for name in ours.keys() | expected if ours.get(name) != expected.get(name))
 
 
-def call(name: str) -> dict[str, Any]:
+def call(name: str, module: str) -> dict[str, Any]:
     """Call the agent of a framework; return its model calls and the reason for its end."""
+    import_module(module)  # before anything of ours, in a child process as well
     from otel_limits.bindings.known import FRAMEWORKS
     from otel_limits.runs.tree import current
 
@@ -58,12 +61,12 @@ def call(name: str) -> dict[str, Any]:
     return {"calls": calls, "reason": reason}
 
 
-def call_in_child(name: str) -> dict[str, Any]:
+def call_in_child(name: str, module: str) -> dict[str, Any]:
     """Do the same in a child process."""
     try:
         # Spawned: a forked child has the limits of its parent anyway.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return pool.apply(call, (name,))
+            return pool.apply(call, (name, module))
     except Exception as error:  # noqa: BLE001  e.g. without shared memory
         return {"error": repr(error)}
 
@@ -100,9 +103,10 @@ def report_on(framework: Any) -> dict[str, Any]:
     from otel_limits.runtime.guard import probed
     from otel_limits.runtime.runtime import RUNTIME
 
-    here = call(framework.name)
+    agent = framework.name, framework.module
+    here = call(*agent)
     with ThreadPoolExecutor(1) as pool:
-        threaded = pool.submit(call, framework.name).result()
+        threaded = pool.submit(call, *agent).result()
     enforcement = RUNTIME.enforcement(framework.name)
     # Enabling otel-limits probes frameworks, but it may have failed here.
     gaps = enforcement if enforcement.source else probed([framework])
@@ -111,7 +115,7 @@ def report_on(framework: Any) -> dict[str, Any]:
         "release": f"{framework.distribution} {version(framework.distribution)}",
         "here": here,
         "thread": threaded,
-        "child": call_in_child(framework.name) if enforcement.source else {},
+        "child": call_in_child(*agent) if enforcement.source else {},
         "obstacles": gaps.obstacles,
         "weakened": gaps.fallbacks,
         "spans": framework.name in WITH_SPANS,
