@@ -123,7 +123,7 @@ class Path:
     def settle_blocking(self, call: InFlightCall, error: BaseException | None = None) -> None:
         """Do the same as `settle` in a thread that may block."""
         self._count(call, error)
-        if self.run.services.observers.gate is not None:
+        if self.gate is not None:
             wait_for(self.settle_quotas(call.id))
 
     @suppress_errors("binding")

@@ -35,7 +35,7 @@ ENTRANCES = {
     *("stream", "astream", "generate", "agenerate", "run", "arun"),
     *("admit", "admit_blocking", "settle", "settle_blocking", "_prepare", "_reopen", "wait"),
     *("_refuse", "refuse", "passed", "_parts_of", "halted_by", "last_chunks", "raise_if_asked"),
-    *("_begun", "_request", "__enter__", "ended"),
+    *("_begun", "_request", "__enter__", "ended", "gate"),
     *("finish", "forget", "_finish_run", "track_stream", "track_astream"),
     *("track_generate", "track_agenerate", "track_run", "track_arun"),
 }

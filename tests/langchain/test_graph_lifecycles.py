@@ -220,6 +220,38 @@ def test_kill_ends_a_synchronous_stream_of_a_tool() -> None:
     assert (len(read), halt_of(state).reason) == (1, "killed")
 
 
+def test_kill_ends_a_side_call_that_is_streamed_within_invoke(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """LangChain streams for a reader of messages, and only logs errors of its callbacks."""
+    enable(max_turns=9)
+    given: list[int] = []
+
+    class Killing(ScriptedChatModel):
+        def _stream(self, *args: Any, **options: Any) -> Any:
+            for part in super()._stream(*args, **options):
+                kill(agent="boss")
+                given.append(1)
+                yield part
+
+    made: Any = Killing
+
+    @tool
+    def consult() -> str:
+        """Call a model that streams."""
+        try:
+            made([uses("a", "b", "c", "d")]).invoke("go")
+        except KilledError:
+            return "killed"
+        return "not killed"
+
+    graph = agent(ScriptedChatModel(endless(uses("consult"))), consult)
+    *_, (_, state) = graph.stream(ASK, STEPS, stream_mode=["messages", "values"])
+    assert [each.text for each in state["messages"] if each.type == "tool"] == ["killed"]
+    assert (len(given), halt_of(state).reason) == (1, "killed")
+    assert "AnswerReader" not in caplog.text
+
+
 # --- disable() ------------------------------------------------------------------------------------
 
 
@@ -275,37 +307,21 @@ def check_whole_budget(events: list[Event], model: ScriptedChatModel, graph: Any
     assert (model.calls - before, halt_of(state).reason) == (3, "max_turns")
 
 
-@pytest.mark.parametrize("mode", ["values", "updates", "messages"])
+@pytest.mark.parametrize("mode", ["values", "updates", "messages", "events"])
 def test_stream_that_another_task_closes(
     mode: Any, events: list[Event], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Servers close a stream in the task that sees the client go."""
+    """Servers close it in the task that sees the client go; events run in one of LangChain's."""
     enable(tree=Limits(max_turns=3), observers=[events.append])
     model = looping()
     graph = agent(model)
 
     async def main() -> None:
-        stream = graph.astream(ASK, STEPS, stream_mode=mode)
-        for _ in range(2):
-            await anext(stream)
-        await asyncio.create_task(stream.aclose())
-
-    asyncio.run(main())
-    check_whole_budget(events, model, graph)
-    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
-
-
-def test_events_that_another_task_closes(
-    events: list[Event], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The graph runs in a task of LangChain's."""
-    enable(tree=Limits(max_turns=3), observers=[events.append])
-    model = looping()
-    graph = agent(model)
-
-    async def main() -> None:
-        stream = graph.astream_events(ASK, STEPS, version="v2")
-        for _ in range(12):
+        if mode == "events":
+            stream, read = graph.astream_events(ASK, STEPS, version="v2"), 12
+        else:
+            stream, read = graph.astream(ASK, STEPS, stream_mode=mode), 2
+        for _ in range(read):
             await anext(stream)
         await asyncio.create_task(stream.aclose())
 

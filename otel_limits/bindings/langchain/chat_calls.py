@@ -21,7 +21,7 @@ from otel_limits.bindings.langchain.chat_readers import (
 from otel_limits.bindings.langchain.graph_path import GraphPath, path_of_task
 from otel_limits.bindings.langchain.graph_questions import ask, report_not_asked, unanswered
 from otel_limits.bindings.langchain.halt_marks import mark
-from otel_limits.bindings.langchain.inner_streams import AnswerReader, with_reader
+from otel_limits.bindings.langchain.inner_streams import AnswerEndedError, AnswerReader, with_reader
 from otel_limits.bindings.langchain.notes_for_chat import noted, without_tools
 from otel_limits.bindings.own_spans import write_call_span
 from otel_limits.bindings.path import admit_side_call, can_be_extended, settle_call
@@ -62,6 +62,7 @@ def track_generate(original: Any) -> Any:
         except BaseException as error:
             request.fail(error)
             request.settle_blocking(error)
+            request.raise_if_ended(error)
             request.raise_if_last(error)
             raise
         request.note_result(result)
@@ -470,7 +471,9 @@ class ChatRequest:
             self.answers.clear()  # it does not count as a turn
 
     def raise_if_ended(self, error: BaseException) -> None:
-        """Replace the end of a wait by the halt that ended it."""
+        """Replace the end of a wait, or of an answer, by the halt that ended it."""
+        if isinstance(error, AnswerEndedError):
+            raise error.error from None
         path = self._ending()
         if isinstance(error, InvocationEndedError) and path is not None:
             self._raise_halt(path, error)

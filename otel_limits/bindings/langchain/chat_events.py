@@ -75,8 +75,9 @@ class EndOfStream(BaseCallbackHandler):
         self._request = request
 
     def on_stream_event(self, event: Any, **_: Any) -> None:  # noqa: ARG002  LangChain's name
-        """End the stream if its invocation was ended."""
-        self._request.raise_if_cut()
+        """End the stream of a turn if its invocation was ended."""
+        if self._request.path is not None:  # LangChain would only log the error of a side call
+            self._request.raise_if_cut()
 
     @suppress_errors("binding")
     def on_llm_end(self, response: Any, **_: Any) -> None:
@@ -101,8 +102,9 @@ class EndOfAsyncStream(AsyncCallbackHandler):
         self._request = request
 
     async def on_stream_event(self, event: Any, **_: Any) -> None:  # noqa: ARG002
-        """End the stream if its invocation was ended."""
-        self._request.raise_if_cut()
+        """End the stream of a turn if its invocation was ended."""
+        if self._request.path is not None:  # as above
+            self._request.raise_if_cut()
 
     async def on_llm_end(self, response: Any, **_: Any) -> None:
         """Count the answer."""

@@ -14,13 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+class AnswerEndedError(BaseException):
+    """Carries an exception from a callback: LangChain only logs those that are an `Exception`."""
+
+    # No `__init__`: an error raised in it would reach the application.
+    error: Exception
+
+
 class AnswerReader(BaseCallbackHandler):
     """Notes each part of an answer, and ends the answer if its invocation was ended.
 
     Args:
         note: Called with each part.
-        raise_if_ended: Called after each part. Its exception ends the answer if it is not an
-            `Exception`, which LangChain would only log.
+        raise_if_ended: Called after each part. Its exception ends the answer.
     """
 
     run_inline = True
@@ -35,7 +41,12 @@ class AnswerReader(BaseCallbackHandler):
         """Note a part."""
         if chunk is not None:
             self._note(chunk.message)
-        self._raise_if_ended()
+        try:
+            self._raise_if_ended()
+        except Exception as error:
+            carrier = AnswerEndedError()
+            carrier.error = error
+            raise carrier from error
 
 
 def with_reader(callbacks: Any, reader: AnswerReader) -> Any:
