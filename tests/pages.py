@@ -36,6 +36,9 @@ from tests.processes import PATIENCE_SECONDS
 from tests.readme import PAGES, README, ROOT
 from tests.top.test_live import Terminal
 
+INSTALLED: Final = re.compile(r"pip install '(\.|otel-limits)(?=\[)")
+"""A command that installs otel-limits, from a checkout or from an index, up to its extras."""
+
 EVERY: Final = (README, *PAGES, ROOT / "dashboards/README.md", ROOT / ".github/CONTRIBUTING.md")
 NOW: Final = 1_795_420_800.0
 """2026-11-23 08:00:00 UTC, a Monday, for what is run in this process."""
@@ -386,21 +389,21 @@ def write() -> None:
             page.write_text(with_outputs(page, directory), encoding="utf-8")
 
 
-def run_readme(environment: Path, wheel: Path) -> None:
-    """Run the commands of the README in another environment, installing a wheel as it says.
+def run_installed(page: Path, environment: Path, wheel: Path) -> None:
+    """Run the commands of a page in another environment, installing a wheel as it says.
 
     Raises:
-        AssertionError: A command failed, or its first line of output differs from the README's.
+        AssertionError: A command failed, or its first line of output differs from the page's.
     """
     with tempfile.TemporaryDirectory() as directory:
-        session = start_session(README, Path(directory), {})
+        session = start_session(page, Path(directory), {})
         path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
         variables = {**os.environ, **TERMINAL, **session.variables, "PATH": path}
-        for command in sessions(README):
+        for command in sessions(page):
             if command.words[0] == "export":
                 variables |= dict(word.split("=", 1) for word in command.words[1:])
                 continue
-            text = command.text.replace("pip install '.", f"pip install --quiet '{wheel}")
+            text = INSTALLED.sub(f"pip install --quiet '{wheel}", command.text)
             done = subprocess.run(
                 ["bash", "-euc", text],
                 cwd=directory,
@@ -416,4 +419,5 @@ def run_readme(environment: Path, wheel: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_readme(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
+    for each in (README, ROOT / "otel_limits/docs/langchain.md"):
+        run_installed(each, Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
