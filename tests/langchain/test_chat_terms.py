@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage
+from langchain_google_genai import ChatGoogleGenerativeAI
 from langgraph.graph import START, MessagesState, StateGraph
 
 from otel_limits import Event, ModelCall, enable
@@ -42,6 +43,12 @@ SETTINGS: dict[str, tuple[Any, Any]] = {
     "Anthropic's region": (models.anthropic(NOWHERE, inference_geo="us"), {"region": "us"}),
     "Bedrock's client": (models.bedrock(NOWHERE), {"region": "us-east-1"}),
     "Google's own API": (models.gemini(NOWHERE, location="europe-west4"), {"region": None}),
+    "Vertex AI": (
+        ChatGoogleGenerativeAI(
+            model="gemini-2.5-flash", vertexai=True, project="p", location="us-east1"
+        ),
+        {"region": "us-east1"},
+    ),
     "audio": (
         models.openai(NOWHERE, model_kwargs={"modalities": ["text", "audio"]}),
         {"audio_out": True},

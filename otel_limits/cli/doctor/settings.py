@@ -114,9 +114,8 @@ def _action(policies: Mapping[str, Policy]) -> Finding:
 def _price_list() -> Finding:
     in_use = list_in_use()
     if in_use is None:
-        return skipped(
-            "price list", "Not installed.", "pip install 'otel-limits[prices]' (Python 3.11)"
-        )
+        advice = "pip install 'otel-limits[prices]' (Python 3.11 or newer)"
+        return skipped("price list", "Not installed.", advice)
     return ok("price list", old_list() or f"{in_use}.")
 
 
