@@ -48,7 +48,7 @@ def changed(expected: dict[str, str]) -> list[str]:
 
 def call(name: str, module: str) -> dict[str, Any]:
     """Call the agent of a framework; return its model calls and the reason for its end."""
-    import_module(module)  # before anything of ours, in a child process as well
+    import_module(module)  # before otel-limits, in a child process as well
     from otel_limits.bindings.known import FRAMEWORKS
     from otel_limits.runs.tree import current
 

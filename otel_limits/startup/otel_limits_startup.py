@@ -192,8 +192,8 @@ class TriggerFinder(OutermostFinder):
 
     def imported(self, name: str) -> None:
         """Enable if a trigger is there."""
-        # Another thread that imports agents waits until they are limited. What enables may wait for
-        # other imports, such as that of prometheus_client by a thread of ours.
+        # Another thread that imports agents waits until they are limited. For other imports, the
+        # enabling thread may wait, e.g. for that of prometheus_client by the quotas' thread.
         waits = name.partition(".")[0] in PACKAGES or not name
         is_early = any(is_under_way(name) for name in FRAMEWORKS)  # by another thread
         for trigger in TRIGGERS:
