@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,7 +100,8 @@ def served(words: Sequence[str], **variables: str) -> Iterator[None]:
 def ask(port: int, path: str = "") -> object:
     """Send a request to a server once it answers."""
     pause = threading.Event()
-    for _ in range(600):
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
         try:
             with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=PATIENCE_SECONDS) as answer:
                 return json.load(answer)
@@ -113,7 +115,12 @@ SERVERS = {
     "gunicorn, preloaded": (
         *("gunicorn", "served:wsgi", "--workers=2", "--preload", "--bind=127.0.0.1:{port}"),
     ),
-    "uvicorn": ("uvicorn", "served:asgi", "--workers=2", "--port={port}"),
+    # Uvicorn ends a worker that does not answer within 5 seconds of its start, and OpenTelemetry
+    # imports every library of this environment that it can instrument.
+    "uvicorn": (
+        *("uvicorn", "served:asgi", "--workers=2", "--port={port}"),
+        "--timeout-worker-healthcheck=60",
+    ),
 }
 
 

@@ -293,6 +293,7 @@ def own_server(redis_installed: None, tmp_path: Path) -> Iterator[Server]:
     server.start()
     server.age()
     yield server
+    otel_limits.disable()  # or a worker would log that its server is gone
     server.stop()
 
 
