@@ -158,9 +158,12 @@ class Wire:
     def close(self) -> None:
         """Hang up."""
         self.delay = 0.0
-        for end in self._ends:
+        # No client may be accepted after the ends of the others were closed.
+        hang_up(self._ends[0])
+        self._threads[0].join()
+        for end in self._ends[1:]:
             hang_up(end)
-        for thread in self._threads:
+        for thread in self._threads[1:]:
             thread.join()
 
     def _start(self, work: Callable[..., None], *arguments: Any) -> None:
