@@ -33,34 +33,35 @@ end
 local size = #ARGV - 4
 local are_granted = size > 0 and redis.call('EXISTS', unpack(KEYS, 2 * size + 5)) > 0
 
--- Return the state of one count: used, reserved, last reset, when it is full again if it is a token bucket, and
--- the limit of the key's plan.
-local function read(bucket, leases, unit, per)
-  local found = redis.call('HMGET', bucket, 'used', 'reserved', 'reset', 'limit')
-  local full_at = '0'
-  -- Opening a count costs much more than to see that there is nothing to do.
-  if found[2] and (per ~= '0' or (found[2] ~= '0' and (redis.call('HGET', bucket, 'run') ~= run
-      or #redis.call('ZRANGEBYSCORE', leases, '-inf', whole(now), 'LIMIT', 0, 1) > 0))) then
-    local count = open(run, bucket, leases)
-    void(count, KEYS[2], now, unit)
-    found[1], found[2] = whole(count.used), whole(count.reserved)
-    full_at = count.amount and whole(room_at(count, count.used + count.reserved)) or '0'
-  end
-  return found[1] or '0', found[2] or '0', found[3] or '-', full_at, found[4]
+-- Return what is used and reserved of a count, and when it is full again if it is a token bucket.
+local function opened(bucket, leases, unit)
+  local count = open(run, bucket, leases)
+  void(count, KEYS[2], now, unit)
+  local full_at = count.amount and whole(room_at(count, count.used + count.reserved)) or '0'
+  return whole(count.used), whole(count.reserved), full_at
 end
 
-local reply, blocked = { 'looked', whole(now), '-', sharing .. '/' .. living }, {}
+-- Locals and texts, as globals and numbers would take a tenth of the time.
+local call, keys, lines, now_text = redis.call, KEYS, ARGV, whole(now)
+local reply, blocked = { 'looked', now_text, '-', sharing .. '/' .. living }, {}
 local line, unit, amount, per, burst
 for n = 1, size do
   -- Those of one quota are mostly the same.
-  if ARGV[n + 4] ~= line then
-    line = ARGV[n + 4]
+  if lines[n + 4] ~= line then
+    line = lines[n + 4]
     unit, amount, per, burst = string.match(line, '^(%S+) (%d+) (%d+) (%d+)$')
   end
-  local used, reserved, reset, full_at, planned = read(KEYS[n + 4], KEYS[n + 4 + size], unit, per)
-  local more, block, set = 0, nil, nil
+  local bucket, leases = keys[n + 4], keys[n + 4 + size]
+  local found = call('HMGET', bucket, 'used', 'reserved', 'reset', 'limit')
+  local used, reserved, full_at = found[1] or '0', found[2] or '0', '0'
+  -- Opening a count costs much more than to see that there is nothing to do.
+  if found[2] and (per ~= '0' or (reserved ~= '0' and (call('HGET', bucket, 'run') ~= run
+      or #call('ZRANGEBYSCORE', leases, '-inf', now_text, 'LIMIT', 0, 1) > 0))) then
+    used, reserved, full_at = opened(bucket, leases, unit)
+  end
+  local planned, more, block, set = found[4], '0', nil, nil
   if are_granted then
-    more, block, set = granted(KEYS[n + 4 + 2 * size], unit, now)
+    more, block, set = granted(keys[n + 4 + 2 * size], unit, now)
   end
   if block then
     blocked[#blocked + 1] = (n - 1) .. '=' .. block
@@ -69,7 +70,7 @@ for n = 1, size do
     local limit = (set or tonumber(planned or amount)) + more
     more = '=' .. whole(capacity(limit, tonumber(per), tonumber(burst)))
   end
-  reply[n + 4] = used .. ' ' .. reserved .. ' ' .. more .. ' ' .. reset .. ' ' .. full_at
+  reply[n + 4] = used .. ' ' .. reserved .. ' ' .. more .. ' ' .. (found[3] or '-') .. ' ' .. full_at
 end
 if #blocked > 0 then
   reply[3] = table.concat(blocked, ',')
