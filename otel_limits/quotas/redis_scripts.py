@@ -13,7 +13,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
+from itertools import chain, groupby, repeat
 from typing import Final, NamedTuple, cast
 from urllib.parse import quote, unquote
 
@@ -269,9 +269,9 @@ class KeyNames:
         arguments = [operation.worker, str(WORKER_SECONDS * 1000), self.run, kept]
         buckets = [self.bucket(count) for count, _ in operation.counts]
         keys += [bucket for bucket, _ in buckets] + [leases for _, leases in buckets]
-        for count, amount in operation.counts:
-            keys.append(self.grants(count))
-            arguments.append(f"{count.unit} {amount} {refill_of(count)}")
+        keys += [self.grants(count) for count, _ in operation.counts]
+        terms = (f"{count.unit} {amount} {refill_of(count)}" for count, amount in operation.counts)
+        arguments += [f"{len(list(same))} {each}" for each, same in groupby(terms)]
         return ScriptCall("look", keys, arguments)
 
     def _done(self, identity: str) -> tuple[str, int]:

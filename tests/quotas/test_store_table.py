@@ -14,6 +14,7 @@ import pytest
 from otel_limits.quotas import stores
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.recovery import forget_expired, settle_expired
+from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.redis_store import RedisStore
 from otel_limits.quotas.store import (
     Change,
@@ -118,7 +119,7 @@ def test_store_without_channels_is_polled_for_kills(
     hold({}, server.url)
     caplog.clear()
     eventually(lambda: bool(store.kill("research-*") or received))
-    assert not server.client.pubsub_channels()
+    assert not server.client.pubsub_channels(KeyNames().kill_channel)
     assert "cannot subscribe" not in caplog.text
 
 
