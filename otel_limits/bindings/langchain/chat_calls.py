@@ -222,7 +222,7 @@ def _described(
     if path is not None:
         for call, each in zip(calls, messages, strict=True):
             call.id = str(next(IDS))
-            path.end_turns(each)
+            path.end_turns_before(each)
     return ChatRequest(model, run, path, list(messages), dict(options), calls)
 
 
@@ -459,7 +459,12 @@ class ChatRequest:
         if path.wrapping is not None and call is path.last_call:
             _end_with(path, message, call)
         else:
-            path.begin_turn(message, call)
+            text = message.text if isinstance(message.text, str) else message.text()
+            called = [
+                (each["id"] or each["name"], each["name"], each["args"])
+                for each in message.tool_calls
+            ]
+            path.begin_turn(text, called, call)
 
     @suppress_errors("binding")
     def fail(self, error: BaseException) -> None:

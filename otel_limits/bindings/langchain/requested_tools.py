@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import functools
-import time
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import ToolMessage
 from langgraph.errors import GraphBubbleUp
-from opentelemetry import context as otel_context
 
 from otel_limits.bindings.halted_agents import reworded_text
 from otel_limits.bindings.langchain.chat_readers import text_of
-from otel_limits.bindings.langchain.graph_path import GraphPath, RequestedTool
+from otel_limits.bindings.langchain.graph_path import GraphPath
 from otel_limits.bindings.langchain.halt_marks import mark_inner
+from otel_limits.bindings.requested_turns import RunningTool
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.texts import not_run_note, refusal_note
-from otel_limits.runs.tree import TASK_SCOPE, TaskScope, current_scope, for_threads, is_within
+from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from otel_limits.bindings.requested_turns import RequestedTool
 
 
 def track_run(original: Any) -> Any:
@@ -65,7 +65,7 @@ def track_arun(original: Any) -> Any:
 
 
 @suppress_errors("binding")
-def _begun(tool: Any, asked: Any, options: Mapping[str, Any]) -> RunningTool | None:
+def _begun(tool: Any, asked: Any, options: Mapping[str, Any]) -> RunningGraphTool | None:
     """Begin a tool call; `None` if no model has requested it, or no graph is limited.
 
     Only a call that a model has requested has an ID.
@@ -80,49 +80,24 @@ def _begun(tool: Any, asked: Any, options: Mapping[str, Any]) -> RunningTool | N
     requested = path.tools.get(identity)
     if requested is None:  # requested by a response of an earlier invocation of this thread
         requested = path.resume_tool(identity, tool.name, asked)
-    return RunningTool(path, requested, identity, tool.name)
+    return RunningGraphTool(path, requested, identity, tool.name)
 
 
-class RunningTool:
-    """One call of a tool, as a context manager while the tool's own code runs."""
+class RunningGraphTool(RunningTool):
+    """One call of a tool of LangChain."""
 
     def __init__(self, path: GraphPath, requested: RequestedTool, identity: str, name: str) -> None:
         """Begin the call."""
-        self._path = path
-        self._requested = requested
+        super().__init__(path, requested)
         self._identity = identity
         self._name = name
-        self._started = time.monotonic()
-        self._scope = requested.scope = TaskScope(path.run, TASK_SCOPE.get())
-        self._tokens: tuple[Any, Any] | None = None
-
-    @suppress_errors("binding")
-    def __enter__(self) -> None:
-        """Let what the tool starts belong to it, in plain threads as well."""
-        context = otel_context.get_current()
-        context = for_threads(self._path.run, self._scope, context) or context
-        self._tokens = TASK_SCOPE.set(self._scope), otel_context.attach(context)
-
-    @suppress_errors("binding")
-    def __exit__(self, *_: object) -> None:
-        """Leave the tool's code."""
-        if self._tokens is not None:  # or an internal error, which was reported
-            scope, context = self._tokens
-            otel_context.detach(context)
-            TASK_SCOPE.reset(scope)
 
     @suppress_errors("binding")
     def refusal(self) -> ToolMessage | None:
         """Return the result of a call that must not run, for the model."""
-        path, breach = self._path, self._requested.refusal
-        pending = path.verdict or path.wrapping
-        if breach is not None:
-            note = refusal_note(breach)
-        elif pending is not None:
-            note = not_run_note(pending)
-        else:
+        note = self.refusal_text()
+        if note is None:
             return None
-        self._requested.status = "refused"
         return ToolMessage(note, name=self._name, tool_call_id=self._identity, status="error")
 
     @suppress_errors("binding")
@@ -130,7 +105,7 @@ class RunningTool:
         """Note an exception of the tool. One that waits for a human has not ended."""
         if not isinstance(error, Exception) or isinstance(error, GraphBubbleUp):
             return
-        self._note("error", str(error))
+        self.note("error", str(error))
 
     def ended(self, result: Any) -> Any:
         """Note the result, and return it with the texts for the model around a halted agent."""
@@ -138,15 +113,11 @@ class RunningTool:
 
     @suppress_errors("binding")
     def _worded(self, result: Any) -> Any:
-        run = self._path.run
-        stops = [
-            child.stop(verdict.reason)
-            for child, verdict in run.halted.values()
-            if is_within(child, self._scope)
-        ]
+        run = self.path.run
+        stops = self.inner_stops
         if isinstance(result, ToolMessage) and run.halted:
             worded = (
-                reworded_text(result.content, run, self._scope)
+                reworded_text(result.content, run, self.scope)
                 if (isinstance(result.content, str))
                 else result.content
             )
@@ -154,11 +125,5 @@ class RunningTool:
             if stops:
                 mark_inner(result, stops)
         status = getattr(result, "status", "success")
-        self._note(status if status in ("success", "error") else "success", text_of(result))
+        self.note(status if status in ("success", "error") else "success", text_of(result))
         return result
-
-    def _note(self, status: str, text: str) -> None:
-        requested = self._requested
-        requested.status, requested.result = status, text
-        requested.seconds = time.monotonic() - self._started
-        self._scope.has_ended = True
