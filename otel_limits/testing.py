@@ -7,22 +7,26 @@ For Strands:
     agent("go")
     assert model.calls == 3
 
-For LangChain, with `create_agent(ScriptedChatModel(endless(uses("search"))), [search])`.
+For LangChain, with `create_agent(ScriptedChatModel(endless(uses("search"))), [search])`. For the
+OpenAI Agents SDK, with `Agent("boss", model=ScriptedAgentsModel(endless(uses("search"))))`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.bindings.installed import require
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
+from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.script import Answer, endless, fails, only, says, tokens, uses
 from otel_limits.bindings.strands.strands_framework import STRANDS
 
 if TYPE_CHECKING:
     from otel_limits.bindings.langchain.scripted_chat_model import ScriptedChatModel
+    from otel_limits.bindings.openai_agents.scripted_agents_model import ScriptedAgentsModel
     from otel_limits.bindings.strands.scripted_model import ScriptedModel
 
 __all__ = [
     "Answer",
+    "ScriptedAgentsModel",
     "ScriptedChatModel",
     "ScriptedModel",
     "endless",
@@ -46,4 +50,9 @@ def __getattr__(name: str) -> Any:
         from otel_limits.bindings.langchain.scripted_chat_model import ScriptedChatModel
 
         return ScriptedChatModel
+    if name == "ScriptedAgentsModel":
+        require(OPENAI_AGENTS, f"otel_limits.testing.{name}")
+        from otel_limits.bindings.openai_agents.scripted_agents_model import ScriptedAgentsModel
+
+        return ScriptedAgentsModel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Replaces methods of a framework's classes, and restores them."""
+"""Replaces methods of a framework's classes, also of those that are derived later."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ class Patches:
         self._originals[owner, name] = vars(owner).get(name), ours
         setattr(owner, name, ours)
 
+    def watch_subclasses(self, owner: Any, watch: Callable[[Any], None]) -> None:
+        """Call `watch` with each class that is derived from `owner` from now on."""
+        original = vars(owner).get("__init_subclass__")
+
+        def init_subclass(derived: type, /, **kwargs: Any) -> None:
+            if original is None:
+                super(owner, derived).__init_subclass__(**kwargs)  # type: ignore[misc]
+            else:
+                original.__get__(None, derived)(**kwargs)
+            watch(derived)
+
+        self.put(owner, "__init_subclass__", classmethod(init_subclass))
+
     def restore(self) -> None:
         """Restore every class."""
         for (owner, name), (original, ours) in self._originals.items():
@@ -41,3 +54,11 @@ class Patches:
             else:
                 setattr(owner, name, original)
         self._originals.clear()
+
+
+def subclasses_of(owner: type) -> list[type]:
+    """Return all current subclasses of `owner`; one with two parents occurs twice."""
+    derived: list[type] = owner.__subclasses__()
+    for each in derived:  # grows during the loop
+        derived += each.__subclasses__()
+    return derived

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.framework import OWN_SPANS
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
+from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.stop_json import stop_from_json
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework, SpanNames
     from otel_limits.core.events import Stop
 
-FRAMEWORKS: Final[tuple[Framework, ...]] = (STRANDS, LANGCHAIN)
+FRAMEWORKS: Final[tuple[Framework, ...]] = (STRANDS, LANGCHAIN, OPENAI_AGENTS)
 
 
 def span_names(frameworks: Iterable[Framework] = FRAMEWORKS) -> Iterator[SpanNames]:

@@ -18,11 +18,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 # A test compares this with `otel_limits.bindings.known`, which must not be imported yet.
-FRAMEWORKS = {"strands.agent.agent": "strands-agents", "langgraph.pregel.main": "langgraph"}
+FRAMEWORKS = {
+    "strands.agent.agent": "strands-agents",
+    "langgraph.pregel.main": "langgraph",
+    "agents.run": "openai-agents",
+}
 """The module of each framework that every program with agents imports, and its distribution."""
-CLASSES = {"strands.agent.agent": "Agent", "langgraph.pregel.main": "Pregel"}
+CLASSES = {
+    "strands.agent.agent": "Agent",
+    "langgraph.pregel.main": "Pregel",
+    "agents.run": "AgentRunner",
+}
 """A class in each of these modules, by which it is recognized if its distribution is unknown."""
-PACKAGES = ("langchain", "langchain_core", "langgraph", "strands")
+PACKAGES = ("agents", "langchain", "langchain_core", "langgraph", "strands")
 """The top-level packages of all frameworks. Their modules import each other in circles, so that one
 of them can be complete while what it needs is not."""
 TRIGGERS = ("opentelemetry.sdk.trace", "prometheus_client") + tuple(FRAMEWORKS)  # noqa: RUF005  Python 3.6

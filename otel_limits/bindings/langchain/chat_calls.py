@@ -459,7 +459,8 @@ class ChatRequest:
         if path.wrapping is not None and call is path.last_call:
             _end_with(path, message, call)
         else:
-            text = message.text if isinstance(message.text, str) else message.text()
+            shown: Any = message.text  # a method in older releases
+            text = shown if isinstance(shown, str) else shown()
             called = [
                 (each["id"] or each["name"], each["name"], each["args"])
                 for each in message.tool_calls

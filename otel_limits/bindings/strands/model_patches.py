@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.bindings.class_patches import subclasses_of
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
@@ -27,16 +28,7 @@ class ModelPatcher:
 
     def watch_classes_of(self, model: Any) -> None:
         """Patch every subclass of `model`, including those defined later."""
-        original = vars(model).get("__init_subclass__")
-
-        def watch(derived: type, /, **kwargs: Any) -> None:
-            if original is None:
-                super(model, derived).__init_subclass__(**kwargs)  # type: ignore[misc]
-            else:
-                original.__get__(None, derived)(**kwargs)
-            suppress_errors("binding")(self._watch_class)(derived)
-
-        self._patches.put(model, "__init_subclass__", classmethod(watch))
+        self._patches.watch_subclasses(model, suppress_errors("binding")(self._watch_class))
 
     @suppress_errors("binding")
     def watch_of(self, agent: Agent) -> None:
@@ -68,11 +60,3 @@ class ModelPatcher:
 
             self._patches.wrap(owner, "stream", requests.track_stream)
             self._patches.wrap(owner, "structured_output", requests.track_structured_output)
-
-
-def subclasses_of(owner: type) -> list[type]:
-    """Return all current subclasses of `owner`; one with two parents occurs twice."""
-    derived: list[type] = owner.__subclasses__()
-    for each in derived:  # grows during the loop
-        derived += each.__subclasses__()
-    return derived

@@ -1,0 +1,236 @@
+"""One run of the SDK: its agents, of which one is active, and its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import baggage, trace
+from opentelemetry import context as otel_context
+
+from otel_limits.bindings.openai_agents.run_marks import mark, mark_inner
+from otel_limits.bindings.own_spans import end_span, start_agent_span
+from otel_limits.bindings.requested_turns import TurnPath
+from otel_limits.bindings.span_writer import write_end
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.policy import KILLED
+from otel_limits.runs.tree import CURRENT, TASK_SCOPE, current_scope, for_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from otel_limits.bindings.framework import Host
+    from otel_limits.core.events import Stop
+    from otel_limits.core.policy import Policy, Verdict
+
+HANDOFF: Final = "handoff"
+"""Reason for the end of an agent whose run another agent has ended."""
+
+
+@dataclass(slots=True, eq=False)
+class AgentPath(TurnPath):
+    """The invocation of one agent within a run."""
+
+    agent_run: AgentRun = field(kw_only=True)
+    span: trace.Span = field(default=trace.INVALID_SPAN, kw_only=True)
+    answered_items: int = field(default=0, kw_only=True)
+    """Number of items of the last request and its response."""
+    answered_tokens: int = field(default=0, kw_only=True)
+    """Tokens of these items, as the vendor reported them."""
+    is_halted: bool = field(default=False, kw_only=True)
+    """True once the run was made to end, by our text or exception or the model's last answer."""
+    is_synthetic: bool = field(default=False, kw_only=True)
+    """True if the final output is our text."""
+
+
+class AgentRun:
+    """One run: a call of `Runner.run`, `run_sync` or `run_streamed`.
+
+    Each agent that is active in it is an invocation: the first one, and within it each agent that a
+    hand-off makes active. As a context manager it is entered while the SDK's own code runs.
+
+    Args:
+        host: The runtime of the process.
+        agent: The name of the first agent.
+        attributes: Attributes for quotas and the audit.
+        session_id: The ID of the session, if any.
+        policy: The first agent's policy, if a human has extended it.
+        declined: The halt that a human has decided.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        agent: str,
+        *,
+        attributes: Mapping[str, object],
+        session_id: str | None = None,
+        policy: Policy | None = None,
+        declined: Verdict | None = None,
+    ) -> None:
+        """Start the invocation of the first agent."""
+        self.attributes = attributes
+        self.result: Any = None
+        """The result of a streamed run, which exists from its start."""
+        self.called: dict[str | None, Stop] = {}
+        """The halts of agents that its tools have called, by the ID of the invocation."""
+        self.is_over = False
+        self._host = host
+        self._session_id = session_id
+        self._tokens: list[tuple[Any, Any]] = []
+        self._reason = "aborted"
+        self.root = self.active = self._begin(agent, policy)
+        self.root.verdict = declined
+        self._paths = {agent: self.root}
+        LIVE.add(self)
+
+    def _begin(self, agent: str, policy: Policy | None = None) -> AgentPath:
+        host = self._host
+        span = start_agent_span(agent, self._session_id) or trace.INVALID_SPAN
+        context = span.get_span_context()
+        run = host.runs.start(
+            agent,
+            policy or host.policy(agent),
+            context.trace_id,
+            context.span_id,
+            sampled=context.trace_flags.sampled,
+            traced=context.is_valid,
+            session_id=self._session_id,
+            attributes=_audited(self.attributes, host.runs.audit_keys),
+        )
+        path = run.state = AgentPath(run, agent_run=self, span=span)
+        run.cancel = path.cancel
+        run.time_limit.start()
+        return path
+
+    # --- the active agent -------------------------------------------------------------------------
+
+    @suppress_errors("binding")
+    def activate(self, agent: str) -> None:
+        """Make an agent active. An agent that becomes active again continues its invocation."""
+        if (path := self._paths.get(agent)) is None:
+            path = self._paths[agent] = self._begin(agent)
+        self.active = path
+
+    def path_of(self, agent: str | None) -> AgentPath:
+        """Return the invocation of an agent, or of the active one."""
+        return self._paths.get(agent or "", self.active)
+
+    @property
+    def ended(self) -> AgentPath | None:
+        """The invocation whose limit or kill ends the run: that of the active or the first agent.
+
+        The first agent's invocation contains those of all others.
+        """
+        return next((each for each in (self.active, self.root) if each.verdict is not None), None)
+
+    # --- the SDK's own code -----------------------------------------------------------------------
+
+    @suppress_errors("binding")
+    def __enter__(self) -> None:
+        """Let what runs now belong to the first agent."""
+        context = otel_context.get_current()
+        if self.root.span.get_span_context().is_valid:
+            context = trace.set_span_in_context(self.root.span, context)
+        run = self.root.run
+        attached = otel_context.attach(for_threads(run, TASK_SCOPE.get(), context) or context)
+        self._tokens.append((CURRENT.set(run), attached))
+
+    @suppress_errors("binding")
+    def __exit__(self, *_: object) -> None:
+        """Restore the context of the caller."""
+        if self._tokens:  # else an internal error, which was reported
+            entered, attached = self._tokens.pop()
+            otel_context.detach(attached)
+            CURRENT.reset(entered)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    @suppress_errors("binding")
+    def succeed(self, result: Any) -> None:
+        """Note that the run has returned a result."""
+        path = self.active
+        if result.interruptions:
+            self._reason = "interrupt"
+        elif result is self.result and result.final_output is None:
+            # A streamed run ends without an exception, which its reader raises, or by `cancel()`.
+            is_last = result.max_turns is not None and result.current_turn > result.max_turns
+            self._reason = "max_turns_exceeded" if is_last else "cancelled"
+        else:
+            self._reason = "end_turn"
+        for each in (self.root, path):
+            if each.run.freeze_outcome() and not each.is_halted:
+                each.run.halt(KILLED, "halted")  # when no model call was left to refuse
+        self.write_marks(result)
+
+    @suppress_errors("binding")
+    def write_marks(self, result: Any) -> None:
+        """Write the halt into a result, and those of agents that were called by tools."""
+        for path in self._paths.values():  # of agents that a guardrail has called
+            for child, verdict in path.run.halted.values():
+                if getattr(child.state, "agent_run", None) is not self:
+                    self.note_called([child.stop(verdict.reason)])
+        if self.called:
+            mark_inner(result, self.called.values())
+        for path in self._paths.values():
+            if path.is_halted and path.run.verdict is not None:
+                stop = path.run.stop(path.run.verdict.reason)
+                mark(result, stop, synthetic=path.is_synthetic)
+
+    def note_called(self, stops: Iterable[Stop]) -> None:
+        """Note the halts of agents that a tool or a guardrail has called."""
+        for stop in stops:
+            self.called.setdefault(stop.invocation_id, stop)
+
+    @suppress_errors("binding")
+    def end_with(self, reason: str) -> None:
+        """Note why the run has ended without a result."""
+        self._reason = reason
+
+    def finish(self) -> None:
+        """End the invocations of all agents, however the run has ended."""
+        self.is_over = True
+        LIVE.discard(self)
+        for path in reversed(tuple(self._paths.values())):  # the first agent's contains the others
+            self._close(path)
+
+    @suppress_errors("binding")
+    def _close(self, path: AgentPath) -> None:
+        run = path.run
+        path.end_turns()
+        write_end(path.span, run)
+        end_span(path.span)
+        if run.verdict is not None and run.action != "observed":
+            run.finish(run.verdict.reason)
+        else:
+            run.finish(self._reason if path is self.active else HANDOFF)
+
+
+def path_of_task() -> AgentPath | None:
+    """Return the active agent of the run in whose own task the code runs, outside of its tools."""
+    run, scope = current_scope()
+    path = getattr(run, "state", None)
+    if not isinstance(path, AgentPath) or path.agent_run.is_over:
+        return None
+    if scope is not None and scope.owner is run:
+        return None
+    return path.agent_run.active
+
+
+def _audited(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:
+    """Return the values of `keys` in the attributes of the run, or in the caller's baggage."""
+    if not keys:
+        return {}
+    found = {**baggage.get_all(), **attributes}
+    return {key: str(found[key]) for key in keys if key in found}
+
+
+LIVE: Final[set[AgentRun]] = set()
+"""Runs in progress, to end them when otel-limits is disabled."""
+
+
+def abort_all() -> None:
+    """End all runs when otel-limits is disabled."""
+    for agent_run in list(LIVE):
+        agent_run.root.run.released = agent_run.active.run.released = True
+        agent_run.finish()

@@ -1,0 +1,108 @@
+"""Tracks the function tools that a model has requested: refused at a limit, recorded at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+from otel_limits.bindings.halted_agents import reworded_text
+from otel_limits.bindings.openai_agents.agent_runs import AgentPath
+from otel_limits.bindings.openai_agents.model_readers import arguments_of
+from otel_limits.bindings.openai_agents.private import IS_ERROR, OUTPUT, refused_result
+from otel_limits.bindings.requested_turns import RunningTool
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.runs.tree import CURRENT, current_scope
+from otel_limits.usage.text import as_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_limits.bindings.requested_turns import RequestedTool
+
+
+def track_invocation(original: Any) -> Any:
+    """Wrap the function of the SDK that calls a function tool."""
+
+    @functools.wraps(original)
+    async def invoke(**call: Any) -> Any:
+        running = _begun(call)
+        if running is None:
+            return await original(**call)
+        if (refusal := running.refusal()) is not None:
+            return refusal
+        try:
+            with running:
+                result = await original(**call)
+        except BaseException as error:
+            running.fail(error)
+            raise
+        return running.ended(result)
+
+    return invoke
+
+
+@suppress_errors("binding")
+def _begun(call: Mapping[str, Any]) -> RunningFunctionTool | None:
+    """Begin a tool call; `None` if its run is not tracked."""
+    run, scope = current_scope()
+    path = getattr(run, "state", None)
+    if not isinstance(path, AgentPath) or path.agent_run.is_over:
+        return None
+    if scope is not None and scope.owner is run:  # a tool that calls another one itself
+        return None
+    context = call["context"]
+    path = path.agent_run.path_of(getattr(context.agent, "name", None))
+    requested = path.tools.get(context.tool_call_id)
+    if requested is None:  # requested by a response of an earlier, interrupted run
+        arguments = arguments_of(call["arguments"])
+        requested = path.resume_tool(context.tool_call_id, call["function_tool"].name, arguments)
+    return RunningFunctionTool(path, requested)
+
+
+class RunningFunctionTool(RunningTool):
+    """One call of a function tool."""
+
+    _run_token: Any = None
+
+    def __init__(self, path: AgentPath, requested: RequestedTool) -> None:
+        """Begin the call."""
+        super().__init__(path, requested)
+        self.agent_run = path.agent_run
+
+    def __enter__(self) -> None:
+        """Let what the tool starts belong to it, and to the agent that has requested it."""
+        super().__enter__()
+        self._run_token = CURRENT.set(self.path.run)
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the tool's code."""
+        CURRENT.reset(self._run_token)
+        super().__exit__()
+
+    @suppress_errors("binding")
+    def refusal(self) -> Any:
+        """Return the result of a call that must not run, for the model."""
+        note = self.refusal_text()
+        return None if note is None else refused_result(note)
+
+    @suppress_errors("binding")
+    def fail(self, error: BaseException) -> None:
+        """Note an exception of the tool, which ends the run."""
+        if isinstance(error, Exception):
+            self.note("error", str(error))
+
+    def ended(self, result: Any) -> Any:
+        """Note the result, and return it with the texts for the model around a halted agent."""
+        return self._worded(result) or result
+
+    @suppress_errors("binding")
+    def _worded(self, result: Any) -> Any:
+        output, run = getattr(result, OUTPUT), self.path.run
+        self.agent_run.note_called(self.inner_stops)
+        if isinstance(output, str) and run.halted:
+            output = reworded_text(output, run, self.scope)
+            result = dataclasses.replace(result, **{OUTPUT: output})
+        status = "error" if getattr(result, IS_ERROR) else "success"
+        self.note(status, output if isinstance(output, str) else as_json(output))
+        return result

@@ -1,0 +1,215 @@
+"""Reads the SDK's requests and responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.bindings.openai_agents.private import client_of
+from otel_limits.bindings.request_settings import PricedRequest, settings_in
+from otel_limits.core.internal_errors import report_suppressed
+from otel_limits.core.listings import vendor_at
+from otel_limits.core.regions import place_of
+from otel_limits.core.terms import DEFAULT_TERMS, PricingTerms
+from otel_limits.runs.calls import InFlightCall
+from otel_limits.usage.normaliser import record_of_usage
+from otel_limits.usage.text import MESSAGE, as_json, tokens_of_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from otel_limits.bindings.openai_agents.agent_runs import AgentPath
+    from otel_limits.bindings.openai_agents.model_requests import RequestArguments
+    from otel_limits.core.usage import UsageRecord
+
+OPENAI: Final = "openai"
+PROVIDERS: Final[Mapping[str, str]] = {
+    "agents.models": OPENAI,
+    "agents.extensions.models.litellm_model": "litellm",
+    "agents.extensions.models.any_llm_model": "any-llm",
+}
+"""The provider of the SDK's model classes, by the beginning of their modules."""
+
+AZURE: Final = "AsyncAzure"
+"""The beginning of the name of the client for Azure."""
+
+USAGE: Final = OPENAI
+"""The SDK writes all usage like OpenAI: cached tokens are part of the input
+(openai-agents, usage.py)."""
+
+SCHEMAS: Final = ("response_format", "text", "metadata", "extra_headers")
+"""Settings whose properties may have any name."""
+
+
+# --- the request ----------------------------------------------------------------------------------
+
+
+def call_to(model: Any, request: RequestArguments, path: AgentPath | None) -> InFlightCall:
+    """Describe a model call before it is sent.
+
+    Args:
+        model: The model.
+        request: The arguments of the call.
+        path: The agent whose turn it is; `None` for a side call.
+    """
+    try:
+        provider = provider_of(model)
+        call = InFlightCall(
+            model_id(model),
+            _projected_input(request, path),
+            provider,
+            getattr(request["model_settings"], "max_tokens", None),
+        )
+        call.terms = _terms_of(model, provider, request)
+    except Exception as error:  # noqa: BLE001  the agent must not feel it
+        report_suppressed("binding", error)
+        return InFlightCall("unknown")
+    return call
+
+
+def provider_of(model: Any) -> str:
+    """Return the provider of a model; for an application's own class, the name of the class."""
+    return _known_provider(model) or type(model).__qualname__
+
+
+def _known_provider(model: Any) -> str | None:
+    for each in type(model).__mro__:
+        for module, provider in PROVIDERS.items():
+            if f"{each.__module__}.".startswith(f"{module}.") and each.__name__ != "Model":
+                is_azure = type(client_of(model)).__name__.startswith(AZURE)
+                return "azure" if provider == OPENAI and is_azure else provider
+    return None
+
+
+def model_id(model: Any) -> str:
+    """Return a model's ID at the provider, or `unknown`."""
+    value = getattr(model, "model", None)
+    return value if isinstance(value, str) and value else "unknown"
+
+
+def _projected_input(request: RequestArguments, path: AgentPath | None) -> int:
+    """Estimate the input tokens of a request: at least 1.
+
+    The usage of the last response covers everything before it, so only what came later is
+    estimated.
+    """
+    given = request["input"]
+    items = [given] if isinstance(given, str) else list(given)
+    tokens = 0
+    if path is not None and path.answered_tokens:
+        is_stored = request["previous_response_id"] or request["conversation_id"]
+        if is_stored:  # only new items are sent
+            tokens = path.answered_tokens
+        elif path.answered_items <= len(items):
+            tokens, items = path.answered_tokens, items[path.answered_items :]
+    tokens += sum(MESSAGE + tokens_of_text(text_of_item(each)) for each in items)
+    if not (path is not None and path.answered_tokens):
+        tokens += tokens_of_text(request["system_instructions"] or "")
+        tokens += sum(tokens_of_text(_declared(tool)) for tool in request["tools"] or ())
+    return max(1, tokens)
+
+
+def _declared(tool: Any) -> str:
+    schema = getattr(tool, "params_json_schema", None)
+    return f"{tool.name} {getattr(tool, 'description', '')} {as_json(schema) if schema else ''}"
+
+
+def text_of_item(item: Any) -> str:
+    """Return the text of an item of a conversation; of tool calls and others, as JSON."""
+    content = item.get("content") if isinstance(item, Mapping) else item
+    if isinstance(content, str):
+        return content
+    return as_json(content if content is not None else item)
+
+
+def _terms_of(model: Any, provider: str, request: RequestArguments) -> PricingTerms:
+    """Return the pricing terms of a request."""
+    try:
+        given = request["model_settings"]
+        asked = {
+            name: value
+            for source in (vars(given), given.extra_args, given.extra_body)
+            for name, value in (source.items() if isinstance(source, Mapping) else ())
+            if value is not None and name not in SCHEMAS
+        }
+        asked["tools"] = [
+            {"type": tool.name}
+            for tool in request["tools"] or ()
+            if not hasattr(tool, "on_invoke_tool")
+        ]
+        address = getattr(client_of(model), "base_url", None) or getattr(model, "base_url", None)
+        addresses = [str(address)] if address else []
+        name = model_id(model)
+        return PricedRequest(
+            model=name,
+            provider=provider,
+            own_class=None if _known_provider(model) else type(model).__qualname__,
+            vendor=next(filter(None, map(vendor_at, addresses)), None),
+            region=place_of(name, addresses, set_as=[], of_client=[]),
+            settings=tuple(settings_in(asked)),
+        ).terms
+    except Exception as error:  # noqa: BLE001  a model may be anything
+        report_suppressed("binding", error)
+        return DEFAULT_TERMS
+
+
+# --- the response ---------------------------------------------------------------------------------
+
+
+def usage_of(response: Any) -> UsageRecord:
+    """Return the usage that a response reports."""
+    usage = response.usage
+    is_missing = usage is None or getattr(usage, "requests", 1) == 0
+    return record_of_usage(None if is_missing else _as_sent(response, usage), USAGE)
+
+
+def _as_sent(response: Any, usage: Any) -> dict[str, Any]:
+    told = {
+        name: getattr(usage, name)
+        for name in ("input_tokens", "output_tokens", "total_tokens")
+        if getattr(usage, name, None) is not None
+    }
+    for name in ("input_tokens_details", "output_tokens_details"):
+        if (details := getattr(usage, name, None)) is not None:
+            told[name] = dict(details)
+    if (tier := getattr(response, "service_tier", None)) is not None:
+        told["service_tier"] = tier
+    return told
+
+
+def text_of(output: Sequence[Any]) -> str:
+    """Return the text of the messages in a response."""
+    return "".join(
+        str(_field(part, "text") or "")
+        for item in output
+        if _field(item, "type") == "message"
+        for part in _field(item, "content") or ()
+    )
+
+
+def tools_in(output: Sequence[Any], handoffs: Sequence[Any]) -> Iterator[tuple[str, str, object]]:
+    """Yield the ID, the name and the arguments of each function tool that a response requests.
+
+    Args:
+        output: The items of the response.
+        handoffs: Hand-offs, which a model requests like tools.
+    """
+    others = {handoff.tool_name for handoff in handoffs}
+    for item in output:
+        if _field(item, "type") == "function_call" and _field(item, "name") not in others:
+            name = str(_field(item, "name"))
+            identity = _field(item, "call_id") or name
+            yield str(identity), name, arguments_of(_field(item, "arguments"))
+
+
+def arguments_of(text: Any) -> object:
+    """Return the arguments of a tool call, independent of their order and spaces in JSON."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):  # a model can write anything
+        return text
+
+
+def _field(item: Any, name: str) -> Any:
+    return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)

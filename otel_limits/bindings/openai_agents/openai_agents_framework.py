@@ -1,0 +1,195 @@
+"""The interface of the binding for the OpenAI Agents SDK, which it does not import."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.bindings.class_patches import Patches, subclasses_of
+from otel_limits.bindings.openai_agents.private import INVOKE, TOOLS
+from otel_limits.bindings.openai_agents.run_marks import SLOT, marker_of, stops_of
+from otel_limits.core.internal_errors import suppress_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from otel_limits.bindings.framework import Gap, Host, SpanNames
+    from otel_limits.core.events import Stop
+
+RUNNER: Final = "agents.run"
+MODELS: Final = "agents.models.interface"
+
+RUNNER_METHODS: Final = {"run": "track_run", "run_streamed": "track_run_streamed"}
+MODEL_METHODS: Final = {
+    "get_response": "track_get_response",
+    "stream_response": "track_stream_response",
+}
+"""Methods, each with our function that wraps it."""
+
+SHARED: Final = tuple(
+    f"{__package__}.{name}"
+    for name in ("openai_agents_framework", "run_marks", "agent_runs", "private")
+)
+"""Our modules that contain no class of the SDK."""
+
+
+class OpenAIAgentsFramework:
+    """Tracks the runs of all agents of the SDK."""
+
+    name = "openai-agents"
+    module = RUNNER
+    distribution = "openai-agents"
+    packages: Collection[str] = ("agents",)
+    requirement = "openai-agents >= 0.20"
+    parts: Collection[str] = ()
+    spans: SpanNames | None = None
+    stop_reasons: Collection[str] = (
+        *("end_turn", "handoff", "interrupt"),
+        *("cancelled", "guardrail", "max_turns_exceeded"),
+    )
+    """The SDK has no words for its ends, so those of other frameworks are used where they fit."""
+    successes: Collection[str] = ("end_turn", "handoff")
+
+    def __init__(self) -> None:
+        """Start without classes: the SDK may be imported later, or never."""
+        self._patches = Patches()
+        self._is_on = False
+        self._is_registered = False
+
+    @property
+    def host(self) -> Host | None:
+        """The runtime of the process."""
+        return SLOT.host
+
+    @host.setter
+    def host(self, host: Host | None) -> None:
+        SLOT.host = host
+
+    def gaps(self) -> Sequence[Gap]:
+        """Import the SDK and return the names of it that are used but missing.
+
+        Raises:
+            ImportError: It is not installed.
+        """
+        from otel_limits.bindings.openai_agents.openai_agents_probe import gaps
+
+        return gaps()
+
+    def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has no parts
+        """Return no gap."""
+        return ()
+
+    def watch(self) -> None:
+        """Track every run."""
+        import wrapt  # here, as commands that only read a ledger import this module
+
+        self._is_on = True
+        for module, patch in self._parts():
+            if module in sys.modules and self._is_registered:
+                patch(sys.modules[module])
+            elif not self._is_registered:
+                wrapt.register_post_import_hook(patch, module)
+        self._is_registered = True
+
+    def _parts(self) -> tuple[tuple[str, Callable[[Any], None]], ...]:
+        return (
+            (RUNNER, self._patch_runner),
+            (MODELS, self._patch_models),
+            (TOOLS, self._patch_tools),
+        )
+
+    @suppress_errors("binding")
+    def _patch_runner(self, module: Any) -> None:
+        if self._is_on:
+            for name, wrapper in RUNNER_METHODS.items():
+                wrap = functools.partial(_wrapped_at_first_call, "runner_methods", wrapper)
+                self._patches.wrap(module.AgentRunner, name, wrap)
+
+    @suppress_errors("binding")
+    def _patch_models(self, module: Any) -> None:
+        if self._is_on:
+            self._patches.watch_subclasses(module.Model, self._patch_model)
+            for derived in subclasses_of(module.Model):
+                self._patch_model(derived)
+
+    @suppress_errors("binding")
+    def _patch_model(self, derived: Any) -> None:
+        """Patch the class that defines a model's method: this one, a parent or a mix-in."""
+        for name, wrapper in MODEL_METHODS.items():
+            owner = next((each for each in derived.__mro__ if name in vars(each)), None)
+            is_abstract = getattr(vars(owner).get(name), "__isabstractmethod__", False)
+            if self._is_on and owner is not None and not is_abstract:
+                wrap = functools.partial(_wrapped_at_first_call, "model_calls", wrapper)
+                self._patches.wrap(owner, name, wrap)
+
+    @suppress_errors("binding")
+    def _patch_tools(self, module: Any) -> None:
+        if self._is_on:
+            wrap = functools.partial(_wrapped_at_first_call, "function_tools", "track_invocation")
+            self._patches.wrap(module, INVOKE, wrap)
+
+    def renew(self) -> None:
+        """Forget the classes of an earlier import; `watch` patches those of the next one.
+
+        Modules of this package that contain classes of the import before are left to its runs that
+        are still in progress. Copies of these modules will contain the new classes.
+        """
+        self._patches = Patches()
+        for name in list(sys.modules):
+            if name.startswith(f"{__package__}.") and name not in SHARED:
+                del sys.modules[name]
+                # `from package import module` prefers the attribute.
+                vars(sys.modules[__package__]).pop(name.rpartition(".")[2], None)
+
+    def release(self) -> bool:
+        """Stop tracking runs. No agent has its own limits."""
+        self._is_on = False
+        # Looked up, not imported: without the module, no run was ever tracked.
+        runs = sys.modules.get(f"{__package__}.agent_runs")
+        if runs is not None:
+            runs.abort_all()
+        self._patches.restore()
+        return False
+
+    def marker_of(self, result: Any) -> Mapping[str, Any] | None:
+        """Return the stop that a halt left in a run's result, else `None`."""
+        return marker_of(result)
+
+    def stops_of(self, result: Any) -> Sequence[Stop]:
+        """Return the stops in a run's result or an exception, in their order."""
+        return stops_of(result)
+
+    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
+        """Run an agent with a scripted model, for `otel-limits doctor`."""
+        from otel_limits.bindings.openai_agents.runaway_agent_run import run_away
+
+        return run_away(most_calls, observe)
+
+
+def _wrapped_at_first_call(module: str, name: str, original: Any) -> Any:
+    """Wrap a function by one of a module that is imported when it is first called.
+
+    The SDK's modules import each other in circles, so while one of them is imported, ours cannot
+    import the others.
+    """
+    wrapped: Any = None
+
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        nonlocal wrapped
+        if wrapped is None:
+            wrapped = _wrapper(module, name, original) or original
+        return wrapped(*args, **kwargs)
+
+    return method
+
+
+@suppress_errors("binding")
+def _wrapper(module: str, name: str, original: Any) -> Any:
+    return getattr(importlib.import_module(f"{__package__}.{module}"), name)(original)
+
+
+OPENAI_AGENTS: Final = OpenAIAgentsFramework()
+"""Wraps the runner, the model classes and the function that calls tools."""

@@ -1,0 +1,32 @@
+"""The runaway agent of `otel-limits doctor`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agents import Agent, RunConfig, Runner, function_tool
+
+from otel_limits.bindings.openai_agents.run_marks import stops_of
+from otel_limits.bindings.openai_agents.scripted_agents_model import ScriptedAgentsModel
+from otel_limits.bindings.script import says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def run_away(most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
+    """Run an agent that calls a tool `most_calls` times unless it is halted."""
+
+    @function_tool
+    def search() -> str:
+        """Search."""
+        observe()
+        return "nothing found"
+
+    model = ScriptedAgentsModel([*[uses("search")] * most_calls, says("not halted")])
+    agent = Agent(name="runaway", model=model, tools=[search])
+    # Without tracing, which would send the run to OpenAI.
+    config = RunConfig(tracing_disabled=True)
+    result = Runner.run_sync(agent, "go", max_turns=most_calls + 2, run_config=config)
+    stops = stops_of(result)
+    return model.calls, stops[-1].reason if stops else "end_turn"

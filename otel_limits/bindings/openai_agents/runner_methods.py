@@ -1,0 +1,148 @@
+"""Tracks the SDK's runs: each call of `AgentRunner.run` and `run_streamed`."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from agents import RunConfig
+from agents.exceptions import (
+    InputGuardrailTripwireTriggered,
+    MaxTurnsExceeded,
+    OutputGuardrailTripwireTriggered,
+    ToolInputGuardrailTripwireTriggered,
+    ToolOutputGuardrailTripwireTriggered,
+)
+
+from otel_limits.bindings.openai_agents.active_agents import ActiveAgentHooks
+from otel_limits.bindings.openai_agents.agent_runs import AgentRun
+from otel_limits.bindings.openai_agents.run_marks import SLOT
+from otel_limits.bindings.own_spans import end_span
+from otel_limits.bindings.path import halt_from_error
+from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
+from otel_limits.core.errors import StopNote
+from otel_limits.core.internal_errors import suppress_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_limits.bindings.openai_agents.agent_runs import AgentPath
+
+TRIPWIRES = (
+    InputGuardrailTripwireTriggered,
+    OutputGuardrailTripwireTriggered,
+    ToolInputGuardrailTripwireTriggered,
+    ToolOutputGuardrailTripwireTriggered,
+)
+
+
+def track_run(original: Any) -> Any:
+    """Wrap `AgentRunner.run`, which `Runner.run` and `run_sync` call."""
+
+    @functools.wraps(original)
+    async def run(runner: Any, starting_agent: Any, input: Any, **options: Any) -> Any:  # noqa: A002
+        agent_run = _begun(starting_agent, options)
+        if agent_run is None:
+            return await original(runner, starting_agent, input, **options)
+        try:
+            with agent_run:
+                result = await original(runner, starting_agent, input, **options)
+            agent_run.succeed(result)
+        except BaseException as error:
+            note_failure(agent_run, error)
+            raise
+        finally:
+            agent_run.finish()
+        return result
+
+    return run
+
+
+def track_run_streamed(original: Any) -> Any:
+    """Wrap `AgentRunner.run_streamed`, which starts a task and returns its result at once."""
+
+    @functools.wraps(original)
+    def run_streamed(runner: Any, starting_agent: Any, input: Any, **options: Any) -> Any:  # noqa: A002
+        agent_run = _begun(starting_agent, options)
+        if agent_run is None:
+            return original(runner, starting_agent, input, **options)
+        try:
+            with agent_run:  # the task inherits the context
+                result = original(runner, starting_agent, input, **options)
+        except BaseException as error:
+            note_failure(agent_run, error)
+            agent_run.finish()
+            raise
+        agent_run.result = result
+        result.run_loop_task.add_done_callback(functools.partial(_end, agent_run))
+        return result
+
+    return run_streamed
+
+
+def _end(agent_run: AgentRun, task: Any) -> None:
+    """End a streamed run with its task."""
+    if not task.cancelled():
+        if (error := task.exception()) is None:
+            agent_run.succeed(agent_run.result)
+        else:
+            note_failure(agent_run, error)
+    agent_run.finish()
+
+
+@suppress_errors("binding")
+def _begun(agent: Any, options: dict[str, Any]) -> AgentRun | None:
+    """Begin a run; `None` if agents are not limited."""
+    host = SLOT.host
+    if host is None or not host.is_on:
+        return None
+    host.prepare(has_own=False)
+    agent_run = AgentRun(
+        host,
+        agent.name,
+        attributes=_attributes_of(options),
+        session_id=_session_of(options),
+    )
+    options["hooks"] = ActiveAgentHooks.around(options.get("hooks"), agent_run)
+    return agent_run
+
+
+def _attributes_of(options: Mapping[str, Any]) -> dict[str, object]:
+    """Return the metadata of a run's trace, and its group."""
+    given = options.get("run_config")
+    config = given if isinstance(given, RunConfig) else RunConfig(**(given or {}))
+    group = {} if config.group_id is None else {"group_id": config.group_id}
+    return {**(config.trace_metadata or {}), **group}
+
+
+def _session_of(options: Mapping[str, Any]) -> str | None:
+    """Return the ID of a run's session, or of its conversation at OpenAI."""
+    session = getattr(options.get("session"), "session_id", None) or options.get("conversation_id")
+    return None if session is None else str(session)
+
+
+@suppress_errors("binding")
+def note_failure(agent_run: AgentRun, error: BaseException) -> None:
+    """Note why a run has ended with an exception."""
+    path = agent_run.active
+    if not isinstance(error, Exception) or path.is_halted or agent_run.root.is_halted:
+        return
+    end_span(path.span, error)
+    if isinstance(error, MaxTurnsExceeded):
+        agent_run.end_with("max_turns_exceeded")
+    elif isinstance(error, TRIPWIRES):
+        agent_run.end_with("guardrail")
+    else:
+        agent_run.end_with("error")
+        _halt_by(error, path)
+
+
+def _halt_by(error: Exception, path: AgentPath) -> None:
+    """Record the halt that an exception of the run stands for, if any. The exception is raised."""
+    verdict = halt_from_error(path, error)
+    if verdict is None and is_halted_by_vendor(path, error):
+        verdict = path.verdict
+    if verdict is not None and path.run.action != "raised":
+        path.run.halt(verdict, "raised")
+        path.run.note_halt(str(error), verdict)
+        StopNote.add(error, path.run.stop(verdict.reason))

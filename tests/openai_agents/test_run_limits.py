@@ -1,0 +1,914 @@
+"""Limits of agents of the OpenAI Agents SDK hold exactly, however an agent is run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from agents import (
+    Agent,
+    AgentHooks,
+    AgentsException,
+    GuardrailFunctionOutput,
+    MaxTurnsExceeded,
+    ModelRetrySettings,
+    ModelSettings,
+    RunConfig,
+    RunHooks,
+    Runner,
+    RunState,
+    SQLiteSession,
+    function_tool,
+    input_guardrail,
+)
+from agents.models.interface import Model
+from pydantic import BaseModel
+
+import otel_limits
+from otel_limits import (
+    Event,
+    Halt,
+    LimitReachedError,
+    Limits,
+    ModelCall,
+    Stop,
+    ToolCall,
+    enable,
+    is_synthetic,
+    kill,
+    stop_of,
+    stops_of,
+)
+from otel_limits.testing import ScriptedAgentsModel, endless, fails, only, says, tokens, uses
+from tests.openai_agents.runs import (
+    CALLS,
+    STEPS,
+    UNTRACED,
+    agent,
+    halt_of,
+    looping,
+    streamed,
+    unanswered,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+each_way = pytest.mark.parametrize("how", CALLS)
+
+
+class Opinion(BaseModel):
+    """The output of an agent that must not be text."""
+
+    good: bool
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@each_way
+def test_max_turns_halts_a_run(how: str) -> None:
+    """Exactly as many model calls as allowed, whatever method of the runner is called."""
+    enable(max_turns=3)
+    model = looping()
+    result = CALLS[how](agent(model))
+    stop = halt_of(result)
+    assert model.calls == 3
+    assert (stop.reason, stop.turns, stop.tool_calls, stop.agent) == ("max_turns", 3, 3, "boss")
+    assert (
+        result.final_output == "This request could not be completed because it took too many steps."
+    )
+    assert is_synthetic(result)
+    assert unanswered(result.to_input_list()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "cap", "calls", "reason"),
+    [
+        ("max_turns", 2, 2, "max_turns"),
+        ("max_iterations", 2, 2, "max_iterations"),
+        ("max_model_calls", 2, 2, "max_model_calls"),
+        ("max_token_budget", 45, 3, "max_token_budget"),
+        ("max_input_tokens", 30, 3, "max_input_tokens"),
+        ("max_output_tokens", 15, 3, "max_output_tokens"),
+        ("max_tool_calls", 2, 3, "max_tool_calls"),
+        ("max_calls_per_tool", {"search": 2}, 3, "max_tool_calls"),
+        ("max_consecutive_same_tool", 3, 3, "loop_detected"),
+        ("max_identical_tool_calls", 3, 3, "loop_detected"),
+        ("max_repeated_tool_cycles", 3, 6, "loop_detected"),
+        ("max_no_progress_turns", 2, 3, "loop_detected"),
+    ],
+)
+@pytest.mark.parametrize("how", ["run", "run_streamed"])
+def test_every_limit_halts_a_run(how: str, name: str, cap: Any, calls: int, reason: str) -> None:
+    """Each limit of the settings page counts the same as for other frameworks."""
+    model = looping()
+    if name == "max_repeated_tool_cycles":
+        pair = [uses("search", arguments={"query": each}) for each in "xy"]
+        model = ScriptedAgentsModel(pair * 9)
+    enable(only(name, cap))
+    result = CALLS[how](agent(model))
+    assert halt_of(result).reason == reason
+    assert model.calls == calls
+    assert unanswered(result.to_input_list()) == []
+
+
+@each_way
+def test_natural_end_on_the_last_turn_is_not_halted(how: str, events: list[Event]) -> None:
+    """An agent that is done with its last permitted turn is a success."""
+    enable(max_turns=2, observers=[events.append])
+    result = CALLS[how](agent(ScriptedAgentsModel([uses("search"), says("done")])))
+    assert (result.final_output, stop_of(result)) == ("done", None)
+    (stop,) = [each for each in events if isinstance(each, Stop)]
+    assert (stop.reason, stop.turns, stop.usage.total) == ("end_turn", 2, 30)
+
+
+@each_way
+def test_events_of_a_run(how: str, events: list[Event]) -> None:
+    """The ledger, the metrics and the dashboards see every call, tool and stop once."""
+    enable(max_turns=2, observers=[events.append])
+    CALLS[how](agent(looping()))
+    kinds = [type(each).__name__ for each in events]
+    expected = {"Started": 1, "ModelCall": 2, "Turn": 2, "ToolCall": 2, "Halt": 1, "Stop": 1}
+    assert {kind: kinds.count(kind) for kind in expected} == expected
+    called = [each for each in events if isinstance(each, ModelCall)]
+    assert [(each.model, each.usage.input, each.usage.output, each.side) for each in called] == [
+        ("scripted", 10, 5, False)
+    ] * 2
+    used = [each for each in events if isinstance(each, ToolCall)]
+    assert [(each.tool, each.status, each.turn) for each in used] == [
+        ("search", "success", 1),
+        ("search", "success", 2),
+    ]
+
+
+def test_spans_of_a_run(spans: Any, events: list[Event]) -> None:
+    """The SDK's own traces are not OpenTelemetry's, so that ours show the run and its calls."""
+    enable(max_turns=2, observers=[events.append])
+    CALLS["run"](agent(looping()))
+    made = {each.name: dict(each.attributes) for each in spans.get_finished_spans()}
+    assert made["invoke_agent boss"]["otel_limits.stop.reason"] == "max_turns"
+    assert made["chat scripted"]["gen_ai.usage.input_tokens"] == 10
+    chats = [each for each in spans.get_finished_spans() if each.name == "chat scripted"]
+    shown = [f"{each.context.span_id:016x}" for each in chats]
+    assert [each.span_id for each in events if isinstance(each, ModelCall)] == shown
+
+
+def test_refused_tool_is_told_to_the_model(events: list[Event]) -> None:
+    """The tool does not run, and the model reads why."""
+    enable(max_calls_per_tool={"search": 1}, observers=[events.append])
+    model = ScriptedAgentsModel([uses("search", "search", "lookup"), says("done")])
+    ran: list[str] = []
+
+    @function_tool
+    def lookup() -> str:
+        """Look up."""
+        ran.append("lookup")
+        return "found"
+
+    CALLS["run"](agent(model, lookup))
+    assert ran == ["lookup"]
+    statuses = [(each.tool, each.status) for each in events if isinstance(each, ToolCall)]
+    assert statuses == [("search", "success"), ("search", "refused"), ("lookup", "success")]
+
+
+def test_model_is_warned_one_call_before_a_loop_limit() -> None:
+    """It gets one turn to change course; the stored conversation is unchanged."""
+    enable(max_identical_tool_calls=3)
+    model = looping()
+    result = CALLS["run"](agent(model))
+    told = [each["output"] for each in model.requests[-1] if "output" in each]
+    assert "nothing about x" in told[-1]
+    assert told[-1] != "nothing about x"
+    stored = [each["output"] for each in result.to_input_list() if "output" in each]
+    assert set(stored) == {"nothing about x"}
+
+
+def test_budget_hints_are_at_the_end_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything before stays identical, so that the vendor's cache still applies."""
+    monkeypatch.setenv("OTEL_LIMITS_BUDGET_HINTS", "true")
+    enable(max_turns=3)
+    model = looping()
+    CALLS["run"](agent(model))
+    assert "2 of 3 (max_turns)" in str(model.requests[1][-1]["content"])
+
+
+# --- the history ----------------------------------------------------------------------------------
+
+
+@each_way
+def test_session_of_a_halted_run_goes_on(how: str) -> None:
+    """It holds what the SDK would have stored, and the next run is a new invocation."""
+    enable(max_turns=2)
+    model = looping()
+    session = SQLiteSession("1")
+    CALLS[how](agent(model), session=session)
+    items: list[Any] = asyncio.run(session.get_items())
+    kinds = [each.get("type", each.get("role")) for each in items]
+    assert kinds == ["user", *["function_call", "function_call_output"] * 2, "message"]
+    assert "otel_limits" not in json.dumps(items)
+    result = CALLS[how](agent(model), "more", session=session)
+    assert model.calls == 4
+    assert len(stops_of(result)) == 1
+    assert unanswered(model.requests[-1]) == []
+    session.close()
+
+
+def test_input_list_of_a_halted_run_has_no_mark() -> None:
+    """Every field of an item is sent to the API, which refuses unknown ones."""
+    enable(max_turns=1)
+    result = CALLS["run"](agent(looping()))
+    assert "otel_limits" not in json.dumps(result.to_input_list())
+    state = json.dumps(result.to_state().to_json())
+    assert "max_turns_reached" not in state
+
+
+@each_way
+def test_typed_output_raises_the_error_of_both(how: str) -> None:
+    """Our text is no value of its type, and programs catch the SDK's exceptions or ours."""
+    enable(max_turns=2)
+    model = looping()
+    session = SQLiteSession("1")
+    with pytest.raises(otel_limits.MaxTurnsReachedException) as raised:
+        CALLS[how](agent(model, output_type=Opinion), session=session)
+    assert isinstance(raised.value, AgentsException)
+    assert isinstance(raised.value, LimitReachedError)
+    error: Any = raised.value
+    assert (model.calls, halt_of(error).reason, error.max_turns) == (2, "max_turns", 2)
+    assert [each.type for each in error.run_data.new_items][-1] == "tool_call_output_item"
+    items: list[Any] = asyncio.run(session.get_items())
+    assert unanswered(items) == []
+    session.close()
+
+
+def test_error_of_both_survives_pickling() -> None:
+    """Workers send exceptions to processes that may not have the SDK."""
+    enable(max_turns=1)
+    with pytest.raises(LimitReachedError) as raised:
+        CALLS["run"](agent(looping(), output_type=Opinion))
+    copy = pickle.loads(pickle.dumps(raised.value))  # noqa: S301  our own
+    assert type(copy) is otel_limits.MaxTurnsReachedException
+    assert str(copy) == str(raised.value)
+
+
+def test_chain_of_responses_ends_on_the_vendors_last_one() -> None:
+    """Our response is not stored at the vendor, so that nothing may refer to it."""
+    enable(max_turns=2)
+    for how in ("run", "run_streamed"):
+        result = CALLS[how](agent(looping()), auto_previous_response_id=True)
+        assert result.last_response_id == "resp-2"
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+@each_way
+def test_observe_changes_nothing(how: str, events: list[Event]) -> None:
+    """A trial in production halts no agent."""
+    enable(max_turns=1, action="observe", observers=[events.append])
+    result = CALLS[how](agent(ScriptedAgentsModel([uses("search"), says("done")])))
+    assert (result.final_output, stop_of(result)) == ("done", None)
+    assert [each.action for each in events if isinstance(each, Halt)] == ["observed"]
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["end_turn"]
+
+
+@each_way
+def test_raise_raises_the_error_of_the_limit(how: str, events: list[Event]) -> None:
+    """The application handles it."""
+    enable(max_turns=2, action="raise", observers=[events.append])
+    with pytest.raises(otel_limits.MaxTurnsReachedException) as raised:
+        CALLS[how](agent(looping()))
+    assert halt_of(raised.value).turns == 2
+    (stop,) = [each for each in events if isinstance(each, Stop)]
+    assert (stop.reason, stop.action, stop.raised) == ("max_turns", "raised", True)
+
+
+@each_way
+def test_wrap_up_lets_the_model_answer_without_tools(how: str) -> None:
+    """The last answer is the model's own, and the run ends by itself."""
+    enable(max_turns=2, action="wrap_up")
+    other = agent(looping(), name="other")
+    model = ScriptedAgentsModel([uses("search"), uses("search"), says("what I know")])
+    result = CALLS[how](agent(model, handoffs=[other]))
+    assert (result.final_output, model.calls) == ("what I know", 3)
+    stop = halt_of(result)
+    assert (stop.reason, stop.action) == ("max_turns", "wrapped_up")
+    assert not is_synthetic(result)
+    assert model.tool_specs[-1] == []
+    assert not any("type" in each and each["type"] != "message" for each in model.requests[-1])
+
+
+@each_way
+def test_wrap_up_of_a_typed_agent_gives_its_type(how: str) -> None:
+    """One last call without tools can write a value, which our text cannot be."""
+    enable(max_turns=1, action="wrap_up")
+    model = ScriptedAgentsModel([uses("search"), says('{"good": true}')])
+    result = CALLS[how](agent(model, output_type=Opinion))
+    assert result.final_output == Opinion(good=True)
+    assert halt_of(result).action == "wrapped_up"
+
+
+@each_way
+def test_invalid_last_answer_of_a_typed_agent_raises(how: str) -> None:
+    """The limit's error, not one that blames the model's format."""
+    enable(max_turns=1, action="wrap_up")
+    model = ScriptedAgentsModel([uses("search"), says("not JSON")])
+    with pytest.raises(otel_limits.MaxTurnsReachedException, match="final answer failed"):
+        CALLS[how](agent(model, output_type=Opinion))
+    assert model.calls == 2
+
+
+@each_way
+def test_last_answer_that_fails_ends_the_run(how: str) -> None:
+    """There is no further call, and the operator reads why."""
+    enable(max_turns=1, action="wrap_up")
+    model = ScriptedAgentsModel([uses("search"), fails(RuntimeError("overloaded"))])
+    result = CALLS[how](agent(model))
+    assert is_synthetic(result)
+    assert "Its final answer failed (RuntimeError: overloaded)" in halt_of(result).sentence
+
+
+@each_way
+def test_last_answer_without_text_is_replaced(how: str) -> None:
+    """An empty message is refused by several vendors in the next request."""
+    enable(max_turns=1, action="wrap_up")
+    result = CALLS[how](agent(ScriptedAgentsModel([uses("search"), says("")])))
+    assert is_synthetic(result)
+    assert result.final_output
+
+
+# --- retries, and the SDK's own limits ------------------------------------------------------------
+
+
+RETRIED = ModelSettings(
+    retry=ModelRetrySettings(
+        max_retries=3, policy=lambda _: True, backoff={"initial_delay": 0.0, "jitter": False}
+    )
+)
+
+
+@each_way
+def test_failed_calls_and_their_retries_count(how: str, events: list[Event]) -> None:
+    """Every request is a model call; a failed one is no turn."""
+    enable(max_turns=9, observers=[events.append])
+    model = ScriptedAgentsModel([fails(RuntimeError("down")), says("done")])
+    CALLS[how](agent(model, model_settings=RETRIED))
+    called = [each for each in events if isinstance(each, ModelCall)]
+    assert [each.kind for each in called] == ["failed", "measured"]
+    (stop,) = [each for each in events if isinstance(each, Stop)]
+    assert (stop.turns, stop.model_calls) == (1, 2)
+
+
+@each_way
+def test_nothing_retries_a_halt(how: str, events: list[Event]) -> None:
+    """A halt is not an error of the model; one that is raised is published once."""
+    enable(max_turns=2, observers=[events.append])
+    model = looping()
+    with pytest.raises(LimitReachedError):
+        CALLS[how](agent(model, output_type=Opinion, model_settings=RETRIED))
+    assert model.calls == 2
+    assert len([each for each in events if isinstance(each, Halt)]) == 1
+
+
+@each_way
+def test_max_turns_of_the_sdk_stays_its_own(how: str, events: list[Event]) -> None:
+    """Its exception, and not a stop of ours."""
+    enable(max_turns=9, observers=[events.append])
+    with pytest.raises(MaxTurnsExceeded) as raised:
+        CALLS[how](agent(looping()), max_turns=2)
+    assert stop_of(raised.value) is None
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["max_turns_exceeded"]
+
+
+@each_way
+def test_handler_of_max_turns_is_called(how: str) -> None:
+    """The application's own final answer at the SDK's limit."""
+    enable(max_turns=9)
+    handlers = {"max_turns": lambda _: "ours"}
+    result = CALLS[how](agent(looping()), max_turns=2, error_handlers=handlers)
+    assert (result.final_output, stop_of(result)) == ("ours", None)
+
+
+# --- trees ----------------------------------------------------------------------------------------
+
+
+@each_way
+def test_tree_cap_holds_over_agents_as_tools(how: str) -> None:
+    """The SDK's max_turns counts anew in each of them."""
+    enable(tree=Limits(max_turns=7))
+    helper, boss = looping(), ScriptedAgentsModel(endless(uses("ask", arguments={"input": "?"})))
+    tool = agent(helper, name="helper").as_tool("ask", "Ask.", run_config=UNTRACED, max_turns=STEPS)
+    result = CALLS[how](agent(boss, tool))
+    assert (boss.calls, helper.calls) == (2, 5) or boss.calls + helper.calls == 7
+    assert halt_of(result).reason == "max_turns"
+
+
+@each_way
+def test_tree_cap_holds_over_parallel_agents(how: str) -> None:
+    """Twenty concurrent agents share the rest of the budget exactly."""
+    enable(tree=Limits(max_turns=23))
+    helper, boss = looping(), ScriptedAgentsModel(endless(uses(*["ask"] * 20)))
+
+    @function_tool
+    async def ask() -> str:
+        """Call a colleague."""
+        result = await Runner.run(agent(helper, name="helper"), "?", run_config=UNTRACED)
+        return str(result.final_output)
+
+    CALLS[how](agent(boss, ask))
+    assert boss.calls + helper.calls == 23
+
+
+def test_tree_cap_holds_over_gathered_runs() -> None:
+    """Runs that a tool starts together belong to the tool's agent."""
+    enable(tree=Limits(max_turns=8))
+    helper, boss = looping(), ScriptedAgentsModel(endless(uses("ask")))
+
+    @function_tool
+    async def ask() -> str:
+        """Call colleagues."""
+        runs = [Runner.run(agent(helper, name="helper"), "?", run_config=UNTRACED)] * 1
+        runs += [Runner.run(agent(helper, name=f"h{n}"), "?", run_config=UNTRACED) for n in "123"]
+        return str([each.final_output for each in await asyncio.gather(*runs)])
+
+    CALLS["run"](agent(boss, ask))
+    assert boss.calls + helper.calls == 8
+
+
+def test_halted_helper_is_worded_for_the_model_around_it() -> None:
+    """The model reads that the answer is unfinished and that asking again is useless."""
+    enable(max_turns=2)
+    helper, boss = looping(), ScriptedAgentsModel(endless(uses("ask", arguments={"input": "?"})))
+    tool = agent(helper, name="helper").as_tool("ask", "Ask.", run_config=UNTRACED, max_turns=STEPS)
+    result = CALLS["run"](agent(boss, tool))
+    told = [each["output"] for each in boss.requests[-1] if "output" in each]
+    assert "Do not call" in told[0]
+    assert [each.agent for each in stops_of(result)] == ["helper", "helper", "boss"]
+
+
+def test_agent_of_a_guardrail_is_a_member_of_the_tree() -> None:
+    """It runs at the same time as the first model call."""
+    enable(tree=Limits(max_turns=4))
+    guard, boss = ScriptedAgentsModel([uses("search"), says("fine")]), looping()
+
+    @input_guardrail
+    async def check(*_: Any) -> GuardrailFunctionOutput:
+        """Ask another agent."""
+        result = await Runner.run(agent(guard, name="guard"), "?", run_config=UNTRACED)
+        return GuardrailFunctionOutput(result.final_output, tripwire_triggered=False)
+
+    CALLS["run"](agent(boss, input_guardrails=[check]))
+    assert guard.calls + boss.calls == 4
+
+
+# --- hand-offs ------------------------------------------------------------------------------------
+
+
+@each_way
+def test_tree_cap_holds_over_a_handoff(how: str, events: list[Event]) -> None:
+    """The run goes on with another agent, and so does the tree of the first one."""
+    enable(tree=Limits(max_turns=5), observers=[events.append])
+    second = looping()
+    first = ScriptedAgentsModel([uses("search"), uses("search"), uses("transfer_to_second")])
+    result = CALLS[how](agent(first, handoffs=[agent(second, name="second")]))
+    assert (first.calls, second.calls) == (3, 2)
+    assert [each.agent for each in stops_of(result)] == ["second"]
+    assert [(each.agent, each.reason) for each in events if isinstance(each, Stop)] == [
+        ("second", "max_turns"),
+        ("boss", "handoff"),
+    ]
+    assert "transfer_to_second" not in [each.tool for each in events if isinstance(each, ToolCall)]
+
+
+@each_way
+def test_limits_by_name_follow_the_active_agent(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second agent has its own limits, and its own count."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("agents: {second: {limits: {max_turns: 2}}, boss: {limits: {max_turns: 9}}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable()
+    second = looping()
+    first = ScriptedAgentsModel([*[uses("search")] * 3, uses("transfer_to_second")])
+    result = CALLS[how](agent(first, handoffs=[agent(second, name="second")]))
+    assert (first.calls, second.calls) == (4, 2)
+    assert halt_of(result).agent == "second"
+
+
+def test_agents_that_hand_off_forever_are_halted() -> None:
+    """An agent that becomes active again goes on counting."""
+    enable(max_turns=3)
+    one = ScriptedAgentsModel(endless(uses("transfer_to_two")))
+    two = ScriptedAgentsModel(endless(uses("transfer_to_one")))
+    first, second = agent(one, name="one"), agent(two, name="two")
+    first.handoffs, second.handoffs = [second], [first]
+    result = CALLS["run"](first)
+    assert (one.calls, two.calls) == (3, 3)
+    assert halt_of(result).agent == "one"
+
+
+def test_events_of_a_handoff_are_those_of_each_agent(events: list[Event]) -> None:
+    """The ledger shows what each agent has cost, once."""
+    enable(observers=[events.append], max_turns=9)
+    second = ScriptedAgentsModel([uses("search"), says("done")], model="other")
+    first = ScriptedAgentsModel([uses("transfer_to_second")])
+    CALLS["run"](agent(first, handoffs=[agent(second, name="second")]))
+    called = [(each.invocation.agent, each.model) for each in events if isinstance(each, ModelCall)]
+    assert called == [("boss", "scripted"), ("second", "other"), ("second", "other")]
+    roots = {each.invocation.root_id for each in events if isinstance(each, ModelCall)}
+    assert len(roots) == 1
+
+
+def test_kill_of_the_first_agent_ends_the_one_after_a_handoff() -> None:
+    """Its invocation contains the other one, whose call is interrupted."""
+    enable(max_turns=9)
+    first = ScriptedAgentsModel([uses("transfer_to_second")])
+    slow = agent(SlowModel([]), name="second")
+
+    async def main() -> Any:
+        running = asyncio.create_task(
+            Runner.run(agent(first, handoffs=[slow]), "go", run_config=UNTRACED)
+        )
+        while SlowModel.waiting == 0:  # noqa: ASYNC110  nothing tells that it has begun
+            await asyncio.sleep(0.01)
+        kill(agent="boss")
+        return await running
+
+    SlowModel.waiting = 0
+    assert halt_of(asyncio.run(main())).reason == "killed"
+
+
+# --- quotas, kills and deadlines ------------------------------------------------------------------
+
+
+@each_way
+def test_quota_halts_a_run(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quotas hold over runs."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("quotas: {calls: {model_calls: 4, window: P1D}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable()
+    model = looping()
+    result = CALLS[how](agent(model))
+    assert halt_of(result).reason == "quota_exceeded"
+    assert model.calls == 4
+    CALLS[how](agent(model))
+    assert model.calls == 4
+
+
+def test_quota_by_metadata_of_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant's quota follows the run's own metadata."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("quotas: {calls: {model_calls: 1, window: P1D, key: attribute.tenant}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable()
+    for tenant in ("a", "b"):
+        model = looping()
+        config = RunConfig(tracing_disabled=True, trace_metadata={"tenant": tenant})
+        CALLS["run"](agent(model), run_config=config)
+        assert model.calls == 1
+
+
+class SlowModel(ScriptedAgentsModel):
+    """A model whose answer takes a minute."""
+
+    waiting = 0
+
+    async def get_response(self, *_: Any, **__: Any) -> Any:
+        """Wait."""
+        SlowModel.waiting += 1
+        await asyncio.sleep(60)
+
+    async def stream_response(self, *_: Any, **__: Any) -> Any:
+        """Wait."""
+        SlowModel.waiting += 1
+        await asyncio.sleep(60)
+        yield None
+
+
+@each_way
+def test_deadline_interrupts_a_call(how: str) -> None:
+    """Also before the first byte of the answer."""
+    enable(max_duration_seconds=0.2)
+    started = time.monotonic()
+    result = CALLS[how](agent(SlowModel([])))
+    assert time.monotonic() - started < 20
+    assert halt_of(result).reason == "max_duration"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_kill_interrupts_a_call(is_streamed: bool) -> None:  # noqa: FBT001  a parameter of pytest
+    """An operator need not wait for the vendor."""
+    enable(max_turns=9)
+
+    async def main() -> Any:
+        slow = agent(SlowModel([]))
+        run = streamed(slow) if is_streamed else Runner.run(slow, "go", run_config=UNTRACED)
+        running = asyncio.create_task(run)
+        while kill(agent="boss") == 0:  # noqa: ASYNC110  nothing tells that it has begun
+            await asyncio.sleep(0.01)
+        return await running
+
+    result = asyncio.run(main())
+    assert halt_of(result).reason == "killed"
+    assert result.final_output
+
+
+@each_way
+def test_kill_in_a_tool_refuses_the_next_call(how: str) -> None:
+    """Running tools are waited for, and have their result."""
+    enable(max_turns=9)
+
+    @function_tool
+    def end() -> str:
+        """End everything."""
+        kill(agent="boss")
+        return "ended"
+
+    model = ScriptedAgentsModel(endless(uses("end")))
+    result = CALLS[how](agent(model, end))
+    assert model.calls == 1
+    assert halt_of(result).reason == "killed"
+    assert [each["output"] for each in result.to_input_list() if "output" in each] == ["ended"]
+
+
+# --- approvals ------------------------------------------------------------------------------------
+
+
+def test_interrupted_run_goes_on_from_its_state(events: list[Event]) -> None:
+    """A human approves a tool, in another process; the rest is a new invocation."""
+    enable(max_turns=2, observers=[events.append])
+    ran: list[str] = []
+
+    @function_tool(needs_approval=True)
+    def delete() -> str:
+        """Delete."""
+        ran.append("delete")
+        return "deleted"
+
+    model = ScriptedAgentsModel([uses("delete"), *[uses("search")] * 9])
+    boss = agent(model, delete)
+
+    async def main() -> Any:
+        result: Any = await Runner.run(boss, "go", run_config=UNTRACED)
+        assert len(result.interruptions) == 1
+        state: Any = await RunState.from_string(boss, result.to_state().to_string())
+        state.approve(state.get_interruptions()[0])
+        return await Runner.run(boss, state, run_config=UNTRACED)
+
+    result = asyncio.run(main())
+    assert ran == ["delete"]
+    assert model.calls == 3
+    assert halt_of(result).turns == 2
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["interrupt", "max_turns"]
+    used = [(each.tool, each.status) for each in events if isinstance(each, ToolCall)]
+    assert used == [("delete", "success"), ("search", "success"), ("search", "success")]
+
+
+# --- the rest of a program ------------------------------------------------------------------------
+
+
+def test_model_in_a_tool_is_a_side_call(events: list[Event]) -> None:
+    """It counts, but is no turn; its refusal reaches the tool."""
+    enable(max_model_calls=3, observers=[events.append])
+    inner = ScriptedAgentsModel(endless(says("a summary")))
+    refused: list[str] = []
+
+    @function_tool
+    async def summarize() -> str:
+        """Summarize."""
+        try:
+            answer = await inner.get_response(
+                None,
+                "text",
+                ModelSettings(),
+                [],
+                None,
+                [],
+                None,
+                previous_response_id=None,
+                conversation_id=None,
+                prompt=None,
+            )
+        except LimitReachedError as error:
+            refused.append(str(error))
+            return "no summary"
+        return str(answer.response_id)
+
+    model = ScriptedAgentsModel(endless(uses("summarize")))
+    result = CALLS["run"](agent(model, summarize))
+    assert (model.calls, inner.calls) == (2, 1)
+    assert len(refused) == 1
+    assert "max_model_calls" in refused[0]
+    assert halt_of(result).turns == 2
+    assert [each.side for each in events if isinstance(each, ModelCall)] == [False, True, False]
+
+
+def test_hooks_of_the_application_are_called() -> None:
+    """Ours, which follow hand-offs, call each of them once."""
+    enable(max_turns=9)
+    seen: list[str] = []
+
+    class Hooks(RunHooks[Any]):
+        async def on_agent_start(self, *_: Any) -> None:
+            seen.append("agent_start")
+
+        async def on_llm_start(self, *_: Any) -> None:
+            seen.append("llm_start")
+
+        async def on_llm_end(self, *_: Any) -> None:
+            seen.append("llm_end")
+
+        async def on_tool_start(self, *_: Any) -> None:
+            seen.append("tool_start")
+
+        async def on_tool_end(self, *_: Any) -> None:
+            seen.append("tool_end")
+
+        async def on_agent_end(self, *_: Any) -> None:
+            seen.append("agent_end")
+
+    class Own(AgentHooks[Any]):
+        async def on_llm_start(self, *_: Any) -> None:
+            seen.append("own")
+
+    boss = agent(ScriptedAgentsModel([uses("search"), says("done")]), hooks=Own())
+    CALLS["run"](boss, hooks=Hooks())
+    first, last = ["llm_start", "own", "llm_end"], ["agent_end"]
+    assert seen == ["agent_start", *first, "tool_start", "tool_end", *first, *last]
+
+
+def test_invalid_hooks_are_rejected_as_before() -> None:
+    """The SDK tells what is wrong with them."""
+    enable(max_turns=9)
+    with pytest.raises(TypeError, match="Run hooks must be instances of RunHooks"):
+        CALLS["run"](agent(looping()), hooks=AgentHooks())
+
+
+@each_way
+def test_tokens_count_once_however_a_model_is_built(how: str, events: list[Event]) -> None:
+    """A class may call its parent's method, and a model may call another one."""
+
+    class Derived(ScriptedAgentsModel):
+        async def get_response(self, *args: Any, **options: Any) -> Any:
+            return await super().get_response(*args, **options)
+
+        async def stream_response(self, *args: Any, **options: Any) -> Any:
+            async for event in super().stream_response(*args, **options):
+                yield event
+
+    class Router(Model):
+        def __init__(self, inner: Model) -> None:
+            self.inner = inner
+
+        async def get_response(self, *args: Any, **options: Any) -> Any:
+            return await self.inner.get_response(*args, **options)
+
+        async def stream_response(self, *args: Any, **options: Any) -> Any:
+            async for event in self.inner.stream_response(*args, **options):
+                yield event
+
+    enable(max_turns=9, observers=[events.append])
+    model = Derived([uses("search", usage=tokens(40)), says("done", usage=tokens(50))])
+    CALLS[how](agent(Router(model)))
+    assert [each.usage.total for each in events if isinstance(each, ModelCall)] == [40, 50]
+
+
+def test_mixin_with_the_methods_of_a_model_is_tracked() -> None:
+    """The class that defines the method need not be a model."""
+
+    class Methods:
+        def __init__(self, model: Model) -> None:
+            self.model = model
+
+        async def get_response(self, *args: Any, **options: Any) -> Any:
+            return await self.model.get_response(*args, **options)
+
+        async def stream_response(self, *_: Any, **__: Any) -> Any:
+            yield None
+
+    class Mixed(Methods, Model):
+        pass
+
+    enable(max_turns=2)
+    model = looping()
+    CALLS["run"](agent(Mixed(model)))
+    assert model.calls == 2
+
+
+def test_unmeasured_stream_is_estimated(events: list[Event]) -> None:
+    """A stream without usage is never counted as zero tokens."""
+    enable(max_turns=2, observers=[events.append])
+    model = ScriptedAgentsModel([says("word " * 50, usage=None)])
+    CALLS["run_streamed"](agent(model))
+    (call,) = [each for each in events if isinstance(each, ModelCall)]
+    assert call.kind == "unmeasured"
+    assert call.usage.output > 20
+
+
+def test_cancelled_stream_aborts_the_invocation(events: list[Event]) -> None:
+    """A chat page that is closed is not a success."""
+    enable(max_turns=9, observers=[events.append])
+
+    async def main() -> None:
+        result = Runner.run_streamed(agent(looping()), "go", run_config=UNTRACED)
+        async for _ in result.stream_events():
+            result.cancel()
+
+    asyncio.run(main())
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["aborted"]
+
+
+def test_stream_cancelled_after_a_turn_is_cancelled(events: list[Event]) -> None:
+    """The SDK ends it in order, but without an answer."""
+    enable(max_turns=9, observers=[events.append])
+
+    async def main() -> None:
+        result = Runner.run_streamed(agent(looping()), "go", run_config=UNTRACED)
+        async for _ in result.stream_events():
+            result.cancel(mode="after_turn")
+
+    asyncio.run(main())
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["cancelled"]
+
+
+def test_reader_of_a_stream_is_not_within_it() -> None:
+    """Agents that the reader of a stream calls have their own budget."""
+    enable(tree=Limits(max_turns=3))
+    outer, inner = looping(), looping()
+
+    async def main() -> None:
+        result = Runner.run_streamed(agent(outer), "go", run_config=UNTRACED)
+        async for _ in result.stream_events():
+            if inner.calls == 0:
+                await Runner.run(agent(inner, name="other"), "go", run_config=UNTRACED)
+
+    asyncio.run(main())
+    assert (outer.calls, inner.calls) == (3, 3)
+
+
+def test_stream_shows_the_text_of_a_halt() -> None:
+    """A chat page shows what it reads from the stream."""
+    enable(max_turns=1, halt_message="Sorry, {agent} stopped.")
+
+    async def main() -> tuple[str, list[str]]:
+        result = Runner.run_streamed(agent(looping()), "go", run_config=UNTRACED)
+        deltas = ""
+        names: list[str] = []
+        async for event in result.stream_events():
+            if event.type == "raw_response_event":
+                deltas += getattr(event.data, "delta", "")
+            elif event.type == "run_item_stream_event":
+                names.append(event.name)
+        return deltas, names
+
+    deltas, names = asyncio.run(main())
+    assert deltas == "Sorry, boss stopped."
+    assert names == ["tool_called", "tool_output", "message_output_created"]
+
+
+def test_failed_run_has_its_reason(events: list[Event]) -> None:
+    """An error of the vendor leaves the run as it is."""
+    enable(max_turns=9, observers=[events.append])
+    with pytest.raises(RuntimeError, match="down"):
+        CALLS["run"](agent(ScriptedAgentsModel([fails(RuntimeError("down"))])))
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["error"]
+
+
+def test_tripped_guardrail_is_a_reason(events: list[Event]) -> None:
+    """Dashboards tell blocked prompts from errors."""
+    enable(max_turns=9, observers=[events.append])
+
+    @input_guardrail
+    async def block(*_: Any) -> GuardrailFunctionOutput:
+        """Block everything."""
+        return GuardrailFunctionOutput(None, tripwire_triggered=True)
+
+    with pytest.raises(AgentsException):
+        CALLS["run"](agent(looping(), input_guardrails=[block]))
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["guardrail"]
+
+
+def test_disable_leaves_the_sdk_as_it_was() -> None:
+    """No method of it remains wrapped."""
+    from agents.models.openai_responses import OpenAIResponsesModel
+    from agents.run import AgentRunner
+
+    enable(max_turns=1)
+    assert hasattr(AgentRunner.run, "__wrapped__")
+    assert hasattr(OpenAIResponsesModel.get_response, "__wrapped__")
+    otel_limits.disable()
+    methods = (AgentRunner.run, AgentRunner.run_streamed, OpenAIResponsesModel.get_response)
+    assert not any(hasattr(each, "__wrapped__") for each in methods)
+    assert "__init_subclass__" not in vars(Model)
+
+
+def test_agent_without_limits_is_not_changed() -> None:
+    """Without otel-limits nothing of it remains in a run."""
+    result = CALLS["run"](Agent(name="boss", model=ScriptedAgentsModel([says("done")])))
+    assert (result.final_output, stops_of(result)) == ("done", ())
