@@ -61,6 +61,7 @@ VOLATILE: Final = (
     (re.compile(r"\b\d+\.\d s\b"), "0.0 s"),
     (re.compile(r"strands-agents \d+(\.\d+)+"), "strands-agents VERSION"),
     (re.compile(r"langgraph \d+(\.\d+)+"), "langgraph VERSION"),
+    (re.compile(r"openai-agents \d+(\.\d+)+"), "openai-agents VERSION"),
     (re.compile(r"genai-prices \d+(\.\d+)+ of \d{4}-\d\d-\d\d"), "genai-prices VERSION of DATE"),
     (re.compile(r"/usr/bin/python[\d.]*"), "/usr/bin/python"),
 )

@@ -51,6 +51,8 @@ OUTSIDE = {
     "strands": ("bindings", "demo"),
     "langchain_core": ("bindings",),
     "langgraph": ("bindings",),
+    "agents": ("bindings",),
+    "openai": ("bindings",),
     "yaml": ("settings",),
     "rich": ("cli", "demo"),
 }

@@ -16,7 +16,9 @@ from tests.test_autoload import ROOT, Environment
 
 pytestmark = pytest.mark.timeout(400)
 
-FIX = "pip install 'otel-limits[strands]' or 'otel-limits[langchain]'"
+FIX = (
+    "pip install 'otel-limits[strands]' or 'otel-limits[langchain]' or 'otel-limits[openai-agents]'"
+)
 MISSING = f"otel-limits: No supported agent framework is installed. Run: {FIX}\n"
 
 

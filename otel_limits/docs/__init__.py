@@ -24,6 +24,7 @@ PAGES: Final[Mapping[str, Mapping[str, str]]] = {
         "audit": "Spend, stop reasons, backtests and suggestions from the ledger",
         "top": "Live activity, spend and limits in the terminal",
         "langchain": "LangChain and LangGraph agents",
+        "openai-agents": "Agents of the OpenAI Agents SDK",
         "api": "Public API",
     },
     "operations": {

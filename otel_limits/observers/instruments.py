@@ -286,9 +286,9 @@ ENFORCING: Final = MetricSpec(
     labels=("source", "framework"),
     help="1 if limits are enforced, 0 if otel-limits is enabled but cannot halt agents. source "
     "is how it was enabled first: run, autoload, instrumentor, provider, code, parent or plugin. "
-    "framework is strands or langchain once it is imported; the series without it is that of the "
-    "process, from the import of prometheus_client or of a framework on. With several processes, "
-    "the minimum.",
+    "framework is strands, langchain or openai-agents once it is imported; the series without it "
+    "is that of the process, from the import of prometheus_client or of a framework on. With "
+    "several processes, the minimum.",
     kind="minimum",
 )
 BUILD_INFO: Final = MetricSpec(

@@ -22,7 +22,7 @@ class ActiveAgentHooks(RunHooks):
 
     @classmethod
     def around(cls, application: Any, agent_run: AgentRun) -> Any:
-        """Return hooks around those of the application. The SDK rejects what are no hooks."""
+        """Return hooks around those of the application. The SDK rejects anything else."""
         if application is None:
             application = RunHooks()
         elif not isinstance(application, RunHooksBase):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.framework import Host
     from otel_limits.core.events import Stop
-    from otel_limits.core.policy import Policy, Verdict
 
 HANDOFF: Final = "handoff"
 """Reason for the end of an agent whose run another agent has ended."""
@@ -54,8 +53,6 @@ class AgentRun:
         agent: The name of the first agent.
         attributes: Attributes for quotas and the audit.
         session_id: The ID of the session, if any.
-        policy: The first agent's policy, if a human has extended it.
-        declined: The halt that a human has decided.
     """
 
     def __init__(
@@ -65,13 +62,13 @@ class AgentRun:
         *,
         attributes: Mapping[str, object],
         session_id: str | None = None,
-        policy: Policy | None = None,
-        declined: Verdict | None = None,
     ) -> None:
         """Start the invocation of the first agent."""
         self.attributes = attributes
         self.result: Any = None
         """The result of a streamed run, which exists from its start."""
+        self.questions: dict[str, str] = {}
+        """Our questions that the run resumes with and that are not answered yet, by their IDs."""
         self.called: dict[str | None, Stop] = {}
         """The halts of agents that its tools have called, by the ID of the invocation."""
         self.is_over = False
@@ -79,18 +76,17 @@ class AgentRun:
         self._session_id = session_id
         self._tokens: list[tuple[Any, Any]] = []
         self._reason = "aborted"
-        self.root = self.active = self._begin(agent, policy)
-        self.root.verdict = declined
+        self.root = self.active = self._begin(agent)
         self._paths = {agent: self.root}
         LIVE.add(self)
 
-    def _begin(self, agent: str, policy: Policy | None = None) -> AgentPath:
+    def _begin(self, agent: str) -> AgentPath:
         host = self._host
         span = start_agent_span(agent, self._session_id) or trace.INVALID_SPAN
         context = span.get_span_context()
         run = host.runs.start(
             agent,
-            policy or host.policy(agent),
+            host.policy(agent),
             context.trace_id,
             context.span_id,
             sampled=context.trace_flags.sampled,
@@ -111,10 +107,6 @@ class AgentRun:
         if (path := self._paths.get(agent)) is None:
             path = self._paths[agent] = self._begin(agent)
         self.active = path
-
-    def path_of(self, agent: str | None) -> AgentPath:
-        """Return the invocation of an agent, or of the active one."""
-        return self._paths.get(agent or "", self.active)
 
     @property
     def ended(self) -> AgentPath | None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from otel_limits.bindings.halted_agents import reworded_text
 from otel_limits.bindings.openai_agents.agent_runs import AgentPath
+from otel_limits.bindings.openai_agents.limit_questions import NAME
 from otel_limits.bindings.openai_agents.model_readers import arguments_of
-from otel_limits.bindings.openai_agents.private import IS_ERROR, OUTPUT, refused_result
+from otel_limits.bindings.openai_agents.private_sdk_names import IS_ERROR, OUTPUT, refused_result
 from otel_limits.bindings.requested_turns import RunningTool
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.tree import CURRENT, current_scope
@@ -49,10 +50,14 @@ def _begun(call: Mapping[str, Any]) -> RunningFunctionTool | None:
     path = getattr(run, "state", None)
     if not isinstance(path, AgentPath) or path.agent_run.is_over:
         return None
+    if call["function_tool"].name == NAME:  # our question
+        return None
     if scope is not None and scope.owner is run:  # a tool that calls another one itself
         return None
     context = call["context"]
-    path = path.agent_run.path_of(getattr(context.agent, "name", None))
+    if context.agent is not None:  # a run may resume with the tools of its second agent
+        path.agent_run.activate(context.agent.name)
+    path = path.agent_run.active
     requested = path.tools.get(context.tool_call_id)
     if requested is None:  # requested by a response of an earlier, interrupted run
         arguments = arguments_of(call["arguments"])

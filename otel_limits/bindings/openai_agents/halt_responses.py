@@ -41,55 +41,44 @@ def message_of(text: str) -> ResponseOutputMessage:
     )
 
 
-def response_of(text: str, previous_response_id: str | None) -> ModelResponse:
+def response_of(item: Any, previous_response_id: str | None) -> ModelResponse:
     """Return a response that no model gave.
 
     Args:
-        text: Its text.
+        item: Its only item.
         previous_response_id: The ID of the last response that is stored at the vendor, which stays
             the last one.
     """
-    return ModelResponse(output=[message_of(text)], usage=Usage(), response_id=previous_response_id)
+    return ModelResponse(output=[item], usage=Usage(), response_id=previous_response_id)
 
 
-def events_of(text: str, previous_response_id: str | None, position: int) -> Iterator[Any]:
-    """Yield the events of a stream whose only or last message no model wrote.
+def events_of(item: Any, previous_response_id: str | None, position: int) -> Iterator[Any]:
+    """Yield the events of a stream whose only or last item no model wrote.
 
     Args:
-        text: Its text.
+        item: The item.
         previous_response_id: As for `response_of`.
         position: Number of items that the stream has begun before.
     """
-    message = message_of(text)
-    (part,) = message.content
-    empty = message.model_copy(update={"content": [], "status": "in_progress"})
     # `model_construct`, as required fields differ among releases of the client.
-    item: dict[str, Any] = {"output_index": position, "sequence_number": 0}
-    within: dict[str, Any] = {**item, "item_id": message.id, "content_index": 0}
+    at: dict[str, Any] = {"output_index": position, "sequence_number": 0}
+    begun = item.model_copy(update={"status": "in_progress"})
+    if item.type == "message":
+        begun.content = []
     yield ResponseOutputItemAddedEvent.model_construct(
-        type="response.output_item.added", item=empty, **item
+        type="response.output_item.added", item=begun, **at
     )
-    yield ResponseContentPartAddedEvent.model_construct(
-        type="response.content_part.added", part=part.model_copy(update={"text": ""}), **within
-    )
-    yield ResponseTextDeltaEvent.model_construct(
-        type="response.output_text.delta", delta=text, logprobs=[], **within
-    )
-    yield ResponseTextDoneEvent.model_construct(
-        type="response.output_text.done", text=text, logprobs=[], **within
-    )
-    yield ResponseContentPartDoneEvent.model_construct(
-        type="response.content_part.done", part=part, **within
-    )
+    if item.type == "message":
+        yield from _events_of_text(item.content[0], {**at, "item_id": item.id, "content_index": 0})
     yield ResponseOutputItemDoneEvent.model_construct(
-        type="response.output_item.done", item=message, **item
+        type="response.output_item.done", item=item, **at
     )
     response: Any = Response.model_construct(
         id=previous_response_id,
         object="response",
         created_at=0.0,
         model="otel-limits",
-        output=[message],
+        output=[item],
         parallel_tool_calls=False,
         tool_choice="none",
         tools=[],
@@ -97,6 +86,22 @@ def events_of(text: str, previous_response_id: str | None, position: int) -> Ite
     )
     yield ResponseCompletedEvent.model_construct(
         type="response.completed", response=response, sequence_number=0
+    )
+
+
+def _events_of_text(part: ResponseOutputText, at: dict[str, Any]) -> Iterator[Any]:
+    empty, text = part.model_copy(update={"text": ""}), part.text
+    yield ResponseContentPartAddedEvent.model_construct(
+        type="response.content_part.added", part=empty, **at
+    )
+    yield ResponseTextDeltaEvent.model_construct(
+        type="response.output_text.delta", delta=text, logprobs=[], **at
+    )
+    yield ResponseTextDoneEvent.model_construct(
+        type="response.output_text.done", text=text, logprobs=[], **at
+    )
+    yield ResponseContentPartDoneEvent.model_construct(
+        type="response.content_part.done", part=part, **at
     )
 
 

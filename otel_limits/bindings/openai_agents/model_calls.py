@@ -15,10 +15,16 @@ from otel_limits.bindings.openai_agents.halt_responses import (
     response_of,
 )
 from otel_limits.bindings.openai_agents.item_notes import noted, without_tools
+from otel_limits.bindings.openai_agents.limit_questions import (
+    can_ask,
+    hide_questions,
+    question_item,
+    report_not_asked,
+)
 from otel_limits.bindings.openai_agents.model_readers import call_to, text_of, tools_in, usage_of
 from otel_limits.bindings.openai_agents.model_requests import RequestArguments
 from otel_limits.bindings.own_spans import write_call_span
-from otel_limits.bindings.path import admit_side_call, settle_call
+from otel_limits.bindings.path import Refusal, admit_side_call, can_be_extended, settle_call
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.span_writer import write_halt
 from otel_limits.core.errors import LimitReachedError
@@ -51,8 +57,8 @@ def track_get_response(original: Any) -> Any:
         request = _request(model, RequestArguments(args, options))
         if request is None:
             return await original(model, *args, **options)
-        if (verdict := await request.admit()) is not None:
-            return request.halt(verdict)
+        if (refusal := await request.admit()) is not None:
+            return request.refused(refusal)
         wait = request.wait()
         given = request.arguments
         try:
@@ -87,8 +93,8 @@ def track_stream_response(original: Any) -> Any:  # noqa: C901  one story, as be
             async for event in original(model, *args, **options):
                 yield event
             return
-        if (verdict := await request.admit()) is not None:
-            for event in request.halting_events(verdict):
+        if (refusal := await request.admit()) is not None:
+            for event in request.refusing_events(refusal):
                 yield event
             return
         wait = request.wait()
@@ -144,6 +150,8 @@ def _request(model: Any, arguments: RequestArguments) -> ModelRequest | None:
     outer = around.request if isinstance(around, EnclosingRequest) else None
     if outer is not None and (outer.run is not run or outer.has_ended):
         outer = None
+    is_askable = can_ask(arguments)
+    hide_questions(arguments, path)
     call = call_to(model, arguments, path)
     call.id = str(next(IDS)) if path is not None else ""
     if outer is not None and not outer.is_taken_over:
@@ -155,7 +163,7 @@ def _request(model: Any, arguments: RequestArguments) -> ModelRequest | None:
         return ModelRequest(run, path, arguments, taken, outer, is_admitted=True)
     if path is not None and outer is None:
         path.end_turns()
-    return ModelRequest(run, path, arguments, call, outer)
+    return ModelRequest(run, path, arguments, call, outer, is_askable)
 
 
 class EnclosingRequest(EnclosingCall):
@@ -175,6 +183,8 @@ class ModelRequest:
     call: InFlightCall
     outer: ModelRequest | None
     """The request within which this one is made."""
+    can_ask: bool = False
+    """True if the run can be interrupted for a human."""
     is_admitted: bool = False
     """True if it is the outer request's call."""
     is_taken_over: bool = False
@@ -212,7 +222,7 @@ class ModelRequest:
 
     # --- admission --------------------------------------------------------------------------------
 
-    async def admit(self) -> Verdict | None:
+    async def admit(self) -> Refusal | None:
         """Admit the call, or return why the run must end.
 
         Raises:
@@ -226,12 +236,13 @@ class ModelRequest:
             self.run.calls.open(self.call)
             return None
         if (ended := path.agent_run.ended) is not None:
-            return ended.verdict
-        refusal = await path.admit(self.call, path.agent_run.attributes, can_ask=False)
-        if refusal is not None:
-            return refusal.verdict
-        self._begin(path)
-        return None
+            assert ended.verdict is not None  # which makes it one
+            return Refusal(ended.verdict)
+        can_ask = self.can_ask and self.outer is None
+        refusal = await path.admit(self.call, path.agent_run.attributes, can_ask=can_ask)
+        if refusal is None:
+            self._begin(path)
+        return refusal
 
     @suppress_errors("binding")
     def _begin(self, path: AgentPath) -> None:
@@ -362,19 +373,33 @@ class ModelRequest:
             return replace(path.wrapping, remark=failed_remark(error))
         return None
 
+    def refused(self, refusal: Refusal) -> Any:
+        """Ask a human or end the run; see `halt`."""
+        if refusal.asks and self.path is not None:
+            asked = question_item(self.path, refusal.verdict)
+            return response_of(asked, self.arguments["previous_response_id"])
+        return self.halt(refusal.verdict)
+
+    def refusing_events(self, refusal: Refusal) -> Iterator[Any]:
+        """Do the same as `refused` for a stream."""
+        if refusal.asks and self.path is not None:
+            asked = question_item(self.path, refusal.verdict)
+            return events_of(asked, self.arguments["previous_response_id"], 0)
+        return self.halting_events(refusal.verdict)
+
     def halt(self, verdict: Verdict, cause: BaseException | None = None) -> Any:
         """End the run: return the response that the SDK takes as the final output.
 
         Raises:
             LimitReachedError: The output has a type, or the action is `raise`.
         """
-        text = self._halted(verdict, cause)
-        return response_of(text, self.arguments["previous_response_id"])
+        message = message_of(self._halted(verdict, cause))
+        return response_of(message, self.arguments["previous_response_id"])
 
     def halting_events(self, verdict: Verdict, cause: BaseException | None = None) -> Iterator[Any]:
         """Do the same as `halt` for a stream."""
-        text = self._halted(verdict, cause)
-        yield from events_of(text, self.arguments["previous_response_id"], self.items_begun)
+        message = message_of(self._halted(verdict, cause))
+        return events_of(message, self.arguments["previous_response_id"], self.items_begun)
 
     def _halted(self, verdict: Verdict, cause: BaseException | None) -> str:
         """Publish the halt, once, and return its text or raise its exception."""
@@ -384,7 +409,10 @@ class ModelRequest:
         if self.outer is not None:
             path.verdict = verdict
             raise error_of(verdict, run.stop(verdict.reason)) from cause
-        is_raised = (verdict.action or run.policy.action) == "raise"
+        action = verdict.action or run.policy.action
+        is_raised = action == "raise"
+        if action == "ask" and not self.can_ask and can_be_extended(verdict):
+            report_not_asked(path)
         if not path.is_halted:
             path.is_halted, path.verdict, path.wrapping = True, verdict, None
             run.halt(verdict, "raised" if is_raised else "halted")

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.class_patches import Patches, subclasses_of
-from otel_limits.bindings.openai_agents.private import INVOKE, TOOLS
+from otel_limits.bindings.openai_agents.private_sdk_names import INVOKE, TOOLS
 from otel_limits.bindings.openai_agents.run_marks import SLOT, marker_of, stops_of
 from otel_limits.core.internal_errors import suppress_errors
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from otel_limits.core.events import Stop
 
 RUNNER: Final = "agents.run"
+AGENTS: Final = "agents.agent"
 MODELS: Final = "agents.models.interface"
 
 RUNNER_METHODS: Final = {"run": "track_run", "run_streamed": "track_run_streamed"}
@@ -30,7 +31,7 @@ MODEL_METHODS: Final = {
 
 SHARED: Final = tuple(
     f"{__package__}.{name}"
-    for name in ("openai_agents_framework", "run_marks", "agent_runs", "private")
+    for name in ("openai_agents_framework", "run_marks", "agent_runs", "private_sdk_names")
 )
 """Our modules that contain no class of the SDK."""
 
@@ -95,6 +96,7 @@ class OpenAIAgentsFramework:
 
     def _parts(self) -> tuple[tuple[str, Callable[[Any], None]], ...]:
         return (
+            (AGENTS, self._patch_agents),
             (RUNNER, self._patch_runner),
             (MODELS, self._patch_models),
             (TOOLS, self._patch_tools),
@@ -106,6 +108,13 @@ class OpenAIAgentsFramework:
             for name, wrapper in RUNNER_METHODS.items():
                 wrap = functools.partial(_wrapped_at_first_call, "runner_methods", wrapper)
                 self._patches.wrap(module.AgentRunner, name, wrap)
+
+    @suppress_errors("binding")
+    def _patch_agents(self, module: Any) -> None:
+        if self._is_on:
+            wrapper = "track_get_all_tools"
+            wrap = functools.partial(_wrapped_at_first_call, "limit_questions", wrapper)
+            self._patches.wrap(module.AgentBase, "get_all_tools", wrap)
 
     @suppress_errors("binding")
     def _patch_models(self, module: Any) -> None:

@@ -8,12 +8,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.bindings.framework import Gap
-from otel_limits.bindings.openai_agents import private
+from otel_limits.bindings.openai_agents import private_sdk_names as private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 METHODS: Final = {
+    "agents.agent": ("AgentBase.get_all_tools",),
     "agents.run": ("AgentRunner.run", "AgentRunner.run_streamed"),
     "agents.models.interface": ("Model.get_response", "Model.stream_response"),
     "agents.lifecycle": ("RunHooksBase.on_llm_start",),

@@ -16,6 +16,7 @@ from agents.exceptions import (
 
 from otel_limits.bindings.openai_agents.active_agents import ActiveAgentHooks
 from otel_limits.bindings.openai_agents.agent_runs import AgentRun
+from otel_limits.bindings.openai_agents.limit_questions import note_questions
 from otel_limits.bindings.openai_agents.run_marks import SLOT
 from otel_limits.bindings.own_spans import end_span
 from otel_limits.bindings.path import halt_from_error
@@ -41,7 +42,7 @@ def track_run(original: Any) -> Any:
 
     @functools.wraps(original)
     async def run(runner: Any, starting_agent: Any, input: Any, **options: Any) -> Any:  # noqa: A002
-        agent_run = _begun(starting_agent, options)
+        agent_run = _begun(starting_agent, input, options)
         if agent_run is None:
             return await original(runner, starting_agent, input, **options)
         try:
@@ -63,7 +64,7 @@ def track_run_streamed(original: Any) -> Any:
 
     @functools.wraps(original)
     def run_streamed(runner: Any, starting_agent: Any, input: Any, **options: Any) -> Any:  # noqa: A002
-        agent_run = _begun(starting_agent, options)
+        agent_run = _begun(starting_agent, input, options)
         if agent_run is None:
             return original(runner, starting_agent, input, **options)
         try:
@@ -91,7 +92,7 @@ def _end(agent_run: AgentRun, task: Any) -> None:
 
 
 @suppress_errors("binding")
-def _begun(agent: Any, options: dict[str, Any]) -> AgentRun | None:
+def _begun(agent: Any, given: Any, options: dict[str, Any]) -> AgentRun | None:
     """Begin a run; `None` if agents are not limited."""
     host = SLOT.host
     if host is None or not host.is_on:
@@ -103,6 +104,7 @@ def _begun(agent: Any, options: dict[str, Any]) -> AgentRun | None:
         attributes=_attributes_of(options),
         session_id=_session_of(options),
     )
+    note_questions(agent_run, given)
     options["hooks"] = ActiveAgentHooks.around(options.get("hooks"), agent_run)
     return agent_run
 

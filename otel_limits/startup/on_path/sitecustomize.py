@@ -108,7 +108,8 @@ def without_framework() -> str:
         return ""
     return (
         " No supported agent framework is installed for %s. Run there: pip install "
-        "'otel-limits[strands]' or 'otel-limits[langchain]'" % sys.executable
+        "'otel-limits[strands]' or 'otel-limits[langchain]' or 'otel-limits[openai-agents]'"
+        % sys.executable
     )
 
 

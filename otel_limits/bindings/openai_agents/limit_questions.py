@@ -1,0 +1,166 @@
+"""Asks a human whether a run may go on at a limit, through the SDK's approval of tools.
+
+The question is a call of a tool of ours that needs approval. The SDK interrupts the run for it,
+stores it with the run's state, and calls the tool if it is approved. Models never see the tool, its
+call or its result.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from agents import FunctionTool, RunState
+from agents.models.fake_id import FAKE_RESPONSES_ID
+from openai.types.responses import ResponseFunctionToolCall
+
+from otel_limits.bindings.extensions import declined_verdict, question
+from otel_limits.bindings.openai_agents.agent_runs import AgentPath, path_of_task
+from otel_limits.bindings.openai_agents.run_marks import SLOT
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.texts import place_of, usage_of
+
+if TYPE_CHECKING:
+    from otel_limits.bindings.openai_agents.agent_runs import AgentRun
+    from otel_limits.bindings.openai_agents.model_requests import RequestArguments
+    from otel_limits.core.limits import Breach
+    from otel_limits.core.policy import Verdict
+
+logger = logging.getLogger("otel_limits")
+
+NAME: Final = "otel_limits_continue"
+"""The name of the tool, by which a program recognizes our questions."""
+CALL: Final = "otel_limits_"
+"""The beginning of the IDs of our calls."""
+
+RUN_AGAIN: Final = "run_llm_again"
+"""The `tool_use_behavior` with which the model is called after tools. With others, the result of
+our tool would become the final output."""
+
+
+# --- the tool -------------------------------------------------------------------------------------
+
+
+def track_get_all_tools(original: Any) -> Any:
+    """Wrap `AgentBase.get_all_tools`, for runs and for states that are read from a store."""
+
+    @functools.wraps(original)
+    async def get_all_tools(agent: Any, run_context: Any) -> Any:
+        tools = await original(agent, run_context)
+        return [*tools, _question_tool()] if _can_ask(agent) else tools
+
+    return get_all_tools
+
+
+@suppress_errors("binding")
+def _can_ask(agent: Any) -> bool:
+    host = SLOT.host
+    if host is None or not host.is_on or getattr(agent, "tool_use_behavior", "") != RUN_AGAIN:
+        return False
+    return host.policy(agent.name).action == "ask"
+
+
+@functools.cache
+def _question_tool() -> FunctionTool:
+    return FunctionTool(
+        name=NAME,
+        description="Continue at a limit of otel-limits.",
+        params_json_schema={"type": "object", "properties": {}},
+        on_invoke_tool=_approved,
+        strict_json_schema=False,
+        needs_approval=True,
+    )
+
+
+async def _approved(context: Any, _: str) -> str:
+    """Note that a human has approved. The run that does so is a new invocation."""
+    if (path := path_of_task()) is not None:
+        path.agent_run.questions.pop(context.tool_call_id, None)
+    return "approved"
+
+
+# --- the question ---------------------------------------------------------------------------------
+
+
+def can_ask(request: RequestArguments) -> bool:
+    """Return whether a run can be interrupted at a model call."""
+    return any(tool.name == NAME for tool in request["tools"] or ())
+
+
+def question_item(path: AgentPath, verdict: Verdict) -> ResponseFunctionToolCall:
+    """Return the call of our tool, with the question as its arguments."""
+    invocation = path.run.invocation
+    breach: Breach = verdict.breach  # type: ignore[assignment]  # only these can be extended
+    asked = {
+        **question(verdict, invocation),
+        "question": f"Agent {invocation.agent!r} reached {usage_of(breach)}{place_of(breach)} "
+        f"Approve to continue with the same limits again, or reject to stop. Invocation ID: "
+        f"{invocation.id}.",
+    }
+    return ResponseFunctionToolCall(
+        id=FAKE_RESPONSES_ID,
+        call_id=f"{CALL}{invocation.id}",
+        name=NAME,
+        arguments=json.dumps(asked),
+        type="function_call",
+    )
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+@suppress_errors("binding")
+def note_questions(agent_run: AgentRun, given: Any) -> None:
+    """Note the questions that a run resumes with: each is approved or declined in it."""
+    if isinstance(given, RunState):
+        for item in given.get_interruptions():
+            if item.name == NAME and item.call_id:
+                agent_run.questions[item.call_id] = item.arguments or ""
+
+
+@suppress_errors("binding")
+def hide_questions(request: RequestArguments, path: AgentPath | None) -> None:
+    """Remove our tool, its calls and their results from a request; decide on a declined one."""
+    request["tools"] = [tool for tool in request["tools"] or () if tool.name != NAME]
+    given = request["input"]
+    if not isinstance(given, list):
+        return
+    ours = [item for item in given if _is_ours(item)]
+    if not ours:
+        return
+    request["input"] = [item for item in given if not _is_ours(item)]
+    questions = {} if path is None else path.agent_run.questions
+    for item in ours:
+        asked = questions.pop(item["call_id"], None)
+        if asked is not None and path is not None and "output" in item:
+            path.verdict = path.verdict or declined_verdict(_parsed(asked), item["output"])
+        elif asked is not None:  # the result follows the call
+            questions[item["call_id"]] = asked
+
+
+def _is_ours(item: Any) -> bool:
+    return isinstance(item, Mapping) and str(item.get("call_id")).startswith(CALL)
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:  # a stored state may be damaged
+        return None
+
+
+@suppress_errors("binding")
+def report_not_asked(path: AgentPath) -> None:
+    """Log, once for each agent, that no human could be asked."""
+    agent = path.run.invocation.agent
+    if agent not in SLOT.not_asked:
+        SLOT.not_asked.add(agent)
+        logger.warning(
+            "otel-limits: agent %r is halted instead of asking, because its run cannot be "
+            "interrupted. An agent can ask if its own action is ask and its tool_use_behavior is "
+            "run_llm_again.",
+            agent,
+        )
