@@ -185,13 +185,17 @@ class AgentRun:
         LIVE.discard(self)
         for path in reversed(tuple(self._paths.values())):  # the first agent's contains the others
             self._close(path)
+            self._finish_run(path)
 
     @suppress_errors("binding")
     def _close(self, path: AgentPath) -> None:
-        run = path.run
         path.end_turns()
-        write_end(path.span, run)
+        write_end(path.span, path.run)
         end_span(path.span)
+
+    @suppress_errors("binding")
+    def _finish_run(self, path: AgentPath) -> None:
+        run = path.run
         if run.verdict is not None and run.action != "observed":
             run.finish(run.verdict.reason)
         else:

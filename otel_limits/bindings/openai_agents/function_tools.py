@@ -75,14 +75,18 @@ class RunningFunctionTool(RunningTool):
         super().__init__(path, requested)
         self.agent_run = path.agent_run
 
+    @suppress_errors("binding")
     def __enter__(self) -> None:
         """Let what the tool starts belong to it, and to the agent that has requested it."""
         super().__enter__()
         self._run_token = CURRENT.set(self.path.run)
 
+    @suppress_errors("binding")
     def __exit__(self, *_: object) -> None:
         """Leave the tool's code."""
-        CURRENT.reset(self._run_token)
+        token, self._run_token = self._run_token, None
+        if token is not None:
+            CURRENT.reset(token)
         super().__exit__()
 
     @suppress_errors("binding")

@@ -33,6 +33,10 @@ CLASSES: Final = 32
 """Number of cached classes of exceptions: one for each limit."""
 
 
+TEXT: Final = "This request could not be completed."
+"""The text of a halt after an internal error."""
+
+
 def message_of(text: str) -> ResponseOutputMessage:
     """Return a message of the assistant, with the ID that the SDK never sends to a vendor."""
     part = ResponseOutputText(text=text, type="output_text", annotations=[], logprobs=[])

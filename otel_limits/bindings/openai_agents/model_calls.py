@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.openai_agents.agent_runs import AgentPath, path_of_task
 from otel_limits.bindings.openai_agents.halt_responses import (
+    TEXT,
     error_of,
     events_of,
     message_of,
@@ -54,7 +55,7 @@ def track_get_response(original: Any) -> Any:
 
     @functools.wraps(original)
     async def get_response(model: Any, *args: Any, **options: Any) -> Any:
-        request = _request(model, RequestArguments(args, options))
+        request = _request(model, args, options)
         if request is None:
             return await original(model, *args, **options)
         if (refusal := await request.admit()) is not None:
@@ -88,7 +89,7 @@ def track_stream_response(original: Any) -> Any:  # noqa: C901  one story, as be
     async def stream_response(  # noqa: C901, PLR0912  one story, read from top to bottom
         model: Any, *args: Any, **options: Any
     ) -> AsyncIterator[Any]:
-        request = _request(model, RequestArguments(args, options))
+        request = _request(model, args, options)
         if request is None:
             async for event in original(model, *args, **options):
                 yield event
@@ -101,6 +102,7 @@ def track_stream_response(original: Any) -> Any:  # noqa: C901  one story, as be
         given = request.arguments
         events = aiter(original(model, *given.positional, **given.named))
         error: BaseException | None = None
+        verdict: Verdict | None = None
         try:
             while True:
                 with request:
@@ -140,12 +142,13 @@ async def _only(awaitable: Awaitable[Any]) -> AsyncIterator[Any]:
 
 
 @suppress_errors("binding")
-def _request(model: Any, arguments: RequestArguments) -> ModelRequest | None:
-    """Describe a model call; `None` if it belongs to no run, or is part of another call."""
+def _request(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> ModelRequest | None:
+    """Describe a model call; `None` if it belongs to no run."""
     path = path_of_task()
     run = path.run if path is not None else current_scope()[0]
     if not isinstance(run, Run) or run.released:
         return None
+    arguments = RequestArguments(args, options)
     around = ENCLOSING_CALL.get()
     outer = around.request if isinstance(around, EnclosingRequest) else None
     if outer is not None and (outer.run is not run or outer.has_ended):
@@ -403,28 +406,46 @@ class ModelRequest:
 
     def _halted(self, verdict: Verdict, cause: BaseException | None) -> str:
         """Publish the halt, once, and return its text or raise its exception."""
+        text = self._published(verdict)
+        if (error := self._error(verdict)) is not None:
+            raise error from cause
+        return text or TEXT
+
+    @property
+    def _halted_path(self) -> AgentPath:
+        """The invocation whose halt ends the run."""
         assert self.path is not None  # side calls are never halted
-        path = self.path.agent_run.ended or self.path
-        run = path.run
-        if self.outer is not None:
+        return self.path.agent_run.ended or self.path
+
+    @suppress_errors("binding")
+    def _published(self, verdict: Verdict) -> str | None:
+        path = self._halted_path
+        if self.outer is not None:  # which may recover, and otherwise halts
             path.verdict = verdict
-            raise error_of(verdict, run.stop(verdict.reason)) from cause
+            return None
+        run, agent_run = path.run, path.agent_run
         action = verdict.action or run.policy.action
-        is_raised = action == "raise"
-        if action == "ask" and not self.can_ask and can_be_extended(verdict):
-            report_not_asked(path)
         if not path.is_halted:
+            if action == "ask" and not self.can_ask and can_be_extended(verdict):
+                report_not_asked(path)
             path.is_halted, path.verdict, path.wrapping = True, verdict, None
-            run.halt(verdict, "raised" if is_raised else "halted")
-            run.note_halt(run.sentence, verdict)
-            path.is_synthetic = not (is_raised or self._is_typed)
+            path.is_synthetic = not (action == "raise" or self._is_typed)
+            run.halt(verdict, "raised" if action == "raise" else "halted")
             run.raised = not path.is_synthetic
+            run.note_halt(run.sentence, verdict)
             write_halt(path.span, verdict, run, synthetic=path.is_synthetic)
-        if is_raised or self._is_typed:
-            raise error_of(verdict, run.stop(verdict.reason)) from cause
-        if path.agent_run.result is not None:  # before the reader of the stream sees its end
-            path.agent_run.write_marks(path.agent_run.result)
+        if agent_run.result is not None:  # before the reader of the stream sees its end
+            agent_run.write_marks(agent_run.result)
         return path.text_of(verdict)
+
+    @suppress_errors("binding")
+    def _error(self, verdict: Verdict) -> LimitReachedError | None:
+        """Return the exception of a halt whose text cannot be the output."""
+        run = self._halted_path.run
+        is_raised = (verdict.action or run.policy.action) == "raise"
+        if self.outer is None and not is_raised and not self._is_typed:
+            return None
+        return error_of(verdict, run.stop(verdict.reason))
 
     @property
     def _is_typed(self) -> bool:

@@ -160,7 +160,8 @@ def _terms_of(model: Any, provider: str, request: RequestArguments) -> PricingTe
 def usage_of(response: Any) -> UsageRecord:
     """Return the usage that a response reports."""
     usage = response.usage
-    is_missing = usage is None or getattr(usage, "requests", 1) == 0
+    # Where a vendor reports none, the SDK writes zeros.
+    is_missing = usage is None or not (usage.input_tokens or usage.output_tokens)
     return record_of_usage(None if is_missing else _as_sent(response, usage), USAGE)
 
 
