@@ -23,9 +23,10 @@ async def close_clients() -> None:
     """Close every connection."""
     import litellm as library
 
+    closing: Any = library
     while MADE:
         await MADE.pop().close()
-    await library.close_litellm_async_clients()
+    await closing.close_litellm_async_clients()
 
 
 def client_of(url: str, **settings: Any) -> Any:

@@ -195,11 +195,14 @@ CASES: dict[str, tuple[Limits, tuple[Answer, ...], Any]] = {
     "last answer with a tool": (Limits(max_turns=1), (ASKS, ASKS, SAYS), "wrap_up"),
     "raised": (Limits(max_turns=1), (ASKS, SAYS), "raise"),
 }
+HALTED = [
+    *((client, False) for client in AGENTS_CLIENTS),
+    *(("Responses", True), ("Chat Completions", True)),
+]
 
 
-@each_way
 @pytest.mark.parametrize("case", CASES)
-@each_client
+@pytest.mark.parametrize(("client", "is_streamed"), HALTED)
 def test_requests_of_a_halted_session_are_valid(
     client: str,
     case: str,

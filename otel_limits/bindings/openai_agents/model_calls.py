@@ -166,7 +166,9 @@ def _request(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Mode
         return ModelRequest(run, path, arguments, taken, outer, is_admitted=True)
     if path is not None and outer is None:
         path.end_turns()
-    return ModelRequest(run, path, arguments, call, outer, is_askable)
+    request = ModelRequest(run, path, arguments, call, outer, is_askable)
+    request.previous_response_id = arguments["previous_response_id"]
+    return request
 
 
 class EnclosingRequest(EnclosingCall):
@@ -193,6 +195,8 @@ class ModelRequest:
     is_taken_over: bool = False
     """True if a request within this one is its call."""
     has_ended: bool = False
+    previous_response_id: str | None = None
+    """The ID of the last response that is stored at the vendor, if any."""
     response: Any = None
     items_begun: int = 0
     """Number of items that a stream has begun."""
@@ -380,14 +384,14 @@ class ModelRequest:
         """Ask a human or end the run; see `halt`."""
         if refusal.asks and self.path is not None:
             asked = question_item(self.path, refusal.verdict)
-            return response_of(asked, self.arguments["previous_response_id"])
+            return response_of(asked, self.previous_response_id)
         return self.halt(refusal.verdict)
 
     def refusing_events(self, refusal: Refusal) -> Iterator[Any]:
         """Do the same as `refused` for a stream."""
         if refusal.asks and self.path is not None:
             asked = question_item(self.path, refusal.verdict)
-            return events_of(asked, self.arguments["previous_response_id"], 0)
+            return events_of(asked, self.previous_response_id, 0)
         return self.halting_events(refusal.verdict)
 
     def halt(self, verdict: Verdict, cause: BaseException | None = None) -> Any:
@@ -397,12 +401,12 @@ class ModelRequest:
             LimitReachedError: The output has a type, or the action is `raise`.
         """
         message = message_of(self._halted(verdict, cause))
-        return response_of(message, self.arguments["previous_response_id"])
+        return response_of(message, self.previous_response_id)
 
     def halting_events(self, verdict: Verdict, cause: BaseException | None = None) -> Iterator[Any]:
         """Do the same as `halt` for a stream."""
         message = message_of(self._halted(verdict, cause))
-        return events_of(message, self.arguments["previous_response_id"], self.items_begun)
+        return events_of(message, self.previous_response_id, self.items_begun)
 
     def _halted(self, verdict: Verdict, cause: BaseException | None) -> str:
         """Publish the halt, once, and return its text or raise its exception."""

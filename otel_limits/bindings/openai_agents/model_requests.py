@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from otel_limits.core.internal_errors import suppress_errors
-
 NAMES: Final = (
     "system_instructions",
     "input",
@@ -31,7 +29,6 @@ class RequestArguments:
         self.positional = list(positional)
         self.named = dict(named)
 
-    @suppress_errors("binding")
     def __getitem__(self, name: str) -> Any:
         """Return an argument; `None` if it is missing."""
         position = NAMES.index(name) if name in NAMES else len(self.positional)
