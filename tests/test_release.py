@@ -99,7 +99,7 @@ def test_all_extra_contains_every_runtime_extra() -> None:
     """The other extras are for developing otel-limits."""
     (listed,) = re.findall(r'^all = \["otel-limits\[(.*)\]"\]$', PROJECT, re.MULTILINE)
     section = PROJECT.split("[project.optional-dependencies]")[1].split("[project.scripts]")[0]
-    extras = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
+    extras = set(re.findall(r"^([\w-]+) = \[", section, re.MULTILINE))
     assert set(listed.split(",")) == extras - {"all", "bench", "dashboards", "test"}
 
 

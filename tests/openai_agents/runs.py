@@ -46,7 +46,7 @@ def call_run(agent: Any, given: Any = "go", **options: Any) -> Any:
 
 
 def call_run_sync(agent: Any, given: Any = "go", **options: Any) -> Any:
-    """`Runner.run_sync`, in a thread of its own as it leaves its event loop open."""
+    """`Runner.run_sync`, in a separate thread, as it leaves its event loop open."""
     results: list[Any] = []
     errors: list[BaseException] = []
 

@@ -158,7 +158,7 @@ def test_spans_of_a_run(spans: Any, events: list[Event]) -> None:
     assert [each.span_id for each in events if isinstance(each, ModelCall)] == shown
 
 
-def test_refused_tool_is_told_to_the_model(events: list[Event]) -> None:
+def test_model_reads_why_a_tool_was_refused(events: list[Event]) -> None:
     """The tool does not run, and the model reads why."""
     enable(max_calls_per_tool={"search": 1}, observers=[events.append])
     model = ScriptedAgentsModel([uses("search", "search", "lookup"), says("done")])
@@ -376,7 +376,7 @@ def test_nothing_retries_a_halt(how: str, events: list[Event]) -> None:
 
 @each_way
 def test_max_turns_of_the_sdk_stays_its_own(how: str, events: list[Event]) -> None:
-    """Its exception, and not a stop of ours."""
+    """The exception is the SDK's, without our stop."""
     enable(max_turns=9, observers=[events.append])
     with pytest.raises(MaxTurnsExceeded) as raised:
         CALLS[how](agent(looping()), max_turns=2)
@@ -398,7 +398,7 @@ def test_handler_of_max_turns_is_called(how: str) -> None:
 
 @each_way
 def test_tree_cap_holds_over_agents_as_tools(how: str) -> None:
-    """The SDK's max_turns counts anew in each of them."""
+    """The SDK's max_turns starts again in each of them."""
     enable(tree=Limits(max_turns=7))
     helper, boss = looping(), ScriptedAgentsModel(endless(uses("ask", arguments={"input": "?"})))
     tool = agent(helper, name="helper").as_tool("ask", "Ask.", run_config=UNTRACED, max_turns=STEPS)
@@ -470,7 +470,7 @@ def test_agent_of_a_guardrail_is_a_member_of_the_tree() -> None:
 
 @each_way
 def test_tree_cap_holds_over_a_handoff(how: str, events: list[Event]) -> None:
-    """The run goes on with another agent, and so does the tree of the first one."""
+    """The run continues with another agent, within the tree of the first one."""
     enable(tree=Limits(max_turns=5), observers=[events.append])
     second = looping()
     first = ScriptedAgentsModel([uses("search"), uses("search"), uses("transfer_to_second")])
@@ -501,7 +501,7 @@ def test_limits_by_name_follow_the_active_agent(
 
 
 def test_agents_that_hand_off_forever_are_halted() -> None:
-    """An agent that becomes active again goes on counting."""
+    """An agent that becomes active again continues its count."""
     enable(max_turns=3)
     one = ScriptedAgentsModel(endless(uses("transfer_to_two")))
     two = ScriptedAgentsModel(endless(uses("transfer_to_one")))
@@ -534,7 +534,7 @@ def test_kill_of_the_first_agent_ends_the_one_after_a_handoff() -> None:
         running = asyncio.create_task(
             Runner.run(agent(first, handoffs=[slow]), "go", run_config=UNTRACED)
         )
-        while SlowModel.waiting == 0:  # noqa: ASYNC110  nothing tells that it has begun
+        while SlowModel.waiting == 0:  # noqa: ASYNC110  no event marks its start
             await asyncio.sleep(0.01)
         kill(agent="boss")
         return await running
@@ -610,7 +610,7 @@ def test_kill_interrupts_a_call(is_streamed: bool) -> None:  # noqa: FBT001  a p
         slow = agent(SlowModel([]))
         run = streamed(slow) if is_streamed else Runner.run(slow, "go", run_config=UNTRACED)
         running = asyncio.create_task(run)
-        while kill(agent="boss") == 0:  # noqa: ASYNC110  nothing tells that it has begun
+        while kill(agent="boss") == 0:  # noqa: ASYNC110  no event marks its start
             await asyncio.sleep(0.01)
         return await running
 
@@ -744,7 +744,7 @@ def test_hooks_of_the_application_are_called() -> None:
 
 
 def test_invalid_hooks_are_rejected_as_before() -> None:
-    """The SDK tells what is wrong with them."""
+    """The error is the SDK's."""
     enable(max_turns=9)
     with pytest.raises(TypeError, match="Run hooks must be instances of RunHooks"):
         CALLS["run"](agent(looping()), hooks=AgentHooks())
@@ -881,7 +881,7 @@ def test_failed_run_has_its_reason(events: list[Event]) -> None:
 
 
 def test_tripped_guardrail_is_a_reason(events: list[Event]) -> None:
-    """Dashboards tell blocked prompts from errors."""
+    """Dashboards separate blocked prompts from errors."""
     enable(max_turns=9, observers=[events.append])
 
     @input_guardrail

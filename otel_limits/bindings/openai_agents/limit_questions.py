@@ -1,6 +1,6 @@
-"""Asks a human whether a run may go on at a limit, through the SDK's approval of tools.
+"""Requests approval from a human to continue a run at a limit, as the SDK does for tools.
 
-The question is a call of a tool of ours that needs approval. The SDK interrupts the run for it,
+The question is a call of our tool, which needs approval. The SDK interrupts the run for it,
 stores it with the run's state, and calls the tool if it is approved. Models never see the tool, its
 call or its result.
 """

@@ -381,7 +381,7 @@ class ModelRequest:
         return None
 
     def refused(self, refusal: Refusal) -> Any:
-        """Ask a human or end the run; see `halt`."""
+        """Interrupt the run for a human, or end it; see `halt`."""
         if refusal.asks and self.path is not None:
             asked = question_item(self.path, refusal.verdict)
             return response_of(asked, self.previous_response_id)

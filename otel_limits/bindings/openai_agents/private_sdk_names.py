@@ -14,12 +14,12 @@ to single tools. Without it, tools are counted when they are requested, but not 
 compared.
 """
 RESULT: Final = "_FunctionToolInvocationResult"
-"""What that function returns: the output, and whether the SDK made it from an error."""
+"""The result of that function: the output, and whether the SDK made it from an error."""
 OUTPUT: Final = "output"
 IS_ERROR: Final = "is_sdk_generated_error"
 
 CLIENT: Final = "_client"
-"""The client of OpenAI's model classes, whose address tells the vendor. Without it the price is
+"""The client of OpenAI's model classes, whose address determines the vendor. Without it, prices are
 OpenAI's."""
 
 

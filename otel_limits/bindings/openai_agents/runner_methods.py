@@ -60,7 +60,7 @@ def track_run(original: Any) -> Any:
 
 
 def track_run_streamed(original: Any) -> Any:
-    """Wrap `AgentRunner.run_streamed`, which starts a task and returns its result at once."""
+    """Wrap `AgentRunner.run_streamed`, which starts a task and returns its result immediately."""
 
     @functools.wraps(original)
     def run_streamed(runner: Any, starting_agent: Any, input: Any, **options: Any) -> Any:  # noqa: A002
@@ -140,7 +140,7 @@ def note_failure(agent_run: AgentRun, error: BaseException) -> None:
 
 
 def _halt_by(error: Exception, path: AgentPath) -> None:
-    """Record the halt that an exception of the run stands for, if any. The exception is raised."""
+    """Record the halt that has caused an exception of the run, if any."""
     verdict = halt_from_error(path, error)
     if verdict is None and is_halted_by_vendor(path, error):
         verdict = path.verdict
