@@ -51,12 +51,14 @@ def call_run_sync(agent: Any, given: Any = "go", **options: Any) -> Any:
     errors: list[BaseException] = []
 
     def work() -> None:
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
         try:
             results.append(Runner.run_sync(agent, given, **options_of(options)))
         except BaseException as error:  # noqa: BLE001  raised below
             errors.append(error)
         finally:
-            asyncio.get_event_loop_policy().get_event_loop().close()
+            loop.close()
 
     thread = threading.Thread(target=work)
     thread.start()
