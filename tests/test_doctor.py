@@ -31,7 +31,7 @@ def examined(*launcher: str, **variables: str) -> tuple[int, dict[str, tuple[str
     ended = execute(*DOCTOR, "--json", "--", *launcher, **variables)
     assert ended.log == ""
     found = {
-        # Of the two frameworks that are installed here, Strands goes without its name.
+        # Of the frameworks that are installed here, Strands goes without its name.
         finding["name"].removesuffix(" (strands)"): (
             finding["status"],
             finding["text"] + finding["advice"],
