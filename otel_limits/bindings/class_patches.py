@@ -32,7 +32,9 @@ class Patches:
         setattr(owner, name, ours)
 
     def watch_subclasses(self, owner: Any, watch: Callable[[Any], None]) -> None:
-        """Call `watch` with each class that is derived from `owner` from now on."""
+        """Call `watch` with each class that is derived from `owner` from now on, only once."""
+        if (owner, "__init_subclass__") in self:
+            return
         original = vars(owner).get("__init_subclass__")
 
         def init_subclass(derived: type, /, **kwargs: Any) -> None:

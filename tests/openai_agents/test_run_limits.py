@@ -900,6 +900,7 @@ def test_disable_leaves_the_sdk_as_it_was() -> None:
     from agents.run import AgentRunner
 
     enable(max_turns=1)
+    enable(max_turns=1)  # as at each later import of a framework, the classes are watched again
     assert hasattr(AgentRunner.run, "__wrapped__")
     assert hasattr(OpenAIResponsesModel.get_response, "__wrapped__")
     otel_limits.disable()

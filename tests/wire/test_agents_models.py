@@ -18,7 +18,8 @@ from tests.wire.cases import ASKED, CACHED, HALF, PLAIN, PROMPT, THOUGHT, WRITTE
 from tests.wire.formats import Answer
 from tests.wire.providers import BY_NAME
 from tests.wire.server import Reply
-from tests.wire.test_chat_models import ALL_RULES, check_estimate, counted, parts
+from tests.wire.test_chat_models import check_estimate, counted, parts
+from tests.wire.test_strict_histories import RULES
 from tests.wire.usages import PRICES, Bill
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def test_requests_of_a_halted_session_are_valid(
     session.close()
     assert len(vendor.requests) == len(answers)
     assert b"otel_limits" not in b"".join(vendor.requests)
-    rules = ALL_RULES[AGENTS_CLIENTS[client].wire]
+    rules = RULES[AGENTS_CLIENTS[client].wire]
     faults = [fault for body in vendor.requests for fault in rules(json.loads(body))]
     assert faults == [], json.dumps([json.loads(each) for each in vendor.requests], indent=1)
 
