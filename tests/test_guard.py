@@ -242,6 +242,13 @@ def test_framework_reimported_in_part_is_reported(way: str) -> None:
     assert "strands was imported again in part, and its new classes are not limited" in ended.log
 
 
+def test_looking_for_a_module_of_a_framework_is_not_an_import_of_it() -> None:
+    """The packages around it are imported for that, and often the module with them."""
+    look = "from importlib.util import find_spec\nassert find_spec('strands.agent.agent')"
+    ended = execute(sys.executable, "-W", "ignore", "-c", f"import otel_limits\n{ENABLE}\n{look}")
+    assert (ended.status, "imported again" in ended.log) == (0, False)
+
+
 def test_strict_ends_a_process_that_imports_a_framework_again_in_part() -> None:
     """Before the new agents exist; a disabled process is not ended."""
     ended = reimported(PART["reloaded"], OTEL_LIMITS_STRICT="true")

@@ -91,8 +91,10 @@ class FrameworkImports(OutermostFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Report a module that was imported before, unless its whole framework is."""
-        if name in self._seen:
+        """Report a module that is imported again or reloaded, unless its whole framework is."""
+        is_reloaded = target is not None
+        # `importlib.util.find_spec` only looks for it.
+        if name in self._seen and (is_reloaded or name not in sys.modules):
             framework, module = self._seen[name]
             if sys.modules.get(framework.module) is module:
                 self._again(framework)
