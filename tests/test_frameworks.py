@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import json
 import runpy
 import sys
 import textwrap
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +85,20 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
+ROBOTS = {
+    "__init__": "from robots.engine import Robot\nREADY = True\n",
+    "engine": "import robots.tools\nclass Robot: pass\n",
+    "tools": "from robots import engine\n",
+    "teams": "",
+}
+"""The modules of the package, which import each other in a circle."""
+
+
 def write_robots(path: Path, **modules: str) -> None:
-    """Write the package: its modules import each other in a circle."""
-    texts = {
-        "__init__": "from robots.engine import Robot\nREADY = True\n",
-        "engine": "import robots.tools\nclass Robot: pass\n",
-        "tools": "from robots import engine\n",
-        "teams": "",
-    }
+    """Write the package."""
     package = path / "robots"
     package.mkdir(parents=True)
-    for name, text in (texts | modules).items():
+    for name, text in (ROBOTS | modules).items():
         (package / f"{name}.py").write_text(textwrap.dedent(text))
 
 
@@ -274,8 +278,6 @@ def test_agents_at_the_top_of_a_users_module_are_limited(path: Path, start: Star
     robots = RobotFramework()
     start(robots)
     (path / "users_program.py").write_text("import robots\nDONE = list(METHODS())\n")
-    import builtins
-
     builtins.METHODS = lambda: robots.done  # type: ignore[attr-defined]
     try:
         program = importlib.import_module("users_program")
@@ -285,38 +287,51 @@ def test_agents_at_the_top_of_a_users_module_are_limited(path: Path, start: Star
     assert program.DONE == ["gaps", "watch"]
 
 
-def test_framework_imported_by_another_thread_meanwhile_is_met_at_its_end(
-    path: Path, start: Start
+@pytest.fixture
+def enabling(start: Start, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RobotFramework]:
+    """Let modules enable in the middle of their import, in a thread if requested."""
+
+    def prepare(*, in_thread: bool = False) -> RobotFramework:
+        robots = RobotFramework()
+
+        def enable() -> None:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(start, robots).result() if in_thread else start(robots)
+
+        monkeypatch.setattr(builtins, "ENABLE", enable, raising=False)
+        return robots
+
+    return prepare
+
+
+@pytest.mark.parametrize("module", ["__init__", "engine", "tools"])
+@pytest.mark.parametrize("in_thread", [False, True], ids=["same thread", "other thread"])
+def test_framework_is_met_at_the_end_of_an_import_that_enables(
+    path: Path, enabling: Callable[..., RobotFramework], module: str, *, in_thread: bool
 ) -> None:
-    """Enabled in the middle of that import, which began before there was a finder."""
-    write_robots(path, __init__="from robots.engine import Robot\nWAIT()\nREADY = True\n")
+    """E.g. by requesting a tracer. An agent right after the import would not be limited."""
+    text = f"ENABLE()\nimport robots.teams\n{ROBOTS[module]}"
+    write_robots(path, **{module: text})
     install(path, "robots")
-    reached, go_on, met = threading.Event(), threading.Event(), threading.Event()
-    import builtins
+    robots = enabling(in_thread=in_thread)
+    importlib.import_module("robots")
+    assert robots.done == ["gaps", "watch", "robots.teams"]
 
-    def wait() -> None:
-        reached.set()
-        assert go_on.wait(60)
 
-    class Seen(RobotFramework):
-        def watch(self) -> None:
-            super().watch()
-            met.set()
-
-    builtins.WAIT = wait  # type: ignore[attr-defined]
-    robots = Seen()
-    importing = threading.Thread(target=importlib.import_module, args=("robots",))
-    importing.start()
-    try:
-        assert reached.wait(60)
-        start(robots)
-        assert robots.done == []
-        go_on.set()
-        assert met.wait(60)
-    finally:
-        go_on.set()
-        importing.join(60)
-        del builtins.WAIT  # type: ignore[attr-defined]
+def test_framework_is_not_met_at_the_end_of_a_failed_import(
+    path: Path, enabling: Callable[..., RobotFramework], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next import of it is looked up."""
+    write_robots(path, __init__=f"{ROBOTS['__init__']}ENABLE()\nFAIL()\n")
+    install(path, "robots")
+    robots = enabling()
+    monkeypatch.setattr(builtins, "FAIL", lambda: 1 / 0, raising=False)
+    with pytest.raises(ZeroDivisionError):
+        importlib.import_module("robots")
+    assert robots.done == []
+    for name in ("ENABLE", "FAIL"):
+        monkeypatch.setattr(builtins, name, lambda: None)
+    importlib.import_module("robots")
     assert robots.done == ["gaps", "watch"]
 
 

@@ -24,6 +24,7 @@ from tests.test_autoload import FIRST, PACKAGES, ROOT, Environment
 
 CAP = {"OTEL_LIMITS_MAX_TURNS": "3"}
 PYTHON = (sys.executable,)
+SDK = str(Path(ENDLESS).with_name("sdk_agents.py"))
 
 
 @pytest.fixture
@@ -132,6 +133,12 @@ def test_the_tracer_provider_of_the_environment_reaches_who_sets_none(
     """It is only loaded if no code sets a provider, as the README documents."""
     ended = execute(*PYTHON, ENDLESS, argument, **CAP, **SELECTED)
     assert (ended.events["model_calls"] == 3) is holds
+
+
+def test_tracer_requested_while_the_agents_sdk_is_imported_limits_its_first_run() -> None:
+    """Its dependency `mcp` 2 requests one. The program runs its agent right after the import."""
+    ended = execute(*PYTHON, SDK, **CAP, **SELECTED)
+    assert ended.events == {"model_calls": 3, "stop_reason": "max_turns"}
 
 
 # --- what a launcher leaves to interpreters that the program starts -------------------------------

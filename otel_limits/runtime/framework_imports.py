@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.startup.otel_limits_startup import OutermostFinder, is_under_way
+from otel_limits.startup.otel_limits_startup import (
+    EXECUTED,
+    OutermostFinder,
+    is_under_way,
+    spec_under_way,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import FrameType, ModuleType
 
     from otel_limits.bindings.framework import Framework
 
@@ -46,12 +49,11 @@ class FrameworkImports(OutermostFinder):
         """Report the frameworks that are imported already, and each later import."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)  # the others would find the modules
+            # Imports of any thread that are in progress were looked up before.
+            for name in filter(self.is_wanted, list(sys.modules)):
+                if (spec := spec_under_way(name)) is not None:
+                    call_at_end(spec, self.look)
         self.look()
-        for framework in self._frameworks:
-            if is_under_way(framework.module):
-                # By another thread, or by this one, before this finder was there.
-                waiting = (framework,)
-                threading.Thread(target=self._wait_for, args=waiting, daemon=True).start()
 
     def is_wanted(self, name: str) -> bool:
         """Return whether a module belongs to a framework."""
@@ -60,8 +62,9 @@ class FrameworkImports(OutermostFinder):
     @suppress_errors("binding")
     def imported(self, name: str) -> None:  # noqa: ARG002  all are looked at
         """Report every framework that is complete."""
+        incomplete = packages_under_way()
         for framework in self._frameworks:
-            if not is_under_way(framework.module):
+            if incomplete.isdisjoint(framework.packages) and not is_under_way(framework.module):
                 self._imported(framework)
 
     def see(self, framework: Framework, module: ModuleType, names: Iterable[str]) -> None:
@@ -100,10 +103,38 @@ class FrameworkImports(OutermostFinder):
                 self._again(framework)
         return super().find_spec(name, path, target)
 
-    def _wait_for(self, framework: Framework) -> None:
-        name = framework.module
-        while name:
-            if name in sys.modules:
-                importlib.import_module(name)  # waits for the thread that imports it
-            name = name.rpartition(".")[0]
-        self.look()
+
+def call_at_end(spec: ModuleSpec, ended: Callable[[], object]) -> None:
+    """Call a function at the end of an import in progress, in the thread that imports.
+
+    Args:
+        spec: The specification of the module.
+        ended: The function. Other threads can use the module only after it has returned, as at the
+            end of an import that a finder has looked up. It is not called if the import fails.
+    """
+    original = type(spec)
+
+    # Python ends an import with `spec._initializing = False`, also for threads that wait for it.
+    def set_attribute(spec: Any, name: str, value: object) -> None:
+        try:
+            if name == "_initializing" and not value:
+                spec.__class__ = original
+                if spec.name in sys.modules:
+                    setattr(spec, EXECUTED, True)
+                    ended()
+        finally:
+            original.__setattr__(spec, name, value)
+
+    spec.__class__ = type(original.__name__, (original,), {"__setattr__": set_attribute})
+
+
+def packages_under_way() -> set[str]:
+    """Return the top-level packages of which this thread is importing modules."""
+    found = set()
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001  documented
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == "<module>" and spec_under_way(name) is not None:
+            found.add(name.partition(".")[0])
+        frame = frame.f_back
+    return found

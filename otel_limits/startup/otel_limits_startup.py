@@ -253,15 +253,22 @@ EXECUTED = "_otel_limits_executed"
 def is_under_way(name: str) -> bool:
     """Return whether a module, or a package that contains it, is being imported by any thread."""
     while name:
-        try:
-            # Not `getattr`, which would load a lazy module.
-            spec = object.__getattribute__(sys.modules[name], "__spec__")
-        except (AttributeError, KeyError):
-            spec = None
-        if getattr(spec, "_initializing", False) and not getattr(spec, EXECUTED, False):
+        if spec_under_way(name) is not None:
             return True
         name = name.rpartition(".")[0]
     return False
+
+
+def spec_under_way(name: str) -> "ModuleSpec | None":
+    """Return the specification of a module that any thread is importing, else `None`."""
+    try:
+        # Not `getattr`, which would load a lazy module.
+        spec = object.__getattribute__(sys.modules[name], "__spec__")
+    except (AttributeError, KeyError):
+        return None
+    if getattr(spec, "_initializing", False) and not getattr(spec, EXECUTED, False):
+        return spec  # type: ignore[no-any-return]
+    return None
 
 
 def is_installed(distribution: str) -> bool:
