@@ -364,11 +364,10 @@ class Runtime:
         """
         if not self._carries_into_threads:
             self._carries_into_threads = True
-            from opentelemetry.instrumentation.threading import ThreadingInstrumentor
+            # Imported here, because a process without agents needs none of it.
+            from otel_limits.otel.threads import carry_context_into_threads
 
-            instrumentor = ThreadingInstrumentor()
-            if not instrumentor.is_instrumented_by_opentelemetry:
-                instrumentor.instrument(skip_dep_check=True)
+            carry_context_into_threads()
 
     def _load_prices(self) -> None:
         """Load the price list, once.

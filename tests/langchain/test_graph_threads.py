@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+
+import pytest
+
+from tests.launching import Ended, execute
 
 PROGRAM = """
 import sys, threading
@@ -48,12 +51,23 @@ for way in (threads, pool, old_pool):
     boss.invoke({"messages": "go"}, STEPS)
     print(sum(model.calls for model in models))
 assert "strands" not in sys.modules
+import strands
+from otel_limits.testing import ScriptedModel, says
+strands.Agent(model=ScriptedModel([says("done")]), callback_handler=None)("go")
 """
 
 
-def test_tree_cap_holds_in_plain_threads() -> None:
+@pytest.fixture(scope="module")
+def ended() -> Ended:
+    """The program, which uses Strands only at its end."""
+    return execute(sys.executable, "-c", PROGRAM)
+
+
+def test_tree_cap_holds_in_plain_threads(ended: Ended) -> None:
     """Strands is not there to let threads inherit the context of the tool."""
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (ended.returncode, ended.stdout) == (0, "5\n5\n5\n"), ended.stderr
+    assert (ended.status, ended.output) == (0, "5\n5\n5\n"), ended.log
+
+
+def test_strands_instruments_threads_afterwards_without_a_warning(ended: Ended) -> None:
+    """Strands never checks whether that is done, and OpenTelemetry would log it."""
+    assert "already instrumented" not in ended.log
