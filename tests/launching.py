@@ -48,13 +48,17 @@ class Ended:
         return [line for line in self.log.splitlines() if any(sign in line for sign in signs)]
 
 
+WITHOUT_LANGCHAIN = {"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "langchain"}
+"""Import no LangChain in each process, as two instrumentations of this environment would."""
+
+
 def fresh_environment(**variables: str) -> dict[str, str]:
     """Make a clean shell environment."""
     strange = ("OTEL_", "PYTHON", "PROMETHEUS_")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(strange)}
     # One-time messages have separate tests.
     kept |= {"OTEL_LIMITS_QUIET": "true", "PATH": f"{BIN}{os.pathsep}{kept['PATH']}"}
-    return kept | variables
+    return kept | WITHOUT_LANGCHAIN | variables
 
 
 def execute(*command: str, **variables: str) -> Ended:

@@ -31,6 +31,7 @@ from unittest.mock import patch
 from otel_limits.cli import main
 from otel_limits.cli.parser import make_parser
 from otel_limits.demo import record
+from tests.launching import WITHOUT_LANGCHAIN
 from tests.ledger.otlp import attributes
 from tests.processes import PATIENCE_SECONDS
 from tests.readme import PAGES, README, ROOT
@@ -261,7 +262,7 @@ class Session:
         done = subprocess.run(
             words,
             cwd=self.directory,
-            env={**os.environ, **TERMINAL, "PATH": path, **variables},
+            env={**os.environ, **TERMINAL, **WITHOUT_LANGCHAIN, "PATH": path, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
