@@ -12,6 +12,7 @@ from otel_limits.testing import only
 from tests.compositions.chance import concurrent, own, sequential
 from tests.compositions.frameworks import FRAMEWORKS
 from tests.compositions.of_langchain import LANGCHAIN
+from tests.compositions.of_openai_agents import OPENAI_AGENTS
 from tests.compositions.of_strands import STRANDS
 from tests.compositions.program import Agent, Call, Program, Reply, Tool
 from tests.compositions.run import problems, run
@@ -69,6 +70,13 @@ def test_langchain_own_compositions_pass_no_cap() -> None:
     assert found == []
 
 
+def test_openai_agents_own_compositions_pass_no_cap() -> None:
+    """Hand-offs, canceled streams, approvals, typed outputs, and tools that end a run."""
+    made = [(seed, own(seed, OPENAI_AGENTS)) for seed in range(SEEDS)]
+    found = [(seed, each) for seed, program in made for each in problems(program, OPENAI_AGENTS)]
+    assert found == []
+
+
 # --- programs by hand -----------------------------------------------------------------------------
 
 
@@ -105,7 +113,8 @@ def test_cap_of_a_tree_is_exact(name: str, way: str, limit: str) -> None:
     program = team(way, *children, tree=only(limit, 7))
     seen, _ = run(program, FRAMEWORKS[name])
     assert seen.outcome.requests.total() == 7
-    assert seen.outcome.stops == [("boss", limit, "halted")]
+    halted = "child0" if way == "handoff" else "boss"
+    assert seen.outcome.stops == [(halted, limit, "halted")]
 
 
 @pytest.mark.parametrize("way", ["be", "threads", "timers", "own pool", "old pool"])

@@ -28,6 +28,8 @@ AGENTS: Final[dict[Way, tuple[int, int]]] = {
     "graph": (3, 3),
     "swarm": (2, 2),
     "branches": (2, 4),
+    "handoff": (1, 1),
+    "cancel": (2, 2),
 }
 """How many agents tools of some ways have; others have 2 to 4."""
 MOST_AGENTS: Final = 12

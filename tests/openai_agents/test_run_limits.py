@@ -447,7 +447,31 @@ def test_halted_helper_is_worded_for_the_model_around_it() -> None:
     result = CALLS["run"](agent(boss, tool))
     told = [each["output"] for each in boss.requests[-1] if "output" in each]
     assert "Do not call" in told[0]
-    assert [each.agent for each in stops_of(result)] == ["helper", "helper", "boss"]
+    assert [each.agent for each in stops_of(result)] == ["boss"]
+
+
+@each_way
+def test_halted_helper_is_no_stop_of_a_run_that_answers(how: str) -> None:
+    """The model around it has made something of its unfinished answer."""
+    enable(max_turns=2)
+    boss = ScriptedAgentsModel([uses("ask", arguments={"input": "?"}), says("done")])
+    tool = agent(looping(), name="helper").as_tool("ask", "Ask.", max_turns=STEPS)
+    result = CALLS[how](agent(boss, tool))
+    assert (result.final_output, stop_of(result), stops_of(result)) == ("done", None, ())
+
+
+@pytest.mark.parametrize(
+    "behavior", ["stop_on_first_tool", {"stop_at_tool_names": ["ask"]}], ids=["first", "named"]
+)
+@each_way
+def test_halted_helper_whose_answer_is_the_final_output_is_a_stop(how: str, behavior: Any) -> None:
+    """The end user reads its text, not that for a model."""
+    enable(max_turns=2)
+    boss = ScriptedAgentsModel([uses("ask", arguments={"input": "?"})])
+    tool = agent(looping(), name="helper").as_tool("ask", "Ask.", max_turns=STEPS)
+    result = CALLS[how](agent(boss, tool, tool_use_behavior=behavior))
+    assert (halt_of(result).agent, halt_of(result).reason) == ("helper", "max_turns")
+    assert result.final_output.startswith("This request could not be completed")
 
 
 def test_agent_of_a_guardrail_is_a_member_of_the_tree() -> None:

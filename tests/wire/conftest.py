@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.wire.agents_models import close_clients
 from tests.wire.run import ENVIRONMENT
 from tests.wire.server import Vendor, serving
 
@@ -43,8 +44,9 @@ def vendor(server: Vendor) -> Vendor:
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """One event loop, as LangChain's classes share their connections."""
+def loop(server: Vendor) -> Iterator[asyncio.AbstractEventLoop]:
+    """One event loop, as clients share their connections."""
     loop = asyncio.new_event_loop()
     yield loop
+    loop.run_until_complete(close_clients())
     loop.close()

@@ -1,25 +1,22 @@
-"""Bills against our counts, and what vendors receive, through the OpenAI Agents SDK's classes."""
+"""Bills against our counts, through the OpenAI Agents SDK's model classes."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from agents import Agent, ModelSettings, RunConfig, Runner, SQLiteSession, function_tool
+from agents import Agent, ModelSettings, RunConfig, Runner
 from openai import RateLimitError
 
-from otel_limits import Halt, LimitReachedError, Limits, ModelCall, Stop, enable, stop_of
-from tests.wire.agents_models import AGENTS_CLIENTS, close_clients, reply
+from otel_limits import Halt, Limits, ModelCall, Stop, enable, stop_of
+from tests.wire.agents_models import AGENTS_CLIENTS, reply
 from tests.wire.cases import ASKED, CACHED, HALF, PLAIN, PROMPT, THOUGHT, WRITTEN
 from tests.wire.formats import Answer
 from tests.wire.providers import BY_NAME
 from tests.wire.server import Reply
 from tests.wire.test_chat_models import check_estimate, counted, parts
-from tests.wire.test_strict_histories import RULES
 from tests.wire.usages import PRICES, Bill
 
 if TYPE_CHECKING:
@@ -32,9 +29,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of the vendors' clients
 
 CONFIG = RunConfig(tracing_disabled=True)
-ASKS = Answer(tool=("search", "{}"), parts=("Let me look.",))
-ASKS_SILENTLY = Answer(tool=("search", "{}"), parts=())
-SAYS = Answer(parts=("Done.",))
 
 each_client = pytest.mark.parametrize("client", AGENTS_CLIENTS)
 each_way = pytest.mark.parametrize("is_streamed", [False, True], ids=["run", "run_streamed"])
@@ -44,38 +38,27 @@ LOOPS: list[asyncio.AbstractEventLoop] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
-def loop() -> Iterator[None]:
+def current_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """One event loop, as a client's connections belong to it."""
-    LOOPS.append(asyncio.new_event_loop())
+    LOOPS.append(loop)
     yield
-    loop = LOOPS.pop()
-    loop.run_until_complete(close_clients())
-    loop.close()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # LiteLLM keeps connections that nothing can close
-        gc.collect()
+    LOOPS.pop()
 
 
-@function_tool
-def search() -> str:
-    """Find nothing."""
-    return ""
-
-
-def agent(client: str, vendor: Vendor, *tools: Any, **settings: Any) -> Agent[Any]:
+def agent(client: str, vendor: Vendor, **settings: Any) -> Agent[Any]:
     """An agent with a model of a class."""
     model = AGENTS_CLIENTS[client].make(vendor.url, **settings)
     reporting = ModelSettings(include_usage=True)  # else LiteLLM's streams contain no usage
-    return Agent("boss", model=model, tools=[*tools], model_settings=reporting)
+    return Agent("boss", model=model, model_settings=reporting)
 
 
-def call(agent: Any, text: str = PROMPT, *, is_streamed: bool = False, **options: Any) -> Any:
+def call(agent: Any, *, is_streamed: bool = False) -> Any:
     """Run an agent."""
 
     async def run() -> Any:
         if not is_streamed:
-            return await Runner.run(agent, text, run_config=CONFIG, **options)
-        result = Runner.run_streamed(agent, text, run_config=CONFIG, **options)
+            return await Runner.run(agent, PROMPT, run_config=CONFIG)
+        result = Runner.run_streamed(agent, PROMPT, run_config=CONFIG)
         async for _ in result.stream_events():
             pass
         return result
@@ -183,63 +166,6 @@ def test_timeout_of_the_client_is_counted(client: str, vendor: Vendor, events: l
     found = counted(events)
     assert (found.kind, found.estimated) == ("failed", True)
     assert found.usage.input > ASKED.input / 2
-
-
-# --- what vendors receive -------------------------------------------------------------------------
-
-CASES: dict[str, tuple[Limits, tuple[Answer, ...], Any]] = {
-    "after tools": (Limits(max_turns=1), (ASKS, SAYS), "halt"),
-    "after silent tools": (Limits(max_turns=1), (ASKS_SILENTLY, SAYS), "halt"),
-    "refused tool": (Limits(max_tool_calls=1), (ASKS, ASKS, SAYS), "halt"),
-    "last answer": (Limits(max_turns=2), (ASKS, ASKS_SILENTLY, SAYS, SAYS), "wrap_up"),
-    "blank last answer": (Limits(max_turns=1), (ASKS, Answer(parts=(" ",)), SAYS), "wrap_up"),
-    "last answer with a tool": (Limits(max_turns=1), (ASKS, ASKS, SAYS), "wrap_up"),
-    "raised": (Limits(max_turns=1), (ASKS, SAYS), "raise"),
-}
-HALTED = [
-    *((client, False) for client in AGENTS_CLIENTS),
-    *(("Responses", True), ("Chat Completions", True)),
-]
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("client", "is_streamed"), HALTED)
-def test_requests_of_a_halted_session_are_valid(
-    client: str,
-    case: str,
-    is_streamed: bool,  # noqa: FBT001  a parameter of pytest
-    vendor: Vendor,
-) -> None:
-    """Also those of its last answer and of the next run; and our mark is in none of them."""
-    limits, answers, action = CASES[case]
-    enable(limits, action=action)
-    usage = (BY_NAME[AGENTS_CLIENTS[client].wire].usage(PLAIN),)
-    vendor.replies[:] = [
-        reply(
-            client,
-            Answer(usages=usage, parts=each.parts, tool=each.tool),
-            is_streamed=is_streamed,
-        )
-        for each in answers
-    ]
-    for number, each in enumerate(vendor.replies):  # the SDK refuses an ID that it has seen
-        marks = [(b'"%s1"' % name, b'"%s1-%d"' % (name, number)) for name in (b"t", b"r", b"i")]
-        for old, new in marks:
-            each.chunks = [chunk.replace(old, new) for chunk in each.chunks]
-    made = agent(client, vendor, search)
-    session = SQLiteSession("1")
-    for text in ("go", "again"):
-        try:
-            result = call(made, text, is_streamed=is_streamed, session=session)
-        except LimitReachedError as error:
-            result = error
-        assert text == "again" or stop_of(result) is not None
-    session.close()
-    assert len(vendor.requests) == len(answers)
-    assert b"otel_limits" not in b"".join(vendor.requests)
-    rules = RULES[AGENTS_CLIENTS[client].wire]
-    faults = [fault for body in vendor.requests for fault in rules(json.loads(body))]
-    assert faults == [], json.dumps([json.loads(each) for each in vendor.requests], indent=1)
 
 
 # --- vendors' spent budgets -----------------------------------------------------------------------

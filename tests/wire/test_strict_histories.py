@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
+from agents import Agent as SdkAgent
+from agents import ModelSettings, RunConfig, Runner, SQLiteSession, function_tool
 from langchain.agents import create_agent
 from langchain_core.tools import StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -17,6 +19,8 @@ from langgraph.types import Command
 from strands import Agent, tool
 
 from otel_limits import LimitReachedError, Limits, enable, stop_of
+from tests.wire import agents_models
+from tests.wire.agents_models import AGENTS_CLIENTS
 from tests.wire.cases import PLAIN
 from tests.wire.chat_models import CLIENTS, reply
 from tests.wire.formats import Answer
@@ -250,13 +254,78 @@ class ChatTalk:
         return stop_of(state)
 
 
-Talk: TypeAlias = StrandsTalk | ChatTalk
+class AgentsTalk:
+    """The same with the OpenAI Agents SDK."""
+
+    def __init__(self, name: str, vendor: Vendor, *, is_streamed: bool) -> None:
+        self.provider = BY_NAME[AGENTS_CLIENTS[name].wire]
+        self._name = name
+        self._vendor = vendor
+        self._is_streamed = is_streamed
+        self._numbers = itertools.count()
+        self._agent: Any = None
+        self._session = SQLiteSession("1")
+
+    def reply(self, answer: Answer) -> Reply:
+        """Write an answer in the vendor's format."""
+        answer = replace(answer, usages=(self.provider.usage(PLAIN),))
+        made = agents_models.reply(self._name, answer, is_streamed=self._is_streamed)
+        number = next(self._numbers)
+        for mark in (b"t", b"r", b"i"):  # the SDK refuses an ID that it has seen
+            old, new = b'"%s1"' % mark, b'"%s1-%d"' % (mark, number)
+            made.chunks = [chunk.replace(old, new) for chunk in made.chunks]
+        return made
+
+    def begin(self, *, has_child: bool = False, is_answer: bool = False) -> None:
+        """Make the agent."""
+        # Without `include_usage`, LiteLLM's streams contain no usage.
+        options: Any = {
+            "model": AGENTS_CLIENTS[self._name].make(self._vendor.url),
+            "model_settings": ModelSettings(include_usage=True),
+        }
+        self._agent = SdkAgent("child", tools=[function_tool(search)], **options)
+        if has_child:
+            options["tool_use_behavior"] = "stop_on_first_tool" if is_answer else "run_llm_again"
+            # With a reader, the SDK streams the child's answers, too.
+            reader: Any = {"on_stream": str} if self._is_streamed else {}
+            child = self._agent.as_tool("child", "Ask.", **reader)
+            self._agent = SdkAgent("parent", tools=[child], **options)
+
+    async def send(self, prompt: str) -> Stop | None:
+        """Call the agent, reject its questions, and return the stop."""
+        try:
+            result = await self._run(prompt)
+            if result.interruptions:
+                state = result.to_state()
+                for each in result.interruptions:
+                    state.reject(each)
+                result = await self._run(state)
+        except LimitReachedError as error:
+            return stop_of(error)
+        return stop_of(result)
+
+    async def _run(self, given: Any) -> Any:
+        options: Any = {"session": self._session, "run_config": RunConfig(tracing_disabled=True)}
+        if not self._is_streamed:
+            return await Runner.run(self._agent, given, **options)
+        result = Runner.run_streamed(self._agent, given, **options)
+        async for _ in result.stream_events():
+            pass
+        return result
+
+
+Talk: TypeAlias = StrandsTalk | ChatTalk | AgentsTalk
 TALKS: dict[str, Callable[[Vendor], Talk]] = {
     **{
         f"Strands, {name}": functools.partial(StrandsTalk, name)
         for name in ("Anthropic", "Bedrock", "OpenAI Chat")
     },
     **{name: functools.partial(ChatTalk, name) for name in CLIENTS if name != "init_chat_model"},
+    **{
+        f"Agents SDK, {name}, {way}": functools.partial(AgentsTalk, name, is_streamed=is_streamed)
+        for name in AGENTS_CLIENTS
+        for way, is_streamed in (("run", False), ("run_streamed", True))
+    },
 }
 
 

@@ -1,4 +1,4 @@
-"""Learns from the SDK's own hooks which agent of a run is active."""
+"""Learns from the SDK's own hooks which agent of a run is active, and what its loop sends."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ class ActiveAgentHooks(RunHooks):
         hooks.application, hooks.agent_run = application, agent_run
         return hooks
 
-    async def on_llm_start(self, context: Any, agent: Any, *rest: Any, **named: Any) -> None:
+    async def on_llm_start(
+        self, context: Any, agent: Any, system_prompt: Any, input_items: Any
+    ) -> None:
         """Note the active agent: after a hand-off it is another one than before."""
         self.agent_run.activate(agent.name)
-        await self.application.on_llm_start(context, agent, *rest, **named)
+        self.agent_run.next_input = input_items
+        await self.application.on_llm_start(context, agent, system_prompt, input_items)
 
 
 def _passed_on(name: str) -> Callable[..., Awaitable[None]]:

@@ -17,7 +17,7 @@ from otel_limits.core.policy import KILLED
 from otel_limits.runs.tree import CURRENT, TASK_SCOPE, current_scope, for_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from otel_limits.bindings.framework import Host
     from otel_limits.core.events import Stop
@@ -69,8 +69,10 @@ class AgentRun:
         """The result of a streamed run, which exists from its start."""
         self.questions: dict[str, str] = {}
         """Our questions that the run resumes with and that are not answered yet, by their IDs."""
-        self.called: dict[str | None, Stop] = {}
-        """The halts of agents that its tools have called, by the ID of the invocation."""
+        self.called: list[Stop] = []
+        """The halts of agents that its tools have called since the last model call."""
+        self.next_input: Any = None
+        """The input of the loop's next request; a guardrail, for example, sends its own."""
         self.is_over = False
         self._host = host
         self._session_id = session_id
@@ -157,22 +159,13 @@ class AgentRun:
 
     @suppress_errors("binding")
     def write_marks(self, result: Any) -> None:
-        """Write the halt into a result, and those of agents that were called by tools."""
-        for path in self._paths.values():  # of agents that a guardrail has called
-            for child, verdict in path.run.halted.values():
-                if getattr(child.state, "agent_run", None) is not self:
-                    self.note_called([child.stop(verdict.reason)])
-        if self.called:
-            mark_inner(result, self.called.values())
+        """Write the halt into a result, and those of agents whose answers are the final output."""
+        if self.called and not result.interruptions:
+            mark_inner(result, self.called)
         for path in self._paths.values():
             if path.is_halted and path.run.verdict is not None:
                 stop = path.run.stop(path.run.verdict.reason)
                 mark(result, stop, synthetic=path.is_synthetic)
-
-    def note_called(self, stops: Iterable[Stop]) -> None:
-        """Note the halts of agents that a tool or a guardrail has called."""
-        for stop in stops:
-            self.called.setdefault(stop.invocation_id, stop)
 
     @suppress_errors("binding")
     def end_with(self, reason: str) -> None:

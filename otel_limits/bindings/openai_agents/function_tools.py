@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.bindings.halted_agents import reworded_text
@@ -17,8 +18,6 @@ from otel_limits.runs.tree import CURRENT, current_scope
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from otel_limits.bindings.requested_turns import RequestedTool
 
 
@@ -62,7 +61,16 @@ def _begun(call: Mapping[str, Any]) -> RunningFunctionTool | None:
     if requested is None:  # requested by a response of an earlier, interrupted run
         arguments = arguments_of(call["arguments"])
         requested = path.resume_tool(context.tool_call_id, call["function_tool"].name, arguments)
-    return RunningFunctionTool(path, requested)
+    is_answer = _ends_run(context.agent, call["function_tool"].name)
+    return RunningFunctionTool(path, requested, is_answer=is_answer)
+
+
+def _ends_run(agent: Any, tool: str) -> bool:
+    """Return whether a tool's output becomes the final output of the run."""
+    behavior = getattr(agent, "tool_use_behavior", None)
+    if isinstance(behavior, Mapping):
+        return tool in behavior.get("stop_at_tool_names", ())
+    return bool(behavior == "stop_on_first_tool")
 
 
 class RunningFunctionTool(RunningTool):
@@ -70,10 +78,11 @@ class RunningFunctionTool(RunningTool):
 
     _run_token: Any = None
 
-    def __init__(self, path: AgentPath, requested: RequestedTool) -> None:
+    def __init__(self, path: AgentPath, requested: RequestedTool, *, is_answer: bool) -> None:
         """Begin the call."""
         super().__init__(path, requested)
         self.agent_run = path.agent_run
+        self._is_answer = is_answer
 
     @suppress_errors("binding")
     def __enter__(self) -> None:
@@ -108,8 +117,9 @@ class RunningFunctionTool(RunningTool):
     @suppress_errors("binding")
     def _worded(self, result: Any) -> Any:
         output, run = getattr(result, OUTPUT), self.path.run
-        self.agent_run.note_called(self.inner_stops)
-        if isinstance(output, str) and run.halted:
+        self.agent_run.called += self.inner_stops
+        # A final output keeps the text for the end user.
+        if isinstance(output, str) and run.halted and not self._is_answer:
             output = reworded_text(output, run, self.scope)
             result = dataclasses.replace(result, **{OUTPUT: output})
         status = "error" if getattr(result, IS_ERROR) else "success"

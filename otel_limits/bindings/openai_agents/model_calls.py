@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
+
+from agents import ModelBehaviorError
 
 from otel_limits.bindings.openai_agents.agent_runs import AgentPath, path_of_task
 from otel_limits.bindings.openai_agents.halt_responses import (
@@ -44,7 +46,10 @@ IDS: Final = itertools.count(1)
 """IDs of calls, as a model may make several at the same time."""
 
 COMPLETED: Final = "response.completed"
+FAILED: Final = ("response.incomplete", "response.failed", "response.error", "error")
+"""Events for which the SDK raises an exception."""
 ITEM_ADDED: Final = "response.output_item.added"
+ITEM_DONE: Final = "response.output_item.done"
 
 
 # --- wrappers of a model's methods ----------------------------------------------------------------
@@ -153,6 +158,8 @@ def _request(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Mode
     outer = around.request if isinstance(around, EnclosingRequest) else None
     if outer is not None and (outer.run is not run or outer.has_ended):
         outer = None
+    if path is not None and outer is None and arguments["input"] is not path.agent_run.next_input:
+        path = None  # not of the loop, but of a guardrail, a hook or an agent's instructions
     is_askable = can_ask(arguments)
     hide_questions(arguments, path)
     call = call_to(model, arguments, path)
@@ -166,6 +173,7 @@ def _request(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Mode
         return ModelRequest(run, path, arguments, taken, outer, is_admitted=True)
     if path is not None and outer is None:
         path.end_turns()
+        path.agent_run.called.clear()  # the model, not its tools, answers
     request = ModelRequest(run, path, arguments, call, outer, is_askable)
     request.previous_response_id = arguments["previous_response_id"]
     return request
@@ -200,6 +208,8 @@ class ModelRequest:
     response: Any = None
     items_begun: int = 0
     """Number of items that a stream has begun."""
+    items: list[Any] = field(default_factory=list)
+    """The items of a stream."""
     _failed_last: Verdict | None = None
     """The halt, if the model's last answer cannot be the output."""
     _token: Any = None
@@ -256,11 +266,11 @@ class ModelRequest:
         self.run.calls.open(self.call)
         self.run.cycle()
         given = self.arguments
-        if path.wrapping is None or path.last_call is not self.call:
+        if (wrapping := self._wrapping) is None:
             given["input"] = noted(given["input"], path)
             return
         is_stored = bool(given["previous_response_id"] or given["conversation_id"])
-        given["input"] = without_tools(given["input"], path.wrapping, is_stored=is_stored)
+        given["input"] = without_tools(given["input"], wrapping, is_stored=is_stored)
         given["tools"], given["handoffs"] = [], []
         given["model_settings"] = replace(
             given["model_settings"], tool_choice=None, parallel_tool_calls=None
@@ -280,10 +290,26 @@ class ModelRequest:
             call.parts.append(delta)
         elif kind == ITEM_ADDED:
             self.items_begun += 1
+        elif kind == ITEM_DONE:
+            self.items.append(event.item)
+        elif kind in FAILED:
+            return self._note_failure(event)
         if kind != COMPLETED:
             return False
+        if not event.response.output:  # as the SDK does, since some vendors only stream items
+            event.response.output = list(self.items)
         self.note_answer(event.response)
         return True
+
+    def _note_failure(self, event: Any) -> bool:
+        """Note that a stream has failed. Return whether its usage is known, or it was the last."""
+        response = getattr(event, "response", None)
+        if response is not None:
+            self.call.record = usage_of(response)
+        if self.outer is None and (wrapping := self._wrapping) is not None:
+            remark = failed_remark(ModelBehaviorError(event.type))
+            self._failed_last = replace(wrapping, remark=remark)
+        return self._failed_last is not None or self.call.record.has_input
 
     @suppress_errors("binding")
     def note_answer(self, response: Any) -> None:
@@ -330,8 +356,8 @@ class ModelRequest:
             self.run.calls.on_response_rejected(self.call)
         elif self.outer is not None:  # which decides whether the loop gets this response
             self.outer.call = self.call
-        elif path.wrapping is not None and self.call is path.last_call:
-            self._end_with_last(path)
+        elif (wrapping := self._wrapping) is not None:
+            self._end_with_last(path, wrapping)
         else:
             output = self.response.output
             requested = tools_in(output, self.arguments["handoffs"] or ())
@@ -339,10 +365,15 @@ class ModelRequest:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _end_with_last(self, path: AgentPath) -> None:
+    @property
+    def _wrapping(self) -> Verdict | None:
+        """The halt that follows this call, if it is for the model's last answer."""
+        path = self.path
+        return path.wrapping if path is not None and path.last_call is self.call else None
+
+    def _end_with_last(self, path: AgentPath, verdict: Verdict) -> None:
         """Make the model's last answer the output of the run."""
-        verdict, response = path.wrapping, self.response
-        assert verdict is not None  # checked before
+        response = self.response
         self.run.turn(self.call)
         text = text_of(response.output)
         schema = self.arguments["output_schema"]
@@ -375,9 +406,8 @@ class ModelRequest:
         if isinstance(error, (InvocationEndedError, LimitReachedError)):
             ended = path.agent_run.ended  # a model that was called within may have been refused
             return None if ended is None else ended.verdict
-        is_last = path.wrapping is not None and self.call is path.last_call
-        if is_last and path.wrapping is not None and isinstance(error, Exception):
-            return replace(path.wrapping, remark=failed_remark(error))
+        if (wrapping := self._wrapping) is not None and isinstance(error, Exception):
+            return replace(wrapping, remark=failed_remark(error))
         return None
 
     def refused(self, refusal: Refusal) -> Any:

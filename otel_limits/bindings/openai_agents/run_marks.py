@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from otel_limits.core.events import Stop
 
 INNER: Final = "otel_limits_called"
-"""Attribute of a result with the stops of agents that its tools have called."""
+"""Attribute of a result with the stops of agents whose answers are its final output."""
 
 
 class AgentsHost:
@@ -41,7 +41,7 @@ def mark(result: Any, stop: Stop, *, synthetic: bool) -> None:
 
 
 def mark_inner(result: Any, stops: Iterable[Stop]) -> None:
-    """Write the stops of agents that a run's tools have called into its result."""
+    """Write the stops of agents whose answers are a run's final output into its result."""
     setattr(result, INNER, [stop_to_json(stop) for stop in stops])
 
 
