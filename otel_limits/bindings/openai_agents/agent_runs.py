@@ -32,6 +32,8 @@ class AgentPath(TurnPath):
 
     agent_run: AgentRun = field(kw_only=True)
     span: trace.Span = field(default=trace.INVALID_SPAN, kw_only=True)
+    error: Exception | None = field(default=None, kw_only=True)
+    """The exception that has ended the run."""
     answered_items: int = field(default=0, kw_only=True)
     """Number of items of the last request and its response."""
     answered_tokens: int = field(default=0, kw_only=True)
@@ -184,7 +186,7 @@ class AgentRun:
     def _close(self, path: AgentPath) -> None:
         path.end_turns()
         write_end(path.span, path.run)
-        end_span(path.span)
+        end_span(path.span, path.error)
 
     @suppress_errors("binding")
     def _finish_run(self, path: AgentPath) -> None:

@@ -50,7 +50,7 @@ def track_get_all_tools(original: Any) -> Any:
     @functools.wraps(original)
     async def get_all_tools(agent: Any, run_context: Any) -> Any:
         tools = await original(agent, run_context)
-        return [*tools, _question_tool()] if _can_ask(agent) else tools
+        return [*tools, _question_tool()] if _can_ask(agent) or _is_asked() else tools
 
     return get_all_tools
 
@@ -61,6 +61,13 @@ def _can_ask(agent: Any) -> bool:
     if host is None or not host.is_on or getattr(agent, "tool_use_behavior", "") != RUN_AGAIN:
         return False
     return host.policy(agent.name).action == "ask"
+
+
+@suppress_errors("binding")
+def _is_asked() -> bool:
+    """Return whether the run answers a question, which may be older than today's policy."""
+    path = path_of_task()
+    return path is not None and bool(path.agent_run.questions)
 
 
 @functools.cache

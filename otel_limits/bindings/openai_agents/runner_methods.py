@@ -18,7 +18,6 @@ from otel_limits.bindings.openai_agents.active_agents import ActiveAgentHooks
 from otel_limits.bindings.openai_agents.agent_runs import AgentRun
 from otel_limits.bindings.openai_agents.limit_questions import note_questions
 from otel_limits.bindings.openai_agents.run_marks import SLOT
-from otel_limits.bindings.own_spans import end_span
 from otel_limits.bindings.path import halt_from_error
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import StopNote
@@ -129,7 +128,7 @@ def note_failure(agent_run: AgentRun, error: BaseException) -> None:
     path = agent_run.active
     if not isinstance(error, Exception) or path.is_halted or agent_run.root.is_halted:
         return
-    end_span(path.span, error)
+    agent_run.root.error = path.error = error
     if isinstance(error, MaxTurnsExceeded):
         agent_run.end_with("max_turns_exceeded")
     elif isinstance(error, TRIPWIRES):

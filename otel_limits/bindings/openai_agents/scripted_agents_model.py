@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from agents import ModelResponse, Usage
 from agents.models.fake_id import FAKE_RESPONSES_ID
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from otel_limits.bindings.script import Answer
-
-
-IDS: Final = itertools.count(1)
-"""IDs of tool calls: the SDK refuses one that it has seen in the same run."""
 
 
 class ScriptedAgentsModel(Model):
@@ -130,7 +126,8 @@ def _items(answer: Answer) -> list[Any]:
         items.append(
             ResponseFunctionToolCall(
                 id=FAKE_RESPONSES_ID,
-                call_id=f"call-{next(IDS)}",
+                # The SDK refuses one that it has seen in the same run, also in another process.
+                call_id=f"call-{uuid4().hex}",
                 name=name,
                 arguments=json.dumps(dict(arguments)),
                 type="function_call",
