@@ -43,7 +43,7 @@ each_order = pytest.mark.parametrize("in_parallel", [False, True], ids=["before"
 
 
 async def asked(model: Any) -> str:
-    """Ask a model itself, without an agent."""
+    """Call a model without an agent."""
     answer = await model.get_response(
         None,
         "fine?",
@@ -60,7 +60,7 @@ async def asked(model: Any) -> str:
 
 
 def guardrail_that_asks(model: Any, *, in_parallel: bool) -> Any:
-    """An input guardrail that asks a model."""
+    """An input guardrail that calls a model."""
 
     @input_guardrail(run_in_parallel=in_parallel)
     async def check(*_: Any) -> GuardrailFunctionOutput:

@@ -74,7 +74,7 @@ def shortened(data: CallModelData[Any]) -> ModelInputData:
 
 @each_way
 def test_filtered_input_is_limited_and_estimated(how: str, events: list[Event]) -> None:
-    """What is sent counts, not the conversation; wrap_up adds its note to it."""
+    """Sent items count, not the whole conversation; wrap_up adds its note to them."""
     enable(max_turns=3, action="wrap_up", observers=[events.append])
     script = [uses("search", usage=None), uses("search", usage=None), uses("search", usage=None)]
     model = ScriptedAgentsModel([*script, says("what I know", usage=None)])
@@ -170,7 +170,7 @@ def test_session_of_a_typed_agent_goes_on_after_a_halt(how: str, tmp_path: Path)
 
 
 @each_way
-def test_typed_agent_as_a_tool_tells_its_halt(how: str) -> None:
+def test_halt_of_a_typed_agent_as_a_tool_reaches_the_model(how: str) -> None:
     """Its exception becomes the result of the tool, in words for the model."""
     enable(tree=Limits(max_turns=9), max_turns=2)
     tool = agent(looping(), name="helper", output_type=Opinion).as_tool("ask", "Ask.")

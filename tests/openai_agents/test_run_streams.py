@@ -160,7 +160,7 @@ def test_reader_that_leaves_ends_nothing(events: list[Event]) -> None:
     assert stops(events) == [("max_turns", 3)]
 
 
-def test_stream_that_nobody_reads_is_limited(events: list[Event]) -> None:
+def test_unread_stream_is_limited(events: list[Event]) -> None:
     """It runs in its own task."""
     enable(max_turns=3, observers=[events.append])
     model = looping()

@@ -81,7 +81,7 @@ async def hang() -> str:
 
 @each_way
 def test_failing_tools_are_errors_and_the_run_goes_on(how: str, events: list[Event]) -> None:
-    """The SDK tells the model, and loop limits compare what it was told."""
+    """The model reads the error, and loop limits compare it."""
     enable(max_identical_tool_calls=3, observers=[events.append])
     result = CALLS[how](agent(ScriptedAgentsModel(endless(uses("fail"))), fail))
     assert halt_of(result).reason == "loop_detected"
@@ -90,7 +90,7 @@ def test_failing_tools_are_errors_and_the_run_goes_on(how: str, events: list[Eve
 
 @each_way
 def test_tool_that_takes_too_long_is_an_error(how: str, events: list[Event]) -> None:
-    """The SDK stops waiting for it, and tells the model."""
+    """The SDK stops waiting for it, and the model reads that."""
     enable(max_turns=9, observers=[events.append])
     result = CALLS[how](agent(ScriptedAgentsModel([uses("hang"), says("done")]), hang))
     assert result.final_output == "done"
@@ -111,7 +111,7 @@ def test_exception_of_a_tool_ends_the_run_once(how: str, events: list[Event]) ->
 
 
 @each_way
-def test_halt_that_a_tool_raises_is_told_to_the_model(how: str) -> None:
+def test_halt_that_a_tool_raises_reaches_the_model(how: str) -> None:
     """An agent that a tool calls may raise; the run around it continues."""
     enable(max_turns=2, action="raise")
     helper = agent(looping(), name="helper").as_tool("ask", "Ask.", max_turns=STEPS)
@@ -176,7 +176,7 @@ def test_refused_tool_may_be_the_final_output(how: str) -> None:
 
 @each_way
 def test_nested_agent_keeps_its_own_max_turns(how: str, events: list[Event]) -> None:
-    """The SDK raises in the tool, and tells the model around it."""
+    """The SDK raises in the tool, and the model around it reads that."""
     enable(max_turns=9, observers=[events.append])
     helper = looping()
     tool = agent(helper, name="helper").as_tool("ask", "Ask.", max_turns=3)
