@@ -52,6 +52,18 @@ class Environment:
         """Uninstall everything but for the line and the packages in these directories."""
         (self.site / FIRST).write_text("".join(f"{each}\n" for each in directories))
 
+    def leave_out(self, packages: Path, *names: str) -> None:
+        """Uninstall everything whose name begins with one of these.
+
+        Args:
+            packages: An empty directory, for links to all others.
+            names: The beginnings of names of packages and of their metadata.
+        """
+        for path in PACKAGES.iterdir():
+            if not path.name.startswith(names):
+                (packages / path.name).symlink_to(path)
+        self.leave(ROOT, packages)
+
     @property
     def line(self) -> Path:
         """The file that is spoken of."""

@@ -8,110 +8,149 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.doctor.doctor_command import as_text, run_options
 from otel_limits.cli.doctor.finding import fail
 from otel_limits.cli.doctor.runaway import FORCED, read_launcher, sandboxed
-from tests.launching import BIN, INSTRUMENT, NO_EXPORT, RUN, WITHOUT_EXPORTER, execute
+from tests.launching import (
+    BIN,
+    INSTRUMENT,
+    NO_EXPORT,
+    RUN,
+    SELECTED,
+    WITHOUT_EXPORTER,
+    Ended,
+    execute,
+)
 from tests.processes import SOON
-from tests.test_autoload import PACKAGES, ROOT
-
-if TYPE_CHECKING:
-    from tests.launching import Ended
+from tests.test_autoload import ROOT, Environment
 
 DOCTOR = (str(BIN / "otel-limits"), "doctor")
 PYTHON = sys.executable
+SELECTING = ("env", *(f"{name}={value}" for name, value in SELECTED.items()))
 
 
-def examined(*launcher: str, **variables: str) -> tuple[int, dict[str, tuple[str, str]], Ended]:
+def examined(*launcher: str, **variables: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Examine a launcher."""
+    return findings(execute(*DOCTOR, "--json", "--", *launcher, **variables))
+
+
+def findings(ended: Ended) -> tuple[int, dict[str, tuple[str, str]]]:
     """Return the status, and for each thing that was looked at what was found last."""
-    ended = execute(*DOCTOR, "--json", "--", *launcher, **variables)
     assert ended.log == ""
     found = {
-        # Of the frameworks that are installed here, Strands goes without its name.
-        finding["name"].removesuffix(" (strands)"): (
-            finding["status"],
-            finding["text"] + finding["advice"],
-        )
+        finding["name"]: (finding["status"], finding["text"] + finding["advice"])
         for finding in json.loads(ended.output)["findings"]
     }
     assert json.loads(ended.output)["ok"] is (ended.status == 0)
-    return ended.status, found, ended
+    return ended.status, found
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for links to packages."""
+    return tmp_path_factory.mktemp("packages")
+
+
+@pytest.fixture(scope="module")
+def python(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with Strands alone: to import all frameworks takes several times as long."""
+    made = Environment(tmp_path_factory.mktemp("environment"))
+    made.leave_out(packages, "langchain", "langgraph", "agents", "openai_agents")
+    return made.python
 
 
 # --- launchers ------------------------------------------------------------------------------------
+
+HALTED = ("ok", "Halted after 3 of 3 turns.")
 
 
 @pytest.mark.parametrize(
     ("launcher", "way"),
     [
-        ((*RUN, "--", PYTHON), "otel-limits run."),
-        ((*INSTRUMENT, PYTHON), "opentelemetry-instrument."),
-        ((*RUN, "--", *INSTRUMENT, PYTHON), "otel-limits run."),
-        (("env", "OTEL_PYTHON_TRACER_PROVIDER=otel_limits", PYTHON), "OTEL_PYTHON_TRACER_PROVIDER"),
+        (RUN, "otel-limits run."),
+        (INSTRUMENT, "opentelemetry-instrument."),
+        ((*RUN, "--", *INSTRUMENT), "otel-limits run."),
+        (SELECTING, "OTEL_PYTHON_TRACER_PROVIDER"),
     ],
     ids=["run", "instrument", "both", "tracer provider"],
 )
-def test_a_launcher_under_which_limits_hold_is_proven(launcher: tuple[str, ...], way: str) -> None:
+def test_a_launcher_under_which_limits_hold_is_proven(
+    launcher: tuple[str, ...], way: str, python: str
+) -> None:
     """Halted at three, by whom, and how it is followed."""
-    status, found, _ = examined(*launcher, **NO_EXPORT)
+    status, found = examined(*launcher, python, **NO_EXPORT)
     assert found["runaway"][1].startswith("Halted after 3 of 3 turns")
-    assert found["thread pool"] == found["child"] == ("ok", "Halted after 3 of 3 turns.")
-    # A child without Strands never requests the provider.
-    is_provider = way == "OTEL_PYTHON_TRACER_PROVIDER"
-    assert found["child (langchain)"][0] == ("FAIL" if is_provider else "ok")
+    assert found["thread pool"] == found["child"] == HALTED
     assert found["enabled by"][1].startswith(way)
     assert found["spans"] == ("ok", "Received.")
     assert found["provider"][1].endswith("opentelemetry.sdk.trace.TracerProvider.")
     assert found["strands"][1].startswith("strands-agents 1.")
-    assert status == int(is_provider)
+    assert status == 0
 
 
-def test_plain_python_is_found_to_be_uncapped() -> None:
+@pytest.mark.parametrize(
+    ("launcher", "unlimited"),
+    [(RUN, []), (SELECTING, ["child (langchain)"])],
+    ids=["run", "tracer provider"],
+)
+def test_each_framework_is_examined(launcher: tuple[str, ...], unlimited: list[str]) -> None:
+    """LangChain requests no tracer, so alone in a child it does not load the provider."""
+    status, found = examined(*launcher, PYTHON)
+    assert status == bool(unlimited)
+    assert [name for name, (status, _) in found.items() if status == "FAIL"] == unlimited
+    names = [f"{place} ({each.name})" for each in FRAMEWORKS for place in ("thread pool", "child")]
+    assert {name for name in names if found[name] == HALTED} == {*names} - {*unlimited}
+
+
+def test_plain_python_is_found_to_be_uncapped(python: str) -> None:
     """It is what is examined where no launcher is given; there is a way to do better."""
-    status, found, ended = examined()
-    assert (status, ended.status) == (1, 1)
+    status, found = findings(execute(python, "-m", "otel_limits.cli", "doctor", "--json"))
+    assert status == 1
     assert found["runaway"][0] == "FAIL"
     assert "Not halted at max_turns=3: it made 31 model calls" in found["runaway"][1]
     assert found["enabled by"][1].startswith("Not enabled.Start your program with `otel-limits run")
     assert found["spans"][0] == "-"
 
 
-def test_halted_runaway_does_not_hide_that_the_application_only_observes() -> None:
+def test_halted_runaway_does_not_hide_that_the_application_only_observes(python: str) -> None:
     """The runaway has the doctor's own action, and the application that of the environment."""
-    status, found, _ = examined(*RUN, "--", PYTHON, OTEL_LIMITS_ACTION="observe")
+    status, found = examined(*RUN, "--", python, OTEL_LIMITS_ACTION="observe")
     assert (status, found["runaway"][0], found["action"][0]) == (1, "ok", "FAIL")
 
 
-def test_instrument_without_its_exporter_is_found_to_be_uncapped() -> None:
+def test_instrument_without_its_exporter_is_found_to_be_uncapped(python: str) -> None:
     """OpenTelemetry loads no instrumentor then, and the advice names the missing package."""
-    status, found, _ = examined(*INSTRUMENT, PYTHON, **WITHOUT_EXPORTER)
+    status, found = examined(*INSTRUMENT, python, **WITHOUT_EXPORTER)
     assert (status, found["runaway"][0]) == (1, "FAIL")
     assert "needs the exporters of its distro" in found["enabled by"][1]
 
 
 @pytest.mark.parametrize(
-    ("launcher", "option"),
-    [((*INSTRUMENT, PYTHON, "-I"), "-I or -E"), ((PYTHON, "-S"), "-S")],
+    ("launcher", "option", "named"),
+    [(INSTRUMENT, "-I", "-I or -E"), ((), "-S", "-S")],
     ids=["instrument -I", "-S"],
 )
-def test_python_that_loads_nothing_of_ours_is_found(launcher: tuple[str, ...], option: str) -> None:
+def test_python_that_loads_nothing_of_ours_is_found(
+    launcher: tuple[str, ...], option: str, named: str, python: str, packages: Path
+) -> None:
     """No message can be logged there, and autoload does not help with `-S`."""
-    path = f"{ROOT}:{PACKAGES}"  # there is no site-packages with `-S`
-    status, found, _ = examined(*launcher, PYTHONPATH=path, **NO_EXPORT)
+    path = f"{ROOT}:{packages}"  # there is no site-packages with `-S`
+    status, found = examined(*launcher, python, option, PYTHONPATH=path, **NO_EXPORT)
     assert (status, found["runaway"][0], found["enabled by"][0]) == (1, "FAIL", "FAIL")
     assert found["enabled by"][1] == (
-        f"Not enabled: Python runs with {option}, and loads nothing of otel-limits."
-        f"Start it without {option}, or call otel_limits.enable() in the application's code."
+        f"Not enabled: Python runs with {named}, and loads nothing of otel-limits."
+        f"Start it without {named}, or call otel_limits.enable() in the application's code."
     )
 
 
-def test_hooks_take_over_where_spans_do_not_arrive() -> None:
+def test_hooks_take_over_where_spans_do_not_arrive(python: str) -> None:
     """That is said, and is no failure."""
-    status, found, _ = examined(*RUN, "--", PYTHON, OTEL_SDK_DISABLED="true")
+    status, found = examined(*RUN, "--", python, OTEL_SDK_DISABLED="true")
     assert (status, found["spans"][0]) == (0, "ok")
     assert "are used instead; limits are enforced" in found["spans"][1]
 
@@ -119,7 +158,7 @@ def test_hooks_take_over_where_spans_do_not_arrive() -> None:
 @pytest.mark.parametrize("server", ["gunicorn", "uvicorn", "/usr/bin/celery"])
 def test_a_server_that_takes_no_program_gets_a_sentence(server: str) -> None:
     """With what to do instead; nothing is started."""
-    status, found, _ = examined(*RUN, "--", server, "app:app")
+    status, found = examined(*RUN, "--", server, "app:app")
     assert (status, found["runaway"][0]) == (1, "FAIL")
     assert "cannot run the test program" in found["runaway"][1]
     assert "otel-limits doctor -- otel-limits run -- python." in found["runaway"][1]
@@ -135,7 +174,7 @@ def test_a_server_that_takes_no_program_gets_a_sentence(server: str) -> None:
 )
 def test_a_launcher_that_does_not_run_it_fails(launcher: tuple[str, ...], said: str) -> None:
     """With the last that it said."""
-    status, found, _ = examined(*launcher)
+    status, found = examined(*launcher)
     assert (status, found["runaway"][0]) == (1, "FAIL")
     assert said in found["runaway"][1]
 
@@ -170,21 +209,21 @@ def test_the_settings_of_a_launcher_are_taken_out_of_it(
     assert launcher.settings == {f"OTEL_LIMITS_{name}": text for name, text in settings.items()}
 
 
-def test_settings_of_run_are_examined_and_not_used(tmp_path: Path) -> None:
+def test_settings_of_run_are_examined_and_not_used(tmp_path: Path, python: str) -> None:
     """The runaway is halted at three, and the ledger that is named is not made."""
     ledger = tmp_path / "ledger.db"
-    words = (*RUN, "--max-turns", "9", "--ledger", str(ledger), "--", PYTHON)
-    status, found, _ = examined(*words, OTEL_LIMITS_QUIET="")
+    words = (*RUN, "--max-turns", "9", "--ledger", str(ledger), "--", python)
+    status, found = examined(*words, OTEL_LIMITS_QUIET="")
     assert (status, found["runaway"][0]) == (0, "ok")
     assert found["settings"][1].startswith("2 set, all valid.")
     assert found["ledger"] == ("ok", f"{ledger} is writable.")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_launcher_that_changes_settings_unseen_gets_no_agent(tmp_path: Path) -> None:
+def test_a_launcher_that_changes_settings_unseen_gets_no_agent(tmp_path: Path, python: str) -> None:
     """It might write to a real ledger."""
     script = f'export OTEL_LIMITS_LEDGER={tmp_path / "ledger.db"}; exec "$@"'
-    status, found, _ = examined(*RUN, "--", "sh", "-c", script, "sh", PYTHON)
+    status, found = examined(*RUN, "--", "sh", "-c", script, "sh", python)
     assert (status, found["runaway"][0]) == (1, "FAIL")
     assert "The agent was not called: otel-limits changes OTEL_LIMITS_LEDGER" in found["runaway"][1]
     assert list(tmp_path.iterdir()) == []
@@ -218,12 +257,12 @@ def collector() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("launcher", [RUN, INSTRUMENT], ids=["run", "instrument"])
 def test_the_runaway_leaves_nothing_anywhere(
-    launcher: tuple[str, ...], tmp_path: Path, collector: tuple[str, list[str]]
+    launcher: tuple[str, ...], tmp_path: Path, collector: tuple[str, list[str]], python: str
 ) -> None:
     """No row, no file, no span at the endpoint, whatever the application is set up with."""
     url, requests = collector
-    status, found, _ = examined(
-        *(*launcher, PYTHON),
+    status, found = examined(
+        *(*launcher, python),
         OTEL_LIMITS_LEDGER=str(tmp_path / "ledger.db"),
         OTEL_LIMITS_TOOL_LOG_DIR=str(tmp_path / "tools"),
         OTEL_LIMITS_METRICS="prometheus,otlp",
@@ -269,14 +308,14 @@ def test_report_is_ascii_and_contains_the_fix() -> None:
     assert report == "FAIL  policy  gr\\xfcn\n              -> Write it in \\u2192 plain text.\n"
 
 
-def test_child_that_is_not_limited_fails(tmp_path: Path) -> None:
+def test_child_that_is_not_limited_fails(tmp_path: Path, python: str) -> None:
     """A launcher may enable limits in its own process only."""
     launcher = tmp_path / "launcher.py"
     launcher.write_text(
         "import otel_limits, runpy, sys; otel_limits.enable(children=False)\n"
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    status, found, _ = examined(PYTHON, str(launcher))
+    status, found = examined(python, str(launcher))
     assert found["runaway"][0] == found["thread pool"][0] == "ok"
     assert (status, found["child"][0]) == (1, "FAIL")
     assert "Not halted at max_turns=3: it made 31 model calls" in found["child"][1]

@@ -20,7 +20,7 @@ from tests.launching import (
     WITHOUT_EXPORTER,
     execute,
 )
-from tests.test_autoload import FIRST, PACKAGES, ROOT, Environment
+from tests.test_autoload import Environment
 
 CAP = {"OTEL_LIMITS_MAX_TURNS": "3"}
 PYTHON = (sys.executable,)
@@ -96,12 +96,8 @@ def test_disabled_instrumentor_stays_disabled(disabled: str) -> None:
 def without_distro(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the Python of an environment that has everything but opentelemetry-distro."""
     made = Environment(tmp_path_factory.mktemp("environment"))
-    packages = tmp_path_factory.mktemp("packages")
-    for path in PACKAGES.iterdir():
-        # Its entry points are what OpenTelemetry looks for.
-        if not path.name.startswith("opentelemetry_distro"):
-            (packages / path.name).symlink_to(path)
-    (made.site / FIRST).write_text(f"{ROOT}\n{packages}\n")
+    # Its entry points are what OpenTelemetry looks for.
+    made.leave_out(tmp_path_factory.mktemp("packages"), "opentelemetry_distro")
     return made.python
 
 

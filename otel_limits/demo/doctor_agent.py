@@ -7,8 +7,7 @@ nothing that enables limits; then it writes what happened to the file REPORT, as
 JSON object of the OTEL_LIMITS_* variables it was started with. If the launcher changed one of them,
 no agent is called, because it could write to a real ledger or use a real quota. FRAMEWORKS is a
 JSON object: the modules of all frameworks, and their distributions. Those that are installed are
-imported first, as a program with agents does. A child process imports only the framework that it
-calls, since another one could enable the limits, e.g. by requesting a tracer.
+imported first, as a program with agents does, and again in a child process.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 if __name__ == "__main__":
     for module, distribution in json.loads(sys.argv[3]).items():
@@ -32,6 +31,9 @@ if __name__ == "__main__":
 
 MOST_CALLS: Final = 30
 """Tool calls after which an agent ends if it is not halted."""
+
+Agents: TypeAlias = "list[tuple[str, str]]"
+"""The name and the module of each framework whose agent is called."""
 
 WITH_SPANS: Final[set[str]] = set()
 """The frameworks whose spans were received."""
@@ -61,14 +63,29 @@ def call(name: str, module: str) -> dict[str, Any]:
     return {"calls": calls, "reason": reason}
 
 
-def call_in_child(name: str, module: str) -> dict[str, Any]:
+def call_each(agents: Agents) -> dict[str, dict[str, Any]]:
+    """Call the agents of several frameworks; return what happened by framework."""
+    return {name: call(name, module) for name, module in agents}
+
+
+def call_in_child(agents: Agents) -> dict[str, dict[str, Any]]:
     """Do the same in a child process."""
     try:
         # Spawned: a forked child has the limits of its parent anyway.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return pool.apply(call, (name, module))
+            return pool.apply(call_each, (agents,))
     except Exception as error:  # noqa: BLE001  e.g. without shared memory
-        return {"error": repr(error)}
+        return {name: {"error": repr(error)} for name, _ in agents}
+
+
+def call_in_children(agents: Agents) -> dict[str, dict[str, Any]]:
+    """Call all agents in one child process, which saves time, or each in its own."""
+    from otel_limits.settings.variables import variable
+
+    if variable("OTEL_PYTHON_TRACER_PROVIDER") is None:
+        return call_in_child(agents)
+    # A framework that requests a tracer would enable the limits of one that does not.
+    return {name: call_in_child([(name, module)])[name] for name, module in agents}
 
 
 def isolating_option() -> str | None:
@@ -86,11 +103,14 @@ def run() -> dict[str, Any]:
     from otel_limits.runtime.autoload import installed_autoload
     from otel_limits.runtime.runtime import RUNTIME
 
-    frameworks = [report_on(each) for each in installed_frameworks()]
+    frameworks = installed_frameworks()
+    reports = [report_on(each) for each in frameworks]
+    source = RUNTIME.enforcement().source
+    in_child = call_in_children([(each.name, each.module) for each in frameworks]) if source else {}
     provider = type(trace.get_tracer_provider())
     return {
-        "frameworks": frameworks,
-        "source": RUNTIME.enforcement().source,
+        "frameworks": [{**each, "child": in_child.get(each["name"], {})} for each in reports],
+        "source": source,
         "provider": f"{provider.__module__}.{provider.__qualname__}",
         "python": sys.executable,
         "option": isolating_option(),
@@ -99,7 +119,7 @@ def run() -> dict[str, Any]:
 
 
 def report_on(framework: Any) -> dict[str, Any]:
-    """Call the agent of a framework everywhere; return what happened."""
+    """Call the agent of a framework here and in a thread; return what happened."""
     from otel_limits.runtime.guard import probed
     from otel_limits.runtime.runtime import RUNTIME
 
@@ -115,7 +135,6 @@ def report_on(framework: Any) -> dict[str, Any]:
         "release": f"{framework.distribution} {version(framework.distribution)}",
         "here": here,
         "thread": threaded,
-        "child": call_in_child(*agent) if enforcement.source else {},
         "obstacles": gaps.obstacles,
         "weakened": gaps.fallbacks,
         "spans": framework.name in WITH_SPANS,
