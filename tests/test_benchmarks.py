@@ -6,7 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from tests.benchmarks import quotas, table
-from tests.benchmarks.loops import FAMILIES, LANGCHAIN, LOOPS, SERVED, installed
+from tests.benchmarks.loops import LOOPS, OTHERS, SERVED, STRANDS, installed
 from tests.benchmarks.rounds import Distance, apart, mean_ratio, ratio, run_round
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ def test_mean_ratio_counts_each_round_once() -> None:
 def test_every_choice_of_the_table_is_a_loop() -> None:
     """A renamed loop must not disappear from the table."""
     assert {name for each in table.CHOICES for name in (each.loop, each.bare)} == set(LOOPS)
-    assert set(chain(*FAMILIES, *LANGCHAIN, *SERVED)) == set(LOOPS)
+    assert set(chain(*STRANDS, *OTHERS, *SERVED)) == set(LOOPS)
 
 
 def test_compared_loops_belong_to_one_family() -> None:
     """Their runs are close in time."""
     pairs = [{each.loop, each.bare} for each in table.CHOICES]
-    families = (*FAMILIES, *LANGCHAIN, *SERVED)
+    families = (*STRANDS, *OTHERS, *SERVED)
     assert all(any(pair <= set(family) for family in families) for pair in pairs)
 
 

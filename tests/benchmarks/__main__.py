@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Final
 
 from tests.benchmarks import table
-from tests.benchmarks.loops import FAMILIES, LANGCHAIN, SERVED, installed
+from tests.benchmarks.loops import OTHERS, SERVED, STRANDS, installed
 from tests.benchmarks.rounds import ROOT, Distance, Round, apart, run_round
 
 PAGE: Final = ROOT / "otel_limits/docs/cost.md"
@@ -23,8 +23,8 @@ LAST_MARKER: Final = "<!-- /benchmarks -->"
 class Plan:
     """The size of a measurement."""
 
-    distances: tuple[Distance, ...]
-    langchain: tuple[Distance, ...]
+    strands: tuple[Distance, ...]
+    others: tuple[Distance, ...]
     served: Distance
     """For loops with a model server, which takes a quarter of a second per turn."""
     live: tuple[int, ...]
@@ -32,8 +32,8 @@ class Plan:
 
 
 FULL: Final = Plan(
-    distances=(Distance(turns=50, laps=5), Distance(turns=200, laps=2)),
-    langchain=(Distance(turns=10, laps=20), Distance(turns=150, laps=3)),
+    strands=(Distance(turns=50, laps=5), Distance(turns=200, laps=2)),
+    others=(Distance(turns=10, laps=20), Distance(turns=150, laps=3)),
     served=Distance(turns=8, laps=2),
     live=(1, 10_000),
     finished=100_000,
@@ -41,8 +41,8 @@ FULL: Final = Plan(
 """Few laps in many rounds, because processes differ more than laps of one process."""
 
 QUICK: Final = Plan(
-    distances=(Distance(turns=5, laps=2),),
-    langchain=(Distance(turns=6, laps=2),),
+    strands=(Distance(turns=5, laps=2),),
+    others=(Distance(turns=6, laps=2),),
     served=Distance(turns=2, laps=1),
     live=(1, 100),
     finished=100,
@@ -81,8 +81,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def loops(plan: Plan, rounds: int) -> str:
     """Compare the agent loops."""
     measured = (
-        (installed(FAMILIES), plan.distances),
-        (installed(LANGCHAIN), plan.langchain),
+        (STRANDS, plan.strands),
+        (installed(OTHERS), plan.others),
         (installed(SERVED), (plan.served,)),
     )
     found: dict[int, list[Round]] = defaultdict(list)

@@ -226,6 +226,111 @@ def langchain_served_limited() -> Run:
     return langchain_served()
 
 
+def openai_agents(max_turns: int | None = None, *, is_measured: bool = True) -> Run:
+    """The OpenAI Agents SDK without its traces, which would make every ratio look better.
+
+    Args:
+        max_turns: The SDK's own limit.
+        is_measured: The model reports its usage, which grows with the conversation.
+    """
+    from agents import Agent, ModelResponse, RunConfig, Runner, Usage, function_tool
+    from agents.models.interface import Model
+    from openai.types.responses import ResponseFunctionToolCall
+
+    from otel_limits.bindings.openai_agents.halt_responses import message_of
+
+    class InstantModel(Model):  # optional, so untyped
+        def __init__(self, turns: int) -> None:
+            self._turns, self._turn = turns, 0
+
+        async def get_response(self, *_: Any, **__: Any) -> Any:
+            self._turn += 1
+            usage = Usage(requests=1, input_tokens=100 + self._turn, output_tokens=10)
+            item: Any = message_of("done")
+            if self._turn < self._turns:
+                item = ResponseFunctionToolCall(
+                    call_id=f"call-{self._turn}",
+                    name="look_up",
+                    arguments="{}",
+                    type="function_call",
+                )
+            return ModelResponse(
+                output=[item], usage=usage if is_measured else Usage(), response_id=None
+            )
+
+        def stream_response(self, *_: Any, **__: Any) -> Any:
+            raise NotImplementedError
+
+    @function_tool
+    def look_up() -> str:
+        """Look something up."""
+        return "found"
+
+    def run(turns: int) -> object:
+        agent = Agent("researcher", model=InstantModel(turns), tools=[look_up])
+        config = RunConfig(tracing_disabled=True)
+        return asyncio.run(Runner.run(agent, "go", max_turns=max_turns, run_config=config))
+
+    return run
+
+
+def openai_agents_native() -> Run:
+    """The OpenAI Agents SDK with its own limit on turns."""
+    return openai_agents(UNREACHED)
+
+
+def openai_agents_limited() -> Run:
+    """The OpenAI Agents SDK with otel-limits."""
+    enable()
+    return openai_agents()
+
+
+def openai_agents_unmeasured_limited() -> Run:
+    """The OpenAI Agents SDK with otel-limits and a model that reports no usage."""
+    enable()
+    return openai_agents(is_measured=False)
+
+
+def openai_agents_served() -> Run:
+    """The OpenAI Agents SDK with the model server."""
+    from agents import (
+        Agent,
+        ModelSettings,
+        OpenAIChatCompletionsModel,
+        RunConfig,
+        Runner,
+        function_tool,
+    )
+    from openai import AsyncOpenAI
+
+    url = serve()
+
+    @function_tool
+    def look_up() -> str:
+        """Look something up."""
+        return "found"
+
+    async def stream(turns: int) -> object:
+        client = AsyncOpenAI(base_url=f"{url}/v1", api_key="x")
+        settings = ModelSettings(include_usage=True)
+        model = OpenAIChatCompletionsModel("served", client)
+        agent = Agent("researcher", model=model, model_settings=settings, tools=[look_up])
+        config = RunConfig(tracing_disabled=True)
+        result = Runner.run_streamed(agent, str(turns - 1), max_turns=None, run_config=config)
+        async for _ in result.stream_events():
+            pass
+        await client.close()
+        return result
+
+    return lambda turns: asyncio.run(stream(turns))
+
+
+def openai_agents_served_limited() -> Run:
+    """The OpenAI Agents SDK with the model server and otel-limits."""
+    enable()
+    return openai_agents_served()
+
+
 LOOPS: Final[dict[str, Callable[[], Run]]] = {
     "strands": strands,
     "strands_native": strands_native,
@@ -241,10 +346,16 @@ LOOPS: Final[dict[str, Callable[[], Run]]] = {
     "langchain_unmeasured_limited": langchain_unmeasured_limited,
     "langchain_served": langchain_served,
     "langchain_served_limited": langchain_served_limited,
+    "openai_agents": openai_agents,
+    "openai_agents_native": openai_agents_native,
+    "openai_agents_limited": openai_agents_limited,
+    "openai_agents_unmeasured_limited": openai_agents_unmeasured_limited,
+    "openai_agents_served": openai_agents_served,
+    "openai_agents_served_limited": openai_agents_served_limited,
 }
 """Each function prepares its process and returns the loop to time."""
 
-FAMILIES: Final = (
+STRANDS: Final = (
     (
         *("strands", "strands_native", "strands_limited"),
         *("strands_traced", "strands_traced_limited", "strands_traced_recorded"),
@@ -252,19 +363,27 @@ FAMILIES: Final = (
 )
 """Loops that are compared with each other and run one after the other."""
 
-LANGCHAIN: Final = (
+OTHERS: Final = (
     ("langchain", "langchain_native", "langchain_limited", "langchain_unmeasured_limited"),
+    (
+        *("openai_agents", "openai_agents_native"),
+        *("openai_agents_limited", "openai_agents_unmeasured_limited"),
+    ),
 )
-"""Those of LangChain, which take other numbers of turns."""
+"""Those of other frameworks, which take other numbers of turns."""
 
 SERVED: Final = (
     ("strands_served", "strands_served_limited"),
     ("langchain_served", "langchain_served_limited"),
+    ("openai_agents_served", "openai_agents_served_limited"),
 )
 """Loops that wait for a model server."""
 
+OPTIONAL: Final = {"langchain": ("langchain", "langchain_openai"), "openai_agents": ("agents",)}
+"""The modules that the loops of a framework need, if it need not be installed."""
+
 
 def installed(families: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """Return the families whose framework is installed: LangChain is optional."""
-    has_langchain = all(map(find_spec, ("langchain", "langchain_openai")))
-    return [each for each in families if has_langchain or not each[0].startswith("langchain")]
+    """Return the families whose framework is installed."""
+    missing = tuple(name for name, needed in OPTIONAL.items() if not all(map(find_spec, needed)))
+    return [each for each in families if not each[0].startswith(missing)]

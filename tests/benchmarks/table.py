@@ -23,7 +23,7 @@ class Choice(NamedTuple):
 
 
 CPU_BOUNDS: Final = {50: "CPU ≤ 1.25", 200: "CPU ≤ 1.12"}
-LANGCHAIN_BOUNDS: Final = dict.fromkeys((10, 150), "0.5 ms more")
+OTHER_BOUNDS: Final = dict.fromkeys((10, 150), "0.5 ms more")
 WALL_BOUNDS: Final = dict.fromkeys((2, 8), "wall ≤ 1.01")
 CHOICES: Final = (
     Choice("strands", "strands", "Strands"),
@@ -38,12 +38,12 @@ CHOICES: Final = (
     ),
     Choice("langchain", "langchain", "LangChain"),
     Choice("langchain_native", "langchain", "LangChain with `ModelCallLimitMiddleware`"),
-    Choice("langchain_limited", "langchain", "LangChain with otel-limits", LANGCHAIN_BOUNDS),
+    Choice("langchain_limited", "langchain", "LangChain with otel-limits", OTHER_BOUNDS),
     Choice(
         "langchain_unmeasured_limited",
         "langchain",
         "LangChain with otel-limits, usage estimated",
-        LANGCHAIN_BOUNDS,
+        OTHER_BOUNDS,
     ),
     Choice("strands_served", "strands_served", "Strands, answers in 250 ms"),
     Choice(
@@ -57,6 +57,24 @@ CHOICES: Final = (
         "langchain_served_limited",
         "langchain_served",
         "LangChain with otel-limits, answers in 250 ms",
+        WALL_BOUNDS,
+    ),
+    Choice("openai_agents", "openai_agents", "OpenAI Agents SDK"),
+    Choice("openai_agents_native", "openai_agents", "OpenAI Agents SDK with its own `max_turns`"),
+    Choice(
+        "openai_agents_limited", "openai_agents", "OpenAI Agents SDK with otel-limits", OTHER_BOUNDS
+    ),
+    Choice(
+        "openai_agents_unmeasured_limited",
+        "openai_agents",
+        "OpenAI Agents SDK with otel-limits, usage estimated",
+        OTHER_BOUNDS,
+    ),
+    Choice("openai_agents_served", "openai_agents_served", "OpenAI Agents SDK, answers in 250 ms"),
+    Choice(
+        "openai_agents_served_limited",
+        "openai_agents_served",
+        "OpenAI Agents SDK with otel-limits, answers in 250 ms",
         WALL_BOUNDS,
     ),
 )
