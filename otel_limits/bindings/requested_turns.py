@@ -133,11 +133,13 @@ class TurnPath(Path):
             elif not tool.has_run:  # such as structured output, which is requested like a tool
                 run.tools.release(tool.name)
             else:
-                call = self._fingerprints_of(tool)
-                calls.append(call)
-                identities.append(identity)
+                shown = None
+                if run.loops is not None or run.services.keeps_fingerprints:
+                    call = self._fingerprints_of(tool)
+                    calls.append(call)
+                    identities.append(identity)
+                    shown = fingerprint(call.request, call.result)
                 status: Any = tool.status
-                shown = fingerprint(call.request, call.result)
                 run.tools.record(tool.name, status, tool.seconds, shown)
         if run.loops is not None:
             run.check_loops(calls, turn.text)

@@ -37,7 +37,7 @@ class AgentPath(TurnPath):
     answered_items: int = field(default=0, kw_only=True)
     """Number of items of the last request and its response."""
     answered_tokens: int = field(default=0, kw_only=True)
-    """Tokens of these items, as the vendor reported them."""
+    """Tokens of these items, as the vendor reported them, or as they were estimated."""
     is_halted: bool = field(default=False, kw_only=True)
     """True once the run was made to end, by our text or exception or the model's last answer."""
     is_synthetic: bool = field(default=False, kw_only=True)
@@ -71,6 +71,8 @@ class AgentRun:
         """The result of a streamed run, which exists from its start."""
         self.questions: dict[str, str] = {}
         """Our questions that the run resumes with and that are not answered yet, by their IDs."""
+        self.has_questions = True
+        """False once its first request was seen to contain none: no later one can, either."""
         self.called: list[Stop] = []
         """The halts of agents that its tools have called since the last model call."""
         self.next_input: Any = None

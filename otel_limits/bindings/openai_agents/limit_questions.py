@@ -60,6 +60,9 @@ def _can_ask(agent: Any) -> bool:
     host = SLOT.host
     if host is None or not host.is_on or getattr(agent, "tool_use_behavior", "") != RUN_AGAIN:
         return False
+    path = path_of_task()
+    if path is not None and path.run.invocation.agent == agent.name:
+        return path.run.policy.action == "ask"
     return host.policy(agent.name).action == "ask"
 
 
@@ -133,10 +136,12 @@ def hide_questions(request: RequestArguments, path: AgentPath | None) -> None:
     """Remove our tool, its calls and their results from a request; decide on a declined one."""
     request["tools"] = [tool for tool in request["tools"] or () if tool.name != NAME]
     given = request["input"]
-    if not isinstance(given, list):
+    if not isinstance(given, list) or (path is not None and not path.agent_run.has_questions):
         return
     ours = [item for item in given if _is_ours(item)]
     if not ours:
+        if path is not None:
+            path.agent_run.has_questions = False
         return
     request["input"] = [item for item in given if not _is_ours(item)]
     questions = {} if path is None else path.agent_run.questions

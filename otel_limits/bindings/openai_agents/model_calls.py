@@ -24,7 +24,13 @@ from otel_limits.bindings.openai_agents.limit_questions import (
     question_item,
     report_not_asked,
 )
-from otel_limits.bindings.openai_agents.model_readers import call_to, text_of, tools_in, usage_of
+from otel_limits.bindings.openai_agents.model_readers import (
+    arguments_in,
+    call_to,
+    text_of,
+    tools_in,
+    usage_of,
+)
 from otel_limits.bindings.openai_agents.model_requests import RequestArguments
 from otel_limits.bindings.own_spans import write_call_span
 from otel_limits.bindings.path import Refusal, admit_side_call, can_be_extended, settle_call
@@ -36,6 +42,7 @@ from otel_limits.core.texts import EMPTY_REMARK, failed_remark
 from otel_limits.runs.calls import ENCLOSING_CALL, EnclosingCall, InFlightCall
 from otel_limits.runs.run import Run
 from otel_limits.runs.tree import current_scope
+from otel_limits.usage.normaliser import completed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -318,13 +325,13 @@ class ModelRequest:
         call.answered = call.has_content = True
         call.record = usage_of(response)
         self.response = response
-        if not call.parts:
-            calls = [arguments for *_, arguments in tools_in(response.output, ())]
-            call.parts += [text_of(response.output), str(calls) if calls else ""]
-        if (path := self.path) is not None and call.record.has_input:
-            given = self.arguments["input"]
+        if not call.parts and not call.record.has_output:  # its tokens are estimated
+            call.parts += [text_of(response.output), arguments_in(response.output)]
+        if (path := self.path) is not None:
+            given, usage = self.arguments["input"], call.record.usage
+            if call.record.sure != "measured":
+                usage = completed(call.record, call.input_estimate, call.output_estimate)
             before = 1 if isinstance(given, str) else len(given)
-            usage = call.record.usage
             path.answered_items = before + len(response.output)
             path.answered_tokens = usage.input + usage.output
 

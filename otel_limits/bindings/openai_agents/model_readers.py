@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,9 @@ PROVIDERS: Final[Mapping[str, str]] = {
 
 AZURE: Final = "AsyncAzure"
 """The beginning of the name of the client for Azure."""
+
+MODEL_CLASSES: Final = 32
+"""Number of model classes whose provider is cached."""
 
 USAGE: Final = OPENAI
 """The SDK writes all usage like OpenAI: cached tokens are part of the input
@@ -74,11 +78,18 @@ def provider_of(model: Any) -> str:
 
 
 def _known_provider(model: Any) -> str | None:
-    for each in type(model).__mro__:
+    kind: type = type(model)
+    provider = _provider_of_class(kind)
+    is_azure = provider == OPENAI and type(client_of(model)).__name__.startswith(AZURE)
+    return "azure" if is_azure else provider
+
+
+@functools.lru_cache(MODEL_CLASSES)
+def _provider_of_class(model: type) -> str | None:
+    for each in model.__mro__:
         for module, provider in PROVIDERS.items():
             if f"{each.__module__}.".startswith(f"{module}.") and each.__name__ != "Model":
-                is_azure = type(client_of(model)).__name__.startswith(AZURE)
-                return "azure" if provider == OPENAI and is_azure else provider
+                return provider
     return None
 
 
@@ -91,8 +102,8 @@ def model_id(model: Any) -> str:
 def _projected_input(request: RequestArguments, path: AgentPath | None) -> int:
     """Estimate the input tokens of a request: at least 1.
 
-    The usage of the last response covers everything before it, so only what came later is
-    estimated.
+    What is known of the last request and its response covers everything before, so only what came
+    later is estimated.
     """
     given = request["input"]
     items = [given] if isinstance(given, str) else list(given)
@@ -202,6 +213,15 @@ def tools_in(output: Sequence[Any], handoffs: Sequence[Any]) -> Iterator[tuple[s
             name = str(_field(item, "name"))
             identity = _field(item, "call_id") or name
             yield str(identity), name, arguments_of(_field(item, "arguments"))
+
+
+def arguments_in(output: Sequence[Any]) -> str:
+    """Return the arguments of the function tools that a response requests, as they were sent."""
+    return "".join(
+        str(_field(item, "arguments") or "")
+        for item in output
+        if _field(item, "type") == "function_call"
+    )
 
 
 def arguments_of(text: Any) -> object:

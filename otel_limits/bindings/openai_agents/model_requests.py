@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-NAMES: Final = (
-    "system_instructions",
-    "input",
-    "model_settings",
-    "tools",
-    "output_schema",
-    "handoffs",
-    "tracing",
-)
+POSITIONS: Final = {
+    "system_instructions": 0,
+    "input": 1,
+    "model_settings": 2,
+    "tools": 3,
+    "output_schema": 4,
+    "handoffs": 5,
+    "tracing": 6,
+}
 """The arguments of `Model.get_response` and `stream_response` that may be positional."""
 
 
@@ -31,15 +31,15 @@ class RequestArguments:
 
     def __getitem__(self, name: str) -> Any:
         """Return an argument; `None` if it is missing."""
-        position = NAMES.index(name) if name in NAMES else len(self.positional)
-        if position < len(self.positional):
+        position = POSITIONS.get(name)
+        if position is not None and position < len(self.positional):
             return self.positional[position]
         return self.named.get(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Replace an argument."""
-        position = NAMES.index(name) if name in NAMES else len(self.positional)
-        if position < len(self.positional):
+        position = POSITIONS.get(name)
+        if position is not None and position < len(self.positional):
             self.positional[position] = value
         else:
             self.named[name] = value
