@@ -1,1 +1,1 @@
-"""Runs Strands' own tests with otel-limits switched on, and without: `python -m tests.upstream`."""
+"""Runs the unit tests of frameworks with otel-limits and without: `python -m tests.upstream`."""
