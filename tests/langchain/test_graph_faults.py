@@ -31,7 +31,8 @@ NOT_THROWN_IN = ("scripted_chat_model.py", "pending_waits.py", "script.py")
 """Scripted models, and the waits that every event goes through on its way."""
 
 ENTRANCES = {
-    *("guarded", "decorate", "suppress_errors", "method", "_wrapper", "_only", "next_of"),
+    *("guarded", "decorate", "suppress_errors", "_only", "next_of"),
+    *("method", "coroutine_method", "wrapped", "_wrapped"),
     *("stream", "astream", "generate", "agenerate", "run", "arun"),
     *("admit", "admit_blocking", "settle", "settle_blocking", "_prepare", "_reopen", "wait"),
     *("_refuse", "refuse", "passed", "_parts_of", "halted_by", "last_chunks", "raise_if_asked"),

@@ -6,11 +6,13 @@ import asyncio
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.tools import tool
+from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import RetryPolicy
@@ -506,9 +508,15 @@ def test_tokens_of_a_stream_count_once(events: list[Event]) -> None:
     assert [each.usage.total for each in events if isinstance(each, ModelCall)] == [40, 50]
 
 
+def test_enable_keeps_coroutine_functions() -> None:
+    """Mocks and wrappers of the application call a method as what it is."""
+    enable(max_turns=1)
+    assert isinstance(Mock(spec=BaseChatModel).agenerate, AsyncMock)
+    assert isinstance(Mock(spec=BaseTool).arun, AsyncMock)
+
+
 def test_disable_leaves_langchain_as_it_was() -> None:
     """No method of it remains wrapped."""
-    from langchain_core.language_models.chat_models import BaseChatModel
     from langgraph.pregel import Pregel
 
     enable(max_turns=1)

@@ -29,7 +29,8 @@ NOT_THROWN_IN = ("scripted_agents_model.py", "pending_waits.py", "script.py")
 """Scripted models, and the waits that every event goes through on its way."""
 
 ENTRANCES = {
-    *("guarded", "decorate", "suppress_errors", "method", "_wrapper", "_only", "next_of"),
+    *("guarded", "decorate", "suppress_errors", "_only", "next_of"),
+    *("method", "coroutine_method", "wrapped", "_wrapped"),
     *("run", "run_streamed", "get_response", "stream_response", "invoke", "get_all_tools", "hook"),
     *("on_llm_start", "admit", "settle", "wait", "ended", "finish", "forget", "note_failure"),
     *("refused", "halt", "halting_events", "refusing_events", "_halted", "response_of"),

@@ -7,6 +7,7 @@ import json
 import pickle
 import time
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from agents import (
@@ -26,6 +27,7 @@ from agents import (
     input_guardrail,
 )
 from agents.models.interface import Model
+from openai.types.responses import ResponseTextDeltaEvent
 from pydantic import BaseModel
 
 import otel_limits
@@ -916,6 +918,48 @@ def test_tripped_guardrail_is_a_reason(events: list[Event]) -> None:
     with pytest.raises(AgentsException):
         CALLS["run"](agent(looping(), input_guardrails=[block]))
     assert [each.reason for each in events if isinstance(each, Stop)] == ["guardrail"]
+
+
+@pytest.mark.parametrize("is_tracked", [False, True])
+def test_closed_stream_closes_that_of_the_vendor(is_tracked: bool) -> None:  # noqa: FBT001
+    """A reader that leaves a stream ends the vendor's connection, also outside of a run."""
+    enable(max_turns=3)
+    closed: list[bool] = []
+    ended: list[bool] = []
+
+    class Endless(ScriptedAgentsModel):
+        async def stream_response(self, *_: Any, **__: Any) -> Any:
+            try:
+                while True:
+                    yield ResponseTextDeltaEvent.model_construct(delta="on and on")
+            finally:
+                closed.append(True)
+
+    async def leave() -> None:
+        given: Any = (None, "go", ModelSettings(), [], None, [], None)
+        stream = Endless([]).stream_response(*given)
+        await anext(stream)
+        await stream.aclose()
+        ended.extend(closed)  # not when the event loop ends
+
+    async def check(context: Any, agent: Any, given: Any) -> Any:
+        await leave()
+        return GuardrailFunctionOutput(None, tripwire_triggered=False)
+
+    if is_tracked:
+        guard = input_guardrail(check)
+        CALLS["run"](agent(ScriptedAgentsModel([says("done")]), input_guardrails=[guard]))
+    else:
+        asyncio.run(leave())
+    assert ended == [True]
+
+
+def test_enable_keeps_coroutine_functions() -> None:
+    """Mocks and wrappers of the application call a method as what it is."""
+    from agents.run import AgentRunner
+
+    enable(max_turns=1)
+    assert isinstance(Mock(spec=AgentRunner).run, AsyncMock)
 
 
 def test_disable_leaves_the_sdk_as_it_was() -> None:

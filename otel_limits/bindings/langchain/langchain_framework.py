@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.class_patches import Patches
 from otel_limits.bindings.langchain.halt_marks import SLOT, marker_of, stops_of
+from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class LangChainFramework:
         if self._is_on:
             owner, methods = METHODS[module.__name__]
             for name, (ours, wrapper) in methods.items():
-                wrap = functools.partial(_wrapped_at_first_call, ours, wrapper)
+                wrap = functools.partial(_wrapped, ours, wrapper)
                 self._patches.wrap(getattr(module, owner), name, wrap)
 
     def renew(self) -> None:
@@ -158,27 +158,8 @@ METHODS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
 """By module, the class and its methods, each with our module and function that wraps it."""
 
 
-def _wrapped_at_first_call(module: str, name: str, original: Any) -> Any:
-    """Wrap a method by a function of a module that is imported when the method is first called.
-
-    LangChain's modules import each other in circles, so while one of them is imported, ours cannot
-    import the others.
-    """
-    wrapped: Any = None
-
-    @functools.wraps(original)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        nonlocal wrapped
-        if wrapped is None:
-            wrapped = _wrapper(module, name, original) or original
-        return wrapped(*args, **kwargs)
-
-    return method
-
-
-@suppress_errors("binding")
-def _wrapper(module: str, name: str, original: Any) -> Any:
-    return getattr(importlib.import_module(f"{__package__}.{module}"), name)(original)
+def _wrapped(module: str, name: str, original: Any) -> Any:
+    return wrapped_at_first_call(f"{__package__}.{module}", name, original)
 
 
 LANGCHAIN: Final = LangChainFramework()

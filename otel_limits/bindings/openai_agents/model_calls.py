@@ -103,8 +103,13 @@ def track_stream_response(original: Any) -> Any:  # noqa: C901  one story, as be
     ) -> AsyncIterator[Any]:
         request = _request(model, args, options)
         if request is None:
-            async for event in original(model, *args, **options):
-                yield event
+            untracked = aiter(original(model, *args, **options))
+            try:
+                async for event in untracked:
+                    yield event
+            finally:  # a reader that closes our stream closes the vendor's
+                if hasattr(untracked, "aclose"):
+                    await untracked.aclose()
             return
         if (refusal := await request.admit()) is not None:
             for event in request.refusing_events(refusal):

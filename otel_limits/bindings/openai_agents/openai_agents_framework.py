@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.class_patches import Patches, subclasses_of
+from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.bindings.openai_agents.private_sdk_names import INVOKE, TOOLS
 from otel_limits.bindings.openai_agents.run_marks import SLOT, marker_of, stops_of
 from otel_limits.core.internal_errors import suppress_errors
@@ -106,14 +106,14 @@ class OpenAIAgentsFramework:
     def _patch_runner(self, module: Any) -> None:
         if self._is_on:
             for name, wrapper in RUNNER_METHODS.items():
-                wrap = functools.partial(_wrapped_at_first_call, "runner_methods", wrapper)
+                wrap = functools.partial(_wrapped, "runner_methods", wrapper)
                 self._patches.wrap(module.AgentRunner, name, wrap)
 
     @suppress_errors("binding")
     def _patch_agents(self, module: Any) -> None:
         if self._is_on:
             wrapper = "track_get_all_tools"
-            wrap = functools.partial(_wrapped_at_first_call, "limit_questions", wrapper)
+            wrap = functools.partial(_wrapped, "limit_questions", wrapper)
             self._patches.wrap(module.AgentBase, "get_all_tools", wrap)
 
     @suppress_errors("binding")
@@ -130,13 +130,13 @@ class OpenAIAgentsFramework:
             owner = next((each for each in derived.__mro__ if name in vars(each)), None)
             is_abstract = getattr(vars(owner).get(name), "__isabstractmethod__", False)
             if self._is_on and owner is not None and not is_abstract:
-                wrap = functools.partial(_wrapped_at_first_call, "model_calls", wrapper)
+                wrap = functools.partial(_wrapped, "model_calls", wrapper)
                 self._patches.wrap(owner, name, wrap)
 
     @suppress_errors("binding")
     def _patch_tools(self, module: Any) -> None:
         if self._is_on:
-            wrap = functools.partial(_wrapped_at_first_call, "function_tools", "track_invocation")
+            wrap = functools.partial(_wrapped, "function_tools", "track_invocation")
             self._patches.wrap(module, INVOKE, wrap)
 
     def renew(self) -> None:
@@ -177,27 +177,8 @@ class OpenAIAgentsFramework:
         return run_away(most_calls, observe)
 
 
-def _wrapped_at_first_call(module: str, name: str, original: Any) -> Any:
-    """Wrap a function by one of a module that is imported when it is first called.
-
-    The SDK's modules import each other in circles, so while one of them is imported, ours cannot
-    import the others.
-    """
-    wrapped: Any = None
-
-    @functools.wraps(original)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        nonlocal wrapped
-        if wrapped is None:
-            wrapped = _wrapper(module, name, original) or original
-        return wrapped(*args, **kwargs)
-
-    return method
-
-
-@suppress_errors("binding")
-def _wrapper(module: str, name: str, original: Any) -> Any:
-    return getattr(importlib.import_module(f"{__package__}.{module}"), name)(original)
+def _wrapped(module: str, name: str, original: Any) -> Any:
+    return wrapped_at_first_call(f"{__package__}.{module}", name, original)
 
 
 OPENAI_AGENTS: Final = OpenAIAgentsFramework()
