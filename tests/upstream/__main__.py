@@ -31,6 +31,9 @@ LAYERS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The layer that is on, and its environment variables."""
 
+ENDS: Final = {None: "does not run", True: "fails", False: "passes"}
+"""The end of a case, by whether it has failed."""
+
 LONGEST_RUN_SECONDS: Final = 3600
 LONGEST_CASE_SECONDS: Final = 300
 """Strands stops a case after 90: on a busy machine its own spans alone take one that long."""
@@ -89,8 +92,8 @@ def compare(
         print_line(f"without otel-limits: {counts(without)}")
         print_line(f"{title}: {counts(limited)}")
         for name, has_failed in without.items():
-            if limited.get(name) != has_failed:  # `None` if it was not run
-                print_line(f"  different with otel-limits: {name}")
+            if limited.get(name) != has_failed:
+                print_line(f"  {ENDS[limited.get(name)]} with otel-limits: {name}")
                 status = status if has_failed else 1
     return status
 
