@@ -62,6 +62,7 @@ LONGEST = (
         "test_restarts.py",
         "test_children.py",
         "test_vendor_budgets.py",
+        "test_features.py",
     ),
 )
 """The files that take longest, about 20 seconds of one process or more."""

@@ -43,6 +43,13 @@ def generate_launchers() -> None:
     matrix.write()
 
 
+def generate_frameworks() -> None:
+    """Write the tables of what each framework has, each cell of which is observed."""
+    from tests.features import page  # as above
+
+    page.write()
+
+
 def generate_screenshots() -> None:
     """Draw the dashboards of a simulated fleet."""
     from tests.dashboards.pictures import write
@@ -55,6 +62,7 @@ STEPS: Final[Mapping[str, Callable[[], None]]] = {
     "schema": policy_schema.write,
     "tables": readme.write,
     "launchers": generate_launchers,
+    "frameworks": generate_frameworks,
     "images": generate_images,
     "outputs": pages.write,
     "screenshots": generate_screenshots,

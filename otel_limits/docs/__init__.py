@@ -25,6 +25,7 @@ PAGES: Final[Mapping[str, Mapping[str, str]]] = {
         "top": "Live activity, spend and limits in the terminal",
         "langchain": "LangChain and LangGraph agents",
         "openai-agents": "Agents of the OpenAI Agents SDK",
+        "frameworks": "Features of each framework",
         "api": "Public API",
     },
     "operations": {

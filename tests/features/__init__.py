@@ -1,0 +1,1 @@
+"""Features of each framework with otel-limits, observed in scripted agents."""

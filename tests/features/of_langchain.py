@@ -1,0 +1,150 @@
+"""Agents of LangChain."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from langchain.agents import create_agent
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
+from langgraph_swarm import create_handoff_tool, create_swarm
+
+from otel_limits.bindings import langchain
+from otel_limits.testing import ScriptedChatModel, uses
+from tests.features.private_names import private_names_in
+from tests.features.subject import Ending
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from otel_limits.testing import Answer
+    from tests.features.subject import Pause
+
+
+OPTIONS: Final[Any] = {"recursion_limit": 99, "configurable": {"thread_id": "1"}}
+"""The configuration of each call: every agent has its own checkpointer."""
+
+
+class PausingModel(ScriptedChatModel):
+    """A model that may pause before it answers."""
+
+    pause: Any = None
+
+    def __init__(self, script: Iterable[Answer], **fields: Any) -> None:
+        super().__init__(script, **fields)
+
+    def _generate(self, *arguments: Any, **named: Any) -> Any:
+        if self.pause is not None:
+            asyncio.run(self.pause())
+        return super()._generate(*arguments, **named)
+
+    async def _agenerate(self, *arguments: Any, **named: Any) -> Any:
+        if self.pause is not None:
+            await self.pause()
+        return super()._generate(*arguments, **named)
+
+    async def _astream(self, *arguments: Any, **named: Any) -> AsyncIterator[Any]:
+        if self.pause is not None:
+            await self.pause()
+        for chunk in self._stream(*arguments, **named):
+            yield chunk
+
+
+@tool
+def search(query: str = "") -> str:
+    """Search."""
+    return f"nothing about {query}"
+
+
+class LangChainSubject:
+    """Builds and calls agents of LangChain, each with one thread."""
+
+    title = "LangChain and LangGraph"
+    name = "langchain"
+    private_names = len(private_names_in(langchain))
+
+    def model(self, script: Iterable[Answer], pause: Pause | None = None) -> Any:
+        """Return a model."""
+        return PausingModel(script, pause=pause)
+
+    def agent(self, model: Any, *tools: Any, name: str = "boss", output: Any = None) -> Any:
+        """Return an agent."""
+        return create_agent(
+            model, [*tools, search], name=name, response_format=output, checkpointer=InMemorySaver()
+        )
+
+    def agent_with_plugin(self, model: Any, plugin: Any) -> Any:
+        """Return an agent with a middleware."""
+        return create_agent(model, [search], middleware=[plugin], checkpointer=InMemorySaver())
+
+    def calling(self, agent: Any) -> Any:
+        """Return a tool that calls an agent."""
+
+        @tool
+        def ask() -> str:
+            """Ask."""
+            return self.call(agent).text
+
+        return ask
+
+    def asking(self, model: Any) -> Any:
+        """Return a tool that calls a model."""
+
+        @tool
+        def ask() -> str:
+            """Ask."""
+            return str(model.invoke("go"))
+
+        return ask
+
+    def handing_off(self, models: tuple[Any, Any]) -> Any:
+        """Return a swarm."""
+        agents: Any = [
+            create_agent(model, [create_handoff_tool(agent_name=other)], name=name)
+            for model, name, other in zip(models, "ab", "ba", strict=True)
+        ]
+        swarm = create_swarm(agents, default_active_agent="a")
+        return swarm.compile(checkpointer=InMemorySaver(), name="swarm")
+
+    def hand_off_to(self, name: str) -> list[Answer]:
+        """Script a hand-off."""
+        return [uses(f"transfer_to_{name}")]
+
+    def call(self, agent: Any, prompt: Any = "go") -> Ending:
+        """Call an agent, or a swarm."""
+        return ending_of(agent.invoke(asked(prompt), OPTIONS))
+
+    async def call_later(self, agent: Any) -> Ending:
+        """Call an agent in an event loop."""
+        return ending_of(await agent.ainvoke(asked("go"), OPTIONS))
+
+    async def stream(self, agent: Any) -> Ending:
+        """Read the stream of an agent."""
+        modes = ["messages", "values"]
+        chunks = [chunk async for chunk in agent.astream(asked("go"), OPTIONS, stream_mode=modes)]
+        state = next(payload for mode, payload in reversed(chunks) if mode == "values")
+        texts = [payload[0] for mode, payload in chunks if mode == "messages"]
+        return Ending(state, "".join(str(each.content) for each in texts if each.type != "tool"))
+
+    def approve(self, agent: Any, ending: Ending, more_turns: int | None) -> Ending:  # noqa: ARG002
+        """Answer the interrupt."""
+        more = {} if more_turns is None else {"max_turns": more_turns}
+        return self.call(agent, Command(resume={"extend": more}))
+
+    def stored(self, agent: Any) -> Any:
+        """Return the state of the thread."""
+        return agent.get_state(OPTIONS).values
+
+
+def asked(prompt: Any) -> Any:
+    """Return the input of a graph."""
+    return {"messages": [("user", prompt)]} if isinstance(prompt, str) else prompt
+
+
+def ending_of(state: Any) -> Ending:
+    """Describe the state of a graph."""
+    question = next(iter(state.get("__interrupt__", ())), None)
+    text = str(state["messages"][-1].content)
+    return Ending(state, text, state.get("structured_response"), question)
