@@ -61,6 +61,9 @@ REASONS: Final[Mapping[tuple[str, str], str]] = {
     ("`stops_of()` with agents as tools", "langchain"): (
         "the result of a tool contains only text, unless the tool has `return_direct`."
     ),
+    ("`stops_of()` with agents as tools", "openai-agents"): (
+        "the result contains their stops only if the answer of such an agent is its final output."
+    ),
     ("the framework emits OpenTelemetry spans", "langchain"): NO_SPANS,
     ("the framework emits OpenTelemetry spans", "openai-agents"): NO_SPANS,
 }

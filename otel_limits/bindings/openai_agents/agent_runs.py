@@ -36,6 +36,8 @@ class AgentPath(TurnPath):
     """The exception that has ended the run."""
     answered_items: int = field(default=0, kw_only=True)
     """Number of items of the last request and its response."""
+    first_item: Any = field(default=None, kw_only=True)
+    """The first of these items; an application may send only the last ones."""
     answered_tokens: int = field(default=0, kw_only=True)
     """Tokens of these items, as the vendor reported them, or as they were estimated."""
     is_halted: bool = field(default=False, kw_only=True)

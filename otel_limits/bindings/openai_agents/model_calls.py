@@ -27,6 +27,7 @@ from otel_limits.bindings.openai_agents.limit_questions import (
 from otel_limits.bindings.openai_agents.model_readers import (
     arguments_in,
     call_to,
+    items_in,
     text_of,
     tools_in,
     usage_of,
@@ -333,11 +334,12 @@ class ModelRequest:
         if not call.parts and not call.record.has_output:  # its tokens are estimated
             call.parts += [text_of(response.output), arguments_in(response.output)]
         if (path := self.path) is not None:
-            given, usage = self.arguments["input"], call.record.usage
+            usage = call.record.usage
             if call.record.sure != "measured":
                 usage = completed(call.record, call.input_estimate, call.output_estimate)
-            before = 1 if isinstance(given, str) else len(given)
-            path.answered_items = before + len(response.output)
+            items = items_in(self.arguments["input"])
+            path.answered_items = len(items) + len(response.output)
+            path.first_item = items[0] if items else None
             path.answered_tokens = usage.input + usage.output
 
     async def settle(self, error: BaseException | None = None) -> None:

@@ -105,20 +105,24 @@ def _projected_input(request: RequestArguments, path: AgentPath | None) -> int:
     What is known of the last request and its response covers everything before, so only what came
     later is estimated.
     """
-    given = request["input"]
-    items = [given] if isinstance(given, str) else list(given)
+    items = items_in(request["input"])
     tokens = 0
     if path is not None and path.answered_tokens:
         is_stored = request["previous_response_id"] or request["conversation_id"]
         if is_stored:  # only new items are sent
             tokens = path.answered_tokens
-        elif path.answered_items <= len(items):
+        elif path.answered_items <= len(items) and items[:1] == [path.first_item]:
             tokens, items = path.answered_tokens, items[path.answered_items :]
     tokens += sum(MESSAGE + tokens_of_text(text_of_item(each)) for each in items)
     if not (path is not None and path.answered_tokens):
         tokens += tokens_of_text(request["system_instructions"] or "")
         tokens += sum(tokens_of_text(_declared(tool)) for tool in request["tools"] or ())
     return max(1, tokens)
+
+
+def items_in(given: Any) -> list[Any]:
+    """Return the items of an input."""
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _declared(tool: Any) -> str:
