@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_limits.core.internal_errors import suppress_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def wrapped_at_first_call(module: str, name: str, original: Any) -> Any:
@@ -26,7 +23,7 @@ def wrapped_at_first_call(module: str, name: str, original: Any) -> Any:
     """
 
     @functools.cache
-    def wrapped() -> Callable[..., Any]:
+    def wrapped() -> Any:
         return _wrapped(module, name, original) or original
 
     @functools.wraps(original)
