@@ -79,7 +79,7 @@ def as_zipapp(place: Place) -> list[str]:
     """Write a zipapp."""
     source = place.directory / "source"
     source.mkdir()
-    for name in ("launched", "served"):
+    for name in ("launched", "served", "strands_agents"):
         (source / f"{name}.py").write_text((PROGRAMS / f"{name}.py").read_text())
     archive = place.directory / "app.pyz"
     zipapp.create_archive(source, archive, main="launched:main")

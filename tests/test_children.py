@@ -20,10 +20,16 @@ def parent(arguments: dict[str, object], *words: str, **variables: str) -> Ended
     return execute(sys.executable, PARENT, json.dumps(arguments), *words, **variables)
 
 
-@pytest.mark.parametrize("way", ["spawn", "forkserver", "executor", "subprocess"])
-def test_enable_limits_agents_of_child_processes(way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "agents"),
+    [
+        *((way, "strands") for way in ("spawn", "forkserver", "executor", "subprocess")),
+        ("spawn", "openai-agents"),
+    ],
+)
+def test_enable_limits_agents_of_child_processes(way: str, agents: str) -> None:
     """Children import the program, but not its main block; forkserver is Python 3.14's default."""
-    ended = parent({"max_turns": 3}, way)
+    ended = parent({"max_turns": 3}, way, AGENTS_BY=agents)
     assert json.loads(ended.output) == {way: HALTED}
     assert ended.log.count("The limit is set in enabling_parent.py:") == 1
 

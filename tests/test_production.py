@@ -53,7 +53,7 @@ def start_command(name: str) -> list[str]:
 
 AGENTS = """\
 import os
-from served import call, make_agent
+from strands_agents import call, make_agent
 def answer(prompt):
     return call("api") | {"pid": os.getpid()}
 """

@@ -64,11 +64,14 @@ def command(way: str, environment: Environment) -> list[str]:
 METHODS = ("fork", "spawn", "forkserver")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_cap_holds_in_children(way: str, environment: Environment) -> None:
+@pytest.mark.parametrize(
+    ("way", "agents"), [*((way, "strands") for way in WAYS), ("run", "openai-agents")]
+)
+def test_the_cap_holds_in_children(way: str, agents: str, environment: Environment) -> None:
     """Also where OpenTelemetry fails, whose `sitecustomize` children find first."""
     front = command(way, environment)
-    ended = execute(*front, CHILDREN, *METHODS, "--preload", **CAP, **WITHOUT_EXPORTER)
+    variables = {**CAP, **WITHOUT_EXPORTER, "AGENTS_BY": agents}
+    ended = execute(*front, CHILDREN, *METHODS, "--preload", **variables)
     assert json.loads(ended.output) == {method: [HALTED, HALTED] for method in METHODS}
 
 
@@ -159,9 +162,10 @@ def test_the_cap_holds_in_workers_of_celery(environment: Environment) -> None:
     assert json.loads(told) == {"own": 3, "child": 3}
 
 
-def test_a_console_script_of_a_server_is_limited_too() -> None:
+@pytest.mark.parametrize("agents", ["strands", "openai-agents"])
+def test_a_console_script_of_a_server_is_limited_too(agents: str) -> None:
     """As most would start it."""
     port = free_port()
     words = ("gunicorn", "served:wsgi", "--workers=1", f"--bind=127.0.0.1:{port}")
-    with served([*RUN, "--", str(BIN / words[0]), *words[1:]]):
+    with served([*RUN, "--", str(BIN / words[0]), *words[1:]], AGENTS_BY=agents):
         assert ask(port) == HALTED

@@ -1,40 +1,23 @@
 """An application as servers load it: each request calls an agent that loops forever.
 
-It knows nothing of limits. As a WSGI and as an ASGI application it answers with the number of model
-calls and with how the invocation ended.
+It knows nothing of limits. The agent is one of Strands, or of the framework in the variable
+`AGENTS_BY`. As a WSGI and as an ASGI application it answers with the number of model calls and with
+how the invocation ended.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from strands import Agent, tool
-
-from otel_limits.testing import ScriptedModel, says, uses
-
-MOST_CALLS = 12
-"""Where nothing limits it, it ends by itself."""
-
-
-@tool
-def search() -> str:
-    """Search."""
-    return "nothing found"
-
-
-def make_agent(name: str = "served") -> Agent:
-    """Make an agent."""
-    model = ScriptedModel([*[uses("search")] * MOST_CALLS, says("I was never stopped")])
-    return Agent(model=model, tools=[search], name=name, callback_handler=None)
-
-
-def call(name: str = "served") -> dict[str, Any]:
-    """Call a new agent."""
-    agent = make_agent(name)
-    reason = str(agent("go").stop_reason)
-    return {"model_calls": agent.model.calls, "stop_reason": reason}  # type: ignore[attr-defined]
+if os.environ.get("AGENTS_BY") == "openai-agents":
+    # Not by a statement: freezers would include that framework.
+    call = importlib.import_module("sdk_agents").call
+else:
+    from strands_agents import call  # type: ignore[import-not-found, no-redef, unused-ignore]
 
 
 def wsgi_app(respond: Callable[[], object]) -> Any:
