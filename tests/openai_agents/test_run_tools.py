@@ -111,14 +111,17 @@ def test_exception_of_a_tool_ends_the_run_once(how: str, events: list[Event]) ->
 
 
 @each_way
-def test_halt_that_a_tool_raises_reaches_the_model(how: str) -> None:
-    """An agent that a tool calls may raise; the run around it continues."""
-    enable(max_turns=2, action="raise")
+def test_halt_that_a_tool_raises_reaches_the_model(how: str, events: list[Event]) -> None:
+    """The SDK's text for an exception asks the model to try again."""
+    enable(max_turns=2, action="raise", observers=[events.append])
     helper = agent(looping(), name="helper").as_tool("ask", "Ask.", max_turns=STEPS)
     model = ScriptedAgentsModel([uses("ask", arguments={"input": "?"}), says("done")])
     result = CALLS[how](agent(model, helper))
     assert (result.final_output, stop_of(result)) == ("done", None)
-    assert "helper" in str(model.requests[-1][-1]["output"])
+    told = model.requests[-1][-1]["output"]
+    assert "Do not call" in told
+    assert "try again" not in told
+    assert ("ask", "error") in used(events)
 
 
 @each_way

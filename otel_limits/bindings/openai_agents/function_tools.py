@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.halted_agents import reworded_text
 from otel_limits.bindings.openai_agents.agent_runs import AgentPath
@@ -14,11 +14,16 @@ from otel_limits.bindings.openai_agents.model_readers import arguments_of
 from otel_limits.bindings.openai_agents.private_sdk_names import IS_ERROR, OUTPUT, refused_result
 from otel_limits.bindings.requested_turns import RunningTool
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.runs.tree import CURRENT, current_scope
+from otel_limits.core.texts import for_model
+from otel_limits.runs.tree import CURRENT, current_scope, is_within
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
     from otel_limits.bindings.requested_turns import RequestedTool
+
+
+FAILED: Final = "An error occurred while running the tool."
+"""The beginning of the SDK's text for an exception, which it does not mark for agents as tools."""
 
 
 def track_invocation(original: Any) -> Any:
@@ -118,10 +123,22 @@ class RunningFunctionTool(RunningTool):
     def _worded(self, result: Any) -> Any:
         output, run = getattr(result, OUTPUT), self.path.run
         self.agent_run.called += self.inner_stops
+        is_error = getattr(result, IS_ERROR) or str(output).startswith(FAILED)
         # A final output keeps the text for the end user.
         if isinstance(output, str) and run.halted and not self._is_answer:
-            output = reworded_text(output, run, self.scope)
+            # The SDK's text asks the model to try again.
+            raised = self._text_of_raised_halt() if is_error else None
+            output = raised or reworded_text(output, run, self.scope)
             result = dataclasses.replace(result, **{OUTPUT: output})
-        status = "error" if getattr(result, IS_ERROR) else "success"
+        status = "error" if is_error else "success"
         self.note(status, output if isinstance(output, str) else as_json(output))
         return result
+
+    def _text_of_raised_halt(self) -> str | None:
+        """Return the text for the model if the exception was the halt of an agent it has called."""
+        texts = [
+            for_model(child.invocation.agent, verdict)
+            for child, verdict in self.path.run.halted.values()
+            if child.raised and is_within(child, self.scope)
+        ]
+        return texts[-1] if texts else None
