@@ -98,6 +98,8 @@ class Run(Scope):
         self._warned: set[tuple[str, float]] = set()
         self.halted: dict[str, tuple[Run, Verdict]] = {}
         """The halts of agents that it called, directly or not, by the operator's sentence."""
+        self.has_handed_off = False
+        """True while another agent continues its conversation, and so gives its last answer."""
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -118,7 +120,7 @@ class Run(Scope):
         enclosed: set[int] = set()
         around = self.parent
         while around is not None:
-            if isinstance(around, Run) and not around.finished:
+            if isinstance(around, Run) and not (around.finished or around.has_handed_off):
                 enclosed.update(map(id, around.trees))
             around = around.parent
         return tuple(tree for tree in self.trees if id(tree) not in enclosed)

@@ -526,6 +526,17 @@ def test_limits_by_name_follow_the_active_agent(
     assert halt_of(result).agent == "second"
 
 
+@each_way
+def test_last_answer_after_a_handoff_is_that_of_the_active_agent(how: str) -> None:
+    """The first agent, whose tree is spent, does not answer any more."""
+    enable(tree=Limits(max_turns=3), action="wrap_up")
+    second = ScriptedAgentsModel([uses("search"), uses("search"), says("what I know")])
+    first = ScriptedAgentsModel([uses("transfer_to_second")])
+    result = CALLS[how](agent(first, handoffs=[agent(second, name="second")]))
+    assert (result.final_output, second.calls) == ("what I know", 3)
+    assert (halt_of(result).action, second.tool_specs[-1]) == ("wrapped_up", [])
+
+
 def test_agents_that_hand_off_forever_are_halted() -> None:
     """An agent that becomes active again continues its count."""
     enable(max_turns=3)

@@ -114,6 +114,7 @@ class AgentRun:
         """Make an agent active. An agent that becomes active again continues its invocation."""
         if (path := self._paths.get(agent)) is None:
             path = self._paths[agent] = self._begin(agent)
+        self.active.run.has_handed_off, path.run.has_handed_off = True, False
         self.active = path
 
     @property
