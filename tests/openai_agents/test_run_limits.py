@@ -528,7 +528,7 @@ def test_limits_by_name_follow_the_active_agent(
 
 @each_way
 def test_last_answer_after_a_handoff_is_that_of_the_active_agent(how: str) -> None:
-    """The first agent, whose tree is spent, does not answer any more."""
+    """The first agent, whose tree is spent, is no longer active."""
     enable(tree=Limits(max_turns=3), action="wrap_up")
     second = ScriptedAgentsModel([uses("search"), uses("search"), says("what I know")])
     first = ScriptedAgentsModel([uses("transfer_to_second")])
