@@ -79,12 +79,18 @@ def test_kill_ends_a_wait_for_a_quota(
 class Waiting(ScriptedAgentsModel):
     """A model that never answers."""
 
+    def __init__(self) -> None:
+        super().__init__([])
+        self.is_asked = asyncio.Event()
+
     async def get_response(self, *_: Any, **__: Any) -> Any:
         """Wait."""
+        self.is_asked.set()
         await asyncio.sleep(60)
 
     async def stream_response(self, *_: Any, **__: Any) -> Any:
         """Do the same before the first event."""
+        self.is_asked.set()
         await asyncio.sleep(60)
         yield
 
@@ -98,9 +104,12 @@ def test_run_whose_caller_stops_waiting_is_aborted(
     enable(tree=Limits(max_turns=9), observers=[events.append])
 
     async def main() -> None:
-        run = running(agent(Waiting([])), is_streamed=is_streamed)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(run, 0.2)
+        model = Waiting()
+        task = asyncio.create_task(running(agent(model), is_streamed=is_streamed))
+        await model.is_asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     asyncio.run(main())
     assert [each.reason for each in events if isinstance(each, Stop)] == ["aborted"]

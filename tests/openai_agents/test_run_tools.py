@@ -260,7 +260,8 @@ def test_tools_of_an_mcp_server_are_limited(
     model = ScriptedAgentsModel([*script, says("done")])
 
     async def main() -> Any:
-        async with MCPServerStdio({"command": sys.executable, "args": [str(SERVER)]}) as server:
+        command: Any = {"command": sys.executable, "args": [str(SERVER)]}
+        async with MCPServerStdio(command, client_session_timeout_seconds=60) as server:
             boss = Agent("boss", model=model, tools=[search], mcp_servers=[server])
             if is_streamed:
                 return await streamed(boss)
