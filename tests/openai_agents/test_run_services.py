@@ -59,7 +59,7 @@ def test_kill_ends_a_wait_for_a_quota(
 ) -> None:
     """The operator need not wait for the window."""
     policy = tmp_path / "policy.yaml"
-    quota = "{model_calls: 1, window: PT1H, on_exceeded: wait, max_wait: 30m}"
+    quota = "{model_calls: 1, window: PT1H, on_exceeded: wait, max_wait: 2h}"
     policy.write_text(f"quotas: {{calls: {quota}}}", encoding="utf-8")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
     enable(max_turns=9, observers=[events.append])

@@ -271,4 +271,4 @@ def test_tools_of_an_mcp_server_are_limited(
     assert halt_of(result).reason == "max_tool_calls"
     outputs = [each["output"] for each in result.to_input_list() if "output" in each]
     assert "3" in str(outputs[0])
-    assert used(events) == [("add", "success"), ("add", "success"), ("search", "refused")]
+    assert used(events) == [("add", "success"), ("add", "error"), ("search", "refused")]
