@@ -112,7 +112,7 @@ def test_exception_of_a_tool_ends_the_run_once(how: str, events: list[Event]) ->
 
 @each_way
 def test_halt_that_a_tool_raises_reaches_the_model(how: str, events: list[Event]) -> None:
-    """The SDK's text for an exception asks the model to try again."""
+    """The text of the SDK for an exception suggests another attempt."""
     enable(max_turns=2, action="raise", observers=[events.append])
     helper = agent(looping(), name="helper").as_tool("ask", "Ask.", max_turns=STEPS)
     model = ScriptedAgentsModel([uses("ask", arguments={"input": "?"}), says("done")])

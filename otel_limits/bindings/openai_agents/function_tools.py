@@ -126,7 +126,7 @@ class RunningFunctionTool(RunningTool):
         is_error = getattr(result, IS_ERROR) or str(output).startswith(FAILED)
         # A final output keeps the text for the end user.
         if isinstance(output, str) and run.halted and not self._is_answer:
-            # The SDK's text asks the model to try again.
+            # The SDK's text suggests another attempt.
             raised = self._text_of_raised_halt() if is_error else None
             output = raised or reworded_text(output, run, self.scope)
             result = dataclasses.replace(result, **{OUTPUT: output})
