@@ -16,6 +16,7 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import RetryPolicy
+from opentelemetry.trace import StatusCode
 
 import otel_limits
 from otel_limits import (
@@ -124,6 +125,22 @@ def test_spans_of_a_graph(spans: Any, events: list[Event]) -> None:
     chats = [each for each in spans.get_finished_spans() if each.name == "chat scripted"]
     shown = [f"{each.context.span_id:016x}" for each in chats]
     assert [each.span_id for each in events if isinstance(each, ModelCall)] == shown
+
+
+def test_span_of_a_failed_graph_ends_once(spans: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """OpenTelemetry would log a warning, and what is written after the first end would be lost."""
+
+    @tool
+    def fail() -> str:
+        """Fail."""
+        raise ZeroDivisionError
+
+    enable(max_turns=9)
+    with pytest.raises(ZeroDivisionError):
+        agent(ScriptedChatModel(endless(uses("fail"))), fail).invoke(ASK, STEPS)
+    (span,) = [each for each in spans.get_finished_spans() if each.name == "invoke_agent boss"]
+    assert span.status.status_code is StatusCode.ERROR
+    assert (span.attributes["error.type"], caplog.text) == ("ZeroDivisionError", "")
 
 
 def test_side_call_has_a_span(spans: Any) -> None:
@@ -321,6 +338,7 @@ def test_answer_of_a_halted_helper_is_halted() -> None:
     state = graph.invoke(ASK, STEPS)
     assert boss.calls == 1
     assert (halt_of(state).agent, halt_of(state).turns) == ("helper", 2)
+    assert state["messages"][-1].text.startswith("This request could not be completed")
 
 
 def test_subgraph_is_a_member_of_the_tree() -> None:

@@ -246,6 +246,7 @@ class GraphInvocation:
         run.time_limit.start()
         self._scope = TASK_SCOPE.get()
         self._reason = "aborted"
+        self._failure: Exception | None = None
         self._tokens: list[tuple[Any, Any]] = []
         self._last: list[Any] = []
         """The messages of a halt."""
@@ -370,7 +371,7 @@ class GraphInvocation:
         elif isinstance(error, Exception):
             verdict = self._run.verdict if self._run.action == "raised" else None
             self._reason = "error" if verdict is None else verdict.reason
-            end_span(self.path.span, error)
+            self._failure = error
 
     def finish(self) -> None:
         """End the invocation, however the graph ended."""
@@ -387,7 +388,7 @@ class GraphInvocation:
         path.end_turns()
         LIVE.discard(path)
         write_end(path.span, run)
-        end_span(path.span)
+        end_span(path.span, self._failure)
 
     @suppress_errors("binding")
     def succeed(self) -> None:

@@ -80,17 +80,18 @@ def _begun(tool: Any, asked: Any, options: Mapping[str, Any]) -> RunningGraphToo
     requested = path.tools.get(identity)
     if requested is None:  # requested by a response of an earlier invocation of this thread
         requested = path.resume_tool(identity, tool.name, asked)
-    return RunningGraphTool(path, requested, identity, tool.name)
+    return RunningGraphTool(path, requested, identity, tool)
 
 
 class RunningGraphTool(RunningTool):
     """One call of a tool of LangChain."""
 
-    def __init__(self, path: GraphPath, requested: RequestedTool, identity: str, name: str) -> None:
+    def __init__(self, path: GraphPath, requested: RequestedTool, identity: str, tool: Any) -> None:
         """Begin the call."""
         super().__init__(path, requested)
         self._identity = identity
-        self._name = name
+        self._name = tool.name
+        self._is_answer = tool.return_direct
 
     @suppress_errors("binding")
     def refusal(self) -> ToolMessage | None:
@@ -116,12 +117,10 @@ class RunningGraphTool(RunningTool):
         run = self.path.run
         stops = self.inner_stops
         if isinstance(result, ToolMessage) and run.halted:
-            worded = (
-                reworded_text(result.content, run, self.scope)
-                if (isinstance(result.content, str))
-                else result.content
-            )
-            result = result.model_copy(update={"content": worded})
+            result = result.model_copy()
+            # The answer of the graph keeps the text for the end user.
+            if isinstance(result.content, str) and not self._is_answer:
+                result.content = reworded_text(result.content, run, self.scope)
             if stops:
                 mark_inner(result, stops)
         status = getattr(result, "status", "success")
