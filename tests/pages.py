@@ -421,5 +421,6 @@ def run_installed(page: Path, environment: Path, wheel: Path) -> None:
 
 
 if __name__ == "__main__":
-    for each in (README, ROOT / "otel_limits/docs/langchain.md"):
+    docs = ROOT / "otel_limits/docs"
+    for each in (README, docs / "langchain.md", docs / "openai-agents.md"):
         run_installed(each, Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
