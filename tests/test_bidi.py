@@ -291,7 +291,7 @@ def test_model_of_session_reads_not_to_repeat_a_halted_agent(action: Any) -> Non
 @pytest.mark.parametrize("limited", ["time", "kill"])
 def test_silent_session_is_ended(events: list[Event], limited: str) -> None:
     """A time limit or a kill ends a session also while nothing happens."""
-    limits = Limits(max_duration_seconds=0.3) if limited == "time" else Limits(max_turns=9)
+    limits = Limits(max_duration_seconds=1) if limited == "time" else Limits(max_turns=9)
     otel_limits.enable(limits, observers=[events.append])
     if limited == "kill":
         threading.Timer(0.3, lambda: otel_limits.kill(agent="voice")).start()
@@ -424,7 +424,7 @@ def test_cap_that_cannot_hold_is_named(
     warnings_logged: Callable[[], list[str]],
 ) -> None:
     """A model without usage, or without responses, leaves its caps without effect."""
-    otel_limits.enable(Limits(max_turns=9, max_token_budget=10**6, max_duration_seconds=0.5))
+    otel_limits.enable(Limits(max_turns=9, max_token_budget=10**6, max_duration_seconds=1))
     session(model(usage=False, most=3))
     (warning,) = [each for each in warnings_logged() if "realtime" in each]
     assert ", ".join(named) in warning
@@ -464,7 +464,7 @@ def test_caps_that_hold_are_not_warned_of(warnings_logged: Callable[[], list[str
     [
         (Limits(max_turns=3), "max_turns", 3),
         (Limits(max_token_budget=40), "max_token_budget", 3),
-        (Limits(max_duration_seconds=0.3), "max_duration", 1),
+        (Limits(max_duration_seconds=1), "max_duration", 1),
     ],
 )
 def test_tree_cap_ends_session(events: list[Event], tree: Limits, reason: str, turns: int) -> None:

@@ -184,7 +184,7 @@ class Hanging(Metered):
 @pytest.mark.parametrize("why", ["killed", "max_duration"])
 def test_parallel_nodes_that_hang_are_ended(why: str, events: list[Event]) -> None:
     """A kill or the deadline of the tree ends all of them immediately."""
-    limits = Limits(max_duration_seconds=0.5) if why == "max_duration" else Limits(max_turns=99)
+    limits = Limits(max_duration_seconds=1.5) if why == "max_duration" else Limits(max_turns=99)
     enable(tree=limits, observers=[events.append])
     began = threading.Semaphore(0)
     nodes = [agent_of(Hanging(began), f"node{n}") for n in range(5)]

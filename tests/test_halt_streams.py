@@ -125,7 +125,7 @@ def test_cut_response_is_closed_first(
     make_agent: MakeAgent, chunks: Any, expected: list[str], shown: list[str]
 ) -> None:
     """The text is a separate block and line, in the message that the model began."""
-    enable(Limits(max_duration_seconds=0.3))
+    enable(Limits(max_duration_seconds=1))
     events = read(make_agent(Slow(*chunks)))
     assert (kinds(events), texts(events)) == (expected, shown)
     assert events[-1]["result"].stop_reason == "max_duration"
@@ -134,7 +134,7 @@ def test_cut_response_is_closed_first(
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_raised_halt_streams_nothing(make_agent: MakeAgent, *, is_slow: bool) -> None:
     """The exception is the answer."""
-    caps: Any = {"max_duration_seconds": 0.3} if is_slow else {"max_turns": 2}
+    caps: Any = {"max_duration_seconds": 1} if is_slow else {"max_turns": 2}
     enable(Limits(**caps), action="raise")
     model = Slow(START, BLOCK, DELTA) if is_slow else ScriptedModel(endless(uses("search")))
     *events, last = read(make_agent(model))
