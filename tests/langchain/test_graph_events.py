@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.language_models.chat_models import BaseChatModel
+from langgraph.config import get_config
 from langgraph.graph import START, MessagesState, StateGraph
 
 from otel_limits import Event, ModelCall, enable, is_synthetic, stop_of
 from otel_limits.bindings.langchain.langchain_probe import gaps
+from otel_limits.bindings.langchain.private_graph_names import (
+    CONSTANT,
+    CONSTANTS,
+    TASK,
+    WITHOUT_TASK,
+)
 from otel_limits.testing import ScriptedChatModel, endless, says
 from tests.langchain.graphs import ASK, STEPS, agent, halt_of, looping
 
@@ -183,3 +191,13 @@ def test_new_method_of_chat_models_is_reported(monkeypatch: pytest.MonkeyPatch) 
     (gap,) = gaps()
     assert gap.name == "known meaning of BaseChatModel.ask_provider"
     assert not gap.is_vital
+
+
+def test_graph_in_a_node_has_the_private_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe compares it with LangGraph's constant, and this test with what a node is given."""
+    given: list[Any] = []
+    one_node(lambda _: given.append(get_config())).invoke(ASK)
+    assert TASK in given[0]["configurable"]
+    monkeypatch.setattr(import_module(CONSTANTS), CONSTANT, "renamed")
+    (gap,) = gaps()
+    assert (gap.without, gap.is_vital) == (WITHOUT_TASK, False)

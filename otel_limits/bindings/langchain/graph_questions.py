@@ -17,6 +17,7 @@ from langgraph.types import Command, Interrupt
 from otel_limits.bindings.extensions import question
 from otel_limits.bindings.langchain.graph_path import UNANSWERED, LimitQuestion
 from otel_limits.bindings.langchain.halt_marks import SLOT
+from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.core.internal_errors import suppress_errors, suppress_errors_async
 
 if TYPE_CHECKING:
@@ -34,10 +35,6 @@ NAME: Final = "otel_limits"
 
 PLACE: Final = "langgraph_checkpoint_ns"
 """Key of a configuration's metadata with the task of a graph that it is for."""
-
-TASK: Final = "__pregel_task_id"
-"""Key of a configuration that LangGraph passes to the graphs within a node. Such a graph streams
-its values unless asked otherwise: langgraph, pregel/main.py, `stream`."""
 
 INTERRUPT_ID: Final = re.compile(r"[0-9a-f]{32}")
 """A resume whose keys are all like this answers these interrupts, not the only one."""

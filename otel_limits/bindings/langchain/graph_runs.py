@@ -26,15 +26,10 @@ from otel_limits.bindings.langchain.graph_path import (
     GraphPath,
     LimitQuestion,
 )
-from otel_limits.bindings.langchain.graph_questions import (
-    TASK,
-    Resumed,
-    aresumed,
-    can_ask,
-    resumed,
-)
+from otel_limits.bindings.langchain.graph_questions import Resumed, aresumed, can_ask, resumed
 from otel_limits.bindings.langchain.graph_streams import GraphStream
 from otel_limits.bindings.langchain.halt_marks import SLOT, mark
+from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.path import halt_from_error
 from otel_limits.bindings.span_writer import write_end, write_halt

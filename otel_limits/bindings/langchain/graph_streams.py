@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.langchain.graph_questions import TASK
 from otel_limits.bindings.langchain.halt_marks import messages_of
+from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.bindings.framework import Gap
+from otel_limits.bindings.langchain.private_graph_names import TASK, WITHOUT_TASK, has_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +65,9 @@ def _gaps() -> Iterator[Gap]:
             of_class, _, method = name.partition(".")
             if not hasattr(getattr(owner, of_class, None), method):
                 yield _gap(f"{module}.{name}")
+    if not has_task():
+        name = f"configuration key {TASK}"
+        yield Gap(name=name, version=_version(), without=WITHOUT_TASK, is_vital=False)
     models = sys.modules.get("langchain_core.language_models.chat_models")
     for name, value in vars(getattr(models, "BaseChatModel", object)).items():
         is_public = not name.startswith("_") and inspect.isfunction(value)
