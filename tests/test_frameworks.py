@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import importlib.util
 import json
 import runpy
 import sys
@@ -22,7 +23,7 @@ from otel_limits.core.policy import Policy
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import Runtime
 from otel_limits.settings.table import Settings
-from tests.launching import RUN, execute
+from tests.launching import ENDLESS, RUN, execute
 from tests.second_framework import BotFramework
 from tests.test_second_framework import install
 
@@ -404,6 +405,23 @@ def test_run_ignores_users_package_with_the_name_of_a_framework(tmp_path: Path) 
     words = ("--max-turns", "3", "--", sys.executable, "-c", program)
     ended = execute(*RUN, *words, PYTHONPATH=str(tmp_path))
     assert (ended.output, ended.log) == ("False\n", "")
+
+
+def test_checkout_of_a_framework_on_the_path_is_limited(tmp_path: Path) -> None:
+    """It comes before the installed distribution, and its agents would run without limits."""
+    spec = importlib.util.find_spec("agents")
+    assert spec is not None
+    assert spec.origin is not None
+    (tmp_path / "agents").symlink_to(Path(spec.origin).parent)
+    words = (
+        "--max-turns",
+        "3",
+        "--",
+        sys.executable,
+        str(Path(ENDLESS).with_name("sdk_agents.py")),
+    )
+    ended = execute(*RUN, *words, PYTHONPATH=str(tmp_path))
+    assert ended.events == {"model_calls": 3, "stop_reason": "max_turns"}, ended.log
 
 
 def test_check_ignores_users_package_with_the_name_of_a_framework(tmp_path: Path) -> None:

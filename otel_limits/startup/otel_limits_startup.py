@@ -25,11 +25,11 @@ FRAMEWORKS = {
 }
 """The module of each framework that every program with agents imports, and its distribution."""
 CLASSES = {
-    "strands.agent.agent": "Agent",
-    "langgraph.pregel.main": "Pregel",
-    "agents.run": "AgentRunner",
+    "strands.agent.agent": ("Agent",),
+    "langgraph.pregel.main": ("Pregel",),
+    "agents.run": ("AgentRunner", "Runner", "RunConfig"),
 }
-"""A class in each of these modules, by which it is recognized if its distribution is unknown."""
+"""Classes in each of these modules, by which it is recognized outside its distribution."""
 PACKAGES = ("agents", "langchain", "langchain_core", "langgraph", "strands")
 """The top-level packages of all frameworks. Their modules import each other in circles, so that one
 of them can be complete while what it needs is not."""
@@ -286,11 +286,14 @@ def is_of(name: str, distribution: str) -> bool:
         return False
     places = list(getattr(package, "__path__", ())) or [getattr(package, "__file__", None) or ""]
     roots = _roots(distribution)
-    if roots:
-        return _are_in(places, roots)
-    # Frozen programs lack the metadata, and tools that make small images delete it.
+    if _are_in(places, roots):
+        return True
+    # Frozen programs lack the metadata, and tools that make small images delete it. A checkout on
+    # the path comes before an installed distribution.
     is_frozen = bool(getattr(sys, "frozen", False)) or hasattr(package, "__compiled__")
-    return is_frozen or hasattr(sys.modules.get(name), CLASSES.get(name, ""))
+    module, classes = sys.modules.get(name), CLASSES.get(name)
+    has_classes = classes is not None and all(hasattr(module, each) for each in classes)
+    return (is_frozen and not roots) or has_classes
 
 
 def is_importable(name: str, distribution: str) -> bool:
