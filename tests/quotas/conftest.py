@@ -39,12 +39,12 @@ PATIENCE = 60.0
 """A timeout in seconds that passes on the busiest machine."""
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
+def eventually(condition: Callable[[], bool], found: Callable[[], object] = lambda: None) -> None:
+    """Wait until a condition holds; otherwise fail with what was found instead."""
     give_up = time.monotonic() + PATIENCE
     pause = threading.Event()
     while not condition():
-        assert time.monotonic() < give_up
+        assert time.monotonic() < give_up, found()
         pause.wait(0.01)
 
 
@@ -283,7 +283,10 @@ def server(shared_server: Server) -> Server:
     """The shared server, empty and without subscribers."""
     client = shared_server.client
     client.client_kill_filter(_type="pubsub")
-    eventually(lambda: not client.pubsub_channels())
+    eventually(
+        lambda: not client.pubsub_channels(),
+        lambda: (client.client_list(_type="pubsub"), threading.enumerate()),
+    )
     client.flushall()
     client.config_resetstat()
     return shared_server
