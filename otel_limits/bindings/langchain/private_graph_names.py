@@ -17,7 +17,7 @@ CONSTANTS: Final = "langgraph._internal._constants"
 CONSTANT: Final = "CONFIG_KEY_TASK_ID"
 """Where LangGraph defines that key."""
 
-WITHOUT_TASK: Final = "Graphs within a node stream as if called alone, and cannot ask a human."
+WITHOUT_TASK: Final = "Graphs within a node stream as if called alone, and `ask` halts them."
 
 
 def has_task() -> bool:
