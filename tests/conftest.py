@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import sysconfig
 import tempfile
 import threading
 import traceback
@@ -216,6 +217,19 @@ def move_to(directory: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("TMPDIR", str(directory))
     patch.setenv("XDG_DATA_HOME", str(directory / "data"))
     patch.setattr("tempfile.tempdir", str(directory))
+
+
+@pytest.fixture(scope="session")
+def only_strands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Links to all installed packages except other frameworks, for environments of commands.
+
+    Those that look at frameworks import all of them, which takes several times as long.
+    """
+    directory = tmp_path_factory.mktemp("packages")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(("langchain", "langgraph", "agents", "openai_agents")):
+            (directory / path.name).symlink_to(path)
+    return directory
 
 
 @pytest.fixture(autouse=True)

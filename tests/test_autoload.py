@@ -75,17 +75,20 @@ class Environment:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def environment(only_strands: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment that autoloads."""
     made = Environment(tmp_path_factory.mktemp("environment"))
+    made.leave(ROOT, only_strands)
     assert made.autoload("install").status == 0
     return made
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Environment:
+def bare(only_strands: Path, tmp_path: Path) -> Environment:
     """An environment without the line."""
-    return Environment(tmp_path / "bare")
+    made = Environment(tmp_path / "bare")
+    made.leave(ROOT, only_strands)
+    return made
 
 
 def halted(ended: Ended) -> bool:

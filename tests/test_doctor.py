@@ -51,16 +51,10 @@ def findings(ended: Ended) -> tuple[int, dict[str, tuple[str, str]]]:
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory for links to packages."""
-    return tmp_path_factory.mktemp("packages")
-
-
-@pytest.fixture(scope="module")
-def python(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python with Strands alone: to import all frameworks takes several times as long."""
+def python(only_strands: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with Strands alone."""
     made = Environment(tmp_path_factory.mktemp("environment"))
-    made.leave_out(packages, "langchain", "langgraph", "agents", "openai_agents")
+    made.leave(ROOT, only_strands)
     return made.python
 
 
@@ -136,10 +130,10 @@ def test_instrument_without_its_exporter_is_found_to_be_uncapped(python: str) ->
     ids=["instrument -I", "-S"],
 )
 def test_python_that_loads_nothing_of_ours_is_found(
-    launcher: tuple[str, ...], option: str, named: str, python: str, packages: Path
+    launcher: tuple[str, ...], option: str, named: str, python: str, only_strands: Path
 ) -> None:
     """No message can be logged there, and autoload does not help with `-S`."""
-    path = f"{ROOT}:{packages}"  # there is no site-packages with `-S`
+    path = f"{ROOT}:{only_strands}"  # there is no site-packages with `-S`
     status, found = examined(*launcher, python, option, PYTHONPATH=path, **NO_EXPORT)
     assert (status, found["runaway"][0], found["enabled by"][0]) == (1, "FAIL", "FAIL")
     assert found["enabled by"][1] == (

@@ -23,12 +23,16 @@ from otel_limits.runtime.guard import Enforcement, probed
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.launching import RUN, execute
+from tests.test_autoload import ROOT, Environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from tests.conftest import MakeAgent, Metric
     from tests.launching import Ended
+
+    Checked: TypeAlias = Callable[[dict[str, str]], subprocess.CompletedProcess[str]]
 
 RUNAWAY = """
 import importlib, json, sys
@@ -380,10 +384,13 @@ def moved(renamed: Callable[[str], dict[str, str]], tmp_path: Path) -> dict[str,
     return environ
 
 
-def checked(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run `otel-limits check` with a limit."""
-    return subprocess.run(
-        [sys.executable, "-m", "otel_limits.cli", "check"],
+@pytest.fixture(scope="module")
+def checked(only_strands: Path, tmp_path_factory: pytest.TempPathFactory) -> Checked:
+    """Run `otel-limits check` with a limit, in an environment with Strands alone."""
+    made = Environment(tmp_path_factory.mktemp("environment"))
+    made.leave(ROOT, only_strands)
+    return lambda environ: subprocess.run(
+        [made.python, "-m", "otel_limits.cli", "check"],
         env={**environ, "OTEL_LIMITS_MAX_TURNS": "3"},
         capture_output=True,
         text=True,
@@ -392,7 +399,9 @@ def checked(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", ["InvokeModelStage", "get_callbacks_for"])
-def test_check_finds_missing_api(renamed: Callable[[str], dict[str, str]], name: str) -> None:
+def test_check_finds_missing_api(
+    renamed: Callable[[str], dict[str, str]], checked: Checked, name: str
+) -> None:
     """It ends with status 1 and the same sentence."""
     done = checked(renamed(name))
     assert done.returncode == 1
@@ -400,7 +409,7 @@ def test_check_finds_missing_api(renamed: Callable[[str], dict[str, str]], name:
     assert f"{name}. Without it no agent can be" in done.stderr
 
 
-def test_check_finds_missing_module_of_agents(moved: dict[str, str]) -> None:
+def test_check_finds_missing_module_of_agents(moved: dict[str, str], checked: Checked) -> None:
     """A framework without it is installed nevertheless."""
     done = checked(moved)
     assert done.returncode == 1
@@ -408,7 +417,7 @@ def test_check_finds_missing_module_of_agents(moved: dict[str, str]) -> None:
 
 
 def test_check_finds_framework_that_cannot_be_imported(
-    renamed: Callable[[str], dict[str, str]], tmp_path: Path
+    renamed: Callable[[str], dict[str, str]], checked: Checked, tmp_path: Path
 ) -> None:
     """One of its dependencies is missing, so agents of this environment do not run at all."""
     environ = renamed("no_such_name")
