@@ -308,8 +308,8 @@ def kill(
 ) -> int:
     """End active invocations of this process immediately; later ones are unaffected.
 
-    Streaming responses are interrupted; running tools finish. The stop reason is `killed`,
-    whatever the action.
+    Streaming responses are interrupted; running tools finish, with agents that they have called
+    unless those match, too. The stop reason is `killed`, whatever the action.
 
     Args:
         agent: Name of the agents, with the wildcards `*` and `?`.
