@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import signal
-import sysconfig
 import tempfile
 import threading
 import traceback
@@ -28,6 +27,7 @@ from strands.telemetry import tracer as strands_tracer
 import otel_limits
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.runs.registry import LIVE
+from tests.launching import link_packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -226,9 +226,7 @@ def only_strands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Those that look at frameworks import all of them, which takes several times as long.
     """
     directory = tmp_path_factory.mktemp("packages")
-    for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not path.name.startswith(("langchain", "langgraph", "agents", "openai_agents")):
-            (directory / path.name).symlink_to(path)
+    link_packages(directory, "langchain", "langgraph", "agents", "openai_agents")
     return directory
 
 

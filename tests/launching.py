@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.processes import PATIENCE_SECONDS
 
+PACKAGES = Path(sysconfig.get_path("purelib"))
 ENDLESS = str(Path(__file__).with_name("programs") / "endless.py")
 BIN = Path(sys.executable).parent
 RUN = (str(BIN / "otel-limits"), "run")
@@ -59,6 +61,13 @@ def fresh_environment(**variables: str) -> dict[str, str]:
     # One-time messages have separate tests.
     kept |= {"OTEL_LIMITS_QUIET": "true", "PATH": f"{BIN}{os.pathsep}{kept['PATH']}"}
     return kept | WITHOUT_LANGCHAIN | variables
+
+
+def link_packages(directory: Path, *left_out: str) -> None:
+    """Link all installed packages into a directory, except those whose names begin like these."""
+    for path in PACKAGES.iterdir():
+        if not path.name.startswith(left_out):
+            (directory / path.name).symlink_to(path)
 
 
 def execute(*command: str, **variables: str) -> Ended:

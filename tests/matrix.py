@@ -17,10 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.launching import INSTRUMENT, NO_EXPORT, RUN, Ended, execute, fresh_environment
+from tests.launching import (
+    INSTRUMENT,
+    NO_EXPORT,
+    PACKAGES,
+    RUN,
+    Ended,
+    execute,
+    fresh_environment,
+)
 from tests.processes import PATIENCE_SECONDS, free_port
 from tests.readme import ROOT, table, with_tables
-from tests.test_autoload import PACKAGES, Environment
+from tests.test_autoload import Environment
 from tests.test_workers import ask
 
 PROGRAMS: Final = Path(__file__).with_name("programs")

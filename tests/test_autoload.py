@@ -18,13 +18,21 @@ import pytest
 from otel_limits.cli import main
 from otel_limits.runtime import autoload
 from otel_limits.runtime.autoload import MODULE, PTH, START, AutoloadError, install_autoload
-from tests.launching import ENDLESS, INSTRUMENT, NO_EXPORT, RUN, WITHOUT_EXPORTER, execute
+from tests.launching import (
+    ENDLESS,
+    INSTRUMENT,
+    NO_EXPORT,
+    PACKAGES,
+    RUN,
+    WITHOUT_EXPORTER,
+    execute,
+    link_packages,
+)
 
 if TYPE_CHECKING:
     from tests.launching import Ended
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = Path(sysconfig.get_path("purelib"))
 FIRST = "_packages.pth"
 """Read before every other file of its kind."""
 WITHOUT_QUIET = ("env", "-u", "OTEL_LIMITS_QUIET")
@@ -59,9 +67,7 @@ class Environment:
             packages: An empty directory, for links to all others.
             names: The beginnings of names of packages and of their metadata.
         """
-        for path in PACKAGES.iterdir():
-            if not path.name.startswith(names):
-                (packages / path.name).symlink_to(path)
+        link_packages(packages, *names)
         self.leave(ROOT, packages)
 
     @property

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ENDLESS, Ended, execute
-from tests.test_autoload import PACKAGES, ROOT, Environment, halted
+from tests.launching import ENDLESS, PACKAGES, Ended, execute
+from tests.test_autoload import ROOT, Environment, halted
 
 CAP = {"OTEL_LIMITS_MAX_TURNS": "3"}
 UNAWARE = str(Path(__file__).with_name("programs") / "unaware.py")
