@@ -8,9 +8,9 @@ from typing import Final
 TASK: Final = "__pregel_task_id"
 """Key of a configuration that LangGraph passes to the graphs within a node.
 
-There is no public name: the metadata of such a configuration also reaches graphs that are called
-alone. Such a graph streams its values unless asked otherwise (langgraph, pregel/main.py, `stream`),
-and an interrupt of it also interrupts the graph around it.
+There is no public name. By this key LangGraph decides that a graph streams its values unless asked
+otherwise (langgraph, pregel/main.py, `stream`), and that its interrupts also interrupt the graph
+around it.
 """
 
 CONSTANTS: Final = "langgraph._internal._constants"
