@@ -1,4 +1,4 @@
-"""What was spent on successful, halted, failed and lost invocations."""
+"""Spend on successful, halted, failed and lost invocations."""
 
 from __future__ import annotations
 

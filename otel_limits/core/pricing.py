@@ -236,7 +236,7 @@ class Prices:
         listed = self.find(call.model, vendor)
         if listed is None or call.own_class is not None:
             return None
-        # The lists disagree about the discount: nothing costs more than to read it afresh.
+        # The lists disagree about the discount: at most, all of it is billed as uncached.
         usage = replace(usage, cache_read=0) if is_disputed(listed, usage) else usage
         more = premium(listed.vendor, listed.info.id, call.region)
         if more is None and call.region is not None:

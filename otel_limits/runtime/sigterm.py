@@ -21,7 +21,7 @@ FIRST: Final = 1
 BY_SIGNAL: Final = 128
 """Added to a signal's number in the exit status of a process it ended."""
 MARGIN_SECONDS: Final = 2.0
-"""What a flush may take beyond its timeout before the process ends without it."""
+"""Time that a flush may take beyond its timeout before the process ends without it."""
 PATIENCE_SECONDS: Final = 0.1
 """How long the main thread of a child may take to run the handler before the signal is repeated."""
 
