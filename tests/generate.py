@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from otel_limits.settings.policy import policy_schema
-from tests import pages, picture, readme
+from tests import pages, picture, readme, surface
 from tests.top import picture as top_picture
 
 
@@ -65,6 +65,7 @@ STEPS: Final[Mapping[str, Callable[[], None]]] = {
     "frameworks": generate_frameworks,
     "images": generate_images,
     "outputs": pages.write,
+    "surface": surface.write,
     "screenshots": generate_screenshots,
 }
 """Each step may read what the steps before it wrote."""

@@ -1,0 +1,189 @@
+"""The surface of otel-limits: everything that users write, read or import.
+
+`python -m tests.generate surface` writes it to `tests/surface.txt`. A change of that file is one that
+users notice, so it needs a line in the changelog.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+import otel_limits
+import otel_limits.testing
+from otel_limits.audit.questions import QUESTIONS
+from otel_limits.cli import quotas
+from otel_limits.cli.doctor import doctor_command
+from otel_limits.cli.doctor.finding import Finding
+from otel_limits.cli.parser import make_parser
+from otel_limits.cli.show.answer_schema import schema_of
+from otel_limits.core import errors
+from otel_limits.core.events import Event, Invocation
+from otel_limits.demo import output
+from otel_limits.demo.play import RunResult
+from otel_limits.ledger.schema import METADATA
+from otel_limits.observers.instruments import METRICS
+from otel_limits.quotas.key_use import KeyUse
+from otel_limits.settings.policy.policy_schema import schema as policy_schema
+from otel_limits.settings.table import SETTINGS
+from otel_limits.top import fleet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+PATH: Final = Path(__file__).parent / "surface.txt"
+
+
+def write() -> None:
+    """Write it."""
+    PATH.write_text(text(), encoding="utf-8")
+
+
+def text() -> str:
+    """Return all parts, each with its sorted lines."""
+    return "\n".join(
+        f"# {title}\n" + "".join(f"{line}\n" for line in sorted(set(lines())))
+        for title, lines in PARTS.items()
+    )
+
+
+def command_lines() -> Iterator[str]:
+    """Yield each command with each option and its choices."""
+    yield from _arguments("otel-limits", make_parser())
+
+
+def _arguments(command: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    yield command
+    for action in parser._actions:  # argparse has no public list of them
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield from _arguments(f"{command} {name}", below)
+        else:
+            names = ", ".join(action.option_strings) or action.dest
+            choices = f" {{{','.join(map(str, action.choices))}}}" if action.choices else ""
+            yield f"{command} {names}{choices}"
+
+
+def variables() -> Iterator[str]:
+    """Yield each environment variable with its default."""
+    for setting in SETTINGS:
+        yield f"{setting.variable} = {setting.default}"
+
+
+def policy_keys() -> Iterator[str]:
+    """Yield each key of the policy file; `*` is any name, `[]` an element of a list."""
+    schema = policy_schema()
+    yield from _keys(schema, schema["definitions"])
+
+
+def answers() -> Iterator[str]:
+    """Yield each key of the JSON that commands print."""
+    for question in QUESTIONS:
+        for key in _keys(schema_of(question)):
+            yield f"audit {question.name}: {key}"
+    for command, functions, classes in (
+        ("doctor", (doctor_command.as_json,), (Finding,)),
+        ("quotas", (quotas.as_json,), (KeyUse,)),
+        ("top", (fleet.as_json,), (fleet.AgentRow, fleet.Totals, fleet.QuotaRow, fleet.RecentHalt)),
+        ("demo", (output.events, output.scenario_event, output.result_event), (RunResult,)),
+    ):
+        for key in (*_written(*functions), *(name for kind in classes for name in _fields(kind))):
+            yield f"{command}: {key}"
+
+
+def _keys(schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """Yield the path of each property of a JSON Schema."""
+    if reference := schema.get("$ref"):
+        schema = (definitions or {})[reference.rsplit("/", 1)[-1]]
+    inner = {**schema.get("properties", {}), **schema.get("patternProperties", {})}
+    if isinstance(schema.get("additionalProperties"), dict):
+        inner["*"] = schema["additionalProperties"]
+    for name, part in inner.items():
+        yield name
+        yield from (f"{name}.{key}" for key in _keys(part, definitions))
+    if isinstance(schema.get("items"), dict):
+        yield from (f"[].{key}" for key in _keys(schema["items"], definitions))
+    for part in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
+        yield from _keys(part, definitions)
+
+
+def _written(*functions: Callable[..., Any]) -> Iterator[str]:
+    """Yield the keys of the dictionaries that functions write out."""
+    for function in functions:
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+            if isinstance(node, ast.Dict):
+                yield from (
+                    key.value
+                    for key in node.keys
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str)
+                )
+
+
+def _fields(kind: type[Any]) -> Iterator[str]:
+    return (field.name for field in dataclasses.fields(kind))
+
+
+def metrics() -> Iterator[str]:
+    """Yield each metric with its OpenTelemetry name, kind, unit, labels and fixed values."""
+    for metric in METRICS:
+        values = f" {{{','.join(metric.values)}}}" if metric.values else ""
+        labels = ", ".join(metric.labels)
+        yield f"{metric.name} {metric.otel_name} {metric.kind} [{metric.unit}] ({labels}){values}"
+
+
+def columns() -> Iterator[str]:
+    """Yield each column of the ledger with its type."""
+    for table in METADATA.tables.values():
+        for column in table.columns:
+            yield f"{table.name}.{column.name} {column.type}"
+
+
+def event_fields() -> Iterator[str]:
+    """Yield each field of each event with its type."""
+    for kind in (Invocation, *get_args(Event)):
+        for field in dataclasses.fields(kind):
+            yield f"{kind.__name__}.{field.name}: {field.type}"
+
+
+def exceptions() -> Iterator[str]:
+    """Yield each exception with its base classes."""
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            yield f"{name}({', '.join(base.__name__ for base in kind.__bases__)})"
+
+
+def public_names() -> Iterator[str]:
+    """Yield each public name, with its parameters if it has them."""
+    for module in (otel_limits, otel_limits.testing):
+        for name in module.__all__:
+            yield f"{module.__name__}.{name}{_parameters(getattr(module, name))}"
+
+
+def _parameters(value: object) -> str:
+    if not callable(value) or hasattr(value, "model_fields"):  # a framework's, with its fields
+        return ""
+    try:
+        names = inspect.signature(value).parameters.values()
+    except ValueError:  # a built-in or an alias of types
+        return ""
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    shown = (stars.get(name.kind, "") + name.name for name in names)
+    return f"({', '.join(shown)})"
+
+
+PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
+    "Commands and options": command_lines,
+    "Environment variables": variables,
+    "Keys of the policy file": policy_keys,
+    "Keys of JSON output": answers,
+    "Metrics": metrics,
+    "Columns of the ledger": columns,
+    "Fields of events": event_fields,
+    "Exceptions": exceptions,
+    "Public names": public_names,
+}
