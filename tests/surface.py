@@ -1,7 +1,7 @@
 """The surface of otel-limits: everything that users write, read or import.
 
-`python -m tests.generate surface` writes it to `tests/surface.txt`. A change of that file is one that
-users notice, so it needs a line in the changelog.
+`python -m tests.generate surface` writes it to `tests/surface.txt`. Users notice a change of that
+file, so it needs a line in the changelog.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from otel_limits.core.errors import limit_reached
 from otel_limits.core.limits import LIMITS
 from otel_limits.core.policy import Verdict
 from otel_limits.testing import ScriptedModel, endless, fails, only, says, uses
+from tests.rules import over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -225,8 +226,14 @@ def a_stop() -> Stop:
     return Stop(reason="max_turns", action="raised", breach=breach, turns=3, agent="tester")
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@over(
+    {
+        f"{limit} by protocol {protocol}": (limit, protocol)
+        for limit in LIMITS
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+    },
+    *("limit", "protocol"),
+)
 def test_exceptions_survive_pickling(limit: str, protocol: int) -> None:
     """A worker process can hand them to its parent, with the stop and the words."""
     error = limit_reached(Verdict(limit, (Breach(limit, 3, 4, limit),)), a_stop())

@@ -1,4 +1,4 @@
-"""Every limit with every action, by every way to invoke an agent."""
+"""Every limit with every action, by one of the ways to invoke an agent."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from otel_limits.core.price import Quote
 from otel_limits.core.pricing import Prices
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import Answer, ScriptedModel, says, uses
+from tests.conftest import call_async, call_stream, call_sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,10 +62,19 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES, ids=str)
-def case(request: pytest.FixtureRequest) -> Case:
-    """Every limit."""
-    return CASES[request.param]
+WAYS = itertools.cycle(
+    itertools.product(("spans", "hooks"), (call_sync, call_async, call_stream)),
+)
+pytestmark = pytest.mark.parametrize(
+    ("case", "source", "call"),
+    # `test_turns.py` has all of them for one limit.
+    [
+        pytest.param(case, *way, id=name)
+        for (name, case), way in zip(CASES.items(), WAYS, strict=False)
+    ],
+    indirect=("source", "call"),
+)
+"""Each limit with one way to follow an invocation and to call the agent."""
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from otel_limits.cli import main
 from otel_limits.cli.check import print_table
 from otel_limits.cli.parser import make_parser
 from otel_limits.core.wording import closest_match
+from tests.rules import over
 
 
 def commands_below(parser: ArgumentParser, *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -27,31 +28,34 @@ def commands_below(parser: ArgumentParser, *above: str) -> Iterator[tuple[tuple[
                 yield from commands_below(below, *above, name)
 
 
-OPTIONS = [
-    (words, option)
+OPTIONS = {
+    f"{' '.join(words)} {option}": (words, option)
     for words, parser in commands_below(make_parser())
     for action in parser._actions
     for option in action.option_strings
     if option.startswith("--")
-]
+}
 
 
-CHOICES = [
-    (words, str(choice))
+CHOICES = {
+    f"{' '.join(words)} {choice}": (words, str(choice))
     for words, parser in commands_below(make_parser())
     for action in parser._actions
     if action.choices and not action.option_strings
     for choice in action.choices
-]
+}
 
 
-OPTION_CHOICES = [
-    (words, action.option_strings[-1], str(choice))
+OPTION_CHOICES = {
+    f"{' '.join(words)} {action.option_strings[-1]} {choice}": (
+        *(words, action.option_strings[-1]),
+        str(choice),
+    )
     for words, parser in commands_below(make_parser())
     for action in parser._actions
     if action.choices and action.option_strings
     for choice in action.choices
-]
+}
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -78,7 +82,7 @@ def test_a_value_that_is_attached_is_no_part_of_the_name(
     assert said.endswith("Did you mean --ledger?")
 
 
-@pytest.mark.parametrize(("words", "option"), OPTIONS, ids=str)
+@over(OPTIONS, "words", "option")
 def test_every_option_of_every_command_is_asked_about(
     words: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +114,7 @@ def test_a_missing_value_is_no_misspelling(capsys: pytest.CaptureFixture[str]) -
     assert said == "otel-limits run: error: argument --max-turns: expected one argument"
 
 
-@pytest.mark.parametrize(("words", "choice"), CHOICES, ids=str)
+@over(CHOICES, "words", "choice")
 def test_every_command_and_every_word_is_asked_about(
     words: tuple[str, ...], choice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +123,7 @@ def test_every_command_and_every_word_is_asked_about(
     assert said.endswith(f"Did you mean {choice}?")
 
 
-@pytest.mark.parametrize(("words", "option", "choice"), OPTION_CHOICES, ids=str)
+@over(OPTION_CHOICES, "words", "option", "choice")
 def test_every_choice_of_every_option_is_asked_about(
     words: tuple[str, ...], option: str, choice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,14 +207,10 @@ def test_a_quota_is_asked_about(
 
 # --- examples -------------------------------------------------------------------------------------
 
-COMMANDS = list(commands_below(make_parser()))
+COMMANDS = {" ".join(words): (words, parser) for words, parser in commands_below(make_parser())}
 
 
-@pytest.mark.parametrize(
-    ("words", "parser"),
-    COMMANDS,
-    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
-)
+@over(COMMANDS, "words", "parser")
 def test_every_help_has_an_example_that_can_be_typed(
     words: tuple[str, ...], parser: ArgumentParser
 ) -> None:

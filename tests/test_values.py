@@ -32,6 +32,7 @@ from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as config
 from otel_limits.testing import ScriptedModel, endless, only, says, uses
+from tests.rules import over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,8 +47,7 @@ WHOLE = [
 BAD = [0, -1, 2.5, 2.0, True, False, "5", math.nan, math.inf, Fraction(2), Decimal(2), [5]]
 
 
-@pytest.mark.parametrize("value", BAD, ids=repr)
-@pytest.mark.parametrize("name", WHOLE)
+@over({f"{name}={value!r}": (name, value) for name in WHOLE for value in BAD}, "name", "value")
 def test_a_cap_is_a_positive_whole_number(name: str, value: Any) -> None:
     """Anything else is a `ValueError` that names the field, the bound and the value."""
     if value == 0 and value is not False and name in LOOP_LIMITS:

@@ -20,36 +20,36 @@ from otel_limits.core.limits import (
 )
 from otel_limits.observers.instruments import METRICS
 from tests.dashboards.servers import RELEASES, ROOT, RULES, Find
+from tests.rules import over
 
 COMMITTED = ROOT / "dashboards/grafana/dashboards"
 BOARDS = {path.stem: json.loads(path.read_text("utf-8")) for path in COMMITTED.glob("*.json")}
-PANELS = [
-    pytest.param(panel, id=f"{name}: {panel['title']}")
+PANELS = {
+    f"{name}: {panel['title']}": panel
     for name, board in BOARDS.items()
     for panel in board["panels"]
     if panel["type"] not in {"row", "text"}
-]
+}
 QUERIES = {
     f"{name}: {panel['title']}: {target['refId']}": target
     for name, board in BOARDS.items()
     for panel in board["panels"]
     for target in panel.get("targets", ())
 }
-TARGETS = [pytest.param(target, id=name) for name, target in QUERIES.items()]
 MARKS = {
     f"{name}: {each['name']}": each["expr"]
     for name, board in BOARDS.items()
     for each in board["annotations"]["list"]
 }
-EXPRESSIONS = [
-    *(pytest.param(expr, id=name) for name, expr in MARKS.items()),
-    *(pytest.param(target["expr"], id=name) for name, target in QUERIES.items()),
-    *(
-        pytest.param(rule["expr"], id=rule.get("record") or rule["alert"])
+EXPRESSIONS = {
+    **MARKS,
+    **{name: target["expr"] for name, target in QUERIES.items()},
+    **{
+        rule.get("record") or rule["alert"]: rule["expr"]
         for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"]
         for rule in group["rules"]
-    ),
-]
+    },
+}
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 UNITS = {"short", "percentunit", "currencyUSD", "s"}
@@ -85,7 +85,7 @@ def test_committed_dashboards_are_up_to_date(tmp_path: Path) -> None:
         assert (tmp_path / path).read_text("utf-8") == committed, path
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+@over(BOARDS, "board")
 def test_dashboard_can_be_provisioned(board: dict[str, Any]) -> None:
     """It has a UID but no ID, is read-only in Grafana and uses the classic schema."""
     assert re.fullmatch(r"otel-limits-[a-z]+", board["uid"])
@@ -100,7 +100,7 @@ def test_dashboard_uids_are_unique() -> None:
     assert len({board["uid"] for board in BOARDS.values()}) == len(BOARDS) == 3
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+@over(BOARDS, "board")
 def test_panels_do_not_share_number_or_position(board: dict[str, Any]) -> None:
     """Links refer to panels by number, and panels must not overlap."""
     numbers = [panel["id"] for panel in board["panels"]]
@@ -115,7 +115,7 @@ def test_panels_do_not_share_number_or_position(board: dict[str, Any]) -> None:
     assert max(x for x, _ in cells) < 24
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+@over(BOARDS, "board")
 def test_data_source_is_a_variable(board: dict[str, Any]) -> None:
     """template-datasource-rule."""
     variable = variables(board)["datasource"]
@@ -129,8 +129,8 @@ def variables(board: dict[str, Any]) -> dict[str, Any]:
     return {each["name"]: each for each in board["templating"]["list"]}
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 @pytest.mark.parametrize("name", ["cluster", "namespace", "job", "instance", "agent"])
+@over(BOARDS, "board")
 def test_label_is_a_variable(board: dict[str, Any], name: str) -> None:
     """template-job-rule, template-instance-rule, template-on-time-change-reload-rule."""
     variable = variables(board)[name]
@@ -144,7 +144,7 @@ def test_label_is_a_variable(board: dict[str, Any], name: str) -> None:
     assert variable["refresh"] == 2
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+@over(BOARDS, "board")
 def test_variables_are_used_and_defined(board: dict[str, Any]) -> None:
     """Each is used by a panel or another variable, and none is missing."""
     text = json.dumps([board["panels"], board["templating"], board["annotations"]])
@@ -154,7 +154,7 @@ def test_variables_are_used_and_defined(board: dict[str, Any]) -> None:
     assert set(re.findall(r"\$(?!__)([a-z]\w+)", queries)) <= known
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+@over(BOARDS, "board")
 def test_variable_uses_an_existing_label(board: dict[str, Any]) -> None:
     """template-label-promql-rule; `job` and `instance` come from the scrape."""
     for variable in variables(board).values():
@@ -166,7 +166,7 @@ def test_variable_uses_an_existing_label(board: dict[str, Any]) -> None:
             assert found[2] in {*TARGET_LABELS, *SERIES[found[1]].labels}
 
 
-@pytest.mark.parametrize("panel", PANELS)
+@over(PANELS, "panel")
 def test_panel_has_title_description_unit_and_query(panel: dict[str, Any]) -> None:
     """panel-title-description-rule, panel-units-rule, panel-datasource-rule, panel-no-targets."""
     assert panel["title"]
@@ -176,14 +176,14 @@ def test_panel_has_title_description_unit_and_query(panel: dict[str, Any]) -> No
     assert panel["targets"]
 
 
-@pytest.mark.parametrize("panel", PANELS)
+@over(PANELS, "panel")
 def test_panel_without_data_shows_0_or_none(panel: dict[str, Any]) -> None:
     """The default, "No data", would look like a failure."""
     no_value = panel["fieldConfig"]["defaults"]["noValue"]
     assert no_value == ("None" if panel["type"] in {"bargauge", "table"} else "0")
 
 
-@pytest.mark.parametrize("panel", PANELS)
+@over(PANELS, "panel")
 def test_names_in_panels_link_to_filtered_dashboards(panel: dict[str, Any]) -> None:
     """Every agent, reason, model and quota is a link to a dashboard with that variable."""
     urls = [link["url"] for link in panel["fieldConfig"]["defaults"].get("links", ())]
@@ -230,7 +230,7 @@ HALTS = {
 }
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+@over(BOARDS, "board")
 def test_dashboard_has_annotations(board: dict[str, Any]) -> None:
     """Halts are off on the dashboard whose panels show them."""
     marks = {each["name"]: each for each in board["annotations"]["list"]}
@@ -240,7 +240,7 @@ def test_dashboard_has_annotations(board: dict[str, Any]) -> None:
     assert off == (["Halts"] if board["uid"] == "otel-limits-agents" else [])
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@over(QUERIES, "target")
 def test_legend_uses_labels_that_the_query_keeps(target: dict[str, Any]) -> None:
     """Otherwise the legend would be empty."""
     assert target["datasource"] == DATASOURCE
@@ -248,7 +248,7 @@ def test_legend_uses_labels_that_the_query_keeps(target: dict[str, Any]) -> None
         assert re.search(rf"by \([^)]*\b{label}\b[^)]*\)", target["expr"]), label
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@over(QUERIES, "target")
 def test_query_filters_by_target_labels(target: dict[str, Any]) -> None:
     """target-job-rule, target-instance-rule, for every selector."""
     selectors = SELECTOR.findall(target["expr"])
@@ -268,7 +268,7 @@ TOTAL = re.compile(
 )
 
 
-@pytest.mark.parametrize("expr", EXPRESSIONS)
+@over(EXPRESSIONS, "expr")
 def test_counter_is_used_as_rate_or_total_only(expr: str) -> None:
     """target-counter-agg-rule, target-rate-interval-rule: one form for rates, one for totals."""
     others = TOTAL.sub("", RATE.sub("", expr))
@@ -277,13 +277,13 @@ def test_counter_is_used_as_rate_or_total_only(expr: str) -> None:
     assert not COUNTERS & set(re.findall(r"\botel_limits_\w+", others))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@over(QUERIES, "target")
 def test_totals_are_of_the_selected_range_or_the_last_hour(target: dict[str, Any]) -> None:
     """A total over a step would repeat what a rate shows."""
     assert {window for _, window in TOTAL.findall(target["expr"])} <= {"$__range", "1h"}
 
 
-@pytest.mark.parametrize("expr", EXPRESSIONS)
+@over(EXPRESSIONS, "expr")
 def test_query_is_short(expr: str) -> None:
     """At most two terms of 700 characters, each with at most three selectors of a counter."""
     terms = re.split(r"\bsum\b", expr)
@@ -293,7 +293,7 @@ def test_query_is_short(expr: str) -> None:
         assert sum(name in COUNTERS for name, *_ in SELECTOR.findall(term)) <= 3
 
 
-@pytest.mark.parametrize("panel", PANELS)
+@over(PANELS, "panel")
 def test_step_covers_several_scrapes(panel: dict[str, Any]) -> None:
     """Prometheus scrapes once a minute by default, and a rate needs two samples."""
     if any("[$__rate_interval]" in target["expr"] for target in panel["targets"]):
@@ -308,7 +308,7 @@ def test_dashboard_has_few_panels(name: str, most: int) -> None:
     assert sum(panel["type"] != "row" for panel in BOARDS[name]["panels"]) <= most
 
 
-@pytest.mark.parametrize("expr", EXPRESSIONS)
+@over(EXPRESSIONS, "expr")
 def test_query_uses_existing_metrics_and_labels(expr: str) -> None:
     """Otherwise a panel is empty, or an alert never fires."""
     for name, matchers, _ in SELECTOR.findall(re.sub(r"\w+:otel_limits_[\w:]+", "recorded", expr)):
