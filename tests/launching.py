@@ -70,12 +70,12 @@ def link_packages(directory: Path, *left_out: str) -> None:
             (directory / path.name).symlink_to(path)
 
 
-def execute(*command: str, **variables: str) -> Ended:
+def execute(*command: str, cwd: Path = BIN, **variables: str) -> Ended:
     """Run a command to its end."""
     done = subprocess.run(
         command,
         env=fresh_environment(**variables),
-        cwd=BIN,
+        cwd=cwd,
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

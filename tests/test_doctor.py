@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,7 +17,8 @@ import pytest
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.doctor.doctor_command import as_text, run_options
 from otel_limits.cli.doctor.finding import fail
-from otel_limits.cli.doctor.runaway import FORCED, read_launcher, sandboxed
+from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
+from otel_limits.cli.doctor.runaway import FORCED, sandboxed
 from tests.launching import (
     BIN,
     INSTRUMENT,
@@ -149,28 +152,122 @@ def test_hooks_take_over_where_spans_do_not_arrive(python: str) -> None:
     assert "are used instead; limits are enforced" in found["spans"][1]
 
 
-@pytest.mark.parametrize("server", ["gunicorn", "uvicorn", "/usr/bin/celery"])
-def test_a_server_that_takes_no_program_gets_a_sentence(server: str) -> None:
-    """With what to do instead; nothing is started."""
-    status, found = examined(*RUN, "--", server, "app:app")
+def test_a_launcher_that_does_not_exist_is_named() -> None:
+    """Nothing is started."""
+    status, found = examined("no-such-launcher", "app")
     assert (status, found["runaway"][0]) == (1, "FAIL")
-    assert "cannot run the test program" in found["runaway"][1]
-    assert "otel-limits doctor -- otel-limits run -- python." in found["runaway"][1]
+    assert found["runaway"][1].startswith("no-such-launcher is not a command here")
+
+
+# --- only its own program -------------------------------------------------------------------------
+
+PROGRAM = """\
+#!{python}
+import pathlib
+pathlib.Path({mark!r}).touch()
+def app(environ, start_response): ...
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a user's program in each form; it leaves a file `mark`."""
+    text = PROGRAM.format(python=PYTHON, mark=str(tmp_path / "mark"))
+    for name in ("app.py", "serve"):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "start.sh").write_text(f'#!/bin/sh\ntouch {tmp_path}/mark\nexec "$@"\n')
+    (tmp_path / "start.sh").chmod(0o755)
+    for name in ("gunicorn", "celery"):
+        (tmp_path / name).write_text(f"#!{PYTHON}\nimport app\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{BIN}:/usr/bin:/bin")
+    return tmp_path
+
+
+RUN_PYTHON = f"otel-limits run -- {PYTHON}"
 
 
 @pytest.mark.parametrize(
-    ("launcher", "said"),
+    ("launcher", "words", "replaced"),
     [
-        (("no-such-launcher",), "cannot be started (No such file or directory)"),
-        ((PYTHON, "-c", "print('hello')"), "it exited with status 0; output: hello"),
-        ((PYTHON, "-c", "raise SystemExit(7)"), "it exited with status 7; output: none"),
+        ("python app.py", "python", ""),
+        ("python -u -X dev -m app --port 1", "python -u -X dev", ""),
+        ("python -c 'import app'", "python", ""),
+        ("./app.py", PYTHON, "app.py"),
+        ("serve --all", PYTHON, "serve"),
+        ("gunicorn -w 2 app:app", PYTHON, "gunicorn"),
+        ("celery -A app worker", PYTHON, "celery"),
+        ("otel-limits run --max-turns 30 python app.py", "otel-limits run -- python", ""),
+        ("otel-limits run -- gunicorn app:app", RUN_PYTHON, "gunicorn"),
+        ("otel-limits run --max-turns 30", RUN_PYTHON, ""),
+        ("env -u A B=c python app.py", "env -u A B=c python", ""),
+        ("env -S 'B=c ./app.py'", f"env B=c {PYTHON}", "app.py"),
+        ("timeout -k 1 5 nice -n 3 python app.py", "timeout -k 1 5 nice -n 3 python", ""),
+        (
+            "opentelemetry-instrument --x 1 ./app.py",
+            f"opentelemetry-instrument --x 1 {PYTHON}",
+            "app.py",
+        ),
+        ("ddtrace-run python app.py", "ddtrace-run python", ""),
+        ("uv run app.py", "uv run python", "app.py"),
+        ("uv run --with x -m app", "uv run --with x python", "app"),
+        ("uv run --frozen gunicorn app:app", "uv run --frozen python", "gunicorn"),
+        ("poetry run python -I app.py", "poetry run python -I", ""),
+        ("", PYTHON, ""),
     ],
 )
-def test_a_launcher_that_does_not_run_it_fails(launcher: tuple[str, ...], said: str) -> None:
-    """With the last that it said."""
-    status, found = examined(*launcher)
-    assert (status, found["runaway"][0]) == (1, "FAIL")
-    assert said in found["runaway"][1]
+def test_program_of_the_user_is_put_aside(
+    launcher: str, words: str, replaced: str, programs: Path
+) -> None:
+    """The remaining words start a Python, and the doctor adds its own program."""
+    read = read_launcher(shlex.split(launcher), run_options)
+    assert (" ".join(read.words), read.replaced) == (words, replaced)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "named"),
+    [
+        ("./start.sh python app.py", "start.sh"),
+        ("sh -c 'python app.py'", "sh"),
+        ("otel-limits run -- bash start.sh", "bash"),
+        ("timeout 5 ./start.sh python app.py", "start.sh"),
+        ("flock lock -c 'KEY=secret python app.py'", "KEY"),
+        ("uv run serve", "serve"),
+        ("uv run --unknown serve python", "serve"),
+        ("uv serve", "uv"),
+        ("otel-limits run -- uv serve", "uv"),
+        ("sudo -u joe elsewhere python app.py", "elsewhere"),
+        ("touch mark", "touch"),
+    ],
+)
+def test_command_of_unknown_form_is_refused(launcher: str, named: str, programs: Path) -> None:
+    """With the line that tests it."""
+    with pytest.raises(UnknownLauncherError) as refused:
+        read_launcher(shlex.split(launcher), run_options)
+    assert refused.value.text.startswith(f"{named} ")
+    assert refused.value.text.endswith("was not started: it could be your program.")
+    run = "otel-limits run -- " if launcher.startswith("otel-limits") else ""
+    assert refused.value.advice == f"Run: otel-limits doctor -- {run}THE PYTHON IT ENDS IN"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "status"),
+    [("otel-limits run -- gunicorn app:app", 0), ("otel-limits run -- ./start.sh app.py", 1)],
+)
+def test_doctor_starts_only_its_own_program(
+    launcher: str, status: int, programs: Path, python: str
+) -> None:
+    """Put into the place of the user's, or nothing; it says which."""
+    (programs / "gunicorn").write_text(f"#!{python}\nimport app\n")
+    started = execute(
+        *DOCTOR, "--json", "--", *launcher.split(), cwd=programs, PATH=os.environ["PATH"]
+    )
+    ended, found = findings(started)
+    assert (ended, (programs / "mark").exists()) == (status, False)
+    assert found["runaway"][0] == ("FAIL" if status else "ok")
+    assert ("program" in found) is not bool(status)
 
 
 # --- what a launcher brings along -----------------------------------------------------------------
@@ -214,13 +311,22 @@ def test_settings_of_run_are_examined_and_not_used(tmp_path: Path, python: str) 
     assert list(tmp_path.iterdir()) == []
 
 
+def shim(directory: Path, python: str, **variables: str) -> str:
+    """Make a Python that sets variables for itself, as version managers do."""
+    path = directory / "python"
+    settings = "".join(f"export {name}={value}\n" for name, value in variables.items())
+    path.write_text(f'#!/bin/sh\n{settings}exec {python} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
 def test_a_launcher_that_changes_settings_unseen_gets_no_agent(tmp_path: Path, python: str) -> None:
     """It might write to a real ledger."""
-    script = f'export OTEL_LIMITS_LEDGER={tmp_path / "ledger.db"}; exec "$@"'
-    status, found = examined(*RUN, "--", "sh", "-c", script, "sh", python)
+    ledger = tmp_path / "ledger.db"
+    status, found = examined(*RUN, "--", shim(tmp_path, python, OTEL_LIMITS_LEDGER=str(ledger)))
     assert (status, found["runaway"][0]) == (1, "FAIL")
     assert "The agent was not called: otel-limits changes OTEL_LIMITS_LEDGER" in found["runaway"][1]
-    assert list(tmp_path.iterdir()) == []
+    assert not ledger.exists()
 
 
 # --- nothing is left ------------------------------------------------------------------------------
@@ -304,12 +410,11 @@ def test_report_is_ascii_and_contains_the_fix() -> None:
 
 def test_child_that_is_not_limited_fails(tmp_path: Path, python: str) -> None:
     """A launcher may enable limits in its own process only."""
-    launcher = tmp_path / "launcher.py"
-    launcher.write_text(
-        "import otel_limits, runpy, sys; otel_limits.enable(children=False)\n"
-        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, otel_limits\n"
+        "if os.environ.pop('FIRST', None): otel_limits.enable(children=False)\n"
     )
-    status, found = examined(python, str(launcher))
+    status, found = examined(shim(tmp_path, python, FIRST="1", PYTHONPATH=str(tmp_path)))
     assert found["runaway"][0] == found["thread pool"][0] == "ok"
     assert (status, found["child"][0]) == (1, "FAIL")
     assert "Not halted at max_turns=3: it made 31 model calls" in found["child"][1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
-from argparse import ArgumentParser
+from argparse import ArgumentParser, BooleanOptionalAction
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,52 @@ def test_the_options_of_a_program_are_its_own(
     """They are not looked at, whatever they are near."""
     assert main(["run", "--max-turns", "abc", "--", "python", "--max-turn", value]) == 2
     assert "Did you mean" not in capsys.readouterr().err
+
+
+SWITCHES = {
+    action.option_strings[0]: action.option_strings
+    for words, parser in commands_below(make_parser())
+    for action in parser._actions
+    if words == ("run",) and isinstance(action, BooleanOptionalAction)
+}
+
+
+@over(SWITCHES, "on", "off")
+def test_a_switch_takes_no_value(on: str, off: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The word after it is the program: `true` would run in place of the application."""
+    for value in ("true", "FALSE", "yes", "no", "1", "0"):
+        for typed in (
+            (on, value),
+            (off, value),
+            (f"{on}={value}",),
+            ("--max-turns", "3", on, value),
+        ):
+            said = refusal(capsys, "run", *typed, "--", "python", "app.py")
+            assert f" takes no value, got '{value}'. Write {on} to switch it on, {off} " in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "program"),
+    [
+        ("--strict -- true", "true"),
+        ("--strict --max-turns 3 true", "true"),
+        ("--strict pytest -- tests", "pytest -- tests"),
+        ("--strict pytest --strict 1", "pytest --strict 1"),
+    ],
+)
+def test_a_program_may_have_the_name_of_a_value(
+    typed: str, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `--` or the value of another option; its own options are not looked at."""
+    started: list[str] = []
+
+    def replace_process(command: list[str], _environ: object) -> tuple[int, str]:
+        started.extend(command)
+        return 0, ""
+
+    monkeypatch.setattr("otel_limits.cli.run_command.replace_process", replace_process)
+    assert main(["run", *typed.split()]) == 0
+    assert started == program.split()
 
 
 def test_a_missing_value_is_no_misspelling(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,10 @@ INVALID_CHOICE: Final = re.compile(r"invalid choice: '(.*?)'")
 """How argparse reports an unknown command or choice."""
 
 
+TRUTH_VALUES: Final = frozenset({"true", "false", "yes", "no", "1", "0"})
+"""Values of the environment variables of switches; their options take none."""
+
+
 class Parser(ArgumentParser):
     """A command's argument parser that suggests the closest option for a misspelled one."""
 
@@ -43,11 +47,30 @@ class Parser(ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Reject unknown arguments here, where the command's options are known."""
         self._typed = list(sys.argv[1:] if args is None else args)
+        self._refuse_value_of_switch()
         options, unknown = super().parse_known_args(args, namespace)
         # argparse would report them from the top-level parser, which has none of these options.
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return options, unknown
+
+    def _refuse_value_of_switch(self) -> None:
+        """Exit if a switch is followed by a value, which would be taken for the program to run."""
+        at = 0
+        while at < len(self._typed):
+            name, equals, value = self._typed[at].partition("=")
+            action = self._option_string_actions.get(name)
+            if action is None:
+                return  # the program, or what argparse will reject
+            following = self._typed[at + 1] if at + 1 < len(self._typed) else ""
+            is_switch = isinstance(action, BooleanOptionalAction)
+            if is_switch and (equals or following.lower() in TRUTH_VALUES):
+                on, off = action.option_strings
+                self.error(
+                    f"{name} takes no value, got '{value or following}'. Write {on} to switch it "
+                    f"on, {off} to switch it off, and -- before a program of that name"
+                )
+            at += 1 if is_switch or equals or action.nargs == 0 else 2
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2, suggesting a correction: a missing option may be a misspelled one."""

@@ -91,7 +91,7 @@ def isolation_problem(command: Sequence[str], environ: Mapping[str, str]) -> str
             return problem
         layer = _inner(program, layer, environ)
         if layer is not None and layer.command:
-            problem = _bundle_problem(Path(layer.command[0]))
+            problem = bundle_problem(Path(layer.command[0]))
             if problem is not None:
                 return problem
     return None
@@ -112,9 +112,9 @@ def _inner(program: str, layer: _Layer, environ: Mapping[str, str]) -> _Layer | 
     script = shutil.which(layer.command[0], path=path)
     if script is None:
         return None
-    if _bundle_problem(Path(script)) is not None:
+    if bundle_problem(Path(script)) is not None:
         return _Layer([script], layer.problem)
-    words = _first_line(script)
+    words = first_line(script)
     return layer._replace(command=[*words, script, *layer.command[1:]] if words else [])
 
 
@@ -143,7 +143,7 @@ def _inner_of_env(layer: _Layer) -> _Layer | None:
     return None
 
 
-def _first_line(script: str) -> list[str]:
+def first_line(script: str) -> list[str]:
     """Return the words of a script's shebang line."""
     try:
         with Path(script).open("rb") as file:
@@ -157,7 +157,7 @@ def _first_line(script: str) -> list[str]:
 
 
 def _python_problem(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    options, script = _split(command[1:])
+    options, script = split_python(command[1:])
     option = _isolating_option(options)
     if option is not None:
         # -E and -I ignore the environment but load .pth files; -S loads neither.
@@ -169,7 +169,7 @@ def _python_problem(command: Sequence[str], environ: Mapping[str, str]) -> str |
             else ", or run `otel-limits autoload install` with that Python once."
         )
         return f"{command[0]} {option} would ignore all limits. Start it without {option}{advice}"
-    return None if script is None else _bundle_problem(Path(script))
+    return None if script is None else bundle_problem(Path(script))
 
 
 def _isolating_option(options: Sequence[str]) -> str | None:
@@ -178,7 +178,7 @@ def _isolating_option(options: Sequence[str]) -> str | None:
     return next((f"-{letter}" for letter in "SIE" if letter in letters), None)
 
 
-def _split(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+def split_python(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     """Return the options of the interpreter, and the script if there is one."""
     options: list[str] = []
     rest = iter(arguments)
@@ -237,7 +237,7 @@ def _environment_problem(command: Sequence[str], environ: Mapping[str, str]) -> 
     python = shutil.which(command[0], path=environ.get("PATH"))
     if python is None or Path(python).parent == Path(sys.executable).parent:
         return None
-    options, script = _split(command[1:])
+    options, script = split_python(command[1:])
     # As Python will look for modules: next to a script, otherwise in the current directory.
     directory = "" if script is None else str(Path(script).parent)
     try:
@@ -276,7 +276,7 @@ FREEZERS: Final = {
 """Bytes that each of these tools leaves in its executables."""
 
 
-def _bundle_problem(path: Path) -> str | None:
+def bundle_problem(path: Path) -> str | None:
     """Return why a program that brings its own Python cannot be limited from outside."""
     if _is_pex(path):
         kind, then = "a PEX", "Add otel-limits to its requirements"

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 HELP: Final = """\
 Verify enforcement with a built-in runaway agent.
 
-LAUNCHER is the command you start your program with, without the program (default: python):
+LAUNCHER is the command you start your program with (default: python). The doctor starts its own
+program instead:
 
-  otel-limits doctor -- otel-limits run -- python
-  otel-limits doctor -- opentelemetry-instrument python
-  otel-limits doctor -- ddtrace-run python
+  otel-limits doctor -- otel-limits run -- python app.py
+  otel-limits doctor -- opentelemetry-instrument python -m app
+  otel-limits doctor -- otel-limits run -- gunicorn app:app
 
 Starts an agent of each installed framework with a scripted model and max_turns=3, also in a thread
 pool and in a child process, isolated from your ledger, quotas, collectors and alerts. Then checks
@@ -53,16 +54,23 @@ def examine(options: Namespace) -> int:
     """Run all checks and print their findings."""
     from otel_limits.cli.doctor import runaway
     from otel_limits.cli.doctor.collector import examine_collectors
-    from otel_limits.cli.doctor.runaway import read_launcher
+    from otel_limits.cli.doctor.finding import fail
+    from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
     from otel_limits.cli.doctor.settings import examine_settings
 
     # argparse leaves the `--` in the remaining arguments.
     words = options.launcher[1:] if options.launcher[:1] == ["--"] else options.launcher
-    launcher = read_launcher(words or [sys.executable], run_options)
-    environ = environment() | launcher.settings
+    environ = environment()
+    try:
+        launcher = read_launcher(words, run_options)
+    except UnknownLauncherError as error:
+        about_agent = [fail("runaway", error.text, error.advice)]
+    else:
+        environ |= launcher.settings
+        about_agent = runaway.examine(launcher, environ)
     findings = [
         # First, because it answers the question; the rest explains it.
-        *runaway.examine(launcher, environ),
+        *about_agent,
         *examine_settings(environ, options.model),
         *examine_collectors(environ),
     ]

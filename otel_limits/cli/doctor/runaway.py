@@ -5,104 +5,26 @@ from __future__ import annotations
 import contextlib
 import importlib.resources
 import json
-import re
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path, PurePath
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.installed import INSTALL_ANY
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
-from otel_limits.core.secrets import redact_text, redact_url
+from otel_limits.core.secrets import redact_text
 from otel_limits.core.wording import pluralize
 from otel_limits.settings.otel_config import harmless_copy
 from otel_limits.settings.table import PREFIX
 from otel_limits.settings.variables import OTLP_PREFIX
 
-SERVERS: Final = frozenset(
-    {
-        "celery",
-        "chainlit",
-        "daphne",
-        "dramatiq",
-        "fastapi",
-        "flask",
-        "granian",
-        "gunicorn",
-        "hypercorn",
-        "rq",
-        "streamlit",
-        "uvicorn",
-        "uwsgi",
-        "waitress-serve",
-    }
-)
-"""Servers that load an application by module name and cannot run the doctor's program."""
-
-INSTRUMENT_OPTION: Final = re.compile(r"--(limits_\w+)(?:=(.*))?", re.DOTALL)
-"""A setting as an option of `opentelemetry-instrument`: without OTEL_."""
-
-ASSIGNMENT: Final = re.compile(rf"({PREFIX}\w+)=(.*)", re.DOTALL)
-"""A setting as an argument of `env`."""
-
-RunOptions = Callable[[Sequence[str]], "tuple[dict[str, str], list[str]]"]
-"""Parses the arguments of `otel-limits run` into variables and a command."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launcher:
-    """A launcher, separated from the settings in its arguments."""
-
-    words: tuple[str, ...]
-    settings: dict[str, str]
-    """Variables it would set. They are checked, but not applied to the runaway agent."""
-
-    @property
-    def shown(self) -> str:
-        """Its name, without arguments, which may contain a secret."""
-        return PurePath(redact_url(self.words[0])).name
-
-    def has(self, program: str) -> bool:
-        """Return whether one of its words is a program."""
-        return any(PurePath(word).name == program for word in self.words)
-
-
-def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
-    """Separate a launcher from its settings."""
-    settings: dict[str, str] = {}
-    kept: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        option = INSTRUMENT_OPTION.fullmatch(word)
-        assignment = ASSIGNMENT.fullmatch(word)
-        # Removed from the words, or the launcher would override the settings of the runaway.
-        if option is not None:
-            value = option[2] if option[2] is not None else (rest.pop(0) if rest else "")
-            settings["OTEL_" + option[1].upper()] = value
-        elif assignment is not None:
-            settings[assignment[1]] = assignment[2]
-        elif PurePath(word).name == "otel-limits" and rest[:1] == ["run"]:
-            variables, rest = run_options(rest[1:])
-            settings |= variables
-            # Keep `run`, without options, as it is the launcher under test.
-            kept += [word, "run", "--"]
-        else:
-            kept.append(word)
-    return Launcher(tuple(kept), settings)
-
-
-def server_in(words: Sequence[str]) -> str | None:
-    """Return a server in a command, if any."""
-    names = (PurePath(word).name for word in words)
-    return next((name for name in names if name in SERVERS), None)
-
+if TYPE_CHECKING:
+    from otel_limits.cli.doctor.launcher import Launcher
 
 FORCED: Final = {
     PREFIX + "MAX_TURNS": "3",
@@ -224,9 +146,6 @@ def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
         launcher: The launcher under test.
         environ: The application's environment.
     """
-    server = server_in(launcher.words)
-    if server is not None:
-        return [_about_server(server)]
     with tempfile.TemporaryDirectory(prefix="otel-limits-doctor-") as directory:
         place = Path(directory)
         outcome = _start(launcher, environ, place)
@@ -235,21 +154,9 @@ def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
         # Without a report, the program did not start; its output is all there is.
         except (OSError, ValueError):
             outcome = redact_text(outcome, launcher.words)
-            named = any(word.endswith(".py") for word in launcher.words)
-            advice = "Leave out your program, e.g. otel-limits doctor -- python." if named else ""
             text = f"The test agent did not run under {launcher.shown}: {outcome}"
-            return [fail("runaway", text, advice)]
+            return [fail("runaway", text)]
     return list(_findings(report, launcher))
-
-
-def _about_server(server: str) -> Finding:
-    return fail(
-        "runaway",
-        f"{server} loads an application by module name and cannot run the test program.",
-        f"Use `python` instead of {server}, e.g. otel-limits doctor -- otel-limits run -- python. "
-        "Then start the server, call an agent once and check that its log has a line with the "
-        "limits of that agent.",
-    )
 
 
 def _start(launcher: Launcher, environ: Mapping[str, str], place: Path) -> str:
@@ -294,6 +201,8 @@ def _findings(report: Mapping[str, Any], launcher: Launcher) -> Iterator[Finding
             "Set these in the environment of otel-limits doctor instead.",
         )
         return
+    if launcher.replaced:
+        yield ok("program", f"{report['python']} was started in place of {launcher.replaced}.")
     frameworks = report["frameworks"]
     if frameworks:
         for framework in frameworks:

@@ -1,0 +1,267 @@
+"""Reads the command that starts a program, and leaves the words that start its Python.
+
+The doctor adds its own program to these words, and runs nothing else: every word that is left is a
+Python with its options, or a command of the tables below with its options. Any other command could
+be the user's program, so it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Final, NamedTuple
+
+from otel_limits.cli.isolation import (
+    MAX_LAYERS,
+    PYTHON,
+    bundle_problem,
+    first_line,
+    split_python,
+)
+from otel_limits.core.secrets import redact_url
+from otel_limits.settings.table import PREFIX
+
+PROGRAMS: Final = frozenset(
+    {
+        *("celery", "chainlit", "daphne", "dramatiq", "fastapi", "flask", "granian", "gunicorn"),
+        *("hypercorn", "pytest", "rq", "streamlit", "uvicorn", "uwsgi", "waitress-serve"),
+    }
+)
+"""Programs in Python, by the names that they have in the environment of a runner."""
+
+
+class Form(NamedTuple):
+    """How a command names the command that it runs."""
+
+    arguments: int = 0
+    """Arguments before the other command, such as the seconds of `timeout`."""
+    valued: str = ""
+    """Options whose value is the next word; `*` for all."""
+    assigns: bool = False
+    """Whether words with `=` are variables."""
+
+    def has_value(self, word: str) -> bool:
+        """Return whether the word after an option belongs to it."""
+        is_open = re.fullmatch(r"--[^=]+", word) is not None
+        return word in self.valued.split() or (self.valued == "*" and is_open)
+
+
+WRAPPERS: Final[Mapping[str, Form]] = {
+    "catatonit": Form(),
+    "chrt": Form(1, "-D -P -T"),
+    "ddtrace-run": Form(),
+    "doas": Form(valued="-C -u"),
+    "dumb-init": Form(valued="-r"),
+    "env": Form(valued="-C -u --chdir --unset", assigns=True),
+    "flock": Form(1, "-E -w"),
+    "gosu": Form(1),
+    "ionice": Form(valued="-c -n"),
+    "newrelic-admin": Form(1),
+    "nice": Form(valued="-n"),
+    "nohup": Form(),
+    "numactl": Form(valued="-C -N -i -m"),
+    "opentelemetry-instrument": Form(valued="*"),
+    "setpriv": Form(valued="--groups --regid --reuid"),
+    "setsid": Form(),
+    "stdbuf": Form(valued="-e -i -o"),
+    "strace": Form(valued="-E -e -o -s -u"),
+    "su-exec": Form(1),
+    "sudo": Form(valued="-C -D -R -T -g -h -p -r -t -u", assigns=True),
+    "taskset": Form(1),
+    "time": Form(valued="-f -o"),
+    "timeout": Form(1, "-k -s"),
+    "tini": Form(valued="-e -p"),
+    "unshare": Form(valued="-G -R -S -w"),
+    "xargs": Form(valued="-E -I -L -P -a -d -n -s"),
+    "xvfb-run": Form(valued="-e -f -n -p -s -w"),
+}
+"""Commands that run the command in their arguments."""
+
+RUNNERS: Final[Mapping[str, Form]] = {
+    "hatch": Form(1, "-e -p --env --project"),
+    "pdm": Form(1, "-p --project"),
+    "pipenv": Form(1),
+    "poetry": Form(1, "-C -P --directory --project"),
+    "rye": Form(1),
+    "uv": Form(
+        1,
+        "-p --directory --env-file --extra --group --index --index-url --package --project "
+        "--python --with",
+    ),
+}
+"""The same, after the word `run`, in their own environment."""
+
+MODULE: Final = ("-m", "--module")
+"""Options of `uv run` that name a module to run."""
+
+INSTRUMENT_OPTION: Final = re.compile(r"--(limits_\w+)(?:=(.*))?", re.DOTALL)
+"""A setting as an option of `opentelemetry-instrument`: without OTEL_."""
+
+ASSIGNMENT: Final = re.compile(rf"({PREFIX}\w+)=(.*)", re.DOTALL)
+"""A setting as an argument of `env`."""
+
+RunOptions = Callable[[Sequence[str]], "tuple[dict[str, str], list[str]]"]
+"""Parses the arguments of `otel-limits run` into variables and a command."""
+
+
+class UnknownLauncherError(ValueError):
+    """A command that the doctor does not start, since it could be the user's program."""
+
+    def __init__(self, text: str, advice: str) -> None:
+        """Create the error from what is wrong and the line that tests the command."""
+        super().__init__(text, advice)
+        self.text = text
+        self.advice = advice
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A launcher, separated from the settings in its arguments and from the user's program."""
+
+    words: tuple[str, ...]
+    """They run the Python program that is added to them."""
+    settings: dict[str, str]
+    """Variables it would set. They are checked, but not applied to the runaway agent."""
+    replaced: str = ""
+    """The command in whose place its Python is started, such as `gunicorn`."""
+
+    @property
+    def shown(self) -> str:
+        """Its name, without arguments, which may contain a secret."""
+        return PurePath(redact_url(self.words[0])).name
+
+    def has(self, program: str) -> bool:
+        """Return whether one of its words is a program."""
+        return any(PurePath(word).name == program for word in self.words)
+
+
+def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
+    """Separate a launcher from its settings and from the program that it would start.
+
+    Raises:
+        UnknownLauncherError: It is not known what the command starts.
+    """
+    reading = _LauncherWords(words)
+    for _ in range(MAX_LAYERS):
+        if not reading.rest:
+            return reading.ended_by(sys.executable)
+        name = reading.name
+        if PYTHON.fullmatch(name):
+            options, _program = split_python(reading.rest[1:])
+            return reading.ended_by(reading.rest[0], *options)
+        if name == "otel-limits" and reading.rest[1:2] == ["run"]:
+            variables, command = run_options(reading.rest[2:])
+            reading.settings |= variables
+            # Keep `run`, without options, as it is the launcher under test.
+            reading.kept += [reading.rest[0], "run", "--"]
+            reading.rest = command
+        elif name in WRAPPERS:
+            reading.keep(WRAPPERS[name])
+        elif name in RUNNERS:
+            return reading.ended_by(*reading.python_of_runner())
+        else:
+            reading.replace_script()
+    raise reading.refusal("starts too many other commands")
+
+
+class _LauncherWords:
+    """The words of a launcher: those that are kept, and those that are still to be read."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.kept: list[str] = []
+        self.rest = list(words)
+        self.settings: dict[str, str] = {}
+        self.replaced = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the command that is read next."""
+        return PurePath(self.rest[0]).name
+
+    def ended_by(self, *python: str) -> Launcher:
+        """Return the launcher that ends in a Python."""
+        return Launcher((*self.kept, *python), self.settings, self.replaced)
+
+    def keep(self, form: Form) -> list[str]:
+        """Keep a command with its arguments, up to the command that it runs; return them."""
+        begin, arguments, is_env = len(self.kept), form.arguments, self.name == "env"
+        self.kept.append(self.rest.pop(0))
+        while self.rest:
+            word = self.rest[0]
+            is_argument = not word.startswith("-") and not (form.assigns and "=" in word)
+            if is_argument and not arguments:
+                break
+            arguments -= is_argument
+            self.rest.pop(0)
+            if is_env and re.match("-S|--split-string", word):
+                text = re.sub("^(-S|--split-string)=?", "", word) or self._pop()
+                self.rest = [*shlex.split(text), *self.rest]
+            elif not self._remove_setting(word):
+                self.kept.append(word)
+                if form.has_value(word):
+                    self.kept.append(self._pop())
+        return self.kept[begin:]
+
+    def _remove_setting(self, word: str) -> bool:
+        """Remove a setting from the words, or the launcher would override those of the runaway."""
+        option, assignment = INSTRUMENT_OPTION.fullmatch(word), ASSIGNMENT.fullmatch(word)
+        if option is not None:
+            value = self._pop() if option[2] is None else option[2]
+            self.settings["OTEL_" + option[1].upper()] = value
+        elif assignment is not None:
+            self.settings[assignment[1]] = assignment[2]
+        return option is not None or assignment is not None
+
+    def _pop(self) -> str:
+        return self.rest.pop(0) if self.rest else ""
+
+    def python_of_runner(self) -> tuple[str, ...]:
+        """Return the Python of a runner's environment, where this process cannot look for scripts.
+
+        Raises:
+            UnknownLauncherError: The command may be any program of that environment.
+        """
+        runner = self.name
+        # `-m` begins a command here, as in `python -m`.
+        at = next((at for at, word in enumerate(self.rest) if word in MODULE), len(self.rest))
+        module = self.rest[at + 1 : at + 2]
+        del self.rest[at:]
+        if "run" not in self.keep(RUNNERS[runner]):
+            raise self.refusal(f"is known to the doctor only as `{runner} run`", runner)
+        if self.rest and PYTHON.fullmatch(self.name):
+            options, _program = split_python(self.rest[1:])
+            return (self.rest[0], *options)
+        if self.rest and not self.name.endswith(".py") and self.name not in PROGRAMS:
+            raise self.refusal(f"may be any program in the environment of {runner}")
+        self.replaced = self.name if self.rest else "".join(module)
+        return ("python",)
+
+    def replace_script(self) -> None:
+        """Put the interpreter of a script into its place, as the system does to run it."""
+        path = shutil.which(self.rest[0])
+        if path is None:
+            raise self.refusal("is not a command here")
+        problem = bundle_problem(Path(path))
+        if problem is not None:
+            raise UnknownLauncherError(problem, "Call otel_limits.enable() in its code.")
+        interpreter = first_line(path)
+        if not interpreter:
+            raise self.refusal("is not a launcher that the doctor knows")
+        self.replaced = self.replaced or self.name
+        self.rest = [*interpreter, path]
+
+    def refusal(self, problem: str, name: str = "") -> UnknownLauncherError:
+        """Make the error of a command that is not known, without its arguments."""
+        # A shell command in one word may contain anything.
+        shown = re.split(r"[\s=]", redact_url(self.replaced or name or self.name))[0]
+        is_run = self.kept and PurePath(self.kept[0]).name == "otel-limits"
+        run = "otel-limits run -- " if is_run else ""
+        return UnknownLauncherError(
+            f"{shown} {problem}, so it was not started: it could be your program.",
+            f"Run: otel-limits doctor -- {run}THE PYTHON IT ENDS IN",
+        )
