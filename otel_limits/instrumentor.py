@@ -15,6 +15,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.secrets import redact_url
+from otel_limits.otel.fallback_provider import keep_replaceable
 from otel_limits.runtime.enable import disable, enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.runtime.wiring import make_tracer_provider
@@ -58,7 +59,7 @@ def environment_provider() -> trace.TracerProvider:
         enable_leniently("provider")
     RUNTIME.export_over_otlp()
     try:
-        return make_tracer_provider()
+        provider = make_tracer_provider()
     except Exception as error:
         logger.error(  # noqa: TRY400  the traceback is logged at DEBUG only
             "otel-limits: cannot create a tracer provider (%s); limits are still enforced.",
@@ -66,3 +67,5 @@ def environment_provider() -> trace.TracerProvider:
             exc_info=logger.isEnabledFor(logging.DEBUG),
         )
         return trace.NoOpTracerProvider()
+    keep_replaceable(provider)
+    return provider

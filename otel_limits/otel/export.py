@@ -23,6 +23,7 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from otel_limits.otel.fallback_provider import FallbackProvider
 from otel_limits.otel.provider import current_provider
 from otel_limits.otel.resource import resource
 
@@ -146,14 +147,15 @@ def flushes() -> list[Callable[[], object]]:
     return [each.force_flush for each in found.values() if hasattr(each, "force_flush")]
 
 
-def tracer_provider(protocol: str | None, timeout_seconds: float) -> TracerProvider:
+def tracer_provider(protocol: str | None, timeout_seconds: float) -> FallbackProvider:
     """Create a tracer provider, which exports if an OTLP protocol is given."""
     exporter = otlp_exporter("traces", protocol)
     if exporter is None:
-        return TracerProvider()
+        return FallbackProvider()
     # Without its own handler at exit, which would wait before the others.
-    provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+    provider = FallbackProvider(resource=resource(), shutdown_on_exit=False)
+    # Unbound: the method of the provider is for processors of the program.
+    TracerProvider.add_span_processor(provider, BatchSpanProcessor(exporter))
     AT_EXIT.add(provider, timeout_seconds)
     return provider
 

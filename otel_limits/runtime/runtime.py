@@ -19,6 +19,7 @@ from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import NO_OVERRIDES, Overrides, Policy
+from otel_limits.otel.fallback_provider import set_fallback
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.otel.provider import ProcessorInstaller
 from otel_limits.runs.registry import LIVE, RunRegistry
@@ -384,9 +385,9 @@ class Runtime:
 
     def _provide(self) -> None:
         self._connect_otlp()
-        # The API returns a proxy until a provider is set, and rejects a second one with a warning.
-        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            trace.set_tracer_provider(make_tracer_provider())
+        # The API returns its proxy until a provider is set. Ours is a subclass.
+        if type(trace.get_tracer_provider()) is trace.ProxyTracerProvider:
+            set_fallback(make_tracer_provider())
 
     def export_over_otlp(self) -> None:
         """Export metrics and events as OTEL_EXPORTER_OTLP_* requires, unless the program does."""

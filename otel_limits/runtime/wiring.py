@@ -28,7 +28,6 @@ from otel_limits.settings.variables import otlp_protocol, otlp_timeout_seconds
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
     from opentelemetry.metrics import Meter
-    from opentelemetry.trace import TracerProvider
 
     from otel_limits.core.events import Enforcing, Observer
     from otel_limits.core.labels import Names
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from otel_limits.observers.service import Service
     from otel_limits.observers.toollog import ToolLog
     from otel_limits.otel.export import OwnMeters
+    from otel_limits.otel.fallback_provider import FallbackProvider
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.setup import Quotas
     from otel_limits.runs.registry import RunRegistry
@@ -91,7 +91,7 @@ def make_otlp_providers() -> OtlpProviders:
     )
 
 
-def make_tracer_provider() -> TracerProvider:
+def make_tracer_provider() -> FallbackProvider:
     """Create a tracer provider, with an OTLP exporter if requested."""
     from otel_limits.otel import export
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.otlp.receiver import Behaviour
 
 APP = Path(__file__).with_name("app.py")
+LATE_PROVIDER = Path(__file__).with_name("late_provider.py")
 PROGRAM = str(Path(sys.executable).with_name("otel-limits"))
 CAP = 3
 LIMITED = (PROGRAM, "run", "--max-turns", str(CAP), "--", sys.executable, str(APP))
@@ -200,6 +201,33 @@ def test_resource_names_the_service() -> None:
             "service_namespace": "shop",
         }.items()
     )
+
+
+def test_each_span_is_sent_once_if_the_program_sets_an_exporting_provider_later() -> None:
+    """By the provider that started it: ours, and the program's from then on."""
+    received = Received()
+    with http_receiver(received) as endpoint:
+        done = subprocess.run(
+            [*LIMITED[:-1], str(LATE_PROVIDER)],
+            env=bare_environment(
+                OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
+                OTEL_METRICS_EXPORTER="none",
+                OTEL_LOGS_EXPORTER="none",
+            ),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        )
+    assert "Overriding" not in done.stderr
+    assert len({span.span_id for span in received.spans}) == len(received.spans)
+    names: dict[bytes, list[str]] = {}
+    for span in received.spans:
+        names.setdefault(span.trace_id, []).append(span.name)
+    first, second = names.values()
+    assert sorted(first) == sorted(second)
+    services = [attributes(each)["service.name"] for each in received.resources]
+    assert services.count("own") == len(services) - 1 == 1
 
 
 # --- endpoints that take nothing ------------------------------------------------------------------
