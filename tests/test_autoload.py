@@ -256,7 +256,7 @@ def test_a_provider_that_the_program_sets_wins(environment: Environment) -> None
 def test_a_program_that_sets_no_provider_gets_one(environment: Environment) -> None:
     """As under `otel-limits run`."""
     ended = execute(environment.python, ENDLESS, **CAP)
-    assert ended.events["provider"] == "TracerProvider"
+    assert ended.events["provider"] == "FallbackProvider"
 
 
 def test_disabled_switches_it_off(environment: Environment) -> None:
