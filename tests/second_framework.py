@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
@@ -82,6 +83,9 @@ class BotFramework(Listener):
     distribution = "bots"
     packages: Collection[str] = ("tests",)
     requirement = "bots"
+    needed: Mapping[str, Sequence[str]] = MappingProxyType({})
+    importers: Sequence[str] = ()
+    without = ""
     parts: Collection[str] = ()
     spans: SpanNames | None = SpanNames(scope="bots", agent="bot", cycle="step")
     stop_reasons: Collection[str] = ("done",)

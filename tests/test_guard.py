@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.conftest import MakeAgent, Metric
     from tests.launching import Ended
 
-    Checked: TypeAlias = Callable[[dict[str, str]], subprocess.CompletedProcess[str]]
+    Checked: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 
 RUNAWAY = """
 import importlib, json, sys
@@ -389,8 +389,8 @@ def checked(only_strands: Path, tmp_path_factory: pytest.TempPathFactory) -> Che
     """Run `otel-limits check` with a limit, in an environment with Strands alone."""
     made = Environment(tmp_path_factory.mktemp("environment"))
     made.leave(ROOT, only_strands)
-    return lambda environ: subprocess.run(
-        [made.python, "-m", "otel_limits.cli", "check"],
+    return lambda environ, *options: subprocess.run(
+        [made.python, "-m", "otel_limits.cli", "check", *options],
         env={**environ, "OTEL_LIMITS_MAX_TURNS": "3"},
         capture_output=True,
         text=True,
@@ -422,9 +422,11 @@ def test_check_finds_framework_that_cannot_be_imported(
     """One of its dependencies is missing, so agents of this environment do not run at all."""
     environ = renamed("no_such_name")
     module = tmp_path / "strands/agent/agent.py"
+    text = module.read_text(encoding="utf-8")
     module.unlink()
-    module.write_text("import no_such_dependency\n", encoding="utf-8")
-    done = checked(environ)
+    text = text.replace("import asyncio\n", "import asyncio\nimport no_such_dependency\n", 1)
+    module.write_text(text, encoding="utf-8")
+    done = checked(environ, "--probe")
     assert done.returncode == 1
     assert "importable strands.agent.agent (No module named 'no_such_dependency')" in done.stderr
 

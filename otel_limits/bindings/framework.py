@@ -114,6 +114,13 @@ class Framework(Protocol):
     is watched and probed once the outermost import of them has ended."""
     requirement: str
     """The versions that can be limited, e.g. `strands-agents >= 1.62`."""
+    needed: Mapping[str, Sequence[str]]
+    """Names by module without which no agent can be limited, e.g. `Agent.add_hook`. They are also
+    looked up without an import: by `otel-limits check`, and before an import that would fail."""
+    importers: Sequence[str]
+    """Modules of the binding that import all other such names."""
+    without: str
+    """The consequence of a missing one, as a sentence."""
     parts: Collection[str]
     """Optional modules of `packages`, checked only once a program imports them."""
     spans: SpanNames | None

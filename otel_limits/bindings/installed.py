@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.startup.otel_limits_startup import is_importable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,11 @@ def missing_framework() -> str | None:
     return f"No supported agent framework is installed. Run: {INSTALL_ANY}"
 
 
+def importable_frameworks() -> Sequence[Framework]:
+    """Return the frameworks that programs of this environment would import."""
+    return [each for each in FRAMEWORKS if is_importable(each.module, each.distribution)]
+
+
 def require(framework: Framework, name: str) -> None:
     """Check that a framework can be imported, before the import of a part of it fails.
 
@@ -54,5 +60,4 @@ def _is_installed(framework: Framework) -> bool:
     try:
         return bool(version(framework.distribution))
     except PackageNotFoundError:
-        # Tools that make small images delete the metadata.
-        return find_spec(framework.module.partition(".")[0]) is not None
+        return is_importable(framework.module, framework.distribution)

@@ -7,8 +7,8 @@ from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.installed import missing_framework
-from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.bindings.installed import importable_frameworks, missing_framework
+from otel_limits.bindings.probing import outside_supported, release
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.effects import unpriced_halts
 from otel_limits.cli.terminal import console, in_columns
@@ -34,9 +34,16 @@ the policy file. Limits set in code, such as those of a LimitsPlugin, are not in
 
 If quotas are kept in a shared store, the permissions of the store's user are tested.
 
+The installed agent frameworks are not imported: their code is read, and what it lacks is reported.
+They are probed when a program imports them. --probe does so now, which takes some seconds.
+
 The exit status is 1 if a setting is invalid, or if limits cannot be enforced on the installed agent
 framework. Each problem is one line on standard error.
 """
+
+PROBED_LATER: Final = (
+    "Frameworks are probed when a program imports them; otel-limits doctor probes now."
+)
 
 FOUND_MISTAKES: Final = 1
 DEFAULT: Final = "default"
@@ -51,11 +58,14 @@ def add(commands: Any) -> None:
     command = add_command(commands, "check", HELP, check)
     command.add_argument("--all", action="store_true", help="also show settings with defaults")
     command.add_argument("--agent", metavar="NAME", help="show what applies to this agent")
+    command.add_argument(
+        "--probe", action="store_true", help="import the agent frameworks and probe them now"
+    )
 
 
 def check(options: Namespace) -> int:
     """Print the settings; return 1 if one is invalid."""
-    from otel_limits.runtime.guard import probed
+    from otel_limits.runtime.guard import probed, read_only
     from otel_limits.settings.policy.file import access_warning, policy_mistakes, unlisted_models
 
     reading = config.read()
@@ -78,16 +88,21 @@ def check(options: Namespace) -> int:
         shown_rows.append(("autoload", "installed", str(autoload)))
     if (prices := list_in_use()) is not None:
         shown_rows.append(("price_list", prices, "installed"))
+    frameworks = importable_frameworks()
+    state = "probed" if options.probe else "not probed"
+    shown_rows += [(each.name, release(each), state) for each in frameworks]
     if shown_rows:
         print_rows(shown_rows)
     if hidden:
         print(f"{pluralize(hidden, 'other setting')} with defaults: otel-limits check --all")  # noqa: T201
+    if frameworks and not options.probe:
+        print(PROBED_LATER)  # noqa: T201
     # If both streams go to one file, problems come after the settings.
     sys.stdout.flush()
     quotas = [entry.value for entry in policy_file.document.quotas.values()]
     doubts = [doubt(quota) for quota in quotas for doubt in (too_small, waits_in_vain)]
     refuse([sentence for sentence in doubts if sentence is not None])
-    guarded = probed(FRAMEWORKS)
+    guarded = (probed if options.probe else read_only)(frameworks)
     mistakes = [
         *reading.mistakes,
         *reading.warnings,
@@ -101,6 +116,7 @@ def check(options: Namespace) -> int:
         access_warning(policy_file),
         *unlisted_models(policy_file.document),
         old_list(),
+        *(outside_supported(each) for each in frameworks),
     ]
     refuse([each for each in doubts if each is not None])
     if quotas and not reading.mistakes:

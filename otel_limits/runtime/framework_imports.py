@@ -77,20 +77,6 @@ class FrameworkImports(OutermostFinder):
         """
         self._seen |= dict.fromkeys(names, (framework, module))
 
-    def is_missing(self, name: str) -> bool:
-        """Return whether a module does not exist, without importing the packages around it."""
-        path: Sequence[str] | None = None
-        for end in [at for at, sign in enumerate(f"{name}.") if sign == "."]:
-            module = sys.modules.get(name[:end])
-            if module is not None:
-                path = getattr(module, "__path__", None)
-                continue
-            spec = self._ask_following(name[:end], path, None)
-            if spec is None:
-                return True
-            path = spec.submodule_search_locations
-        return False
-
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

@@ -7,12 +7,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
+from otel_limits.bindings.probing import gaps_on_disk
 from otel_limits.core.events import Enforcing, Event
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.secrets import redact_url
+from otel_limits.settings.children import note_agent
 from otel_limits.startup.otel_limits_startup import is_importable
 
 if TYPE_CHECKING:
@@ -126,8 +128,7 @@ class Guard:
     def report_unfit(self, framework: Framework, action: str, error: Exception) -> None:
         """Report that no agent of a framework can be halted, because an action failed."""
         self._unfit.add(framework.name)
-        sentence = f"{framework.distribution}: {action} failed ({redact_url(repr(error))})."
-        self.report_not_enforcing(sentence, framework.name)
+        self.report_not_enforcing(failure(framework, action, error), framework.name)
         logger.debug("otel-limits: %s failed", action, exc_info=error)
 
     @suppress_errors("guard")
@@ -137,6 +138,7 @@ class Guard:
         if sentence in found:
             return
         found.append(sentence)
+        note_agent()  # of which this process will not know
         logger.error("otel-limits: %s", NOT_ENFORCED % sentence)
         if self._source is not None and self._strict:
             end_process([NOT_ENFORCED % sentence])
@@ -164,16 +166,40 @@ class Guard:
 
 
 def probed(frameworks: Iterable[Framework]) -> Enforcement:
-    """Import and probe every installed framework, in a process where otel-limits is disabled."""
+    """Import and probe every framework that can be, in a process where otel-limits is disabled."""
     gaps: list[Gap] = []
+    failures = []
     for framework in frameworks:
         if not is_importable(framework.module, framework.distribution):
             continue
-        gaps += framework.gaps()
-        for part in framework.parts:
-            with contextlib.suppress(ImportError):  # not installed
-                gaps += framework.gaps_of(part)
-    return Enforcement(obstacles=tuple(obstacles(gaps)), fallbacks=tuple(fallback_warnings(gaps)))
+        try:
+            gaps += framework.gaps()
+            for part in framework.parts:
+                with contextlib.suppress(ImportError):  # not installed
+                    gaps += framework.gaps_of(part)
+        except Exception as error:  # noqa: BLE001  any code of the framework can run here
+            failures.append(failure(framework, f"probing {framework.name}", error))
+    return Enforcement(
+        obstacles=(*failures, *obstacles(gaps)), fallbacks=tuple(fallback_warnings(gaps))
+    )
+
+
+def read_only(frameworks: Iterable[Framework]) -> Enforcement:
+    """Look for what the frameworks lack without importing them, unless only an import can tell."""
+    known: list[Gap] = []
+    unclear = []
+    for framework in frameworks:
+        gaps, is_unclear = gaps_on_disk(framework)
+        known += gaps
+        if is_unclear and not gaps:
+            unclear.append(framework)
+    found = probed(unclear)
+    return replace(found, obstacles=(*obstacles(known), *found.obstacles))
+
+
+def failure(framework: Framework, action: str, error: Exception) -> str:
+    """Say that no agent of a framework can be halted, because an action failed."""
+    return f"{framework.distribution}: {action} failed ({redact_url(repr(error))})."
 
 
 def obstacles(gaps: Iterable[Gap]) -> list[str]:

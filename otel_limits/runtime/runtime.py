@@ -30,7 +30,7 @@ from otel_limits.settings import environment as config
 from otel_limits.settings.children import note_agent
 from otel_limits.settings.policy.file import NO_FILE, PolicyFile, price_mistakes
 from otel_limits.settings.variables import variable
-from otel_limits.startup.otel_limits_startup import LONGEST_WAIT_SECONDS, is_of
+from otel_limits.startup.otel_limits_startup import LONGEST_WAIT_SECONDS, exists, is_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -177,7 +177,7 @@ class Runtime:
             return  # a package of the user, with the same name
         if module is None:
             # A release without the module, whose import would never be seen.
-            if self._follows and self._imports.is_missing(framework.module):
+            if self._follows and not exists(framework.module):
                 self._guard.probe(framework)
             return
         with self._lock_in_import():

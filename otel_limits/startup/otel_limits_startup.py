@@ -25,11 +25,28 @@ FRAMEWORKS = {
 }
 """The module of each framework that every program with agents imports, and its distribution."""
 CLASSES = {
-    "strands.agent.agent": ("Agent",),
-    "langgraph.pregel.main": ("Pregel",),
-    "agents.run": ("AgentRunner", "Runner", "RunConfig"),
+    "strands.agent.agent": (
+        ("strands.agent.agent", "Agent"),
+        ("strands.hooks.registry", "HookRegistry"),
+        ("strands.models.model", "Model"),
+        ("strands.tools.registry", "ToolRegistry"),
+    ),
+    "langgraph.pregel.main": (
+        ("langgraph.pregel.main", "Pregel"),
+        ("langgraph.errors", "GraphRecursionError"),
+        ("langgraph.graph.state", "StateGraph"),
+        ("langgraph.pregel.protocol", "PregelProtocol"),
+    ),
+    "agents.run": (
+        ("agents.run", "AgentRunner"),
+        ("agents.agent", "AgentBase"),
+        ("agents.guardrail", "InputGuardrail"),
+        ("agents.lifecycle", "RunHooksBase"),
+        ("agents.models.interface", "ModelTracing"),
+    ),
 }
-"""Classes in each of these modules, by which it is recognized outside its distribution."""
+"""Modules and classes by which each framework is recognized outside its distribution, by two of
+them: another release may have moved or renamed one."""
 PACKAGES = ("agents", "langchain", "langchain_core", "langgraph", "strands")
 """The top-level packages of all frameworks. Their modules import each other in circles, so that one
 of them can be complete while what it needs is not."""
@@ -46,6 +63,9 @@ WAYS = {
 
 RUN = "_RUN_BY_OTEL_LIMITS"
 """Variable with the ID of the process that `otel-limits run` became."""
+
+NOTE = "_OTEL_LIMITS_RAN"
+"""Variable with a file by which that process knows that a child may have called an agent."""
 
 SETTINGS = "otel_limits_autoload.env"
 """The file next to a copy of this module with the settings that autoload keeps."""
@@ -205,13 +225,16 @@ class TriggerFinder(OutermostFinder):
         waits = name.partition(".")[0] in PACKAGES or not name
         is_early = any(is_under_way(name) for name in FRAMEWORKS)  # by another thread
         for trigger in TRIGGERS:
-            if trigger not in sys.modules:
-                continue
             distribution = FRAMEWORKS.get(trigger)
             if distribution is None:
-                is_ready = not is_early  # the end of that import enables
+                # The end of that import enables.
+                is_ready = trigger in sys.modules and not is_early
             else:
-                is_ready = not is_under_way(trigger) and is_of(trigger, distribution)
+                is_ready = (
+                    not is_under_way(trigger)
+                    and (trigger in sys.modules or is_lacking(trigger))
+                    and is_of(trigger, distribution)
+                )
             if is_ready:
                 self.loaded(trigger, waits=waits)
 
@@ -271,13 +294,16 @@ def spec_under_way(name: str) -> "ModuleSpec | None":
     return None
 
 
-def is_installed(distribution: str) -> bool:
-    """Return whether a framework is installed in this environment."""
-    return bool(_roots(distribution))
+def is_lacking(name: str) -> bool:
+    """Return whether the top-level package of a module is imported, but has no such module.
+
+    A release without the module that every program with agents imports cannot be limited.
+    """
+    return name.partition(".")[0] in sys.modules and name not in sys.modules and not exists(name)
 
 
 def is_of(name: str, distribution: str) -> bool:
-    """Return whether an imported module is that of a distribution.
+    """Return whether the package of a module is imported, and that of a distribution.
 
     A user's own package may have the name of a framework's.
     """
@@ -286,25 +312,121 @@ def is_of(name: str, distribution: str) -> bool:
         return False
     places = list(getattr(package, "__path__", ())) or [getattr(package, "__file__", None) or ""]
     roots = _roots(distribution)
-    if _are_in(places, roots):
-        return True
-    # Frozen programs lack the metadata, and tools that make small images delete it. A checkout on
-    # the path comes before an installed distribution.
+    # Frozen programs lack the metadata.
     is_frozen = bool(getattr(sys, "frozen", False)) or hasattr(package, "__compiled__")
-    module, classes = sys.modules.get(name), CLASSES.get(name)
-    has_classes = classes is not None and all(hasattr(module, each) for each in classes)
-    return (is_frozen and not roots) or has_classes
+    return (
+        _are_in(places, roots)
+        or (is_frozen and not roots and name in sys.modules)
+        or is_recognized(name)
+    )
 
 
 def is_importable(name: str, distribution: str) -> bool:
-    """Return whether the import of a module would be that of a distribution."""
-    from importlib.util import find_spec
+    """Return whether the import of a module's package would be that of a distribution."""
+    is_frozen = getattr(sys, "frozen", False) or "__compiled__" in globals()
+    return (
+        is_released(name, distribution)
+        or (is_frozen and exists(name.partition(".")[0]))
+        or is_recognized(name)
+    )
 
-    spec = find_spec(name.partition(".")[0])
+
+def is_released(name: str, distribution: str) -> bool:
+    """Return whether the package of a module is a distribution's that states its release."""
+    spec = spec_of(name.partition(".")[0])
     if spec is None:
         return False
     places = list(spec.submodule_search_locations or ()) or [spec.origin or ""]
     return _are_in(places, _roots(distribution))
+
+
+def is_recognized(name: str) -> bool:
+    """Return whether the package of a framework's module is that framework, by its classes.
+
+    Tools that make small images delete the metadata, and a checkout on the path has none.
+    """
+    found = [each for each in CLASSES.get(name, ()) if has_name(*each)]
+    return len(found) > 1
+
+
+def exists(name: str) -> bool:
+    """Return whether a module exists, without importing the packages around it."""
+    return name in sys.modules or spec_of(name) is not None
+
+
+def spec_of(name: str) -> "ModuleSpec | None":
+    """Return the specification of a module, without importing the packages around it."""
+    spec, path = None, None  # type: ModuleSpec | None, Sequence[str] | None
+    for end in [at for at, sign in enumerate(name + ".") if sign == "."]:
+        module = sys.modules.get(name[:end])
+        if end < len(name) and module is not None:
+            path = list(getattr(module, "__path__", ()))
+            continue
+        spec = _ask_finders(name[:end], path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    return spec
+
+
+def _ask_finders(name: str, path: "Sequence[str] | None") -> "ModuleSpec | None":
+    for finder in list(sys.meta_path):
+        find = getattr(finder, "find_spec", None)
+        if find is None or isinstance(finder, OutermostFinder):
+            continue
+        try:
+            spec = find(name, path)
+        except KeyError:  # a namespace package in a package that is not imported
+            spec = find(name.rpartition(".")[2], path)
+        if spec is not None:
+            return spec  # type: ignore[no-any-return]
+    return None
+
+
+def has_name(module: str, path: str) -> "bool | None":
+    """Return whether a module has a name such as `Agent.add_hook`, without importing it.
+
+    Its compiled code is read. Attributes of classes may be inherited, and modules may create names
+    when they are imported, so `None` is returned if only an import can tell.
+    """
+    if module in sys.modules:
+        value = sys.modules[module]  # type: Any
+        for name in path.split("."):
+            if not hasattr(value, name):
+                return False
+            value = getattr(value, name)
+        return True
+    if not exists(module):
+        return False
+    code = code_of(module)
+    for depth, name in enumerate(path.split(".")):
+        if code is None:
+            return None
+        if name not in code.co_names:
+            makes_names = "__getattr__" in code.co_names or ("*",) in code.co_consts
+            return None if depth or makes_names else False
+        code = _class_in(code, name)
+    return True
+
+
+def code_of(name: str) -> "Any":
+    """Return the compiled code of a module, without executing it, or `None` if it has none."""
+    spec = spec_of(name)
+    try:
+        return spec.loader.get_code(name)  # type: ignore[union-attr]
+    except Exception:  # noqa: BLE001  not Python, or with an error that its import raises
+        return None
+
+
+def _class_in(code: "Any", name: str) -> "Any":
+    """Return the code of a class in that of its module."""
+    for each in code.co_consts:
+        if hasattr(each, "co_name"):
+            if each.co_name == name:
+                return each
+            if each.co_name == "<generic parameters of %s>" % name:
+                return _class_in(each, name)
+    return None
 
 
 def _are_in(places: "Sequence[str]", roots: "Sequence[tuple[str, bool]]") -> bool:
@@ -358,7 +480,13 @@ def report_missing(error: Exception) -> None:
         "otel-limits cannot be imported in %s (%s). Run there: pip install otel-limits"
         % (sys.executable, error)
     )
-    if is_true("OTEL_LIMITS_STRICT") or os.environ.get(RUN) == str(os.getpid()):
+    is_run = os.environ.get(RUN) == str(os.getpid())
+    if os.environ.get(NOTE) and not is_run:
+        try:
+            open(os.environ[NOTE], "a").close()
+        except OSError:
+            pass
+    if is_true("OTEL_LIMITS_STRICT") or is_run:
         try:
             sys.stdout.flush()  # `os._exit` flushes nothing
         except (AttributeError, OSError, ValueError):

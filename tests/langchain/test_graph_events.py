@@ -14,7 +14,7 @@ from langgraph.config import get_config
 from langgraph.graph import START, MessagesState, StateGraph
 
 from otel_limits import Event, ModelCall, enable, is_synthetic, stop_of
-from otel_limits.bindings.langchain.langchain_probe import gaps
+from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.langchain.private_graph_names import (
     CONSTANT,
     CONSTANTS,
@@ -186,9 +186,9 @@ def test_model_stream_of_the_third_version_is_limited(
 
 def test_new_method_of_chat_models_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later LangChain may have another way to a provider."""
-    assert gaps() == ()
+    assert LANGCHAIN.gaps() == ()
     monkeypatch.setattr(BaseChatModel, "ask_provider", lambda _: None, raising=False)
-    (gap,) = gaps()
+    (gap,) = LANGCHAIN.gaps()
     assert gap.name == "known meaning of BaseChatModel.ask_provider"
     assert not gap.is_vital
 
@@ -199,5 +199,5 @@ def test_graph_in_a_node_has_the_private_key(monkeypatch: pytest.MonkeyPatch) ->
     one_node(lambda _: given.append(get_config())).invoke(ASK)
     assert TASK in given[0]["configurable"]
     monkeypatch.setattr(import_module(CONSTANTS), CONSTANT, "renamed")
-    (gap,) = gaps()
+    (gap,) = LANGCHAIN.gaps()
     assert (gap.without, gap.is_vital) == (WITHOUT_TASK, False)

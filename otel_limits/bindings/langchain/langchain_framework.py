@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.class_patches import Patches
@@ -36,6 +37,23 @@ class LangChainFramework:
     distribution = "langgraph"
     packages: Collection[str] = ("langchain", "langchain_core", "langgraph")
     requirement = "langgraph >= 1.0"
+    needed: Mapping[str, Sequence[str]] = MappingProxyType(
+        {
+            GRAPHS: ("Pregel.stream", "Pregel.astream", "Pregel.bulk_update_state"),
+            MODELS: (
+                "BaseChatModel.generate",
+                "BaseChatModel.agenerate",
+                "BaseChatModel.stream",
+                "BaseChatModel.astream",
+            ),
+            TOOLS: ("BaseTool.run", "BaseTool.arun"),
+        }
+    )
+    importers: Sequence[str] = tuple(
+        f"{__package__}.{name}"
+        for name in ("chat_calls", "chat_events", "graph_events", "graph_runs", "requested_tools")
+    )
+    without = "Without it no graph can be tracked or halted."
     parts: Collection[str] = ()
     spans: SpanNames | None = None
     stop_reasons: Collection[str] = ("end_turn", "interrupt", "recursion_limit")
@@ -65,7 +83,7 @@ class LangChainFramework:
         """
         from otel_limits.bindings.langchain.langchain_probe import gaps
 
-        return gaps()
+        return gaps(self)
 
     def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has no parts
         """Return no gap."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.class_patches import Patches, subclasses_of
@@ -44,6 +45,16 @@ class OpenAIAgentsFramework:
     distribution = "openai-agents"
     packages: Collection[str] = ("agents",)
     requirement = "openai-agents >= 0.20"
+    needed: Mapping[str, Sequence[str]] = MappingProxyType(
+        {
+            RUNNER: ("Runner.run", "AgentRunner.run", "AgentRunner.run_streamed"),
+            AGENTS: ("AgentBase.get_all_tools",),
+            MODELS: ("Model.get_response", "Model.stream_response"),
+            "agents.lifecycle": ("RunHooksBase.on_llm_start",),
+        }
+    )
+    importers: Sequence[str] = (f"{__package__}.model_calls", f"{__package__}.runner_methods")
+    without = "Without it no agent can be tracked or halted."
     parts: Collection[str] = ()
     spans: SpanNames | None = None
     stop_reasons: Collection[str] = (
@@ -76,7 +87,7 @@ class OpenAIAgentsFramework:
         """
         from otel_limits.bindings.openai_agents.openai_agents_probe import gaps
 
-        return gaps()
+        return gaps(self)
 
     def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has no parts
         """Return no gap."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.strands import marks
@@ -26,6 +27,16 @@ class StrandsFramework:
     distribution = "strands-agents"
     packages: Collection[str] = ("strands",)
     requirement = "strands-agents >= 1.62"
+    needed: Mapping[str, Sequence[str]] = MappingProxyType(
+        {
+            "strands.agent.agent": ("Agent.add_hook", "Agent.add_middleware"),
+            "strands.hooks.registry": ("HookRegistry.get_callbacks_for",),
+            "strands.models.model": ("Model.stream",),
+        }
+    )
+    """Looked up only when an agent calls them."""
+    importers: Sequence[str] = (f"{__package__}.patches", f"{__package__}.tracked_requests")
+    without = "Without it no agent can be tracked or halted."
     parts: Collection[str] = (
         "strands.multiagent.graph",
         "strands.multiagent.swarm",
@@ -74,7 +85,7 @@ class StrandsFramework:
         """
         from otel_limits.bindings.strands.probe import gaps
 
-        return gaps()
+        return gaps(self)
 
     def gaps_of(self, part: str) -> Sequence[Gap]:
         """Return the missing names of a module for groups of agents, or of a vendor's models.
@@ -84,7 +95,7 @@ class StrandsFramework:
         """
         from otel_limits.bindings.strands.probe import gaps_of
 
-        return gaps_of(part)
+        return gaps_of(self, part)
 
     def watch(self) -> None:
         """Track every invocation."""

@@ -87,6 +87,9 @@ def warn_if_unused() -> None:
         return
     registry = sys.modules.get("otel_limits.runs.registry")
     has_run = not NOTE or (registry is not None and registry.LIVE.has_started)
+    # What cannot be limited is not tracked either, and was reported.
+    enabled = getattr(sys.modules.get("otel_limits.runtime.runtime"), "RUNTIME", None)
+    has_run = has_run or (enabled is not None and bool(enabled.enforcement().obstacles))
     if os.path.exists(NOTE):
         has_run = True
         os.remove(NOTE)
@@ -104,7 +107,7 @@ def warn_if_unused() -> None:
 def without_framework() -> str:
     """Return the reason for it if no agent could run."""
     startup = sys.modules.get("otel_limits_startup")
-    if startup is None or any(map(startup.is_installed, startup.FRAMEWORKS.values())):
+    if startup is None or any(startup.is_importable(*each) for each in startup.FRAMEWORKS.items()):
         return ""
     return (
         " No supported agent framework is installed for %s. Run there: pip install "
