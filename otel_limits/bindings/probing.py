@@ -66,7 +66,7 @@ def gaps_on_disk(framework: Framework) -> tuple[list[Gap], bool]:
     """Read, without an import, which modules, classes and functions are missing.
 
     Returns:
-        The gaps, and whether only an import can tell about other names.
+        The gaps, and whether only an import could show others.
     """
     states = {each: has_name(*each) for each in (*_looked_up(framework), *_imported(framework))}
     missing = [each for each, is_there in states.items() if is_there is False]

@@ -6,10 +6,9 @@ import errno
 import io
 import os
 import sys
-from argparse import ArgumentParser
+from argparse import Action, ArgumentParser
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 from typing import Final
 
 from otel_limits.cli.command import USAGE_ERROR, HelpFormatter, Parser, refuse
@@ -39,6 +38,17 @@ NOT_WRITTEN: Final = (errno.EPIPE, errno.ENOSPC, errno.EIO)
 """Errors of writing to standard output; commands handle all others themselves."""
 BROKEN_PIPE: Final = 141
 """Exit status that shells report for SIGPIPE: 128 + 13."""
+
+
+class ShowVersion(Action):
+    """Print the version. Looking it up takes as long as half of the other imports together."""
+
+    def __call__(self, parser: ArgumentParser, *_: object) -> None:
+        """Print it and exit."""
+        from importlib.metadata import version
+
+        sys.stdout.write(f"otel-limits {version('otel-limits')}\n")
+        parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,9 +102,7 @@ def make_parser(first: str | None = None) -> ArgumentParser:
         # A new option must not change the meaning of an abbreviation.
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--version", action="version", version=f"otel-limits {version('otel-limits')}"
-    )
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="show the version and exit")
     parser.set_defaults(call=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     wanted = [COMMANDS[first]] if first in COMMANDS else dict.fromkeys(COMMANDS.values())

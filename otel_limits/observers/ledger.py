@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.events import ModelCall, QuotaGrant, Started, Stop, ToolCall
 from otel_limits.ledger import rows
-from otel_limits.ledger.database import Database
-from otel_limits.ledger.spill import SpillFiles
-from otel_limits.ledger.writer import Writer, is_child_of_multiprocessing
 from otel_limits.observers.protocol import BaseObserver
 
 if TYPE_CHECKING:
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
 
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.options import LedgerSync
+    from otel_limits.ledger.writer import Writer
 
 FLUSH_SECONDS: Final = 1.0
 """How long a flush waits for the database before rows are spilled."""
@@ -41,8 +40,10 @@ class LedgerObserver(BaseObserver):
     ) -> None:
         """Open nothing before the first event."""
         self.address = address
-        self.writer = Writer(Database(address), SpillFiles(address), retention)
         self.sync = sync
+        self._retention = retention
+        self._writer: Writer | None = None
+        self._lock = threading.RLock()
         self._live: dict[str, Started] = {}
         self.subscribes_to = {
             Started: self._started,
@@ -52,18 +53,38 @@ class LedgerObserver(BaseObserver):
             QuotaGrant: self._quota_changed,
         }
 
+    @property
+    def writer(self) -> Writer:
+        """The writer, created at the first event: many programs import a framework in vain."""
+        if self._writer is None:
+            with self._lock:
+                self._writer = self._writer or self._make_writer()
+        return self._writer
+
+    def _make_writer(self) -> Writer:
+        # SQLAlchemy takes longer to import than otel-limits.
+        from otel_limits.ledger.database import Database
+        from otel_limits.ledger.spill import SpillFiles
+        from otel_limits.ledger.writer import Writer
+
+        return Writer(Database(self.address), SpillFiles(self.address), self._retention)
+
     def after_fork(self) -> None:
         """Reset: the parent's invocations continue in the parent."""
         self._live.clear()
-        self.writer.after_fork()
+        self._lock = threading.RLock()
+        if self._writer is not None:
+            self._writer.after_fork()
 
     def flush(self) -> None:
         """Wait until all rows are in the database, or spilled on timeout."""
-        self.writer.wait_until_persisted(FLUSH_SECONDS)
+        if self._writer is not None:
+            self._writer.wait_until_persisted(FLUSH_SECONDS)
 
     def close(self) -> None:
         """Write the remaining rows."""
-        self.writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def _started(self, event: Started) -> None:
         # Kept until the end, whose event does not repeat it.
@@ -86,6 +107,8 @@ class LedgerObserver(BaseObserver):
         started = self._live.pop(event.invocation_id, None)
         row = rows.invocation_row(started, event) if started else rows.stopped_row(event)
         self.writer.put([(rows.INVOCATIONS, row)])
+        from otel_limits.ledger.writer import is_child_of_multiprocessing
+
         if self.sync != "background" or is_child_of_multiprocessing():
             self.writer.wait_until_durable()
 

@@ -185,7 +185,7 @@ def probed(frameworks: Iterable[Framework]) -> Enforcement:
 
 
 def read_only(frameworks: Iterable[Framework]) -> Enforcement:
-    """Look for what the frameworks lack without importing them, unless only an import can tell."""
+    """Look for what the frameworks lack without importing them, unless only that could show it."""
     known: list[Gap] = []
     unclear = []
     for framework in frameworks:

@@ -387,7 +387,7 @@ def has_name(module: str, path: str) -> "bool | None":
     """Return whether a module has a name such as `Agent.add_hook`, without importing it.
 
     Its compiled code is read. Attributes of classes may be inherited, and modules may create names
-    when they are imported, so `None` is returned if only an import can tell.
+    when they are imported, so `None` is returned if only an import could show it.
     """
     if module in sys.modules:
         value = sys.modules[module]  # type: Any
