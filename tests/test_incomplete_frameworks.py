@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tests.launching import execute
+from tests.launching import RUN, execute
 from tests.test_autoload import Environment
 
 if TYPE_CHECKING:
@@ -231,3 +231,39 @@ def test_check_imports_no_framework(tmp_path: Path) -> None:
     assert re.fullmatch(r"openai-agents +openai-agents [\d.]+ +not probed", sdk)
     later = "Frameworks are probed when a program imports them; otel-limits doctor probes now."
     assert told == later
+
+
+def test_check_warns_of_a_release_that_is_not_supported(bare: Environment, tmp_path: Path) -> None:
+    """It may lack nothing that is looked for, and yet behave differently."""
+    spec = importlib.util.find_spec("strands")
+    assert spec is not None
+    assert spec.origin is not None
+    (tmp_path / "strands").symlink_to(Path(spec.origin).parent)
+    metadata = tmp_path / "strands_agents-1.50.0.dist-info"
+    metadata.mkdir()
+    text = "Metadata-Version: 2.1\nName: strands-agents\nVersion: 1.50.0\n"
+    (metadata / "METADATA").write_text(text, encoding="utf-8")
+    words = (bare.python, "-m", "otel_limits.cli", "check")
+    ended = execute(*words, PYTHONPATH=str(tmp_path), OTEL_LIMITS_MAX_TURNS="3")
+    sentence = "strands-agents 1.50.0 is not a supported release (<2,>=1.62)."
+    way = "pip install 'otel-limits[strands]'"
+    assert (ended.status, ended.log) == (0, f"otel-limits: {sentence} Run: {way}\n")
+
+
+def test_agent_of_a_child_without_otel_limits_is_no_reason_to_say_that_none_ran() -> None:
+    """The child has reported that its agents are not limited."""
+    child = "import sys; sys.modules['otel_limits'] = None; import strands.agent.agent"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    words = (*RUN, "--max-turns", "3", "--", sys.executable, "-c", program)
+    (line,) = execute(*words, OTEL_LIMITS_QUIET="").ours
+    assert "limits are not enforced: otel-limits cannot be imported in" in line
+
+
+def test_program_without_agents_imports_no_database() -> None:
+    """It takes longer than the rest of otel-limits, and many programs never call an agent."""
+    program = (
+        "import sys, strands; names = ('otel_limits.runtime.enable', 'sqlalchemy');"
+        "print([name in sys.modules for name in names])"
+    )
+    ended = execute(*RUN, "--max-turns", "3", "--", sys.executable, "-c", program)
+    assert ended.output == "[True, False]\n", ended.log

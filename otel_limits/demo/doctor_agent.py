@@ -120,6 +120,7 @@ def run() -> dict[str, Any]:
 
 def report_on(framework: Any) -> dict[str, Any]:
     """Call the agent of a framework here and in a thread; return what happened."""
+    from otel_limits.bindings.probing import release
     from otel_limits.runtime.guard import probed
     from otel_limits.runtime.runtime import RUNTIME
 
@@ -132,7 +133,7 @@ def report_on(framework: Any) -> dict[str, Any]:
     gaps = enforcement if enforcement.source else probed([framework])
     return {
         "name": framework.name,
-        "release": f"{framework.distribution} {version(framework.distribution)}",
+        "release": release(framework),
         "here": here,
         "thread": threaded,
         "obstacles": gaps.obstacles,

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 FILES: Final = ("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE")
 """Variables with the path of the file; the second is the old name."""
 
@@ -79,6 +77,8 @@ def harmless_copy(environ: Mapping[str, str], directory: Path, url: str) -> dict
     named = named_file(environ)
     if named is None:
         return {}
+    import yaml  # here, as few programs have such a file
+
     try:
         document = _redirect(_read(*named), url)
     except DeclarationError:
@@ -89,6 +89,8 @@ def harmless_copy(environ: Mapping[str, str], directory: Path, url: str) -> dict
 
 
 def _read(variable: str, path: str) -> Any:
+    import yaml
+
     try:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

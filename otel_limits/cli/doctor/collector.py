@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
 from otel_limits.core.secrets import redact_url
-from otel_limits.otel.export import probe_endpoint
 from otel_limits.settings.otel_config import (
     DeclarationError,
     DeclaredExporter,
@@ -137,6 +136,8 @@ def _probe(declared: DeclaredExporter) -> str | None:
     Collectors accept such a request: <https://opentelemetry.io/docs/specs/otlp/>, "the server
     SHOULD respond with success".
     """
+    from otel_limits.otel.export import probe_endpoint
+
     with _captured_log() as messages:
         # Another client would not have the exporters' headers, certificates and bugs.
         try:

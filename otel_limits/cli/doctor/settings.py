@@ -23,8 +23,6 @@ from otel_limits.runtime.wiring import PORT_IS_TAKEN
 from otel_limits.settings import environment as config
 from otel_limits.settings.ledgers import default_ledger, ledger_address
 from otel_limits.settings.policy.file import PolicyFile, access_warning, policy_mistakes
-from otel_limits.top.endpoints import Endpoint
-from otel_limits.top.scrapes import ScrapeError
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Policy
@@ -174,6 +172,9 @@ def _port(settings: Settings) -> Finding:
 
 def _is_served(host: str, port: int) -> bool:
     """Return whether otel-limits metrics are served there."""
+    from otel_limits.top.endpoints import Endpoint
+    from otel_limits.top.scrapes import ScrapeError
+
     try:
         Endpoint(f"[{host}]:{port}" if ":" in host else f"{host}:{port}").samples(time.time())
     except (ScrapeError, ValueError):
@@ -207,9 +208,12 @@ def _ledger(address: Address | None) -> Iterator[Finding]:
 
 
 def _spilled(address: Address) -> Finding:
-    from otel_limits.ledger.spill import SpillFiles
+    files = []
+    # Usually there is none, and SQLAlchemy takes long to import.
+    if any(path for place in address.spills for path in place.parent.glob("*.spill-*")):
+        from otel_limits.ledger.spill import SpillFiles
 
-    files = SpillFiles(address).files()
+        files = SpillFiles(address).files()
     if not files:
         return skipped("spilled rows", "No spilled rows.")
     size = sum(file.stat().st_size for file in files)
