@@ -45,9 +45,9 @@ class ShowVersion(Action):
 
     def __call__(self, parser: ArgumentParser, *_: object) -> None:
         """Print it and exit."""
-        from importlib.metadata import version
+        from otel_limits.core.version import own_version
 
-        sys.stdout.write(f"otel-limits {version('otel-limits')}\n")
+        sys.stdout.write(f"otel-limits {own_version()}\n")
         parser.exit()
 
 

@@ -56,10 +56,10 @@ class LedgerObserver(BaseObserver):
     @property
     def writer(self) -> Writer:
         """The writer, created at the first event: many programs import a framework in vain."""
-        if self._writer is None:
-            with self._lock:
-                self._writer = self._writer or self._make_writer()
-        return self._writer
+        with self._lock:
+            if self._writer is None:
+                self._writer = self._make_writer()
+            return self._writer
 
     def _make_writer(self) -> Writer:
         # SQLAlchemy takes longer to import than otel-limits.

@@ -299,7 +299,12 @@ def is_lacking(name: str) -> bool:
 
     A release without the module that every program with agents imports cannot be limited.
     """
-    return name.partition(".")[0] in sys.modules and name not in sys.modules and not exists(name)
+    if name.partition(".")[0] not in sys.modules:
+        return False
+    try:
+        return not exists(name)
+    except Exception:  # noqa: BLE001  of another package's finder; it must not affect the program
+        return False
 
 
 def is_of(name: str, distribution: str) -> bool:
@@ -345,7 +350,10 @@ def is_recognized(name: str) -> bool:
 
     Tools that make small images delete the metadata, and a checkout on the path has none.
     """
-    found = [each for each in CLASSES.get(name, ()) if has_name(*each)]
+    try:
+        found = [each for each in CLASSES.get(name, ()) if has_name(*each)]
+    except Exception:  # noqa: BLE001  as above
+        return False
     return len(found) > 1
 
 
