@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 from contextlib import aclosing
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 IDS: Final = itertools.count(1)
 """IDs of calls, as parallel branches of a graph can have several in flight."""
+
+LEFT: Final = (GeneratorExit, asyncio.CancelledError)
+"""How a stream ends for the model if its reader does not read it to the end."""
 
 
 # --- wrappers of a model's methods ----------------------------------------------------------------
@@ -387,10 +391,13 @@ class ChatRequest:
     def note_answer(self) -> None:
         """Note the whole of a streamed answer."""
         if self.chunks:
-            first, *rest = self.chunks
-            # In linear time: a list of chunks is merged in one step.
-            whole = first.__add__(rest) if isinstance(first, AIMessageChunk) and rest else first
-            self._note(self.calls[0], whole, None)
+            self._note(self.calls[0], self._merged(), None)
+
+    def _merged(self) -> Any:
+        """Return the parts of a streamed answer as one message."""
+        first, *rest = self.chunks
+        # In linear time: a list of chunks is merged in one step.
+        return first.__add__(rest) if isinstance(first, AIMessageChunk) and rest else first
 
     @suppress_errors("binding")
     def note_result(self, result: Any) -> None:
@@ -452,8 +459,8 @@ class ChatRequest:
         path = self.path
         if path is None:
             return
-        message = self.answers[number] if number < len(self.answers) else None
-        if not isinstance(message, AIMessage) or error is not None:
+        message = self._used(number, error)
+        if not isinstance(message, AIMessage):
             self.run.calls.on_response_rejected(call)
             return
         if path.wrapping is not None and call is path.last_call:
@@ -466,6 +473,14 @@ class ChatRequest:
                 for each in message.tool_calls
             ]
             path.begin_turn(text, called, call)
+
+    def _used(self, number: int, error: BaseException | None) -> Any:
+        """Return the answer that the graph got, as far as it has read it; `None` if none."""
+        if error is None:
+            return self.answers[number] if number < len(self.answers) else None
+        # It left the stream, and has what it read. A call that failed or was ended gave no answer.
+        is_left = isinstance(error, LEFT) and not self.run.finished
+        return self._merged() if is_left and self.chunks else None
 
     @suppress_errors("binding")
     def fail(self, error: BaseException) -> None:

@@ -1,0 +1,312 @@
+"""An answer that its reader uses is a turn, whether or not it was read to the end."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from agents import Agent as SdkAgent
+from agents import Model as SdkModel
+from agents import ModelResponse, Runner, Usage
+from langgraph.graph import START, StateGraph
+from strands import Agent as StrandsAgent
+from strands import tool
+
+from otel_limits import Event, LimitReachedError, ModelCall, Stop, enable, kill
+from otel_limits.testing import (
+    Answer,
+    ScriptedAgentsModel,
+    ScriptedChatModel,
+    ScriptedModel,
+    endless,
+    says,
+    uses,
+)
+from tests.langchain import graphs
+from tests.openai_agents import runs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from langchain_core.outputs import ChatResult
+
+TURNS = 3
+
+TRIES = 20
+"""How often a node asks if nothing stops it."""
+
+TEXT = says("a story in two parts")
+
+
+# --- streams of a model in a node of LangGraph ----------------------------------------------------
+
+
+def closed(model: Any, _: list[Any]) -> str:
+    """`close()`."""
+    stream = model.stream("q")
+    first = next(stream)
+    stream.close()
+    return str(first.text)
+
+
+def dropped(model: Any, _: list[Any]) -> str:
+    """No reference is left."""
+    return str(next(model.stream("q")).text)
+
+
+def left(model: Any, _: list[Any]) -> str:
+    """`break` out of the loop."""
+    for part in model.stream("q"):
+        return str(part.text)
+    return ""
+
+
+def kept(model: Any, streams: list[Any]) -> str:
+    """The reader may still continue, so the answer is in flight."""
+    streams.append(model.stream("q"))
+    return str(next(streams[-1]).text)
+
+
+def typed(model: Any, _: list[Any]) -> str:
+    """A chain that is left leaves the model's stream."""
+    chain = model | (lambda message: message.text)
+    return str(next(chain.stream("q")))
+
+
+def with_events(model: Any, _: list[Any]) -> str:
+    """`stream_events` in version 3 settles with its graph."""
+    return str(next(iter(model.stream_events("q", version="v3"))))
+
+
+async def aclosed(model: Any, _: list[Any]) -> str:
+    """`aclose()`."""
+    async with aclosing(model.astream("q")) as parts:
+        return str((await anext(parts)).text)
+
+
+async def adropped(model: Any, _: list[Any]) -> str:
+    """No reference is left, and the event loop closes it."""
+    return str((await anext(model.astream("q"))).text)
+
+
+async def aleft(model: Any, _: list[Any]) -> str:
+    """`break` out of the loop."""
+    async for part in model.astream("q"):
+        return str(part.text)
+    return ""
+
+
+async def akept(model: Any, streams: list[Any]) -> str:
+    """The reader may still continue."""
+    streams.append(model.astream("q"))
+    return str((await anext(streams[-1])).text)
+
+
+async def cancelled(model: Any, _: list[Any]) -> str:
+    """A time limit of the node's own."""
+    parts: list[str] = []
+
+    async def read() -> None:
+        async for part in model.astream("q"):
+            parts.append(part.text)
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+
+    with suppress(asyncio.CancelledError):
+        await asyncio.create_task(read())
+    return parts[0]
+
+
+SYNC: list[Callable[..., str]] = [closed, dropped, left, kept, typed, with_events]
+ASYNC: list[Callable[..., Any]] = [aclosed, adropped, aleft, akept, cancelled]
+
+
+def graph_of(node: Any) -> Any:
+    """Make a graph of one node, without messages."""
+    builder: Any = StateGraph(cast("Any", dict))
+    return builder.add_node("node", node).add_edge(START, "node").compile()
+
+
+def called(node: Any) -> Any:
+    """Call a graph of one node, and return the error of the limit."""
+    graph = graph_of(node)
+    with pytest.raises(LimitReachedError) as raised:
+        asyncio.run(graph.ainvoke({"n": 0}))
+    return raised.value
+
+
+@pytest.mark.parametrize("leave", SYNC, ids=lambda leave: leave.__name__)
+def test_left_stream_of_a_node_is_a_turn(leave: Callable[..., str], events: list[Event]) -> None:
+    """The node has an answer, so a loop of it runs away like any other."""
+    enable(max_turns=TURNS, observers=[events.append])
+    model, streams = ScriptedChatModel(endless(TEXT)), []  # type: ignore[var-annotated]
+    error = called(lambda _: {"n": [leave(model, streams) for _ in range(TRIES)]})
+    assert model.calls == TURNS
+    assert error.stop.reason == "max_turns"
+    assert len([each for each in events if isinstance(each, ModelCall)]) == TURNS
+
+
+@pytest.mark.parametrize("leave", ASYNC, ids=lambda leave: leave.__name__)
+def test_left_async_stream_of_a_node_is_a_turn(leave: Callable[..., Any]) -> None:
+    """As of a synchronous one."""
+    enable(max_turns=TURNS)
+    model, streams = ScriptedChatModel(endless(TEXT)), []  # type: ignore[var-annotated]
+
+    async def node(_: Any) -> Any:
+        return {"n": [await leave(model, streams) for _ in range(TRIES)]}
+
+    assert called(node).stop.reason == "max_turns"
+    assert model.calls == TURNS
+
+
+@pytest.mark.parametrize("text", ["", "half of it"], ids=["before", "after"])
+def test_stream_that_failed_is_no_turn(text: str) -> None:
+    """Before its first part or after it: a call that failed gave no answer."""
+    enable(max_turns=TURNS)
+    failing = Answer(text=text, error=RuntimeError("overloaded"))
+    script = [*[failing] * 5, *[TEXT] * TURNS]
+    model = ScriptedChatModel(script)
+
+    def node(_: Any) -> Any:
+        for _ in range(TRIES):
+            with suppress(RuntimeError):
+                list(model.stream("q"))
+
+    assert called(node).stop.turns == TURNS
+    assert model.calls == 5 + TURNS
+
+
+def test_stream_that_a_kill_has_cut_is_no_turn(events: list[Event]) -> None:
+    """The graph ends, and nothing uses the answer."""
+    enable(max_turns=TURNS, observers=[events.append])
+    model = ScriptedChatModel(endless(TEXT))
+
+    def node(_: Any) -> Any:
+        for _ in model.stream("q"):
+            kill(all=True)
+
+    assert called(node).stop.reason == "killed"
+    assert [each.turns for each in events if isinstance(each, Stop)] == [0]
+
+
+def test_stream_that_is_left_after_its_graph_counts_nothing(events: list[Event]) -> None:
+    """The invocation has been published."""
+    enable(max_turns=TURNS, observers=[events.append])
+    model, streams = ScriptedChatModel(endless(TEXT)), []  # type: ignore[var-annotated]
+    node: Any = lambda _: {"n": kept(model, streams)}  # noqa: E731
+    graph_of(node).invoke({"n": 0})
+    (stop,) = (each for each in events if isinstance(each, Stop))
+    count = len(events)
+    streams.clear()
+    assert stop.model_calls == 1
+    assert len(events) == count
+
+
+# --- models that leave the stream of another one --------------------------------------------------
+
+
+@tool
+def search() -> str:
+    """Search."""
+    return "nothing"
+
+
+class Impatient(ScriptedModel):
+    """Leaves the stream of another model after its first part, and then answers itself."""
+
+    inner: ScriptedModel
+
+    async def stream(self, messages: Any, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        """Stream its own answer."""
+        async for _ in self.inner.stream(messages):
+            break
+        async for event in super().stream(messages, *args, **options):
+            yield event
+
+
+def strands_calls() -> int:
+    """Count the calls of a model that a Strands agent's model leaves."""
+    model = Impatient(endless(uses("search")))
+    model.inner = ScriptedModel(endless(TEXT))
+    agent = StrandsAgent(model=model, tools=[search], callback_handler=None)
+    assert str(agent("go").stop_reason) == "max_turns"
+    return model.inner.calls
+
+
+class ImpatientChatModel(ScriptedChatModel):
+    """The same with LangChain."""
+
+    inner: Any
+
+    def __init__(self, script: Iterable[Answer], **fields: Any) -> None:
+        super().__init__(script, **fields)
+
+    def _generate(self, messages: Any, *args: Any, **options: Any) -> ChatResult:
+        next(self.inner.stream(messages))
+        return super()._generate(messages, *args, **options)
+
+
+def langchain_calls() -> int:
+    """Count the calls of a model that an agent's model of LangChain leaves."""
+    inner = ScriptedChatModel(endless(TEXT))
+    agent = graphs.agent(ImpatientChatModel(endless(uses("search")), inner=inner))
+    assert graphs.halt_of(agent.invoke(graphs.ASK, graphs.STEPS)).reason == "max_turns"
+    return inner.calls
+
+
+class ImpatientSdkModel(SdkModel):
+    """The same with the OpenAI Agents SDK."""
+
+    def __init__(self) -> None:
+        self.inner = ScriptedAgentsModel(endless(TEXT))
+        self.own = ScriptedAgentsModel(endless(uses("search")))
+
+    async def get_response(self, *args: Any, **options: Any) -> ModelResponse:
+        """Answer itself."""
+        async for _ in self.inner.stream_response(*args, **options):
+            break
+        response = await self.own.get_response(*args, **options)
+        return ModelResponse(output=response.output, usage=Usage(), response_id=None)
+
+    async def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        """Stream its own answer."""
+        async for _ in self.inner.stream_response(*args, **options):
+            break
+        async for event in self.own.stream_response(*args, **options):
+            yield event
+
+
+def sdk_calls() -> int:
+    """Count the calls of a model that an SDK agent's model leaves."""
+    model = ImpatientSdkModel()
+    agent: SdkAgent[Any] = runs.agent(model)
+    assert runs.halt_of(runs.call_run(agent)).reason == "max_turns"
+    return model.inner.calls
+
+
+def sdk_streamed_calls() -> int:
+    """Count them in a streamed run."""
+    model = ImpatientSdkModel()
+
+    async def main() -> Any:
+        result = Runner.run_streamed(runs.agent(model), "go", **runs.options_of({}))
+        async for _ in result.stream_events():
+            pass
+        return result
+
+    assert runs.halt_of(asyncio.run(main())).reason == "max_turns"
+    return model.inner.calls
+
+
+@pytest.mark.parametrize(
+    "count",
+    [strands_calls, langchain_calls, sdk_calls, sdk_streamed_calls],
+    ids=lambda f: f.__name__,
+)
+def test_model_that_leaves_the_stream_of_another_one_is_limited(count: Callable[[], int]) -> None:
+    """The agent gets an answer of each, so each is a turn."""
+    enable(max_turns=TURNS)
+    assert count() == TURNS
