@@ -90,6 +90,37 @@ def test_result_of_graph_has_the_stop_of_its_node() -> None:
     assert names_of(result) == [("reviewer", "halted")]
 
 
+def swarmed() -> Swarm:
+    """A swarm of an agent that never ends."""
+    return Swarm([runaway("swarms"), answering("other")])
+
+
+GROUPS = {
+    "first": lambda: line(runaway("first"), answering("second")),
+    "last": lambda: line(answering("first"), runaway("second")),
+    "nested": lambda: line(answering("first"), reviewed(runaway("reviewer"))),
+    "nested-swarm": lambda: line(answering("first"), swarmed()),
+    "swarm": swarmed,
+}
+
+
+@pytest.mark.parametrize("action", ["halt", "wrap_up", "raise"])
+@pytest.mark.parametrize("scope", ["limits", "tree"])
+@pytest.mark.parametrize("build", GROUPS.values(), ids=GROUPS)
+def test_group_ended_by_a_limit_shows_it_or_raises(
+    build: Callable[[], Any], scope: str, action: Any
+) -> None:
+    """A cut result must not pass for a finished one, in any shape."""
+    caps: dict[str, Any] = {scope: Limits(max_turns=3)}
+    enable(**caps, action=action)
+    try:
+        stop = stop_of(build()("go"))
+    except LimitReachedError as error:
+        stop = error.stop
+    assert stop is not None
+    assert stop.reason == "max_turns"
+
+
 def test_result_without_a_halt_has_no_stop() -> None:
     """Neither that of a graph nor that of its agents."""
     enable(Limits(max_turns=2))

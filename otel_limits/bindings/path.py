@@ -78,6 +78,12 @@ class Path:
         """True once the model was asked for its only last answer."""
         return self.run.budget.wrapped_up or self.wrapping is not None
 
+    @property
+    def may_wrap_up(self) -> bool:
+        """True if the action at one of its limits, or of a quota, can be `wrap_up`."""
+        budgets = self.run.budgets
+        return self.gate is not None or any(each.policy.action == "wrap_up" for each in budgets)
+
     def text_of(self, verdict: Verdict) -> str:
         """Return the end user's text of a halt."""
         run = self.run
@@ -90,12 +96,13 @@ class Path:
         call: InFlightCall,
         attributes: Mapping[str, object],
         *,
+        can_be_last: bool = True,
         can_ask: bool = True,
     ) -> Refusal | None:
         """Wait for quotas, then decide whether a call may be sent. See `decide`."""
         request = self._request(call, attributes)
         against = None if request is None else await self.ask_quotas(request)
-        refusal = self._decided(call, against, can_ask=can_ask)
+        refusal = self._decided(call, against, can_be_last=can_be_last, can_ask=can_ask)
         if refusal is not None:
             await self.settle_quotas(call.id)
         return refusal
@@ -105,12 +112,13 @@ class Path:
         call: InFlightCall,
         attributes: Mapping[str, object],
         *,
+        can_be_last: bool = True,
         can_ask: bool = True,
     ) -> Refusal | None:
         """Do the same as `admit` in a thread that may block."""
         request = self._request(call, attributes)
         against = None if request is None else wait_for(self.ask_quotas(request))
-        refusal = self._decided(call, against, can_ask=can_ask)
+        refusal = self._decided(call, against, can_be_last=can_be_last, can_ask=can_ask)
         if refusal is not None and request is not None:
             wait_for(self.settle_quotas(call.id))
         return refusal
@@ -134,10 +142,10 @@ class Path:
 
     @suppress_errors("binding")
     def _decided(
-        self, call: InFlightCall, against: Verdict | None, *, can_ask: bool
+        self, call: InFlightCall, against: Verdict | None, *, can_be_last: bool, can_ask: bool
     ) -> Refusal | None:
         """Decide; an internal error never refuses a call."""
-        return self.decide(call, against, can_ask=can_ask)
+        return self.decide(call, against, can_be_last=can_be_last, can_ask=can_ask)
 
     # --- quotas -----------------------------------------------------------------------------------
 

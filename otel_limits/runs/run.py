@@ -115,6 +115,15 @@ class Run(Scope):
             self.action, self.verdict, self.sentence = "none", None, ""
             self.raised = False
 
+    @property
+    def is_outermost_loop(self) -> bool:
+        """True unless code of another invocation started it, such as a node of a graph.
+
+        An agent that a tool calls answers the tool, so nothing takes its answer for another's.
+        """
+        around, scope = self.parent, self.task_scope
+        return around is None or (scope is not None and scope.owner is around)
+
     def outermost_in(self) -> tuple[Budget, ...]:
         """Return the enclosing trees in which no other running invocation encloses this one."""
         enclosed: set[int] = set()

@@ -992,3 +992,40 @@ def test_agent_without_limits_is_not_changed() -> None:
     """Without otel-limits nothing of it remains in a run."""
     result = CALLS["run"](Agent(name="boss", model=ScriptedAgentsModel([says("done")])))
     assert (result.final_output, stops_of(result)) == ("done", ())
+
+
+class Reply(BaseModel):
+    """The output of a typed agent."""
+
+    text: str
+
+
+SHAPES: dict[str, Any] = {
+    "agent": lambda: agent(looping()),
+    "typed": lambda: agent(looping(), output_type=Reply),
+    "hand-off": lambda: Agent(
+        name="boss",
+        model=ScriptedAgentsModel([uses("transfer_to_other")]),
+        handoffs=[agent(looping(), name="other")],
+    ),
+    "tool-that-answers": lambda: Agent(
+        name="boss",
+        model=ScriptedAgentsModel([uses("other", arguments={"input": "go"})]),
+        tools=[agent(looping(), name="other").as_tool("other", "Ask.", max_turns=STEPS)],
+        tool_use_behavior="stop_on_first_tool",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", CALLS)
+@pytest.mark.parametrize("action", ["halt", "wrap_up", "raise"])
+@pytest.mark.parametrize("build", SHAPES.values(), ids=SHAPES)
+def test_run_ended_by_a_limit_shows_it_or_raises(build: Any, action: Any, how: str) -> None:
+    """A cut result must not pass for a finished one, in any shape."""
+    enable(max_turns=3, action=action)
+    try:
+        stop = stop_of(CALLS[how](build()))
+    except LimitReachedError as error:
+        stop = error.stop
+    assert stop is not None
+    assert stop.reason == "max_turns"

@@ -23,9 +23,15 @@ from otel_limits.bindings.langchain.graph_path import GraphPath, path_of_task
 from otel_limits.bindings.langchain.graph_questions import ask, report_not_asked, unanswered
 from otel_limits.bindings.langchain.halt_marks import mark
 from otel_limits.bindings.langchain.inner_streams import AnswerEndedError, AnswerReader, with_reader
+from otel_limits.bindings.langchain.last_answers import obstacle_to_last_answer
 from otel_limits.bindings.langchain.notes_for_chat import noted, without_tools
 from otel_limits.bindings.own_spans import write_call_span
-from otel_limits.bindings.path import admit_side_call, can_be_extended, settle_call
+from otel_limits.bindings.path import (
+    IMMEDIATE,
+    admit_side_call,
+    can_be_extended,
+    settle_call,
+)
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.span_writer import write_halt
 from otel_limits.core.errors import limit_reached
@@ -42,6 +48,12 @@ if TYPE_CHECKING:
 
 IDS: Final = itertools.count(1)
 """IDs of calls, as parallel branches of a graph can have several in flight."""
+
+WITH_TOOLS: Final = (
+    *("tools", "tool_choice", "tool_config"),
+    *("functions", "function_call", "response_format"),
+)
+"""Options of a request that its last answer does without."""
 
 LEFT: Final = (GeneratorExit, asyncio.CancelledError)
 """How a stream ends for the model if its reader does not read it to the end."""
@@ -261,6 +273,8 @@ class ChatRequest:
     messages: list[Any]
     options: dict[str, Any]
     calls: list[InFlightCall]
+    obstacle: str = ""
+    """Why it cannot be the graph's last answer, for the operator."""
     chunks: list[Any] = field(default_factory=list)
     answers: list[Any] = field(default_factory=list)
     """The response to each call."""
@@ -304,7 +318,9 @@ class ChatRequest:
             return
         self._prepare(path)
         for call in self.calls:
-            refusal = path.admit_blocking(call, path.attributes, can_ask=path.can_ask)
+            refusal = path.admit_blocking(
+                call, path.attributes, can_be_last=not self.obstacle, can_ask=path.can_ask
+            )
             if refusal is not None:
                 self._refuse(path, refusal)
         self._reopen(path)
@@ -318,7 +334,9 @@ class ChatRequest:
             return
         self._prepare(path)
         for call in self.calls:
-            refusal = await path.admit(call, path.attributes, can_ask=path.can_ask)
+            refusal = await path.admit(
+                call, path.attributes, can_be_last=not self.obstacle, can_ask=path.can_ask
+            )
             if refusal is not None:
                 self._refuse(path, refusal)
         self._reopen(path)
@@ -332,6 +350,12 @@ class ChatRequest:
     def _prepare(self, path: GraphPath) -> None:
         if path.can_ask and (interruption := unanswered(path)) is not None:
             raise interruption
+        self._note_obstacle(path)
+
+    @suppress_errors("binding")
+    def _note_obstacle(self, path: GraphPath) -> None:
+        if path.may_wrap_up and not path.wrapped_up:
+            self.obstacle = obstacle_to_last_answer(path, self.options)
 
     def _refuse(self, path: GraphPath, refusal: Refusal) -> None:
         for call in self.calls:
@@ -339,10 +363,13 @@ class ChatRequest:
                 self.run.calls.release(call)
         if refusal.asks and (interruption := ask(path, refusal.verdict)) is not None:
             raise interruption
-        action = refusal.verdict.action or path.run.policy.action
-        if action == "ask" and not path.can_ask and can_be_extended(refusal.verdict):
+        verdict = refusal.verdict
+        action = verdict.action or path.run.policy.action
+        if action == "ask" and not path.can_ask and can_be_extended(verdict):
             report_not_asked(path)
-        raise path.refuse(refusal.verdict, ensure_config().get("metadata") or {})
+        if action == "wrap_up" and verdict.reason not in IMMEDIATE:
+            verdict = replace(verdict, remark=verdict.remark or self.obstacle)
+        raise path.refuse(verdict, ensure_config().get("metadata") or {})
 
     def _reopen(self, path: GraphPath) -> None:
         """Go on with calls whose graph has ended while they waited, as its threads may do."""
@@ -360,7 +387,7 @@ class ChatRequest:
         self.run.cycle()
         if path.wrapping is not None and path.last_call in self.calls:
             self.messages = [without_tools(each, path.wrapping) for each in self.messages]
-            for name in ("tools", "tool_choice", "functions", "response_format"):
+            for name in WITH_TOOLS:
                 self.options.pop(name, None)
         else:
             self.messages = [noted(each, path) for each in self.messages]

@@ -56,6 +56,7 @@ class LimitQuestion:
 class GraphPath(TurnPath):
     """The state of an invocation of a graph."""
 
+    graph: Any = field(kw_only=True)
     attributes: Mapping[str, object] = field(default_factory=dict, kw_only=True)
     """Attributes for quotas and the audit, from the configuration of the call."""
     span: trace.Span = field(default=trace.INVALID_SPAN, kw_only=True)
@@ -63,6 +64,8 @@ class GraphPath(TurnPath):
     """The model's last answer after a limit, if it gave one."""
     place: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """Metadata of the model call that was refused or failed: its node, among others."""
+    is_refused: bool = field(default=False, kw_only=True)
+    """True once a model call was refused, even if a node has handled that."""
     can_ask: bool = field(default=False, kw_only=True)
     """True if an interrupt can be resumed later, so that a human can be asked."""
     questions: Sequence[LimitQuestion] = field(default=(), kw_only=True)
@@ -85,7 +88,7 @@ class GraphPath(TurnPath):
 
     def refuse(self, verdict: Verdict, place: Mapping[str, Any]) -> GraphHaltedError:
         """Return the exception that ends the graph before a model call."""
-        self.verdict, self.place = verdict, place
+        self.verdict, self.place, self.is_refused = verdict, place, True
         error = GraphHaltedError("halted by otel-limits")
         error.path = self
         return error

@@ -7,7 +7,7 @@ import uuid
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables.config import ensure_config, merge_configs
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphInterrupt, GraphRecursionError
@@ -18,6 +18,7 @@ from opentelemetry import context as otel_context
 
 from otel_limits.bindings.extensions import declined_verdict, extend
 from otel_limits.bindings.gateways import chain_of
+from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.graph_events import ends_of_task
 from otel_limits.bindings.langchain.graph_path import (
     LIVE,
@@ -28,7 +29,7 @@ from otel_limits.bindings.langchain.graph_path import (
 )
 from otel_limits.bindings.langchain.graph_questions import Resumed, aresumed, can_ask, resumed
 from otel_limits.bindings.langchain.graph_streams import GraphStream
-from otel_limits.bindings.langchain.halt_marks import SLOT, mark
+from otel_limits.bindings.langchain.halt_marks import SLOT, mark, with_mark_of
 from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.path import halt_from_error
@@ -48,10 +49,6 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Policy, Verdict
 
 Saved: TypeAlias = "tuple[Any, list[list[StateUpdate]]]"
-
-MESSAGES: Final = "messages"
-"""The channel of a graph's state that holds its conversation."""
-
 
 DEFAULT_NAME: Final = "LangGraph"
 UNNAMED: Final = (
@@ -80,16 +77,18 @@ def track_stream(original: Any) -> Any:
             return
         chunks = original(graph, input, config, **invocation.stream.options)
         try:
-            while True:
-                with invocation:
-                    try:
-                        chunk = next(chunks)
-                    except StopIteration:
-                        invocation.succeed()
-                        break
-                yield from invocation.stream.passed(chunk)
-        except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
-            if (saved := invocation.halted_by(error)) is not None:
+            try:
+                while True:
+                    with invocation:
+                        try:
+                            chunk = next(chunks)
+                        except StopIteration:
+                            break
+                    yield from invocation.stream.passed(chunk)
+                saved = invocation.succeed()
+            except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
+                saved = invocation.halted_by(error)
+            if saved is not None:
                 graph.bulk_update_state(*saved)
             yield from invocation.last_chunks()
         finally:
@@ -121,17 +120,19 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
             return
         chunks = original(graph, input, config, **invocation.stream.options)
         try:
-            while True:
-                with invocation:
-                    try:
-                        chunk = await anext(chunks)
-                    except StopAsyncIteration:
-                        invocation.succeed()
-                        break
-                for each in invocation.stream.passed(chunk):
-                    yield each
-        except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
-            if (saved := invocation.halted_by(error)) is not None:
+            try:
+                while True:
+                    with invocation:
+                        try:
+                            chunk = await anext(chunks)
+                        except StopAsyncIteration:
+                            break
+                    for each in invocation.stream.passed(chunk):
+                        yield each
+                saved = invocation.succeed()
+            except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
+                saved = invocation.halted_by(error)
+            if saved is not None:
                 await graph.abulk_update_state(*saved)
             invocation.note_end(ends)
             for each in invocation.last_chunks():
@@ -230,6 +231,7 @@ class GraphInvocation:
         )
         self.path = run.state = GraphPath(
             run,
+            graph=graph,
             verdict=declined,
             attributes=attributes,
             span=span or trace.INVALID_SPAN,
@@ -245,6 +247,8 @@ class GraphInvocation:
         self._tokens: list[tuple[Any, Any]] = []
         self._last: list[Any] = []
         """The messages of a halt."""
+        self._unseen: list[Any] = []
+        """The model's last answer, if its reader got parts without the mark only."""
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -301,12 +305,13 @@ class GraphInvocation:
     @suppress_errors("binding")
     def _halt(self) -> None:
         """Publish the halt, and write its messages."""
-        path, run, graph = self.path, self._run, self._graph
+        path, run = self.path, self._run
         verdict = path.verdict or path.wrapping
         assert verdict is not None  # every refusal has one
         path.end_turns()
         self._reason = verdict.reason
         if path.answer is not None:  # the model gave a last answer, and the graph continued
+            self._show(path.answer)
             return
         action = verdict.action or run.policy.action
         taken: ActionTaken = "raised" if action == "raise" else "halted"
@@ -316,16 +321,34 @@ class GraphInvocation:
         message = AIMessage(path.text_of(verdict), id=str(uuid.uuid4()))
         mark(message, stop, synthetic=True)
         write_halt(path.span, verdict, run, synthetic=True)
-        if MESSAGES in graph.channels:
+        if self.stream.has_conversation:
             self._last = [*_results_of_unanswered(self.stream.messages, verdict), message]
-        else:
-            run.raised = True
+        run.raised = run.raised or not self.stream.can_carry
+
+    def _show(self, answer: Any) -> None:
+        """Show the halt in a result that has lost the mark of the model's answer, or never had it.
+
+        A node may store a copy of the answer, only its text, or nothing of it.
+        """
+        run, stream = self._run, self.stream
+        if stream.carries(run.invocation.id):
+            self._unseen = [answer] if stream.shows_only_parts else []
+            return
+        if stream.has_conversation:
+            last = next(reversed(stream.messages), None)
+            is_it = isinstance(last, BaseMessage) and (
+                last.id == answer.id or (last.type, text_of(last)) == (answer.type, text_of(answer))
+            )
+            self._last = [with_mark_of(last, answer) if is_it else answer]
+        run.raised = run.raised or not stream.can_carry
 
     @suppress_errors("binding")
     def _last_chunks(self) -> list[Any]:
-        if not self._last or self._run.raised:
+        if self._run.raised:
             return []
-        return list(self.stream.of_halt(self._last, self.path.place))
+        is_streamed = self.path.answer is not None
+        messages, place = self._last or self._unseen, self.path.place
+        return list(self.stream.of_halt(messages, place, is_streamed=is_streamed))
 
     def last_chunks(self) -> list[Any]:
         """Return the halt as the reader of the stream asked for it."""
@@ -350,7 +373,7 @@ class GraphInvocation:
             node = next(each for each in graph.nodes if not each.startswith("__"))
         return {"configurable": configurable}, [
             [StateUpdate(None, END)],  # what ended in this step is kept, the rest is dropped
-            [StateUpdate({MESSAGES: self._last}, node)],
+            [StateUpdate(self.stream.update_with(self._last), node)],
             [StateUpdate(None, END)],  # nor does anything follow our message
         ]
 
@@ -386,21 +409,41 @@ class GraphInvocation:
         end_span(path.span, self._failure)
 
     @suppress_errors("binding")
-    def succeed(self) -> None:
-        """Note that the graph has ended by itself."""
-        path, run = self.path, self._run
-        self._reason = "interrupt" if self.stream.is_interrupted else "end_turn"
+    def succeed(self) -> Saved | None:
+        """Note that the graph has ended by itself.
+
+        Returns:
+            What to store in the graph's checkpoints, if a limit ended it and they do not show that.
+        """
+        path, run, is_interrupted = self.path, self._run, self.stream.is_interrupted
+        self._reason = "interrupt" if is_interrupted else "end_turn"
         if run.freeze_outcome():  # killed when no model call was left to refuse
-            run.halt(KILLED, "halted")
-            self._reason = KILLED.reason
-        elif path.unanswered is not None and not self.stream.is_interrupted:
-            run.halt(path.unanswered, "halted")  # a node has handled the interrupt as an error
-            self._reason = path.unanswered.reason
-        elif path.answer is not None and run.verdict is not None:
-            self._reason = run.verdict.reason
+            self._halt_late(KILLED)
+        elif is_interrupted:
+            return None
+        elif path.unanswered is not None:  # a node has handled the interrupt as an error
+            self._halt_late(path.unanswered)
+        elif path.is_refused or path.answer is not None:  # a node has handled the refusal
+            self._halt()
+        return self._checkpoint()
+
+    def _halt_late(self, verdict: Verdict) -> None:
+        """Publish a halt that came after the answer, and show it there."""
+        run, stream = self._run, self.stream
+        self._reason = verdict.reason
+        run.halt(verdict, "raised" if run.policy.action == "raise" else "halted")
+        if stream.is_interrupted:
+            return
+        answer = next(reversed(stream.messages), None)
+        if isinstance(answer, BaseMessage):
+            answer = answer.model_copy()
+            mark(answer, run.stop(verdict.reason), synthetic=False)
+            self._show(answer)
+        else:
+            run.raised = True
 
     def raise_if_asked(self) -> None:
-        """Raise the limit's error if that is the action, or if the state has no messages.
+        """Raise the limit's error if that is the action, or if the result cannot show the halt.
 
         Raises:
             LimitReachedError: Either is so.

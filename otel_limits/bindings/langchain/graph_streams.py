@@ -7,14 +7,28 @@ asked for is passed on. `invoke` requests both itself.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.langchain.halt_marks import messages_of
+from langchain_core.messages import AIMessageChunk, BaseMessage
+from langgraph.channels import LastValue
+from pydantic import BaseModel
+
+from otel_limits.bindings.langchain.halt_marks import messages_of, stops_of
 from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+MESSAGES: Final = "messages"
+"""The channel of a graph's state that holds its conversation."""
+
+MESSAGE: Final = (BaseMessage, tuple, dict)
+"""Forms of messages. A state without `add_messages` keeps them as they were given."""
+
+CARRIERS: Final = frozenset({"messages", "updates", "values"})
+"""Modes in which a reader gets the message of a halt."""
 
 OURS: Final = ("updates", "values")
 
@@ -42,6 +56,10 @@ class GraphStream:
         self._asked: tuple[str, ...] = (asked,) if isinstance(asked, str) else tuple(asked)
         self._has_subgraphs = bool(options.get("subgraphs"))
         self._is_v2 = options.get("version") == "v2"
+        keys = options.get("output_keys")
+        self._keys = graph.stream_channels_asis if keys is None else keys
+        self._has_channel = MESSAGES in graph.channels
+        self._is_replaced = isinstance(graph.channels.get(MESSAGES), LastValue)
         modes = list(dict.fromkeys((*self._asked, *OURS)))
         self.options = {**options, "stream_mode": modes}
         self.values: Any = {}
@@ -86,25 +104,67 @@ class GraphStream:
     @property
     def messages(self) -> list[Any]:
         """The messages of the state, with those of nodes that ended since."""
+        if self._is_replaced and self.updates:
+            return [*self.updates]
         return [*messages_of(self.values), *self.updates]
+
+    @property
+    def has_conversation(self) -> bool:
+        """True if the state has a list of messages, to which one can be added."""
+        values = self.values
+        found = values.get(MESSAGES, ()) if isinstance(values, dict) else messages_of(values)
+        is_list = isinstance(found, (list, tuple))
+        return self._has_channel and is_list and all(isinstance(each, MESSAGE) for each in found)
+
+    @property
+    def can_carry(self) -> bool:
+        """True if its reader gets that list, and so the message of a halt."""
+        is_kept = not isinstance(self._keys, str) and MESSAGES in self._keys
+        return self.has_conversation and is_kept and not CARRIERS.isdisjoint(self._asked)
+
+    def carries(self, invocation: str) -> bool:
+        """Return whether the result shows the stop of an invocation."""
+        return any(stop.invocation_id == invocation for stop in stops_of(self.values))
+
+    @property
+    def shows_only_parts(self) -> bool:
+        """True if its reader gets parts of answers, but neither states nor updates."""
+        return CARRIERS.intersection(self._asked) == {"messages"}
+
+    def conversation_with(self, messages: Sequence[Any]) -> list[Any]:
+        """Return the messages of the state with those of a halt, which replace any of their ID."""
+        ours = {each.id for each in messages} - {None}
+        kept = [each for each in self.messages if getattr(each, "id", None) not in ours]
+        return [*kept, *messages]
+
+    def update_with(self, messages: Sequence[Any]) -> dict[str, Any]:
+        """Return the update that adds the messages of a halt to the state."""
+        return {MESSAGES: self.conversation_with(messages) if self._is_replaced else [*messages]}
 
     def values_with(self, messages: Sequence[Any]) -> Any:
         """Return the state with the messages of a halt."""
-        every = [*self.messages, *messages]
+        every = {MESSAGES: self.conversation_with(messages)}
         if isinstance(self.values, dict):
-            return {**self.values, "messages": every}
-        return self.values.model_copy(update={"messages": every})
+            return {**self.values, **every}
+        if isinstance(self.values, BaseModel):
+            return self.values.model_copy(update=every)
+        return dataclasses.replace(self.values, **every)
 
-    def of_halt(self, messages: Sequence[Any], place: Mapping[str, Any]) -> Iterator[Any]:
+    def of_halt(
+        self, messages: Sequence[Any], place: Mapping[str, Any], *, is_streamed: bool
+    ) -> Iterator[Any]:
         """Yield the messages of a halt in each mode that the reader asked for.
 
         Args:
             messages: The messages that the halt adds to the state.
             place: Metadata of the model call that was refused.
+            is_streamed: The reader got the text in parts, and now gets the mark.
         """
+        if not messages:
+            return
         values = self.values_with(messages)
         payloads: dict[str, list[Any]] = {
-            "messages": [(message, dict(place)) for message in messages],
+            "messages": [(_mark_of(each) if is_streamed else each, {**place}) for each in messages],
             "updates": [{place.get("langgraph_node", "otel_limits"): {"messages": [*messages]}}],
             "values": [values],
         }
@@ -118,3 +178,9 @@ class GraphStream:
             return {"type": mode, "ns": (), "data": payload, **extra}
         parts = (*(((),) if self._has_subgraphs else ()), *(() if self._is_single else (mode,)))
         return (*parts, payload) if parts else payload
+
+
+def _mark_of(message: Any) -> AIMessageChunk:
+    """Return the last part of a message, which adds its mark to those before."""
+    metadata = message.response_metadata
+    return AIMessageChunk(content="", id=message.id, response_metadata=metadata)

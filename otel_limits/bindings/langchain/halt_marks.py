@@ -39,6 +39,12 @@ def mark(message: Any, stop: Stop, *, synthetic: bool) -> None:
     }
 
 
+def with_mark_of(message: Any, answer: Any) -> Any:
+    """Return a copy of a message with the mark of another one."""
+    kept = {**message.response_metadata, MARKER: answer.response_metadata[MARKER]}
+    return message.model_copy(update={"response_metadata": kept})
+
+
 def mark_inner(message: Any, stops: Iterable[Stop]) -> None:
     """Write the stops of agents that a tool has called into its message."""
     kept = [stop_to_json(stop) for stop in stops]
@@ -47,7 +53,7 @@ def mark_inner(message: Any, stops: Iterable[Stop]) -> None:
 
 def marker_of(result: Any) -> Mapping[str, Any] | None:
     """Return what `mark` wrote into a message, or into the last message of a state."""
-    messages = messages_of(result)
+    messages = _conversation_in(result)
     message = messages[-1] if messages else result
     marker = _metadata_of(message).get(MARKER)
     return marker if isinstance(marker, dict) else None
@@ -63,16 +69,27 @@ def stops_of(result: Any) -> Sequence[Stop]:
     if isinstance(result, BaseException):
         stop = stop_of_error(result)
         return () if stop is None else (stop,)
-    messages = messages_of(result) or [result]
+    messages = _conversation_in(result) or [result]
     since = max((n for n, each in enumerate(messages) if _is_of_user(each)), default=-1)
     markers = [_metadata_of(message).get(MARKER) for message in messages[since + 1 :]]
     markers += _metadata_of(messages[-1]).get(INNER, ())
     return [stop_from_json(each) for each in markers if isinstance(each, dict)]
 
 
+def _conversation_in(result: Any) -> list[Any]:
+    """Return the messages in a result, which a function of the functional API may return alone."""
+    result = _value_of(result)
+    return [*result] if isinstance(result, (list, tuple)) else messages_of(result)
+
+
+def _value_of(result: Any) -> Any:
+    """Return the state in the result of `invoke(…, version="v2")`."""
+    return getattr(result, "value", result) if hasattr(result, "interrupts") else result
+
+
 def messages_of(state: Any) -> list[Any]:
     """Return the messages of a graph's state or output; none if it has no such list."""
-    state = getattr(state, "value", state)  # of `invoke(…, version="v2")`
+    state = _value_of(state)
     found = state.get("messages") if isinstance(state, dict) else getattr(state, "messages", None)
     return list(found) if isinstance(found, (list, tuple)) else []
 

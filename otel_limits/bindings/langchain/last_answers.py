@@ -1,0 +1,112 @@
+"""Decides which model call of a graph can be its last answer (`wrap_up`).
+
+The answer is text without tool calls. An agent's own loop ends with it, and so does a loop of tools
+that was written by hand. Any other node expects something else of its call, such as a route, and
+its graph would continue with nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from langchain_core.runnables.config import ensure_config
+from langgraph.graph import END
+from langgraph.graph.state import CompiledStateGraph
+
+if TYPE_CHECKING:
+    from otel_limits.bindings.langchain.graph_path import GraphPath
+
+BUILDERS: Final = (
+    ("langchain.agents", "create_agent"),
+    ("langgraph.prebuilt", "create_react_agent"),
+)
+"""The functions that build an agent's own loop."""
+
+TOOLS: Final = ("tools", "functions")
+
+WITH_SCHEMA: Final = "ls_structured_output_format"
+"""Set by `with_structured_output` of every vendor's class."""
+
+SCHEMAS: Final = (WITH_SCHEMA, "response_format", "response_schema", "response_json_schema")
+"""Options of a request whose answer has a schema."""
+
+FREE: Final = ("", "auto", "none")
+"""Values of `tool_choice` that let the model answer with text."""
+
+
+def obstacle_to_last_answer(path: GraphPath, options: Mapping[str, Any]) -> str:
+    """Return why a model call cannot be the last answer, for the operator; empty if it can.
+
+    Args:
+        path: The graph that makes the call.
+        options: The options of the request.
+    """
+    graph, name = path.graph, path.run.invocation.agent
+    if not path.run.is_outermost_loop:
+        return f"No final answer was requested: {name!r} is a part of another graph or agent."
+    node = str((ensure_config().get("metadata") or {}).get("langgraph_node", ""))
+    place = f"node {node!r}" if node else "its node"
+    is_own_loop = _is_own_loop(graph, node)
+    if not _offers_free_tools(options, can_be_typed=is_own_loop):
+        return f"No final answer was requested: the call in {place} must return more than text."
+    if is_own_loop or _can_end_at(graph, node):
+        return ""
+    return f"No final answer was requested: no edge from {place} leads to END."
+
+
+def _is_own_loop(graph: Any, node: str) -> bool:
+    """Return whether a node, or any node if it is unknown, is the model's in an agent's own loop.
+
+    Before Python 3.11, an asynchronous node does not know its name.
+    """
+    builders = (getattr(sys.modules.get(module), name, None) for module, name in BUILDERS)
+    makers = {each.__module__ for each in builders if each is not None}
+    nodes = graph.builder.nodes if isinstance(graph, CompiledStateGraph) else {}
+    asked = [nodes[node]] if node in nodes else [] if node else nodes.values()
+    return any(getattr(_code_of(each), "__module__", None) in makers for each in asked)
+
+
+def _code_of(node: Any) -> Any:
+    return getattr(node.runnable, "func", None) or getattr(node.runnable, "afunc", None)
+
+
+def _offers_free_tools(options: Mapping[str, Any], *, can_be_typed: bool) -> bool:
+    """Return whether a request offers tools, and leaves the choice to the model.
+
+    Args:
+        options: The options of the request.
+        can_be_typed: It may request a typed answer, too: without one, an agent ends with text.
+    """
+    if not any(options.get(each) for each in TOOLS) or options.get(WITH_SCHEMA):
+        return False
+    if can_be_typed:
+        return True
+    is_forced = any(map(_forces, (options.get("tool_choice"), options.get("function_call"))))
+    is_forced = is_forced or "ANY" in str(options.get("tool_config"))  # Google's
+    return not is_forced and not any(options.get(each) for each in SCHEMAS)
+
+
+def _forces(choice: Any) -> bool:
+    if isinstance(choice, Mapping):  # `{"type": "auto"}`, or `{"auto": {}}` of Bedrock
+        choice = choice.get("type") or next(iter(choice), "")
+    return str(choice or "").lower() not in FREE
+
+
+def _can_end_at(graph: Any, node: str) -> bool:
+    """Return whether a graph can end right after a node."""
+    if not isinstance(graph, CompiledStateGraph):
+        return len(graph.nodes) == 1  # a function of the functional API, with its tasks
+    builder = graph.builder
+    if node not in builder.nodes:
+        return False
+    followers = {target for source, target in builder.edges if source == node}
+    followers |= {target for sources, target in builder.waiting_edges if node in sources}
+    if followers - {END}:
+        return False
+    # Without a list of targets, a condition or a `Command` can choose any.
+    ways = [each.ends for each in builder.branches.get(node, {}).values()]
+    ends = builder.nodes[node].ends
+    targets = followers.union(*(way.values() for way in ways if way), ends or ())
+    return END in targets or any(way is None for way in ways) or not targets
