@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import operator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import pytest
@@ -15,7 +16,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMes
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint
 from langgraph.graph import END, START, MessagesState, StateGraph, add_messages
-from langgraph.prebuilt import ToolNode, create_react_agent
+from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
 from langgraph.types import Command
 from pydantic import BaseModel
 
@@ -143,6 +144,20 @@ def functional(model: Any) -> Any:
     return boss
 
 
+def threaded(model: Any) -> Any:
+    """The same, with model calls in threads that know no node."""
+    ask = model.bind_tools([search]).invoke
+
+    def think(state: Any) -> Any:
+        with ThreadPoolExecutor() as pool:
+            return {"messages": [pool.submit(ask, state["messages"]).result()]}
+
+    builder = StateGraph(MessagesState).add_node("think", think).add_edge(START, "think")
+    builder.add_node("tools", ToolNode([search])).add_edge("tools", "think")
+    builder.add_conditional_edges("think", tools_condition)
+    return builder.compile(name="boss")
+
+
 @after_model
 def watch(state: Any, runtime: Any) -> None:
     """A node between the model's and the end."""
@@ -206,10 +221,10 @@ ASKED: dict[str, Callable[[Any], Any]] = {
 """Graphs that can end with a last answer."""
 
 NOT_ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "router": (router, "must return more than text"),
+    "router": (router, "the call in node 'worker' offers no tools"),
     "router-by-function": (
         lambda model: router(model, method="function_calling"),
-        "must return more than text",
+        "the call in node 'worker' offers no tools",
     ),
     "forced": (lambda model: loop(model, binding={"tool_choice": "any"}), "more than text"),
     "forced-tool": (
@@ -227,7 +242,8 @@ NOT_ASKED: dict[str, tuple[Callable[[Any], Any], str]] = {
         "'boss' is a part of another",
     ),
     "loop-in-node": (lambda model: in_node(loop(model)), "'boss' is a part of another"),
-    "summary": (summarizing, "more than text"),
+    "thread": (threaded, "the node of the call is unknown"),
+    "summary": (summarizing, "offers no tools"),
 }
 """Graphs in which something else would take the last answer."""
 
@@ -270,8 +286,9 @@ def test_router_never_gets_nothing(turns: int) -> None:
     """Neither an odd nor an even limit reaches a node."""
     enable(max_turns=turns, action="wrap_up")
     graph = router(model := Honest(routing()))
-    assert halt_of(graph.invoke(ASK, STEPS)).turns == turns
-    assert model.calls == turns
+    stop = halt_of(graph.invoke(ASK, STEPS))
+    assert (stop.turns, model.calls) == (turns, turns)
+    assert ("'route' must return more than text" in stop.sentence) == (turns % 2 == 0)
 
 
 def test_agent_in_a_tool_of_a_graph_gives_its_last_answer() -> None:

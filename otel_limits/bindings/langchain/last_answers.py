@@ -43,17 +43,26 @@ def obstacle_to_last_answer(path: GraphPath, options: Mapping[str, Any]) -> str:
         path: The graph that makes the call.
         options: The options of the request.
     """
-    graph, name = path.graph, path.run.invocation.agent
-    if not path.run.is_outermost_loop:
-        return f"No final answer was requested: {name!r} is a part of another graph or agent."
+    reason = _reason_against(path, options)
+    return f"No final answer was requested: {reason}." if reason else ""
+
+
+def _reason_against(path: GraphPath, options: Mapping[str, Any]) -> str:
+    graph, run = path.graph, path.run
     node = str((ensure_config().get("metadata") or {}).get("langgraph_node", ""))
-    place = f"node {node!r}" if node else "its node"
+    place = f"the call in node {node!r}" if node else "the call"
     is_own_loop = _is_own_loop(graph, node)
-    if not _offers_free_tools(options, can_be_typed=is_own_loop):
-        return f"No final answer was requested: the call in {place} must return more than text."
+    if not run.is_outermost_loop:
+        return f"{run.invocation.agent!r} is a part of another graph or agent"
+    if not any(options.get(each) for each in TOOLS):
+        return f"{place} offers no tools, so it belongs to no loop of tools"
+    if options.get(WITH_SCHEMA) or (not is_own_loop and _is_bound(options)):
+        return f"{place} must return more than text"
     if is_own_loop or _can_end_at(graph, node):
         return ""
-    return f"No final answer was requested: no edge from {place} leads to END."
+    if not node:  # called without the node's context, e.g. in a thread
+        return "the node of the call is unknown"
+    return f"no edge from node {node!r} leads to END"
 
 
 def _is_own_loop(graph: Any, node: str) -> bool:
@@ -72,20 +81,11 @@ def _code_of(node: Any) -> Any:
     return getattr(node.runnable, "func", None) or getattr(node.runnable, "afunc", None)
 
 
-def _offers_free_tools(options: Mapping[str, Any], *, can_be_typed: bool) -> bool:
-    """Return whether a request offers tools, and leaves the choice to the model.
-
-    Args:
-        options: The options of the request.
-        can_be_typed: It may request a typed answer, too: without one, an agent ends with text.
-    """
-    if not any(options.get(each) for each in TOOLS) or options.get(WITH_SCHEMA):
-        return False
-    if can_be_typed:
-        return True
+def _is_bound(options: Mapping[str, Any]) -> bool:
+    """Return whether a request forces a tool or has a schema. An agent ends without it, too."""
     is_forced = any(map(_forces, (options.get("tool_choice"), options.get("function_call"))))
     is_forced = is_forced or "ANY" in str(options.get("tool_config"))  # Google's
-    return not is_forced and not any(options.get(each) for each in SCHEMAS)
+    return is_forced or any(options.get(each) for each in SCHEMAS)
 
 
 def _forces(choice: Any) -> bool:
