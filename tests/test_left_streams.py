@@ -11,10 +11,11 @@ from agents import Agent as SdkAgent
 from agents import Model as SdkModel
 from agents import ModelResponse, Runner, Usage
 from langgraph.graph import START, StateGraph
+from pydantic import PrivateAttr
 from strands import Agent as StrandsAgent
 from strands import tool
 
-from otel_limits import Event, LimitReachedError, ModelCall, Stop, enable, kill
+from otel_limits import Event, KilledError, LimitReachedError, ModelCall, Stop, enable, kill
 from otel_limits.testing import (
     Answer,
     ScriptedAgentsModel,
@@ -189,6 +190,53 @@ def test_stream_that_a_kill_has_cut_is_no_turn(events: list[Event]) -> None:
             kill(all=True)
 
     assert called(node).stop.reason == "killed"
+    assert [each.turns for each in events if isinstance(each, Stop)] == [0]
+
+
+class Stuck(ScriptedChatModel):
+    """Sends one part, and never the next."""
+
+    def __init__(self, begun: asyncio.Event) -> None:
+        super().__init__(endless(TEXT))
+        self._begun = begun
+
+    _begun: asyncio.Event = PrivateAttr()
+
+    async def _astream(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        for part in super()._stream(*args, **options):
+            yield part
+            self._begun.set()
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_async_stream_that_a_kill_has_cut_is_no_turn(
+    events: list[Event], *, is_beside: bool
+) -> None:
+    """If one branch is ended, LangGraph cancels the others."""
+    enable(max_turns=TURNS, observers=[events.append])
+
+    async def main() -> None:
+        begun = asyncio.Event()
+        model, other = Stuck(begun), Stuck(asyncio.Event())
+
+        async def node(_: Any) -> Any:
+            async for _ in model.astream("q"):
+                pass
+
+        async def killing(_: Any) -> Any:
+            await begun.wait()
+            kill(all=True)
+            if is_beside:
+                await other.ainvoke("q")
+
+        builder: Any = StateGraph(cast("Any", dict))
+        for name, each in (("node", node), ("killing", killing)):
+            builder.add_node(name, each).add_edge(START, name)
+        await builder.compile().ainvoke({"n": 0})
+
+    with pytest.raises(KilledError):
+        asyncio.run(main())
     assert [each.turns for each in events if isinstance(each, Stop)] == [0]
 
 

@@ -506,7 +506,8 @@ class ChatRequest:
         if error is None:
             return self.answers[number] if number < len(self.answers) else None
         # It left the stream, and has what it read. A call that failed or was ended gave no answer.
-        is_left = isinstance(error, LEFT) and not self.run.finished
+        is_ended = self.run.finished or (self.path is not None and self.path.verdict is not None)
+        is_left = isinstance(error, LEFT) and not is_ended
         return self._merged() if is_left and self.chunks else None
 
     @suppress_errors("binding")
