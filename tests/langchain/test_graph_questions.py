@@ -15,6 +15,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, Send, interrupt
 
 from otel_limits import Event, Halt, Limits, Stop, enable, is_synthetic, stop_of
+from otel_limits.bindings.langchain.halt_marks import SLOT
 from otel_limits.testing import ScriptedChatModel, endless, says, uses
 from tests.langchain.graphs import ASK, CALLS, STEPS, agent, config, halt_of, looping, unanswered
 
@@ -113,8 +114,11 @@ def test_run_without_an_answer_asks_again() -> None:
     assert model.calls == 4
 
 
-def test_graph_without_a_checkpointer_is_halted(caplog: pytest.LogCaptureFixture) -> None:
+def test_graph_without_a_checkpointer_is_halted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It could not be resumed, as the log says once."""
+    monkeypatch.setattr(SLOT, "not_asked", set())  # an earlier test may have an agent of this name
     enable(max_turns=3, action="ask")
     model = looping()
     graph = agent(model)
