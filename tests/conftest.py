@@ -52,13 +52,12 @@ os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 
 LONGEST = (
     *("test_compositions.py", "test_durability.py", "test_workers.py", "test_wire.py"),
-    *("test_guard.py", "test_run.py", "test_fleet.py", "test_drills.py", "test_autoload.py"),
+    *("test_guard.py", "test_run.py", "test_fleet.py", "test_autoload.py"),
     *("test_launchers.py", "test_private_names.py", "test_round_trips.py", "test_places.py"),
     *("test_pipelines.py", "test_scene.py", "test_files.py", "test_doctor.py", "test_otlp.py"),
-    *("test_metrics.py", "test_benchmarks.py", "test_outages.py", "test_matrix.py"),
+    *("test_metrics.py", "test_outages.py", "test_matrix.py"),
     *("test_demo.py", "test_recording.py", "test_fleet_commands.py", "test_every_limit.py"),
     *(
-        "test_frozen.py",
         "test_built_wheel.py",
         "test_restarts.py",
         "test_children.py",
@@ -72,7 +71,7 @@ LONGEST = (
 NOT_QUICK = {
     "": (
         *("a2a", "attaching", "bidi", "cli", "compositions_by_hand", "deadlines", "demo_record"),
-        *("demo_with_a_real_model", "faults", "first_calls", "fork", "fuzz", "isolation"),
+        *("faults", "first_calls", "fork", "fuzz", "isolation"),
         *("label_values", "language", "logfire", "misspelt_options", "multiprocess", "pages"),
         *("policy_access", "price_lists", "production", "providers", "reference_model", "release"),
         *("secrets", "serverless", "stream_readers", "streams", "trees", "unsampled"),

@@ -1,1 +1,1 @@
-"""Measurements that take minutes, for a nightly run: each module is a command."""
+"""Tests and measurements that take minutes or depend on the machine: `.ci/nightly`."""

@@ -1,0 +1,7 @@
+"""Fixtures of other folders that the nightly tests use."""
+
+from __future__ import annotations
+
+from tests.quotas.conftest import redis_installed
+
+__all__ = ["redis_installed"]
