@@ -73,7 +73,7 @@ CACHE_CONTROL: Final = "cache_control"
 """Anthropic's own."""
 TYPE: Final = "type"
 """Key of a tool's type, among others."""
-TOOL_LISTS: Final = ("tools", "gemini_tools")
+TOOL_LISTS: Final = ("tools", "anthropic_tools", "gemini_tools")
 """Settings with tools."""
 DATE: Final = re.compile(r"[_-](\d{8}|\d{4}[_-]\d\d[_-]\d\d)$")
 """End of a tool's type, as in `web_fetch_20250910`."""

@@ -96,6 +96,11 @@ ROUTED = {"model_id": "openrouter/openai/gpt-4o"}
 
 WAYS: dict[str, tuple[Callable[..., Model], dict[str, Any], Callable[[], Reply]]] = {
     "Anthropic, advisor": (models.anthropic, {"params": {"tools": [ADVISOR_TOOL]}}, anthropic),
+    "Anthropic, advisor in anthropic_tools": (
+        models.anthropic,
+        {"anthropic_tools": [ADVISOR_TOOL]},
+        anthropic,
+    ),
     "Anthropic, compaction": (models.anthropic, {"params": COMPACT}, compacted),
     "OpenRouter, advisor": (
         models.openai,
@@ -110,7 +115,8 @@ WAYS: dict[str, tuple[Callable[..., Model], dict[str, Any], Callable[[], Reply]]
 def call_of(way: str, vendor: Vendor, events: list[Event], *, is_offered: bool) -> ModelCall:
     """Call the model once, with the tool offered or not, and return the event."""
     make, config, reply = WAYS[way]
-    config = config if is_offered else {**config, "params": {}}
+    settings = config if is_offered else {**config, "params": {}, "anthropic_tools": []}
+    config = {name: each for name, each in settings.items() if each or name == "params"}
     vendor.replies[:] = [reply()]
     enable(max_turns=3, observers=[events.append])
     Agent(model=make(vendor.url, **config), callback_handler=None)("go")
