@@ -12,6 +12,8 @@ import pytest
 
 from otel_limits import Limits, Stop, enable, stop_of
 from otel_limits.core.errors import MaxCostReachedError
+from otel_limits.core.policy import Verdict
+from otel_limits.core.texts import for_model
 from otel_limits.observers import log
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
@@ -375,3 +377,16 @@ def test_quota_in_usd_alone_refuses_a_model_without_a_price(make_agent: MakeAgen
     model = runaway("unheard-of")
     assert make_agent(model)("go").stop_reason == "quota_exceeded"
     assert model.calls == 0
+
+
+def test_texts_of_a_halt_for_a_missing_price_name_the_price(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens were measured: the end user and a model around the agent read what is missing."""
+    monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
+    enable(CAP)
+    result = make_agent(runaway("unheard-of"))("go")
+    assert "because its price is unknown." in str(result)
+    breach = stop_of(result).breach  # type: ignore[union-attr]
+    assert breach is not None
+    assert "the price is unknown" in for_model("a", Verdict(breach.reason, (breach,)))

@@ -195,7 +195,7 @@ def for_end_user(agent: str, verdict: Verdict, message: str) -> str:
     limit, used = _limit_and_use(verdict.breach)
     reason = WHY.get(verdict.reason, "it reached a limit")
     if verdict.breach is not None and verdict.breach.uncounted:
-        reason = "its usage could not be measured"
+        reason = f"its {_unknown(verdict.breach)}"
     return message.format(agent=agent, reason=reason, limit=limit, used=used)
 
 
@@ -253,8 +253,13 @@ def cause_of(verdict: Verdict) -> str:
     if verdict.reason in CAUSES or breach is None:
         return CAUSES.get(verdict.reason, "a limit was reached")
     if breach.uncounted:
-        return "the usage could not be measured"
+        return f"the {_unknown(breach)}"
     return f"{_cap_of(breach)} was reached"
+
+
+def _unknown(breach: Breach) -> str:
+    """Return what keeps a limit from being enforced: a missing price, or missing usage."""
+    return "price is unknown" if breach.unit == USD else "usage could not be measured"
 
 
 def _cap_of(breach: Breach) -> str:
