@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.tools import BaseTool
 
 from otel_limits.bindings.langchain.model_classes import is_known, model_id, provider_of
 from otel_limits.bindings.request_settings import (
@@ -40,8 +41,11 @@ FREE: Final = frozenset(BaseChatModel.model_fields) | {
 
 OF_CLIENT_TOOLS: Final = frozenset(
     {"function", "input_schema", "parameters", "toolSpec", "function_declarations"}
+    | {"functionDeclarations", "parameter_definitions", "properties"}
 )
 """Keys of tools that the application runs, with a schema."""
+
+DECLARATIONS: Final = frozenset({"function_declarations", "functionDeclarations"})
 
 ADDRESSES: Final = (
     "openai_api_base",
@@ -86,10 +90,7 @@ def _request(model: Any, messages: Sequence[Any], options: Mapping[str, Any]) ->
         if (field in READ or type(value) is dict) and value and field not in FREE
     }
     asked = {field: value for field, value in options.items() if field not in FREE}
-    for field in TOOL_LISTS:
-        if isinstance(tools := asked.get(field), (list, tuple)):
-            asked[field] = [_without_schema(tool) for tool in tools]
-    settings = tuple(settings_in([asked, own]))
+    settings = tuple(settings_in([_without_schemas(asked), _without_schemas(own)]))
     blocks = _blocks_in(messages)
     return PricedRequest(
         model=name,
@@ -143,12 +144,36 @@ def _regions(model: Any, provider: str) -> Iterator[str]:
             yield location
 
 
+def _without_schemas(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings whose tools have no schemas, also in arguments such as `model_kwargs`."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in TOOL_LISTS and isinstance(value, (list, tuple)):
+            found[name] = [_without_schema(tool) for tool in value]
+        elif name in TOOL_LISTS and isinstance(value, Mapping):  # by name
+            found[name] = [_without_schema(tool) for tool in value.values()]
+        elif type(value) is dict:
+            found[name] = _without_schemas(value)
+        elif not isinstance(value, BaseTool):
+            found[name] = value
+    return found
+
+
 def _without_schema(tool: Any) -> Any:
-    """Return a tool without its schema, whose properties may have any name."""
+    """Return a tool without its schema, whose properties may have any name.
+
+    LangChain's tools, functions and classes become tools of the client, whatever they contain.
+    """
+    if isinstance(tool, BaseTool):
+        return {"type": "function", CACHE_CONTROL: (tool.extras or {}).get(CACHE_CONTROL)}
+    if isinstance(tool, type) or callable(tool):
+        return {"type": "function"}
     if not isinstance(tool, Mapping) or OF_CLIENT_TOOLS.isdisjoint(tool):
-        return tool
+        # Tools that a vendor runs have a type, or their own name as the only key.
+        is_named = isinstance(tool, Mapping) and "type" not in tool and "name" in tool
+        return {"type": "function"} if is_named else tool
     others = {name: tool[name] for name in tool if name not in OF_CLIENT_TOOLS}
-    if "function_declarations" in tool:  # with Google's own tools in the same object
+    if not DECLARATIONS.isdisjoint(tool):  # with Google's own tools in the same object
         return others
     return {"type": "function", CACHE_CONTROL: tool.get(CACHE_CONTROL)}
 
