@@ -173,7 +173,7 @@ def test_zero_token_call_is_not_a_halt(scenarios: dict[str, dict[str, Any]]) -> 
     assert (call["synthetic"], call["halt"], call["stop_reason"]) == (False, None, "end_turn")
     kinds = {
         kind: metrics[
-            f'otel_limits_model_calls_total{{agent="faq-assistant",kind="{kind}",model="cached"}}'
+            f'otel_limits_model_calls_total{{agent="faq-assistant",kind="{kind}",model="guarded"}}'
         ]
         for kind in ("measured", "zero_token", "unmeasured", "failed")
     }

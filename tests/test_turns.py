@@ -465,10 +465,12 @@ def test_a_budget_counts_cached_tokens_once(make_agent: MakeAgent, events: list[
 def test_zero_token_call_differs_from_missing_usage(
     make_agent: MakeAgent, events: list[Event]
 ) -> None:
-    """A provider that reports zero is believed; one that reports nothing is estimated."""
+    """Zeros for an empty answer are believed; a provider that reports nothing is estimated."""
     zero = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
     enable(observers=[events.append])
-    make_agent(ScriptedModel([uses("search", usage=zero), says("done", usage=None)]))("go")
+    agent = make_agent(ScriptedModel([says("", usage=zero), says("done", usage=None)]))
+    agent("go")
+    agent("go")
     calls = [fact for fact in events if isinstance(fact, ModelCall)]
     assert [(call.kind, call.estimated) for call in calls] == [
         ("zero_token", False),

@@ -68,6 +68,11 @@ class UsageRecord:
     tier: str | None = None
     """The service tier as named by the vendor."""
 
+    @property
+    def is_zero(self) -> bool:
+        """True if the vendor reported usage, and no token in it."""
+        return self.sure != "missing" and not (self.usage.total or self.total)
+
 
 NOTHING_REPORTED: Final = UsageRecord()
 

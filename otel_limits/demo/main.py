@@ -23,7 +23,7 @@ SCENARIOS: Final = (
         name="max_turns",
         variables={"OTEL_LIMITS_MAX_TURNS": "6"},
         ends_with="max_turns",
-        calls_cache=True,
+        calls_guarded=True,
     ),
     Scenario(
         name="max_token_budget",

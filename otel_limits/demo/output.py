@@ -15,7 +15,7 @@ from rich.text import Text
 
 from otel_limits.core.secrets import redact_url
 from otel_limits.demo.play import AGENT, MAX_CALLS_PER_RUN, RunResult, ScenarioOutcome, command_line
-from otel_limits.demo.server import CACHE
+from otel_limits.demo.server import GUARDED
 from otel_limits.settings.table import PREFIX
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ def show_outcomes(
             # Unwrapped, so it can be copied and searched for.
             screen.print(line, soft_wrap=True)
     for outcome in outcomes:
-        if outcome.cached is not None:
-            show_program(screen, outcome, outcome.cached)
+        if outcome.blocked is not None:
+            show_program(screen, outcome, outcome.blocked)
     heading(screen, "Next steps")
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="bold cyan", overflow="fold")
@@ -160,13 +160,13 @@ def show_outcomes(
     screen.print(f"\n{seconds:.1f} s, {len(outcomes)} processes in parallel.", style="dim")
 
 
-def show_program(screen: Console, outcome: ScenarioOutcome, cached: RunResult) -> None:
+def show_program(screen: Console, outcome: ScenarioOutcome, blocked: RunResult) -> None:
     """Print the metrics of one process and compare its halt with its zero-token call."""
     heading(screen, f"Non-zero counters of the second process, from {outcome.metrics_url}")
     for line in metric_lines(outcome.metrics):
         screen.print(line, soft_wrap=True)
     heading(screen, "A halt message is not an answer, and an answer with zero tokens is not a halt")
-    screen.print(messages_table(outcome.result, cached))
+    screen.print(messages_table(outcome.result, blocked))
 
 
 def heading(screen: Console, text: str) -> None:
@@ -183,12 +183,12 @@ def metric_lines(metrics: Mapping[str, float]) -> list[str]:
     ]
 
 
-def messages_table(halted: RunResult, cached: RunResult) -> Table:
+def messages_table(halted: RunResult, blocked: RunResult) -> Table:
     """Compare the last message of a halted agent with an answer with zero tokens."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for title in ("", f"halted: {AGENT}", f"zero tokens: {CACHE}"):
+    for title in ("", f"halted: {AGENT}", f"zero tokens: {GUARDED}"):
         table.add_column(title, overflow="fold")
-    for (name, text), other in zip(aspects(halted).items(), aspects(cached).values(), strict=True):
+    for (name, text), other in zip(aspects(halted).items(), aspects(blocked).values(), strict=True):
         table.add_row(name, Text(text), Text(other))
     return table
 
@@ -238,7 +238,7 @@ def scenario_event(outcome: ScenarioOutcome) -> dict[str, Any]:
         "ended_by_demo": outcome.ended_by_demo,
         "server_counts": dataclasses.asdict(outcome.server_counts),
         "result": result_event(outcome.result),
-        "zero_token_call": result_event(outcome.cached) if outcome.cached else None,
+        "zero_token_call": result_event(outcome.blocked) if outcome.blocked else None,
         "log": list(outcome.log),
         "metrics_url": outcome.metrics_url,
         "metrics": dict(outcome.metrics),

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from otel_limits.bindings.known import is_synthetic
 from otel_limits.cli.launch import environment_for
 from otel_limits.core.stop_json import MARKER
-from otel_limits.demo.server import CACHE, JOB, DemoServers, RequestCounts
+from otel_limits.demo.server import GUARDED, JOB, DemoServers, RequestCounts
 from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 AGENT: Final = "report-watcher"
 AGENT_PROGRAM: Final = ("-m", "otel_limits.demo.agent")
 JOB_PROMPT: Final = f"Let me know when the job {JOB} is done."
-CACHE_PROMPT: Final = "How long does a nightly report usually take?"
+BLOCKED_PROMPT: Final = "Whom did the nightly report mention?"
 MAX_CALLS_PER_RUN: Final = 35
 """Model calls of one agent, whether or not its polls succeed.
 
@@ -50,7 +50,7 @@ class Scenario:
     variables: Mapping[str, str]
     ends_with: str
     """The expected stop reason."""
-    calls_cache: bool = False
+    calls_guarded: bool = False
     """Whether the same process makes a real zero-token call afterwards."""
 
 
@@ -100,7 +100,7 @@ class ScenarioOutcome:
 
     scenario: Scenario
     result: RunResult
-    cached: RunResult | None
+    blocked: RunResult | None
     """The zero-token call that the same process made afterwards."""
     server_counts: RequestCounts
     ended_by_demo: bool
@@ -183,15 +183,15 @@ class DemoRun:
             program = self._start(scenario, port, log)
             try:
                 result = self._send(program, log, AGENT, JOB_PROMPT, self._model(scenario.name))
-                cached = None
-                if scenario.calls_cache:  # in the same process, with the same metrics
+                blocked = None
+                if scenario.calls_guarded:  # in the same process, with the same metrics
                     # Never with the API key, which belongs to the real model server.
                     model = {
-                        "base_url": self.servers.url(CACHE),
-                        "model": "cached",
+                        "base_url": self.servers.url(GUARDED),
+                        "model": "guarded",
                         "api_key": None,
                     }
-                    cached = self._send(program, log, CACHE, CACHE_PROMPT, model)
+                    blocked = self._send(program, log, GUARDED, BLOCKED_PROMPT, model)
                 metrics = scrape(url, log)
             finally:
                 program.communicate()  # closes its input, which ends it
@@ -199,7 +199,7 @@ class DemoRun:
             return ScenarioOutcome(
                 scenario=scenario,
                 result=result,
-                cached=cached,
+                blocked=blocked,
                 server_counts=counts,
                 ended_by_demo=counts.polls > self.setup.pending_polls or result.out_of_calls,
                 metrics_url=url,

@@ -28,9 +28,8 @@ CHARACTERS_PER_TOKEN: Final = 4
 JOB: Final = "nightly-report"
 ANSWER: Final = f"The job {JOB} is done."
 
-CACHE: Final = "faq-assistant"
-"""The agent whose model calls are served from a cache, with zero tokens."""
-CACHED_ANSWER: Final = "About two minutes. (From the cache: zero tokens.)"
+GUARDED: Final = "faq-assistant"
+"""The agent whose prompts a guardrail blocks: its answers are empty and cost zero tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +108,7 @@ class DemoServers(socketserver.ThreadingTCPServer):
 
     def answer(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> ModelReply:
         """Return the model's reply and count its tokens."""
-        reply = next_reply(messages) if agent != CACHE else ModelReply(text=CACHED_ANSWER)
+        reply = next_reply(messages) if agent != GUARDED else ModelReply()
         used = reply.usage["total_tokens"]
         with self._lock:
             seen = self._seen[agent]

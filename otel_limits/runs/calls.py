@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.price import NO_QUOTE
@@ -43,14 +44,15 @@ class InFlightCall:
     """True once the provider has accepted the request, and so will bill the input."""
     has_content = False
     """True once a part of an answer, or usage, has arrived."""
-    record: UsageRecord = NOTHING_REPORTED
-    """The usage that the provider reported."""
+    is_unbilled = False
+    """True once the answer is marked as not written by the model: a guardrail wrote it."""
     counted: Usage = NO_USAGE
     """The part of it that was counted before the end."""
     counted_quote = NO_QUOTE
     """Its price."""
     terms = DEFAULT_TERMS
     """The pricing terms of the request."""
+    _record: UsageRecord = NOTHING_REPORTED
 
     def __init__(
         self,
@@ -68,6 +70,18 @@ class InFlightCall:
         """The text, reasoning and tool arguments answered so far."""
         self.answer_estimate = 0
         """Tokens of the answer, if only a span has reported its text."""
+
+    @property
+    def record(self) -> UsageRecord:
+        """The usage that the provider reported; zeros for an answer are not a report."""
+        told = self._record
+        if told.is_zero and not self.is_unbilled and self.output_estimate:
+            return replace(told, sure="missing", has_input=False, has_output=False)
+        return told
+
+    @record.setter
+    def record(self, record: UsageRecord) -> None:
+        self._record = record
 
     @property
     def is_side(self) -> bool:

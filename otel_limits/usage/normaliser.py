@@ -69,8 +69,8 @@ def record_of_span(attributes: Mapping[str, Any], scope: str = "") -> UsageRecor
 
 def combined(record: UsageRecord, part: UsageRecord) -> UsageRecord:
     """Return the usage of a call that is reported in parts, with one more part."""
-    if record is NOTHING_REPORTED or part is NOTHING_REPORTED:
-        return part if record is NOTHING_REPORTED else record
+    if "missing" in (record.sure, part.sure):
+        return part if record.sure == "missing" else record
     both = (record, part)
     is_measured = all(each.sure == "measured" for each in both)
     return UsageRecord(

@@ -240,9 +240,9 @@ ACTORS = (
         name="quiet",
         model=UNPRICED,
         script=lambda: [
-            uses("search", usage=ZERO),
+            uses("search", usage=None),
             uses("search", usage=CALL),
-            says("done", usage=None),
+            says("", usage=ZERO),
         ],
         produces=Produces(
             reason="end_turn",

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessageChunk, HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.tools import StructuredTool
 from langchain_google_genai import ChatGoogleGenerativeAI
 from langgraph.graph import START, MessagesState, StateGraph
+from pydantic import BaseModel
 
 from otel_limits import Event, ModelCall, enable
+from otel_limits.bindings.langchain.chat_readers import call_to
 from otel_limits.bindings.langchain.chat_terms import terms_of
 from otel_limits.testing import ScriptedChatModel, endless, says
 from tests.wire import chat_models as models
@@ -143,3 +146,60 @@ def test_address_from_a_variable_shows_the_vendor(monkeypatch: pytest.MonkeyPatc
 def test_own_class_has_no_known_price() -> None:
     """It may wrap anything."""
     assert terms_of(ScriptedChatModel(endless(says("x")))).own_class == "ScriptedChatModel"
+
+
+class Weather(BaseModel):
+    """Look up the weather."""
+
+    location: str
+
+
+def lookup(type: str, tools: list[str]) -> str:  # noqa: A002  like a setting
+    """Look something up."""
+    return f"{type} {tools}"
+
+
+CLIENT_TOOLS: dict[str, Any] = {
+    "tool": StructuredTool.from_function(lookup, metadata={"type": "web_search"}),
+    "function": lookup,
+    "class": Weather,
+    "OpenAI": {"type": "function", "function": {"name": "lookup", "parameters": {}}},
+    "OpenAI, Responses": {"type": "function", "name": "lookup", "parameters": {}},
+    "OpenAI, functions": {"name": "lookup", "description": "Look up.", "parameters": {}},
+    "OpenAI, without parameters": {"name": "lookup", "description": "Look up."},
+    "Anthropic": {"name": "lookup", "description": "Look up.", "input_schema": {}},
+    "Bedrock": {"toolSpec": {"name": "lookup", "inputSchema": {"json": {}}}},
+    "Gemini": {"function_declarations": [{"name": "lookup"}]},
+    "Gemini, camel case": {"functionDeclarations": [{"name": "lookup"}]},
+    "Cohere": {"name": "lookup", "description": "Look up.", "parameter_definitions": {}},
+    "JSON schema": {"title": "lookup", "description": "Look up.", "properties": {}},
+}
+
+
+@pytest.mark.parametrize("name", CLIENT_TOOLS)
+def test_tools_bound_as_they_are_are_run_by_the_client(name: str) -> None:
+    """A model class may convert them only when it sends them; the vendor does not run them."""
+    terms = terms_of(models.openai(NOWHERE), (), {"tools": [CLIENT_TOOLS[name]]})
+    assert (terms.server_tools, terms.searches) == (frozenset(), False)
+
+
+def test_tools_that_a_model_class_keeps_are_run_by_the_client() -> None:
+    """Under the name of the setting, or in the arguments that it sends."""
+    tools = list(CLIENT_TOOLS.values())
+    model = models.openai(NOWHERE, model_kwargs={"tools": tools})
+    assert terms_of(model).server_tools == frozenset()
+
+
+def test_tools_of_a_vendor_among_those_of_the_client_are_found() -> None:
+    """One tool with an unknown price is enough."""
+    tools = [CLIENT_TOOLS["tool"], {"type": "advisor_20260301", "name": "advisor"}]
+    found = terms_of(models.anthropic(NOWHERE), (), {"tools": tools})
+    assert found.server_tools == frozenset({"advisor"})
+
+
+def test_refused_usage_is_not_projected() -> None:
+    """A figure above what any model can use does not predict the next request."""
+    usage: Any = {"input_tokens": 10**15, "output_tokens": 77, "total_tokens": 10**15 + 77}
+    history = [HumanMessage("hi"), AIMessage("hello", usage_metadata=usage), HumanMessage("more")]
+    call = call_to(models.openai(NOWHERE), history, {}, {})
+    assert 0 < call.input_estimate < 100

@@ -13,9 +13,10 @@ from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messag
 from langchain_core.runnables.config import ensure_config
 
 from otel_limits.bindings.langchain.chat_readers import (
+    answer_in,
     call_to,
+    is_blocked,
     is_cached,
-    text_of,
     unread_call,
     usage_of,
 )
@@ -411,8 +412,7 @@ class ChatRequest:
         call = self.calls[0]
         call.answered = call.has_content = True
         self.chunks.append(chunk)
-        call.parts.append(text_of(chunk))
-        call.parts += [part.get("args") or "" for part in getattr(chunk, "tool_call_chunks", ())]
+        call.parts.append(answer_in(chunk))
 
     @suppress_errors("binding")
     def note_answer(self) -> None:
@@ -435,9 +435,9 @@ class ChatRequest:
     def _note(self, call: InFlightCall, message: Any, output: Mapping[str, Any] | None) -> None:
         call.answered = call.has_content = True
         call.record = usage_of(message, output, call.provider)
-        if not call.parts:
-            calls = getattr(message, "tool_calls", None)
-            call.parts += [text_of(message), str(calls) if calls else ""]
+        call.is_unbilled = is_blocked(message)
+        if not any(call.parts):
+            call.parts.append(answer_in(message))
         self.answers.append(message)
 
     # --- the end ----------------------------------------------------------------------------------

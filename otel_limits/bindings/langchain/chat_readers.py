@@ -9,6 +9,7 @@ from langchain_core.messages import AIMessage
 
 from otel_limits.bindings.langchain.chat_terms import terms_of
 from otel_limits.bindings.langchain.model_classes import model_id, provider_of
+from otel_limits.bindings.path import BLOCKED
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.normaliser import record_of_usage
 from otel_limits.usage.numbers import token_count
@@ -31,6 +32,9 @@ OUTPUT_CAPS: Final = (
 USAGE: Final = "langchain"
 """LangChain's clients write all usage alike: cached tokens are part of the input
 (langchain-core, messages/ai.py, `UsageMetadata`)."""
+
+STOP_REASONS: Final = ("finish_reason", "stopReason", "stop_reason")
+"""Where a response has the reason for its end."""
 
 OF_VENDOR: Final = ("token_usage", "usage")
 """Where a response has the vendor's own usage."""
@@ -86,8 +90,8 @@ def _projected_input(
     for message in reversed(messages):
         # Only these have the field; Pydantic's models are slow to raise AttributeError.
         usage = message.usage_metadata if isinstance(message, AIMessage) else None
-        if usage and usage.get("total_tokens"):
-            return int(tokens + usage["total_tokens"])
+        if usage and (reported := token_count(usage.get("total_tokens"))):
+            return tokens + reported
         tokens += _tokens_of(message, known)
     tools = options.get("tools")
     return max(1, tokens + (tokens_of_text(as_json(tools)) if tools else 0))
@@ -128,7 +132,8 @@ def usage_of(message: Any, output: Mapping[str, Any] | None, provider: str) -> U
     usage = getattr(message, "usage_metadata", None)
     if usage:
         told = {**usage, **_others_in(metadata)}
-        if not usage.get("input_tokens"):  # some clients write 0 for a missing count
+        # Some clients write 0 for a missing count.
+        if not usage.get("input_tokens") and any(map(usage.get, ("output_tokens", "total_tokens"))):
             del told["input_tokens"], told["total_tokens"]
         return record_of_usage(told, USAGE)
     for held in (metadata, output or {}):
@@ -148,6 +153,24 @@ def _others_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
         for name in NOT_IN_USAGE
         if each.get(name) is not None
     }
+
+
+def answer_in(message: Any) -> str:
+    """Return all that a model wrote in a response, or in a part of one, as text."""
+    other = getattr(message, "additional_kwargs", {}).get("reasoning_content")
+    reasoning = other if isinstance(other, str) else ""
+    if chunks := getattr(message, "tool_call_chunks", ()):
+        tools = "".join((each.get("name") or "") + (each.get("args") or "") for each in chunks)
+    else:
+        calls = getattr(message, "tool_calls", None)
+        tools = str(calls) if calls else ""
+    return reasoning + text_of(message) + tools
+
+
+def is_blocked(message: Any) -> bool:
+    """Return whether a guardrail of the vendor or of a gateway wrote a response."""
+    metadata = getattr(message, "response_metadata", None) or {}
+    return any(metadata.get(name) in BLOCKED for name in STOP_REASONS)
 
 
 def is_cached(message: Any) -> bool:

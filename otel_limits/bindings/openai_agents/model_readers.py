@@ -176,7 +176,9 @@ def usage_of(response: Any) -> UsageRecord:
     """Return the usage that a response reports."""
     usage = response.usage
     # Where a vendor reports none, the SDK writes zeros.
-    is_missing = usage is None or not (usage.input_tokens or usage.output_tokens)
+    is_missing = usage is None or not (
+        usage.input_tokens or usage.output_tokens or usage.total_tokens
+    )
     return record_of_usage(None if is_missing else _as_sent(response, usage), USAGE)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from opentelemetry import baggage, trace
 from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 
+from otel_limits.bindings.path import BLOCKED
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.loops import Call, fingerprint
@@ -96,10 +97,16 @@ def note_chunk(call: InFlightCall, chunk: Mapping[str, Any]) -> None:
         if "contentBlockDelta" in chunk:
             call.answered = call.has_content = True
             call.parts.append(_text_in(chunk["contentBlockDelta"]["delta"]))
+        elif "toolUse" in (start := chunk.get("contentBlockStart", {}).get("start") or {}):
+            call.answered = call.has_content = True
+            call.parts.append(str(start["toolUse"].get("name") or ""))
         elif "metadata" in chunk:
             call.answered = call.has_content = True
             if (usage := chunk["metadata"].get("usage")) is not None:
                 call.record = record_of_usage(usage, call.provider)
+        elif "messageStop" in chunk:
+            call.answered = True
+            call.is_unbilled = chunk["messageStop"].get("stopReason") in BLOCKED
         elif not any(name in chunk for name in BEFORE_REQUEST.get(call.provider, ())):
             call.answered = True
     except Exception as error:  # noqa: BLE001  the agent must not feel it
