@@ -70,12 +70,17 @@ def link_packages(directory: Path, *left_out: str) -> None:
             (directory / path.name).symlink_to(path)
 
 
-def execute(*command: str, cwd: Path = BIN, **variables: str) -> Ended:
+def execute(*command: str, **variables: str) -> Ended:
     """Run a command to its end."""
+    return execute_in(BIN, *command, **variables)
+
+
+def execute_in(directory: Path, *command: str, **variables: str) -> Ended:
+    """Run a command to its end, in a directory."""
     done = subprocess.run(
         command,
         env=fresh_environment(**variables),
-        cwd=cwd,
+        cwd=directory,
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

@@ -171,8 +171,7 @@ def _parameters(value: object) -> str:
         names = inspect.signature(value).parameters.values()
     except ValueError:  # a built-in or an alias of types
         return ""
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    shown = (stars.get(name.kind, "") + name.name for name in names)
+    shown = (str(name).partition(":")[0].partition("=")[0].strip() for name in names)
     return f"({', '.join(shown)})"
 
 

@@ -28,6 +28,7 @@ from tests.launching import (
     WITHOUT_EXPORTER,
     Ended,
     execute,
+    execute_in,
 )
 from tests.processes import SOON
 from tests.test_autoload import ROOT, Environment
@@ -264,9 +265,8 @@ def test_doctor_starts_only_its_own_program(
 ) -> None:
     """Put into the place of the user's, or nothing; it says which."""
     (programs / "gunicorn").write_text(f"#!{python}\nimport app\n")
-    started = execute(
-        *DOCTOR, "--json", "--", *launcher.split(), cwd=programs, PATH=os.environ["PATH"]
-    )
+    command = (*DOCTOR, "--json", "--", *launcher.split())
+    started = execute_in(programs, *command, PATH=os.environ["PATH"])
     ended, found = findings(started)
     assert (ended, (programs / "mark").exists()) == (status, False)
     assert found["runaway"][0] == ("FAIL" if status else "ok")
