@@ -180,6 +180,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("app.py", "serve"):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
+    (tmp_path / "alone.py").write_text(f"# /// script\n# dependencies = []\n# ///\n{text}")
     (tmp_path / "start.sh").write_text(f'#!/bin/sh\ntouch {tmp_path}/mark\nexec "$@"\n')
     (tmp_path / "start.sh").chmod(0o755)
     for name in ("gunicorn", "celery"):
@@ -239,6 +240,7 @@ def test_program_of_the_user_is_put_aside(
         ("timeout 5 ./start.sh python app.py", "start.sh"),
         ("flock lock -c 'KEY=secret python app.py'", "KEY"),
         ("uv run serve", "serve"),
+        ("uv run alone.py", "alone.py"),
         ("uv run --unknown serve python", "serve"),
         ("uv serve", "uv"),
         ("otel-limits run -- uv serve", "uv"),

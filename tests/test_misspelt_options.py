@@ -119,7 +119,7 @@ SWITCHES = {
 @over(SWITCHES, "on", "off")
 def test_a_switch_takes_no_value(on: str, off: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The word after it is the program: `true` would run in place of the application."""
-    for value in ("true", "FALSE", "yes", "no", "1", "0"):
+    for value in ("true", "FALSE", "yes", "no", "on", "1", "0"):
         for typed in (
             (on, value),
             (off, value),

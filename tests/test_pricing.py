@@ -65,6 +65,14 @@ def test_cached_tokens_are_a_part_of_the_input() -> None:
     assert Prices({"gpt": GPT}).price("gpt", CALL) == expected
 
 
+def test_price_that_a_ledger_cannot_store_is_unknown() -> None:
+    """An invocation must cost what its calls cost, also in the books."""
+    most = Usage(input=922_337_203, output=0)  # below 2**63 picodollars, at 10,000 USD a million
+    prices = Prices({"m": Price(input=Decimal(10_000), output=Decimal(10_000))})
+    assert prices.price("m", most) == Decimal("9223372.03")
+    assert prices.price("m", replace(most, output=100)) is None
+
+
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from otel_limits.cli import main
 from otel_limits.cli.doctor import runaway
+from otel_limits.cli.doctor.doctor_command import run_options
+from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
 from otel_limits.core.secrets import redact_url
 from otel_limits.runtime.enable import enable_leniently
 
@@ -150,6 +152,15 @@ def test_no_command_shows_the_secret_of_a_variable(
         said = shown(capfd, *command)
         assert SECRET not in said, url
         assert "Traceback" not in said, url
+
+
+@pytest.mark.parametrize("url", HOSTILE)
+def test_refusal_of_doctor_shows_no_secret(url: str) -> None:
+    """Not of an unknown command, and not of a value before it."""
+    for command in ((url,), ("env", f"URL={url}", "x"), ("uv", "run", url), ("timeout", url, "x")):
+        with pytest.raises(UnknownLauncherError) as refused:
+            read_launcher(command, run_options)
+        assert SECRET not in refused.value.text + refused.value.advice
 
 
 @pytest.mark.parametrize("url", HOSTILE)

@@ -35,7 +35,7 @@ INVALID_CHOICE: Final = re.compile(r"invalid choice: '(.*?)'")
 """How argparse reports an unknown command or choice."""
 
 
-TRUTH_VALUES: Final = frozenset({"true", "false", "yes", "no", "1", "0"})
+TRUTH_VALUES: Final = frozenset({"true", "false", "yes", "no", "on", "off", "1", "0"})
 """Values of the environment variables of switches; their options take none."""
 
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from decimal import Decimal
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -30,8 +31,6 @@ from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.vendors.vendor import LOCAL
 
 if TYPE_CHECKING:
-    from decimal import Decimal
-
     from otel_limits.core.catalogue import CatalogEntry
 
 
@@ -66,6 +65,9 @@ MISSING: Final = (
     "newer), or give them in the policy file under models."
 )
 """The message about a cost limit without any prices."""
+
+MAX_PRICE: Final = Decimal(2**63 - 1).scaleb(-12)
+"""USD of one call that a ledger can store, in whole picodollars: about $9.2 million."""
 
 NO_PRICE: Final = "no price is known for it"
 DISPUTED_PRICE: Final = "two price lists disagree about it"
@@ -151,7 +153,9 @@ class Prices:
             The exact amount and its source, or why there is none.
         """
         try:
-            return self._quoted(call, when)
+            quote = self._quoted(call, when)
+            # Nothing can store such a price, and an invocation must cost what its calls cost.
+            return Quote(unknown=NO_PRICE) if (quote.price or 0) > MAX_PRICE else quote
         except Exception as error:  # noqa: BLE001  errors must not reach the agent
             report_suppressed("pricing", error)
             return Quote(unknown=NO_PRICE)

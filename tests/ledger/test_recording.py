@@ -17,6 +17,7 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits import Limits, ModelCall, Usage, enable
+from otel_limits.cli import main
 from otel_limits.core.events import Invocation, Stop
 from otel_limits.core.usage import MAX_TOKENS
 from otel_limits.ledger.rows import (
@@ -36,6 +37,7 @@ from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, use
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from otel_limits import Event
     from tests.conftest import MakeAgent
@@ -510,6 +512,26 @@ def test_huge_counts_are_exact(source: str, ledger: LedgerFile, make_agent: Make
     assert (exact["input_tokens"], exact["output_tokens"]) == (MAX_TOKENS, 1)
     assert exact["state"] == "measured" != absurd["state"]
     assert absurd["input_tokens"] < 1000
+
+
+def test_ledger_with_the_largest_calls_is_complete(
+    ledger: LedgerFile,
+    make_agent: MakeAgent,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Their prices cannot be stored, so they are unknown in the sums, too."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("models: {'*': {price: {input: 16, output: 16}}}", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable()
+    most = {"inputTokens": MAX_TOKENS, "outputTokens": MAX_TOKENS, "totalTokens": 2 * MAX_TOKENS}
+    calls = [uses("search", usage=most), uses("search", usage=most), says("x", usage=most)]
+    make_agent(ScriptedModel(calls))("go")
+    assert [call["price_pico"] for call in ledger.calls()] == [None] * 3
+    otel_limits.disable()
+    assert main(["audit", "verify", "--ledger", str(ledger.path)]) == 0, capsys.readouterr().out
 
 
 def test_names_from_outside_are_made_safe(ledger: LedgerFile) -> None:

@@ -180,8 +180,8 @@ class _LauncherWords:
 
     @property
     def name(self) -> str:
-        """The name of the command that is read next."""
-        return PurePath(self.rest[0]).name
+        """The name of the command that is read next, without the secrets of a URL."""
+        return PurePath(redact_url(self.rest[0])).name
 
     def ended_by(self, *python: str) -> Launcher:
         """Return the launcher that ends in a Python."""
@@ -236,6 +236,8 @@ class _LauncherWords:
         if self.rest and PYTHON.fullmatch(self.name):
             options, _program = split_python(self.rest[1:])
             return (self.rest[0], *options)
+        if self.rest and _has_own_environment(self.rest[0]):
+            raise self.refusal("has its own environment (PEP 723)")
         if self.rest and not self.name.endswith(".py") and self.name not in PROGRAMS:
             raise self.refusal(f"may be any program in the environment of {runner}")
         self.replaced = self.name if self.rest else "".join(module)
@@ -258,10 +260,21 @@ class _LauncherWords:
     def refusal(self, problem: str, name: str = "") -> UnknownLauncherError:
         """Make the error of a command that is not known, without its arguments."""
         # A shell command in one word may contain anything.
-        shown = re.split(r"[\s=]", redact_url(self.replaced or name or self.name))[0]
+        shown = re.split(r"[\s=]", self.replaced or name or self.name)[0]
         is_run = self.kept and PurePath(self.kept[0]).name == "otel-limits"
         run = "otel-limits run -- " if is_run else ""
         return UnknownLauncherError(
             f"{shown} {problem}, so it was not started: it could be your program.",
             f"Run: otel-limits doctor -- {run}THE PYTHON IT ENDS IN",
         )
+
+
+def _has_own_environment(script: str) -> bool:
+    """Return whether a script lists its dependencies, so that `uv run` leaves the project's alone.
+
+    <https://packaging.python.org/en/latest/specifications/inline-script-metadata/>
+    """
+    try:
+        return "# /// script" in Path(script).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
