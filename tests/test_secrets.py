@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -14,10 +17,17 @@ from otel_limits.cli import main
 from otel_limits.cli.doctor import runaway
 from otel_limits.cli.doctor.doctor_command import run_options
 from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
+from otel_limits.core.secrets import redact_secrets, redact_url, secrets_in
+from otel_limits.ledger.address import parse
+from otel_limits.ledger.database import Database, DatabaseError, reason_of
+from otel_limits.quotas.store import StoreError, StorePlace
+from otel_limits.quotas.stores import open_shared_store
 from otel_limits.runtime.enable import enable_leniently
+from tests.echoes import Collector, Page, PostgreSQL, Proxy, Query, Redis, listening
 
 if TYPE_CHECKING:
+    import socketserver
     from pathlib import Path
 
 SECRET = "s3cr3t"  # noqa: S105  what must not be seen
@@ -174,6 +184,133 @@ def test_no_log_shows_a_secret(
         monkeypatch.setenv(variable, url)
     enable_leniently("instrumentor")
     assert SECRET not in caplog.text
+
+
+ESCAPED = "hunter2%2F%2B%40%27x"
+CUT = "hunter2" + "z" * 400
+TOLD = "unknown command|not allowed|no user|cannot.serve|Cluster mode"
+
+
+@pytest.fixture
+def with_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy file that needs a quota store."""
+    (tmp_path / "limits.yaml").write_text("quotas: {q: {model_calls: 2, window: hour}}\n")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", "limits.yaml")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+
+
+@pytest.mark.usefixtures("with_quota")
+@pytest.mark.parametrize("password", [ESCAPED, CUT], ids=["escaped", "cut"])
+@pytest.mark.parametrize(
+    ("server", "command", "setting"),
+    [
+        (Redis, "quotas", "OTEL_LIMITS_QUOTA_STORE=redis://:{}@{}/0"),
+        (Redis, "check", "OTEL_LIMITS_QUOTA_STORE=redis://bob:{}@{}/0"),
+        (Redis, "quotas", "OTEL_LIMITS_QUOTA_STORE=redis://{1}/0?password={0}"),
+        (Redis, "quotas", "OTEL_LIMITS_QUOTA_STORE=redis+cluster://bob:{}@{}"),
+        (
+            Redis,
+            "check",
+            "OTEL_LIMITS_QUOTA_STORE=redis+sentinel://{1}/main?sentinel_password={0}",
+        ),
+        (Proxy, "quotas", "OTEL_LIMITS_QUOTA_STORE=redis://bob:{}@{}/0"),
+        (Proxy, "check", "OTEL_LIMITS_QUOTA_STORE=redis+cluster://bob:{}@{}"),
+        (Proxy, "doctor", "OTEL_LIMITS_QUOTA_STORE=redis://bob:{}@{}/0"),
+        (PostgreSQL, "audit spend", "OTEL_LIMITS_LEDGER=postgresql://bob:{}@{}/ledger"),
+        (
+            PostgreSQL,
+            "ledger upgrade",
+            "OTEL_LIMITS_LEDGER=postgresql://{1}/ledger?user=bob&password={0}",
+        ),
+        (PostgreSQL, "doctor", "OTEL_LIMITS_LEDGER=postgresql://bob:{}@{}/ledger"),
+        (Collector, "doctor", "OTEL_EXPORTER_OTLP_ENDPOINT=http://bob:{}@{}"),
+        (Collector, "doctor", "OTEL_EXPORTER_OTLP_ENDPOINT=http://{1}/?token={0}"),
+        (Query, "top --once --prometheus http://bob:{}@{}", ""),
+        (Query, "top --once --prometheus http://{1}/?token={0}", ""),
+        (Page, "top --once --scrape http://bob:{}@{}", ""),
+        (Page, "top --once --scrape http://{1}/?token={0}", ""),
+    ],
+)
+def test_no_command_shows_a_secret_that_a_server_repeats(
+    server: type[socketserver.BaseRequestHandler],
+    command: str,
+    setting: str,
+    password: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Such as a Redis without AUTH, which repeats the arguments of unknown commands."""
+    with listening(server) as port:
+        place = (password, f"127.0.0.1:{port}")
+        if setting:
+            monkeypatch.setenv(*setting.format(*place).split("=", 1))
+        said = shown(capfd, *command.format(*place).split())
+    assert re.search(TOLD, said)
+    assert "hunter2" not in said
+    assert "zzzz" not in said
+
+
+@pytest.mark.usefixtures("with_quota")
+def test_doctor_shows_no_header_that_a_collector_repeats(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Headers are escaped in their variable, and often have a scheme."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"authorization=Bearer%20{ESCAPED},a=b")
+    with listening(Collector) as port:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        said = shown(capfd, "doctor")
+    assert "cannot serve" in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("server", [Redis, Proxy])
+@pytest.mark.usefixtures("faulty")
+def test_no_log_shows_a_secret_that_a_store_repeats(
+    server: type[socketserver.BaseRequestHandler], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even in the traceback that it has at DEBUG."""
+    caplog.set_level(logging.DEBUG, "otel_limits")
+    with listening(server) as port:
+        place = StorePlace(f"redis://bob:{ESCAPED}@127.0.0.1:{port}/0", 2.0)
+        store = open_shared_store(place)
+        for act in (store.check, lambda: list(store.subscribe(0.0, threading.Event()))):
+            with pytest.raises(StoreError) as raised:
+                act()
+            INTERNAL_ERRORS.report(f"quotas {act}", raised.value, str(raised.value))
+    assert "unknown command" in caplog.text or "not allowed" in caplog.text
+    assert "Traceback" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.usefixtures("faulty")
+def test_no_log_shows_a_secret_that_a_ledger_repeats(caplog: pytest.LogCaptureFixture) -> None:
+    """Not even in the traceback that it has at DEBUG."""
+    caplog.set_level(logging.DEBUG, "otel_limits")
+    with listening(PostgreSQL) as port:
+        url = f"postgresql://bob:{ESCAPED}@127.0.0.1:{port}/ledger"
+        with contextlib.closing(Database(parse("ledger", url, None))) as database:
+            with pytest.raises(DatabaseError) as raised:
+                database.write({})
+            INTERNAL_ERRORS.report("ledger", raised.value, reason_of(raised.value))
+    assert "Traceback" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "text", "seen"),
+    [
+        ("redis://bob:a%2Fbcd@h", "a/bcd a%2Fbcd bob:a/bcd", "*** *** bob:***"),
+        ("redis://bob:pw@h", "up, pw, pwd", "up, ***, pwd"),
+        ("redis://bob:hunter2000@h", "got 'hunter20", "got '***"),
+        ("http://token@h", "no token", "no ***"),
+        ("http://bob:secret@h", "Basic Ym9iOnNlY3JldA==", "Basic ***"),
+        ("postgresql://bob@h/ledger", "no bob", "no bob"),
+        ("redis://h:6379/0?password=a%20bcd", "a bcd", "***"),
+    ],
+)
+def test_secret_is_redacted_in_each_form(url: str, text: str, seen: str) -> None:
+    """As in the URL, decoded, in a header, and cut; a short one as a word only."""
+    assert redact_secrets(text, secrets_in(url)) == seen
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
+from urllib.parse import unquote, unquote_plus
 
 STARS: Final = "***"
 
@@ -25,6 +28,13 @@ HOST: Final = re.compile(r"\[[0-9A-Fa-f:.%]*\](:\d*)?|[^:\[\]]*(:\d*)?")
 
 ACCOUNT: Final = re.compile(r"(?i)postgres|mysql")
 """Schemes whose user is only a name; elsewhere it may be a token or a password."""
+
+TELLING: Final = 4
+"""Characters of a secret that are redacted anywhere; a shorter one only as a whole word."""
+
+CUT: Final = 8
+"""Characters at the beginning of a secret that are redacted without the rest, because servers cut
+long texts."""
 
 
 def redact_url(text: str) -> str:
@@ -63,6 +73,53 @@ def redact_text(sentence: str, words: Iterable[str]) -> str:
                 sentence = sentence.replace(piece, redact_url(piece))
                 sentence = sentence.replace(repr(piece), repr(redact_url(piece)))
     return sentence
+
+
+def secrets_in(address: str) -> frozenset[str]:
+    """Return the secrets of an address, in every form in which a server may receive them."""
+    scheme, separator, rest = address.partition("://")
+    credentials, _, _ = (rest if separator else address).rpartition("@")
+    _, colon, password = credentials.partition(":")
+    raw = [found[2].strip("'\"") for found in SECRET_VALUE.finditer(address)]
+    if colon or not ACCOUNT.search(scheme):
+        raw.append(password if colon else credentials)
+    # As in the header of an HTTP request.
+    pair = base64.b64encode(unquote(credentials).encode("utf-8", "surrogateescape")).decode()
+    forms = {form for each in raw for form in (each, unquote(each), unquote_plus(each))}
+    return frozenset(forms | ({pair} if credentials else set())) - {"", STARS}
+
+
+def redact_secrets(text: str, secrets: Collection[str]) -> str:
+    """Redact secrets by their value in a third-party text that may repeat them."""
+    # The longest first: it may contain another.
+    for secret in sorted(secrets, key=len, reverse=True):
+        # As it is, and as a quoted string in a text shows it.
+        for form in {secret, repr(secret)[1:-1]}:
+            text = _without(text, form)
+    return text
+
+
+def redact_error(error: BaseException, redact: Callable[[str], str]) -> None:
+    """Redact an error and its causes in place, because a traceback shows the texts of all."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        found.args = tuple(redact(each) if isinstance(each, str) else each for each in found.args)
+        found = found.__cause__ or found.__context__
+
+
+def _without(text: str, secret: str) -> str:
+    """Return a text without a secret, or without its beginning."""
+    if len(secret) < TELLING:
+        return re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", STARS, text)
+    first, *others = text.split(secret[:CUT])
+    return STARS.join([first, *(each[_common(each, secret[CUT:]) :] for each in others)])
+
+
+def _common(one: str, other: str) -> int:
+    """Return the length of the common beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _masked_user(credentials: str, scheme: str) -> str:

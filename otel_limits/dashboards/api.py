@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_secrets, redact_url, secrets_in
 
 if TYPE_CHECKING:
     from urllib.error import HTTPError
@@ -63,6 +63,14 @@ class WebAddress:
         # Strip credentials, so that printing the URL never shows them.
         self._url = scheme + separator + place
         self._authorization = authorization or (_basic(credentials) if credentials else None)
+        self._secrets = secrets_in(url)
+        if self._authorization is not None:
+            # With and without its scheme.
+            self._secrets |= {self._authorization, self._authorization.partition(" ")[2].strip()}
+
+    def redacted(self, text: str) -> str:
+        """Return a text of the server, which may repeat secrets of the request, without them."""
+        return redact_secrets(text, self._secrets)
 
     def open(self, path: str, timeout: float, **headers: str) -> Any:
         """Open `path` below the base URL; `timeout` seconds for each wait.
@@ -164,14 +172,15 @@ class Prometheus:
                 return json.load(response)["data"]
         # An answer of Prometheus that says what is wrong with the query.
         except urllib.error.HTTPError as error:
-            raise PrometheusError(f"{self._shown} rejected a query: {_reason(error)}") from error
+            reason = self._address.redacted(_reason(error))
+            raise PrometheusError(f"{self._shown} rejected a query: {reason}") from error
         except http.client.InvalidURL:  # its message quotes the invalid port
             raise self._misfit() from None
         # RecursionError: `json` raises it for a hundred thousand brackets.
         except (
             OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException,
         ) as error:  # fmt: skip
-            reason = getattr(error, "reason", None) or error
+            reason = self._address.redacted(str(getattr(error, "reason", None) or error))
             raise PrometheusError(
                 f"{self._shown} did not return a Prometheus response ({reason})."
             ) from error

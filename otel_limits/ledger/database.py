@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
 
+from otel_limits.core.secrets import redact_error, redact_secrets, secrets_in
 from otel_limits.ledger import files
 from otel_limits.ledger.rows import (
     ENDING,
@@ -420,6 +421,7 @@ def make_engine(address: Address) -> sa.Engine:
             },
         )
         sa.event.listen(engine, "connect", _set_up_postgresql)
+        sa.event.listen(engine, "handle_error", _redact_errors(address.url))
         return engine
     file = address.file
     files.make_directory(file.parent, address.group)
@@ -460,6 +462,18 @@ def prepare(engine: sa.Engine, upgrades: Sequence[Upgrade]) -> None:
             return
     with writing(engine) as connection:
         migrate(connection, upgrades)
+
+
+def _redact_errors(url: str) -> Callable[[sa.engine.ExceptionContext], None]:
+    """Redact the secrets of an address in the errors of its server, which may repeat them."""
+    secrets = secrets_in(url)
+
+    def redact(context: sa.engine.ExceptionContext) -> None:
+        for error in (context.original_exception, context.sqlalchemy_exception):
+            if error is not None:
+                redact_error(error, lambda text: redact_secrets(text, secrets))
+
+    return redact
 
 
 def _set_up_postgresql(connection: psycopg.Connection[Any], _: object) -> None:

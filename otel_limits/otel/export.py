@@ -23,6 +23,7 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from otel_limits.core.secrets import redact_error, redact_url
 from otel_limits.otel.fallback_provider import FallbackProvider
 from otel_limits.otel.provider import current_provider
 from otel_limits.otel.resource import resource
@@ -241,7 +242,8 @@ def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
             "%s are exported. Run: pip install 'otel-limits[otlp]'",
             exported,
         )
-    except Exception:
+    except Exception as error:
+        redact_error(error, redact_url)  # it can quote the endpoint
         logger.exception(
             "otel-limits cannot create the OTLP exporter, so no %s are exported.", exported
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from redis import exceptions
 
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_error, redact_secrets, redact_url
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.store import StoreError
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 FAILURES: Final = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 """Errors of an unavailable server; a cluster's is not a `RedisError`."""
+
+ARGUMENTS: Final = re.compile(r"(?s),? with args beginning with:.*")
+"""The arguments of an unknown command, which an error of Redis repeats, escaped and cut."""
 
 INFO_LINE: Final = re.compile(r"^(\w+):(\S+)", re.MULTILINE)
 
@@ -44,10 +47,14 @@ class RedisExecutor:
     Args:
         connect: Creates a link to the server without connecting.
         greeting: The script to run on each new connection.
+        secrets: Texts that no error may show.
     """
 
-    def __init__(self, connect: Callable[[], Link], greeting: ScriptCall) -> None:
+    def __init__(
+        self, connect: Callable[[], Link], greeting: ScriptCall, secrets: Collection[str]
+    ) -> None:
         """Connect on first use."""
+        self._secrets = secrets
         self._connect = connect
         self._greeting = greeting
         self.link = connect()
@@ -109,7 +116,7 @@ class RedisExecutor:
                 self._rediscover()
                 return question(self.link.client())
         except FAILURES as error:
-            raise StoreError(redacted(error)) from error
+            raise StoreError(self.redacted(error)) from error
 
     def after_fork(self) -> None:
         """Use new connections in a child, and never touch those of its parent.
@@ -158,31 +165,35 @@ class RedisExecutor:
             self._connection.send_packed_command(self._connection.pack_commands(sent))
             for _ in greetings:
                 self._connection.read_response()
-            return [_reply_on(self._connection) for _ in commands]
+            return [self._reply_on(self._connection) for _ in commands]
         except BaseException:
             # Outstanding replies must not be read as replies to later commands.
             self.disconnect()
             raise
+
+    def _reply_on(self, connection: Any) -> Any:
+        """Return one reply, or the error of its command."""
+        try:
+            return connection.read_response()
+        except exceptions.ResponseError as error:
+            self.redacted(error)
+            return error
+
+    def redacted(self, error: Exception) -> str:
+        """Redact secrets in an error, and return its text."""
+        redact_error(error, self._redact)
+        # Connection errors can quote the URL. Errors of the server never do, but may contain an @.
+        is_reply = isinstance(error, exceptions.ResponseError)
+        return str(error) if is_reply else redact_url(self._redact(str(error)))
+
+    def _redact(self, text: str) -> str:
+        return redact_secrets(ARGUMENTS.sub("", text), self._secrets)
 
     def disconnect(self) -> None:
         """Use a new connection for scripts from now on."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
-
-
-def _reply_on(connection: Any) -> Any:
-    """Return one reply, or the error of its command."""
-    try:
-        return connection.read_response()
-    except exceptions.ResponseError as error:
-        return error
-
-
-def redacted(error: Exception) -> str:
-    """Return the text of an error without secrets."""
-    # Connection errors can quote the URL. Errors of the server never do, but may contain an @.
-    return str(error) if isinstance(error, exceptions.ResponseError) else redact_url(str(error))
 
 
 def is_about_one_key(error: Exception) -> bool:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from redis import exceptions
 
 from otel_limits.quotas import redis_scripts as scripts
-from otel_limits.quotas.redis_executor import FAILURES, redacted
+from otel_limits.quotas.redis_executor import FAILURES
 from otel_limits.quotas.store import Freed, Kill, StoreError, SubscribeDeniedError
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.redis_executor import Link
+    from otel_limits.quotas.redis_executor import RedisExecutor
     from otel_limits.quotas.redis_scripts import KeyNames
 
 ASK_SECONDS: Final = 5.0
@@ -24,12 +24,15 @@ LOST_SECONDS: Final = 7.0
 
 
 def messages(
-    link: Link, names: KeyNames, closing: threading.Event, missed: Callable[[], Iterable[Kill]]
+    server: RedisExecutor,
+    names: KeyNames,
+    closing: threading.Event,
+    missed: Callable[[], Iterable[Kill]],
 ) -> Iterator[Kill | Freed | None]:
     """Wait for messages until `closing` is set; `None` after a second without any.
 
     Args:
-        link: Link to the server; closed at the end.
+        server: The server; its link is closed at the end.
         names: Names of the channels.
         closing: Ends the wait within a second.
         missed: Returns kills sent before the subscription; they come first.
@@ -38,6 +41,7 @@ def messages(
         SubscribeDeniedError: The user is not allowed to subscribe.
         StoreError: The connection was lost.
     """
+    link = server.link
     try:
         with link.client().pubsub(ignore_subscribe_messages=True) as subscription:
             channels = (names.kill_channel, names.freed_channel)
@@ -55,9 +59,9 @@ def messages(
                 read = scripts.kill_of if is_kill else scripts.freed_of
                 yield read(message["data"])
     except exceptions.NoPermissionError as error:
-        raise SubscribeDeniedError(str(error)) from error
+        raise SubscribeDeniedError(server.redacted(error)) from error
     except FAILURES as error:
-        raise StoreError(redacted(error)) from error
+        raise StoreError(server.redacted(error)) from error
     finally:
         link.close()
 

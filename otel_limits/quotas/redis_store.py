@@ -15,6 +15,7 @@ from operator import methodcaller
 from typing import Final
 from urllib.parse import urlsplit
 
+from otel_limits.core.secrets import secrets_in
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
 from otel_limits.quotas.redis_executor import Link, RedisExecutor
@@ -62,7 +63,7 @@ class RedisStore(SharedStore):
     def __init__(self, url: str, connect: Callable[[], Link], names: KeyNames) -> None:
         """Connect on first use."""
         self._names = replace(names, database=urlsplit(url).path.strip("/") or "0")
-        self._server = RedisExecutor(connect, self._names.beginning())
+        self._server = RedisExecutor(connect, self._names.beginning(), secrets_in(url))
         self._rebuilding = ""
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
@@ -298,7 +299,7 @@ class RedisStore(SharedStore):
             SubscribeDeniedError: The user is not allowed to subscribe.
             StoreError: The connection was lost.
         """
-        return messages(self._server.link, self._names, closing, lambda: self.noted_kills(since))
+        return messages(self._server, self._names, closing, lambda: self.noted_kills(since))
 
     def noted_kills(self, since: float) -> list[Kill]:
         """Return the kills of the last hour that were sent after a time.

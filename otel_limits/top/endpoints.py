@@ -97,13 +97,14 @@ class Endpoint:
             raise ScrapeError(f"{self.shown} returned HTTP status {error.code}.") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise ScrapeError(
-                f"{self.shown} is unavailable ({_reason(error)}). "
+                f"{self.shown} is unavailable ({self._address.redacted(_reason(error))}). "
                 "Is OTEL_LIMITS_PROMETHEUS_PORT set there?"
             ) from None
         try:
             samples = tuple(samples_of(page, is_openmetrics="openmetrics" in kind))
         except ValueError as error:
-            raise ScrapeError(f"{self.shown} returned invalid metrics: {error}.") from None
+            reason = self._address.redacted(str(error))
+            raise ScrapeError(f"{self.shown} returned invalid metrics: {reason}.") from None
         # Otherwise, the endpoint of another program would look like a fleet without agents. All
         # programs with prometheus_client, and Prometheus, export their start time.
         if all(sample.name == PROCESS_START for sample in samples):

@@ -7,13 +7,13 @@ import importlib.util
 import logging
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_secrets, redact_url, secrets_in
 from otel_limits.settings.otel_config import (
     DeclarationError,
     DeclaredExporter,
@@ -59,7 +59,7 @@ def examine_collectors(environ: Mapping[str, str]) -> Iterator[Finding]:
         if not _is_installed(package):
             yield fail("otlp", f"{package} is not installed.", "pip install 'otel-limits[otlp]'")
     for endpoint, exporters in _by_endpoint(environ, wanted).items():
-        yield _check(endpoint, exporters)
+        yield _check(endpoint, exporters, _secrets(environ, exporters))
 
 
 def _package(protocol: str) -> str:
@@ -106,7 +106,26 @@ def _endpoint(environ: Mapping[str, str], exporter: DeclaredExporter) -> tuple[s
     return parts.hostname or "", port or default
 
 
-def _check(endpoint: tuple[str, int], exporters: Sequence[DeclaredExporter]) -> Finding:
+def _secrets(environ: Mapping[str, str], exporters: Sequence[DeclaredExporter]) -> set[str]:
+    """Return what is sent to an endpoint and not shown: secrets of its URL, values of headers."""
+    own = {name: text for name, text in environ.items() if name.startswith(OTLP_PREFIX)}
+    urls = [text for name, text in own.items() if name.endswith("ENDPOINT")]
+    urls += [each.endpoint for each in exporters if each.endpoint]
+    headers = [
+        unquote(pair.partition("=")[2].strip())
+        for name, text in own.items()
+        if name.endswith("HEADERS")
+        for pair in text.split(",")
+    ]
+    headers += [text for each in exporters for _, text in dict(each.headers or {}).items()]
+    # With and without a scheme such as `Bearer`.
+    words = {word for text in headers for word in (text, text.partition(" ")[2].strip())}
+    return (words - {""}).union(*map(secrets_in, urls))
+
+
+def _check(
+    endpoint: tuple[str, int], exporters: Sequence[DeclaredExporter], secrets: Collection[str]
+) -> Finding:
     host, port = endpoint
     signals = ", ".join(dict.fromkeys(each.signal for each in exporters))
     shown = f"{redact_url(host)} port {port} ({signals})"
@@ -120,7 +139,7 @@ def _check(endpoint: tuple[str, int], exporters: Sequence[DeclaredExporter]) -> 
         reason = getattr(error, "strerror", None) or error
         return fail("otlp", f"{shown} is unavailable: {reason}.", advice)
     for each in exporters:
-        rejection = _probe(each) if _is_installed(_package(each.protocol)) else None
+        rejection = _probe(each, secrets) if _is_installed(_package(each.protocol)) else None
         if rejection is not None:
             advice = "Check protocol, path, headers and certificates of OTEL_EXPORTER_OTLP_*."
             return fail("otlp", f"{shown} rejects {each.signal}: {rejection}.", advice)
@@ -130,7 +149,7 @@ def _check(endpoint: tuple[str, int], exporters: Sequence[DeclaredExporter]) -> 
 # --- one request ----------------------------------------------------------------------------------
 
 
-def _probe(declared: DeclaredExporter) -> str | None:
+def _probe(declared: DeclaredExporter, secrets: Collection[str]) -> str | None:
     """Send an empty request with an exporter; return why it failed, if so.
 
     Collectors accept such a request: <https://opentelemetry.io/docs/specs/otlp/>, "the server
@@ -144,7 +163,7 @@ def _probe(declared: DeclaredExporter) -> str | None:
             accepted = probe_endpoint(declared.signal, declared.protocol, **_options(declared))
         except Exception as error:  # noqa: BLE001  settings may cause any exception
             return f"its exporter cannot be used ({type(error).__name__})"
-    return None if accepted else _reason(messages)
+    return None if accepted else _reason(messages, secrets)
 
 
 def _options(declared: DeclaredExporter) -> dict[str, Any]:
@@ -185,7 +204,7 @@ def _captured_log() -> Iterator[list[str]]:
         logger.propagate = propagate
 
 
-def _reason(messages: Sequence[str]) -> str:
+def _reason(messages: Sequence[str], secrets: Collection[str]) -> str:
     """Describe the response, without paths and headers, which may contain a token."""
     text = messages[-1] if messages else ""
     answer = ANSWER.search(text)
@@ -194,5 +213,5 @@ def _reason(messages: Sequence[str]) -> str:
     if answer is None or answer[1] == "None":
         return "its response to an empty request violates the protocol"
     # A proxy may respond with a page of HTML.
-    details = " ".join(redact_url(answer[2]).split()).rstrip(".")
+    details = " ".join(redact_url(redact_secrets(answer[2], secrets)).split()).rstrip(".")
     return f"it responded {answer[1]} {details}"[:LONGEST_REASON].rstrip()
