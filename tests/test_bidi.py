@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 
     from tests.conftest import Metric
 
+NO_RESPONSES = (
+    "sends no responses, only their parts. In this session quotas are checked at its start and "
+    "charged at its end."
+)
+
 
 async def read(agent: BidiAgent) -> list[Any]:
     """Read a session to its end, or until the model falls silent."""
@@ -429,6 +434,47 @@ def test_cap_that_cannot_hold_is_named(
     (warning,) = [each for each in warnings_logged() if "realtime" in each]
     assert ", ".join(named) in warning
     assert ("max_turns" in warning) == ("max_turns" in named)
+
+
+@pytest.mark.parametrize(
+    ("model", "effect"),
+    [
+        (RealtimeModel(bounded=False, most=3), NO_RESPONSES),
+        (RealtimeModel(usage=False, bounded=False, most=3), NO_RESPONSES),
+        (
+            RealtimeModel(usage=False, most=3),
+            "reports no usage. In this session quotas count estimates of texts, without audio.",
+        ),
+        (RealtimeModel(most=3), ""),
+    ],
+    ids=["no responses", "nothing", "no usage", "both"],
+)
+def test_quota_that_cannot_hold_is_named(
+    policy: Callable[[str], object],
+    model: RealtimeModel,
+    effect: str,
+    warnings_logged: Callable[[], list[str]],
+) -> None:
+    """A session passes a quota that is not checked during it, which is said once."""
+    policy("quotas: {voice: {tokens: 50000, window: month, reserve: expected}}")
+    otel_limits.enable(max_duration_seconds=1)
+    session(model)
+    said = [each for each in warnings_logged() if "realtime" in each]
+    assert len(said) == bool(effect)
+    assert effect in "".join(said)
+
+
+def test_quota_refuses_session_after_one_without_responses(
+    policy: Callable[[str], object], events: list[Event]
+) -> None:
+    """The usage of a session that was not checked is charged at its end."""
+    policy("quotas: {voice: {tokens: 100, window: month, reserve: expected}}")
+    otel_limits.enable(max_duration_seconds=1, observers=[events.append])
+    session(RealtimeModel(bounded=False, most=30))
+    session(RealtimeModel())
+    first, second = stops_in(events)
+    assert (first.reason, first.usage.total) == ("max_duration", 30 * 15)
+    assert (second.reason, second.usage.total) == ("quota_exceeded", 0)
 
 
 def test_cap_that_cannot_hold_is_named_before_a_response(

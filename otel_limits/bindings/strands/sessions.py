@@ -70,6 +70,8 @@ RESPONSE_CAPS: Final = ("max_iterations", "max_turns", "max_model_calls")
 """Limits that count responses."""
 USAGE_CAPS: Final = ("max_token_budget", "max_input_tokens", "max_output_tokens", "max_cost_usd")
 """Limits that need the usage of responses."""
+QUOTAS: Final = "quotas"
+"""Stands for all quotas among the names of limits."""
 
 PARTLY_REPORTED: Final = "strands.bidi.models.openai.live"
 """Strands' class for OpenAI Live: "Response boundaries do not mark completed spoken turns", and
@@ -109,7 +111,7 @@ class Session:
         self._has_responded = False
         self.is_cut = False
         """True if the session ends immediately, without waiting for a response or a tool."""
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
         # The context of the application, for the hooks of its agent.
         self._loop, self._context = asyncio.get_running_loop(), contextvars.copy_context()
 
@@ -194,7 +196,9 @@ class Session:
             self._note_connection(event)
         if isinstance(event, OUTPUT) and not self._has_responded:
             caps = RESPONSE_CAPS if self.run.tally.tokens else (*RESPONSE_CAPS, *USAGE_CAPS)
-            self._warn("sends no responses, only their parts", caps, "never take effect")
+            why = "sends no responses, only their parts"
+            self._warn(why, caps, "never take effect")
+            self._warn(why, [QUOTAS], "are checked at its start and charged at its end")
 
     def _note_connection(self, event: Any) -> None:
         if isinstance(event, BidiBargeInEvent):
@@ -262,7 +266,8 @@ class Session:
         self.run.turn()
         self.check()  # before the results of its tools are sent
         if call.record.sure == "missing":
-            self._warn("reports no usage", USAGE_CAPS, "count estimates of texts, without audio")
+            caps = (*USAGE_CAPS, QUOTAS)
+            self._warn("reports no usage", caps, "count estimates of texts, without audio")
         if self.run.policy.warn_at:
             write_warnings(self.span, self.run.warn())
 
@@ -317,7 +322,8 @@ class Session:
         agent = self.agent()
         kinds = () if agent is None else type(agent.model).__mro__
         if any(each.__module__ == PARTLY_REPORTED for each in kinds):
-            self._warn("reports no usage of its voice", USAGE_CAPS, "do not include it")
+            caps = (*USAGE_CAPS, QUOTAS)
+            self._warn("reports no usage of its voice", caps, "do not include it")
             self._warn(
                 "has responses that are not turns", RESPONSE_CAPS, "count its responses instead"
             )
@@ -325,9 +331,9 @@ class Session:
     def _warn(self, why: str, caps: Collection[str], effect: str) -> None:
         """Log once why some of the session's caps cannot hold."""
         held = [name for name in _caps_of(self.run) if name.removeprefix(TREE_PREFIX) in caps]
-        if not held or why in self._warned:
+        if not held or (why, effect) in self._warned:
             return
-        self._warned.add(why)
+        self._warned.add((why, effect))
         agent = self.agent()
         logger.warning(
             "otel-limits: the realtime model %s of agent %r %s. In this session %s %s. "
@@ -432,10 +438,13 @@ def _by_modality(details: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _caps_of(run: Run) -> Iterator[str]:
-    """Yield the names of the limits of an invocation and of its trees."""
+    """Yield the names of the limits of an invocation and of its trees, and that of quotas."""
     for budget in run.budgets:
         for kind, _ in budget.policy.limits.active:
             yield budget.prefix + kind.name
+    gate = run.services.observers.gate
+    if gate is not None and gate.holds_quotas:
+        yield QUOTAS
 
 
 def _note_error(closing: asyncio.Task[None]) -> None:
