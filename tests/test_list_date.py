@@ -99,7 +99,7 @@ def test_list_is_old_after_sixty_days(
     warning = old_list()
     assert (warning is not None) == is_old
     if warning is not None:
-        assert f"{installed()} is 60 days old" in warning
+        assert f"{installed()} of {date_of_installed()} is 60 days old" in warning
         assert warning.endswith("Run: pip install --upgrade genai-prices")
 
 
@@ -125,4 +125,5 @@ def test_doctor_shows_the_date_and_warns(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found.status, found.text) == ("ok", f"{list_in_use()}.")
     travel(monkeypatch, 61)
     (found,) = [each for each in examine_settings({}, None) if each.name == "price list"]
-    assert "is 61 days old" in found.text
+    assert found.status == "warn"
+    assert f"of {date_of_installed()} is 61 days old" in found.text

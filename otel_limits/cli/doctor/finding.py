@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-FindingStatus: TypeAlias = Literal["ok", "FAIL", "-"]
+FindingStatus: TypeAlias = Literal["ok", "warn", "FAIL", "-"]
 """`-`: not configured."""
 
 
@@ -24,6 +24,11 @@ class Finding:
 def ok(name: str, text: str, advice: str = "") -> Finding:
     """Create a finding of a passed check."""
     return Finding("ok", name, text, advice)
+
+
+def warn(name: str, text: str, advice: str = "") -> Finding:
+    """Create a finding of something that works now, and needs attention."""
+    return Finding("warn", name, text, advice)
 
 
 def fail(name: str, text: str, advice: str = "") -> Finding:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
+from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
 from otel_limits.cli.effects import agents, observed_only, unpriced_halts
 from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.list_date import list_in_use, old_list
@@ -52,7 +52,7 @@ def examine_settings(environ: Mapping[str, str], model: str | None) -> Iterator[
     yield _action(policies)
     halted = unpriced_halts(policies)
     if halted is not None:
-        yield ok("unpriced", halted)
+        yield warn("unpriced", halted)
     yield _prices(reading.settings, policy_file, model)
     yield _price_list()
     yield _port(reading.settings)
@@ -85,7 +85,7 @@ def _policy(reading: Reading, policy_file: PolicyFile) -> Iterator[Finding]:
     elif not policy_file.mistakes:
         yield ok("policy", f"{redact_url(reading.settings.policy_path)} is valid.")
     if (warning := access_warning(policy_file)) is not None:
-        yield ok("policy file", warning)
+        yield warn("policy file", warning)
     capped = policy.limits != NO_LIMITS or policy.tree != NO_LIMITS
     if not (capped or document.defaults or document.agents or document.quotas):
         yield skipped(
@@ -114,7 +114,9 @@ def _price_list() -> Finding:
     if in_use is None:
         advice = "pip install 'otel-limits[prices]' (Python 3.11 or newer)"
         return skipped("price list", "Not installed.", advice)
-    return ok("price list", old_list() or f"{in_use}.")
+    if (warning := old_list()) is not None:
+        return warn("price list", warning)
+    return ok("price list", f"{in_use}.")
 
 
 def _prices(settings: Settings, policy_file: PolicyFile, model: str | None) -> Finding:
