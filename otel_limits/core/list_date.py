@@ -49,8 +49,8 @@ def old_list() -> str | None:
     if days < OLD:
         return None
     return (
-        f"The price list {PACKAGE} {version} of {listed} is {days} days old, so prices of newer models are "
-        f"unknown, and others may have changed. Run: pip install --upgrade {PACKAGE}"
+        f"The price list {PACKAGE} {version} of {listed} is {days} days old, so prices of newer "
+        f"models are unknown, and others may have changed. Run: pip install --upgrade {PACKAGE}"
     )
 
 

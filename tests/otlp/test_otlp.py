@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.observers.instruments import INVOCATION_TURNS
+from otel_limits.otel.resource import resource
 from tests.dashboards.servers import until
 from tests.otlp.receiver import Received, grpc_receiver, http_receiver
 from tests.processes import bounded, free_port
@@ -156,6 +157,16 @@ def test_the_process_has_an_id(received: Received) -> None:
     """Prometheus makes the label `instance` of it, by which dashboards select."""
     assert {attributes(each)["service.instance.id"] for each in received.resources}
     assert len({str(attributes(each)) for each in received.resources}) == 1
+
+
+@pytest.mark.parametrize(("fixed", "names"), [("", 2), ("service.instance.id=pod-1", 1)])
+def test_each_start_is_a_new_series_unless_its_id_is_fixed(
+    monkeypatch: pytest.MonkeyPatch, fixed: str, names: int
+) -> None:
+    """A fixed ID continues the series of the process before."""
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", fixed)
+    starts = [resource().attributes["service.instance.id"] for _ in range(2)]
+    assert len(set(starts)) == names
 
 
 def test_zeros_arrive_before_anything_is_counted() -> None:

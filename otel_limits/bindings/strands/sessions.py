@@ -71,7 +71,7 @@ RESPONSE_CAPS: Final = ("max_iterations", "max_turns", "max_model_calls")
 USAGE_CAPS: Final = ("max_token_budget", "max_input_tokens", "max_output_tokens", "max_cost_usd")
 """Limits that need the usage of responses."""
 QUOTAS: Final = "quotas"
-"""Stands for all quotas among the names of limits."""
+"""Their name among those of limits."""
 
 PARTLY_REPORTED: Final = "strands.bidi.models.openai.live"
 """Strands' class for OpenAI Live: "Response boundaries do not mark completed spoken turns", and
