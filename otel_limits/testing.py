@@ -1,4 +1,4 @@
-"""Scripted models, to test what limits do to an agent without a provider.
+"""Scripted models and a clock, to test what limits do to an agent without a provider.
 
 For Strands:
 
@@ -18,6 +18,7 @@ from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.script import Answer, endless, fails, only, says, tokens, uses
 from otel_limits.bindings.strands.strands_framework import STRANDS
+from otel_limits.runs.clock import FakeTime
 
 if TYPE_CHECKING:
     from otel_limits.bindings.langchain.scripted_chat_model import ScriptedChatModel
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "FakeTime",
     "ScriptedAgentsModel",
     "ScriptedChatModel",
     "ScriptedModel",

@@ -27,6 +27,7 @@ from strands.telemetry import tracer as strands_tracer
 import otel_limits
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.runs.registry import LIVE
+from otel_limits.testing import FakeTime
 from tests.launching import link_packages
 
 if TYPE_CHECKING:
@@ -278,6 +279,13 @@ def no_fault(request: pytest.FixtureRequest) -> Iterator[None]:
     logger.removeHandler(handler)
     if "faulty" not in request.fixturenames:
         assert errors == []
+
+
+@pytest.fixture
+def fake_time() -> Iterator[FakeTime]:
+    """Time that the test advances."""
+    with FakeTime() as time:
+        yield time
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ import otel_limits
 from otel_limits import LimitReachedError, Limits, enable
 from otel_limits.core.price import Quote
 from otel_limits.core.pricing import Prices
-from otel_limits.runs.registry import LIVE
-from otel_limits.testing import Answer, ScriptedModel, says, uses
+from otel_limits.testing import Answer, FakeTime, ScriptedModel, says, uses
 from tests.conftest import call_async, call_stream, call_sync
 
 if TYPE_CHECKING:
@@ -78,36 +77,30 @@ pytestmark = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def priced_and_slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def priced_and_slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A cent per call, and 100 seconds per tool, by a clock that only tools move."""
     policy = tmp_path / "limits.yaml"
     policy.write_text("models: {'*': {price: {input: 1, output: 1}}}", encoding="utf-8")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))  # or there are no prices on Python 3.10
     monkeypatch.setattr(Prices, "quote", lambda *_: Quote(price=Decimal("0.01"), source="policy"))
-    CLOCK.now = 1000.0
-    monkeypatch.setattr(LIVE, "clock", lambda: CLOCK.now)
+    with TIME:
+        yield
 
 
-class Clock:
-    """Time that moves when a tool runs."""
-
-    now = 1000.0
-
-
-CLOCK = Clock()
+TIME = FakeTime()
 
 
 @tool
 def search() -> str:
     """Search."""
-    CLOCK.now += 100
+    TIME.advance(100)
     return "nothing"
 
 
 @tool
 def fetch() -> str:
     """Fetch."""
-    CLOCK.now += 100
+    TIME.advance(100)
     return "nothing either"
 
 

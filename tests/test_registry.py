@@ -17,22 +17,11 @@ from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import LIVE, RunRegistry
 from otel_limits.runs.run import Run
 from otel_limits.runs.span_tree import MOST_ENDED
-from otel_limits.testing import ScriptedModel, endless, uses
+from otel_limits.testing import FakeTime, ScriptedModel, endless, uses
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Event
     from tests.conftest import MakeAgent, Metric
-
-
-class Clock:
-    """Time that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
 
 
 @pytest.fixture
@@ -42,15 +31,9 @@ def told() -> list[Event]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    """The clock of the registry under test."""
-    return Clock()
-
-
-@pytest.fixture
-def runs(told: list[Event], clock: Clock) -> RunRegistry:
+def runs(told: list[Event]) -> RunRegistry:
     """A registry of three invocations, for a minute each."""
-    runs = RunRegistry(clock, max_live=3, max_age_seconds=60)
+    runs = RunRegistry(max_live=3, max_age_seconds=60)
     runs.observers.set_observers((told.append,))
     return runs
 
@@ -118,11 +101,11 @@ def test_another_thread_may_begin_while_the_oldest_is_looked_for(
 
 
 def test_abandoned_invocation_is_evicted_by_age(
-    runs: RunRegistry, told: list[Event], clock: Clock
+    runs: RunRegistry, told: list[Event], fake_time: FakeTime
 ) -> None:
     """An invocation that is older than the bound goes when the next one begins."""
     start(runs, "a")
-    clock.now = 61
+    fake_time.advance(61)
     start(runs, "b")
     assert (stopped(told), len(runs)) == ([("a", "evicted")], 1)
 

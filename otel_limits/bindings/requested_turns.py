@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from otel_limits.bindings.path import Path
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
 from otel_limits.core.texts import not_run_note, refusal_note
+from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.tree import TASK_SCOPE, TaskScope, for_threads, is_within
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class RunningTool:
         self.path = path
         self.requested = requested
         self.scope = requested.scope = TaskScope(path.run, TASK_SCOPE.get())
-        self._started = time.monotonic()
+        self._started = CLOCK.now()
         self._tokens: tuple[Any, Any] | None = None
 
     @suppress_errors("binding")
@@ -216,5 +216,5 @@ class RunningTool:
         """Note how the call ended."""
         requested = self.requested
         requested.status, requested.result = status, text
-        requested.seconds = time.monotonic() - self._started
+        requested.seconds = CLOCK.now() - self._started
         self.scope.has_ended = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 from concurrent.futures import Future, TimeoutError  # noqa: A004  not the built-in one before 3.11
 from dataclasses import replace
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.keys import Key
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.store_worker import StoreExecutor
+    from otel_limits.runs.clock import Clock
 
 # Longer than most model calls take, so that few have to be renewed.
 LEASE_SECONDS: Final = 300.0
@@ -61,16 +61,22 @@ class StoreClient:
     Args:
         executor: Sends operations to the store.
         timeout: Maximum seconds that an agent waits for the store.
+        clock: The clock of the process.
         on_kill: Called when a reply reports a new kill.
     """
 
     def __init__(
-        self, executor: StoreExecutor, timeout: float, on_kill: Callable[[], None] = lambda: None
+        self,
+        executor: StoreExecutor,
+        timeout: float,
+        clock: Clock,
+        on_kill: Callable[[], None] = lambda: None,
     ) -> None:
         """Create a client that has not contacted the store yet."""
         self._executor = executor
         self._on_kill = on_kill
         self._timeout = timeout
+        self._clock = clock
         self._lease = LEASE_SECONDS
         self.in_flight: Callable[[], Sequence[Ticket]] = tuple
         """Returns the tickets with reservations."""
@@ -78,9 +84,9 @@ class StoreClient:
 
     def _reset(self) -> None:
         # Until its first reply, the store's clock is assumed to equal the local one.
-        self._clock_offset = time.time() - time.monotonic()
+        self._clock_offset = self._clock.time() - self._clock.now()
         self._last_kill = 0.0
-        self.fallback = Fallback(self.now, self._lease)
+        self.fallback = Fallback(self._clock.now, self.now, self._lease)
 
     @property
     def is_shared(self) -> bool:
@@ -102,7 +108,7 @@ class StoreClient:
             StoreError: The store did not answer.
         """
         # One deadline for all attempts, because the agent waits for all of them.
-        deadline = time.monotonic() + self._timeout
+        deadline = self._clock.now() + self._timeout
         for _ in range(ATTEMPTS):
             self.fill(ticket, forced=forced)
             asked = Reserve(ticket.id, ticket.demands, self._lease, ticket.waited)
@@ -131,7 +137,7 @@ class StoreClient:
         Raises:
             StoreError: The store did not answer.
         """
-        return await self._ask(settlement_of(ticket), time.monotonic() + self._timeout)
+        return await self._ask(settlement_of(ticket), self._clock.now() + self._timeout)
 
     def remember(self, need: QuotaNeed, demand: Demand, standing: CountState) -> CountState:
         """Cache the state of a count, and return it with its limit."""
@@ -176,7 +182,7 @@ class StoreClient:
         Raises:
             StoreError: The store did not answer.
         """
-        return (await self._ask(question, time.monotonic() + self._timeout)).standings[0]
+        return (await self._ask(question, self._clock.now() + self._timeout)).standings[0]
 
     def ask_blocking(self, question: ReadCounts) -> CountState:
         """Read a count, blocking this thread.
@@ -205,7 +211,7 @@ class StoreClient:
 
     def start_lease(self, ticket: Ticket) -> None:
         """Start the lease of a ticket's reservation."""
-        ticket.leased_at = time.monotonic()
+        ticket.leased_at = self._clock.now()
 
     def renew(self, ticket: Ticket) -> None:
         """Renew the slots of a ticket, and its reservations if due, without waiting."""
@@ -213,7 +219,7 @@ class StoreClient:
         if slots:
             self._executor.send(Renew(ticket.id, slots, SLOT_LEASE_SECONDS))
         amounts = tuple(each for each in ticket.demands if not each.lease_seconds)
-        now = time.monotonic()
+        now = self._clock.now()
         if not amounts or ticket.leased_at is None:
             return
         if now - ticket.leased_at >= self._lease / RENEWALS:
@@ -256,7 +262,7 @@ class StoreClient:
         future = self._executor.send(operation)
         # An in-memory store is done by now; during an outage it failed immediately.
         if not future.done():
-            await _wait(future, max(0.0, deadline - time.monotonic()))
+            await self._wait(future, max(0.0, deadline - self._clock.now()))
         if not future.done():
             # The executor still sends a settlement: actual usage must be counted.
             if not isinstance(operation, Settle):
@@ -264,11 +270,30 @@ class StoreClient:
             raise StoreError("quota store timeout")
         return self._on_reply(future.result())
 
+    async def _wait(self, future: Future[Reply], seconds: float) -> None:
+        """Wait until `future` is done, or for `seconds`.
+
+        Unlike with `asyncio.wrap_future`, cancelling one does not cancel the other.
+        """
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[None] = loop.create_future()
+
+        def answer() -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        def wake(_: Future[Reply]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(answer)
+
+        future.add_done_callback(wake)
+        await self._clock.wait(answered, seconds)
+
     def _on_reply(self, reply: Reply) -> Reply:
         """Record that the store answers, its time, and new kills."""
         self.fallback.on_reply(reply.now)
         # Monotonic time plus an offset: changes of the system clock do not move windows.
-        self._clock_offset = reply.now - time.monotonic()
+        self._clock_offset = reply.now - self._clock.now()
         if reply.last_kill > self._last_kill:
             self._last_kill = reply.last_kill
             self._on_kill()
@@ -276,7 +301,7 @@ class StoreClient:
 
     def now(self) -> float:
         """Return the estimated time of the store."""
-        return time.monotonic() + self._clock_offset
+        return self._clock.now() + self._clock_offset
 
 
 def settlement_of(ticket: Ticket) -> Settle:
@@ -286,27 +311,3 @@ def settlement_of(ticket: Ticket) -> Settle:
     if ticket.reserved_in is not None:
         ticket.reserved_in.run([settlement])
     return settlement
-
-
-async def _wait(future: Future[Reply], seconds: float) -> None:
-    """Wait until `future` is done, or for `seconds`.
-
-    Unlike with `asyncio.wrap_future`, cancelling one does not cancel the other.
-    """
-    loop = asyncio.get_running_loop()
-    answered = loop.create_future()
-
-    def answer() -> None:
-        if not answered.done():
-            answered.set_result(None)
-
-    def wake(_: Future[Reply]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(answer)
-
-    future.add_done_callback(wake)
-    timer = loop.call_later(seconds, answer)
-    try:
-        await answered
-    finally:
-        timer.cancel()

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.fallback import OutageDecision
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.wait_queues import WaitQueues
-    from otel_limits.runs.deadlines import Deadlines
+    from otel_limits.runs.clock import Clock
     from otel_limits.runs.gate import Request
 
 
@@ -60,7 +60,7 @@ class Engine:
         publish: Publishes events.
         price: Request and usage → USD, for quotas in USD.
         lines: Queues of calls that wait for quota.
-        deadlines: The timer of the process.
+        clock: The clock of the process.
     """
 
     component = "quotas"
@@ -73,7 +73,7 @@ class Engine:
         publish: Callable[[Event], None],
         price: PriceOf,
         lines: WaitQueues,
-        deadlines: Deadlines,
+        clock: Clock,
     ) -> None:
         """Create a gate without open tickets."""
         self._publish = publish
@@ -82,7 +82,7 @@ class Engine:
         self._tickets = OpenTickets(quotas, price, self._client)
         self._lines = lines
         self._client.in_flight = self._tickets.held
-        self._leases = Leases(deadlines, self._tickets.held, self._client.renew)
+        self._leases = Leases(clock, self._tickets.held, self._client.renew)
         self._queue = AdmissionQueue(lines, self._client, self._reserve, publish)
 
     @property

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from otel_limits.core.usage import Usage
+from otel_limits.runs.clock import CLOCK
 
 # The most that a Claude 3 model answers with. Most answers are far shorter, and the rest of a
 # reservation is given back when its call ends.
@@ -126,7 +126,7 @@ class Estimates:
         clock: Returns seconds from any origin.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = CLOCK.now) -> None:
         """Begin without experience."""
         self._clock = clock
         self._models: OrderedDict[str, ModelHistory] = OrderedDict()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,17 +91,21 @@ class Fallback:
     """Caches counts and grants this process its local share during an outage.
 
     Args:
-        clock: Returns the store's time.
+        clock: Returns the time, in monotonic seconds.
+        store_time: Returns the store's time.
         lease_seconds: Lease of local reservations.
     """
 
-    def __init__(self, clock: Callable[[], float], lease_seconds: float) -> None:
+    def __init__(
+        self, clock: Callable[[], float], store_time: Callable[[], float], lease_seconds: float
+    ) -> None:
         """Create an empty cache."""
         self._clock = clock
+        self._store_time = store_time
         self._lease = lease_seconds
         self._lock = threading.Lock()
         self._known: OrderedDict[QuotaKey, CachedCount] = OrderedDict()
-        self._memory = MemoryStore(clock)
+        self._memory = MemoryStore(store_time)
         self._is_used = False
         self._lost_at: float | None = None
         self._heard_at = 0.0
@@ -137,7 +140,7 @@ class Fallback:
                     standing,
                     need.limit,
                     has_share=bool(need.quota.grace),
-                    called_at=time.monotonic(),
+                    called_at=self._clock(),
                     seen=self.looks,
                 )
                 self._known.move_to_end(_line(count))
@@ -149,7 +152,7 @@ class Fallback:
         """Return the last known state of a key whose block is active, else `None`."""
         known = self._known.get(_line(demand.count))
         block = None if known is None else known.standing.block
-        is_blocked = block is not None and block.until > self._clock()
+        is_blocked = block is not None and block.until > self._store_time()
         return known.standing if known is not None and is_blocked else None
 
     # --- regular reads ----------------------------------------------------------------------------
@@ -161,7 +164,7 @@ class Fallback:
 
     def shared(self) -> tuple[tuple[Count, int], ...]:
         """Return the counts to read: current windows of the most recently used keys."""
-        now, since = self._clock(), time.monotonic() - RECENT_SECONDS
+        now, since = self._store_time(), self._clock() - RECENT_SECONDS
         with self._lock:
             recent = takewhile(
                 lambda known: known.called_at > since, reversed(self._known.values())
@@ -194,12 +197,12 @@ class Fallback:
     def enter_outage(self) -> None:
         """Record that the store is unavailable."""
         if self._lost_at is None:
-            self._lost_at = time.monotonic()
+            self._lost_at = self._clock()
 
     def is_in_grace(self, quota: Quota) -> bool:
         """Return whether local shares of a quota may be used now."""
         lost_at = self._lost_at
-        return lost_at is not None and time.monotonic() - lost_at < quota.grace
+        return lost_at is not None and self._clock() - lost_at < quota.grace
 
     def on_reply(self, now: float) -> None:
         """End the outage: the store answers, and local usage is being sent to it.
@@ -210,7 +213,7 @@ class Fallback:
         self._lost_at, self._heard_at = None, now
         if self._is_used:
             # Create a new one: open tickets settle in the one that holds their reservation.
-            self._memory, self._is_used = MemoryStore(self._clock), False
+            self._memory, self._is_used = MemoryStore(self._store_time), False
 
     def decide(self, ticket: Ticket) -> OutageDecision:
         """Decide about a call and reserve locally."""

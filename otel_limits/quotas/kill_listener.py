@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
@@ -14,6 +13,7 @@ from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.wording import pluralize
 from otel_limits.quotas.store import Freed, Kill, SharedStore, StoreError, SubscribeDeniedError
 from otel_limits.quotas.store_thread import StoreThread
+from otel_limits.runs.clock import CLOCK
 
 if TYPE_CHECKING:
     from otel_limits.quotas.wait_queues import QueueKey
@@ -63,7 +63,7 @@ class KillListener(StoreThread):
     def work(self, closing: threading.Event) -> None:
         """Receive messages, reconnecting when the connection is lost."""
         # Reset here, because a child has received no messages yet.
-        self._began = time.monotonic()
+        self._began = CLOCK.now()
         self._clock_offset = 0.0
         self._is_polling, self._has_missed = not self._store.has_channels, False
         # More than are sent in the hour for which kills are kept.
@@ -98,7 +98,7 @@ class KillListener(StoreThread):
         """Return the store's time minus the monotonic time, at most."""
         # Measured before the request: at worst, an invocation that began during it escapes a kill
         # sent during it.
-        asked = time.monotonic()
+        asked = CLOCK.now()
         return self._store.now() - asked
 
     def _look(self, since: float) -> None:

@@ -15,7 +15,7 @@ from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
 
 if TYPE_CHECKING:
     from otel_limits.quotas.tickets import Ticket
-    from otel_limits.runs.deadlines import Deadlines
+    from otel_limits.runs.clock import Clock
 
 # Two renewals may be lost or late before the shortest lease expires.
 RENEW_SECONDS: Final = SLOT_LEASE_SECONDS / 3
@@ -26,19 +26,19 @@ class Leases:
     """Renews leases while their calls last.
 
     Args:
-        deadlines: The timer of the process.
+        clock: The clock of the process.
         held: Returns the tickets with reservations.
         renew: Renews the due leases of a ticket, without waiting.
     """
 
     def __init__(
         self,
-        deadlines: Deadlines,
+        clock: Clock,
         held: Callable[[], Sequence[Ticket]],
         renew: Callable[[Ticket], None],
     ) -> None:
         """Create an idle renewer."""
-        self._deadlines = deadlines
+        self._clock = clock
         self._held = held
         self._renew_ticket = renew
         self.reset()
@@ -53,7 +53,7 @@ class Leases:
         """Start renewing, until no reservation is left."""
         with self._lock:
             if self._timer is None and not self._is_closed:
-                self._timer = self._deadlines.schedule(RENEW_SECONDS, self._renew)
+                self._timer = self._renew_later()
 
     def close(self) -> None:
         """Stop renewing."""
@@ -61,13 +61,16 @@ class Leases:
             self._is_closed = True
             timer, self._timer = self._timer, None
         if timer is not None:
-            self._deadlines.cancel(timer)
+            self._clock.cancel(timer)
 
     @suppress_errors("quotas")
     def _renew(self) -> None:
         with self._lock:
             held = () if self._is_closed else self._held()
             # A later reservation calls `begin` again.
-            self._timer = self._deadlines.schedule(RENEW_SECONDS, self._renew) if held else None
+            self._timer = self._renew_later() if held else None
         for ticket in held:
             self._renew_ticket(ticket)
+
+    def _renew_later(self) -> int:
+        return self._clock.schedule(self._clock.now() + RENEW_SECONDS, self._renew)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +36,7 @@ from otel_limits.quotas.store import (
     Status,
     StorePlace,
 )
+from otel_limits.runs.clock import CLOCK
 
 Name: TypeAlias = tuple[str, str, str, int]
 """Quota, unit, key and first second of the window."""
@@ -169,7 +169,7 @@ class CompletedOperation(NamedTuple):
 class MemoryStore(QuotaStore):
     """Counts in this process; implements the Redis scripts in Python."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = CLOCK.time) -> None:
         """Create an empty store."""
         self._clock = clock
         self._lock = threading.Lock()

@@ -12,6 +12,7 @@ from otel_limits.quotas.recovery import Recovery
 from otel_limits.quotas.store_worker import InlineExecutor, StoreWorker
 from otel_limits.quotas.stores import is_shared, open_shared_store, open_store
 from otel_limits.quotas.wait_queues import WaitQueues
+from otel_limits.runs.clock import CLOCK
 
 if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
@@ -42,7 +43,7 @@ class Quotas:
         self.asked = (place.url, place.timeout, place.namespace)
         self._runs = runs
         self._threads: list[StoreThread] = []
-        lines = WaitQueues(runs.deadlines)
+        lines = WaitQueues(CLOCK)
         if is_shared(place.url):
             # One store per thread: none may be closed while another thread uses it.
             recovery = Recovery(open_shared_store(place), records, quotas)
@@ -53,10 +54,10 @@ class Quotas:
                 lines.notify_freed,
             )
             self._threads = [listener, recovery]
-            client = StoreClient(executor, place.timeout, listener.look_soon)
+            client = StoreClient(executor, place.timeout, CLOCK, listener.look_soon)
         else:
             client = StoreClient(
-                InlineExecutor(open_store(place), lines.notify_freed), place.timeout
+                InlineExecutor(open_store(place), lines.notify_freed), place.timeout, CLOCK
             )
         self._engine = Engine(
             quotas,
@@ -64,7 +65,7 @@ class Quotas:
             publish=runs.observers.publish,
             price=runs.price_of_request,
             lines=lines,
-            deadlines=runs.deadlines,
+            clock=CLOCK,
         )
         # In the background: the first call finds the connection open and the scripts loaded.
         self._engine.client.start()

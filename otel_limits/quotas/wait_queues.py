@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
-    from otel_limits.runs.deadlines import Deadlines
+    from otel_limits.runs.clock import Clock
 
 LOOK_SECONDS: Final = 0.25
 """How often waiting calls are checked for cancellation."""
@@ -30,15 +30,21 @@ class Waiter:
     """One call that requests quota, or waits to retry.
 
     Args:
+        clock: The clock of the process.
         number: Earlier calls have lower numbers.
         lines: Queues in which it may wait → with whom it shares its turns there.
         is_cancelled: Returns whether the call was cancelled.
     """
 
     def __init__(
-        self, number: int, lines: Mapping[QueueKey, str], is_cancelled: Callable[[], bool]
+        self,
+        clock: Clock,
+        number: int,
+        lines: Mapping[QueueKey, str],
+        is_cancelled: Callable[[], bool],
     ) -> None:
         """Create a waiter for the running event loop."""
+        self._clock = clock
         self.number = number
         self.is_cancelled = is_cancelled
         self.lines = lines
@@ -66,7 +72,7 @@ class Waiter:
         # Created before `_is_woken` is read: `wake` does the two in the opposite order.
         self._sleep = self._loop.create_future()
         if not self._is_woken:
-            await asyncio.wait([self._sleep], timeout=seconds)
+            await self._clock.wait(self._sleep, seconds)
         self._sleep = None
         is_woken, self._is_woken = self._is_woken, False
         return is_woken
@@ -76,12 +82,12 @@ class WaitQueues:
     """The queues of a process. A new call joins the back of each of its queues.
 
     Args:
-        deadlines: The timer of the process.
+        clock: The clock of the process.
     """
 
-    def __init__(self, deadlines: Deadlines) -> None:
+    def __init__(self, clock: Clock) -> None:
         """Create empty queues."""
-        self._deadlines = deadlines
+        self.clock = clock
         self.reset()
 
     def reset(self) -> None:
@@ -98,7 +104,7 @@ class WaitQueues:
     def join(self, lines: Mapping[QueueKey, str], is_cancelled: Callable[[], bool]) -> Waiter:
         """Join each queue, behind others of the same sharer; wait if any is non-empty."""
         with self._lock:
-            waiter = Waiter(next(self._numbers), lines, is_cancelled)
+            waiter = Waiter(self.clock, next(self._numbers), lines, is_cancelled)
             taken = (line for line in waiter.lines if self._first(line) is not None)
             waiter.lacks = frozenset(taken)
             for line, sharer in lines.items():
@@ -147,7 +153,7 @@ class WaitQueues:
                 for waiter in self._in_order(line):
                     waiter.wake()
         if timer is not None:
-            self._deadlines.cancel(timer)
+            self.clock.cancel(timer)
 
     @suppress_errors("quotas")
     def _look(self) -> None:
@@ -180,7 +186,7 @@ class WaitQueues:
 
     def _look_later(self) -> None:
         if self._timer is None and not self.is_closed and self._sleepers():
-            self._timer = self._deadlines.schedule(LOOK_SECONDS, self._look)
+            self._timer = self.clock.schedule(self.clock.now() + LOOK_SECONDS, self._look)
 
     def _first(self, line: QueueKey) -> Waiter | None:
         waiters = tuple(self._waiters.get(line, ()))

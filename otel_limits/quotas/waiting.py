@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -46,6 +45,8 @@ class AdmissionAttempt:
     needs: dict[QueueKey, QuotaNeed]
     """Needs that it may wait for."""
     waiter: Waiter
+    now: Callable[[], float]
+    """Returns the time, in monotonic seconds."""
     since: dict[QueueKey, float] = field(default_factory=dict)
     """When it joined each queue."""
     changes_at: float = 0.0
@@ -54,7 +55,7 @@ class AdmissionAttempt:
     def ends(self, lines: Collection[QueueKey]) -> float:
         """Return when it gives up, in monotonic seconds: the shortest `max_wait` applies."""
         longest = min(self.needs[line].quota.max_wait for line in lines)
-        return min(self.since.values(), default=time.monotonic()) + longest
+        return min(self.since.values(), default=self.now()) + longest
 
     def unmet(self, reply: Reply) -> set[QueueKey]:
         """Return the queues to wait in after a reply; empty if waiting would not help."""
@@ -66,7 +67,7 @@ class AdmissionAttempt:
         if not all(need.waits and standing.block is None for need, _, standing in enforced):
             return set()
         lines = {need.queue for need, _, _ in enforced}
-        left = self.ends(lines) - time.monotonic()
+        left = self.ends(lines) - self.now()
         for need, demand, standing in enforced:
             if not waiting_helps(need, demand, standing, reply.now, left):
                 return set()
@@ -111,6 +112,7 @@ class AdmissionQueue:
         """Create an empty queue."""
         self._lines = lines
         self._client = client
+        self._now = lines.clock.now
         self._ask = ask
         self._publish = publish
 
@@ -126,22 +128,22 @@ class AdmissionQueue:
             return Admission(await self._ask(ticket))
         sharers = {line: need.sharer for line, need in needs.items()}
         waiter = self._lines.join(sharers, ticket.request.is_cancelled)
-        attempt = AdmissionAttempt(ticket, needs, waiter)
+        attempt = AdmissionAttempt(ticket, needs, waiter, self._now)
         try:
             return await self._retry(attempt)
         finally:
             # In any case: a cancelled call must not block its queues.
             self._lines.leave(attempt.waiter)
             for line, since in attempt.since.items():
-                self._publish_wait(ticket, needs[line], time.monotonic() - since)
+                self._publish_wait(ticket, needs[line], self._now() - since)
 
     async def _retry(self, attempt: AdmissionAttempt) -> Admission:
         """Try whenever woken, until admitted, refused for good, or timed out."""
         is_due = not attempt.waiter.lacks
         while not self._lines.is_closed and not attempt.waiter.is_cancelled():
             if is_due:
-                since = min(attempt.since.values(), default=time.monotonic())
-                attempt.ticket.waited = time.monotonic() - since
+                since = min(attempt.since.values(), default=self._now())
+                attempt.ticket.waited = self._now() - since
                 reply = await self._ask(attempt.ticket)
                 lacking = attempt.unmet(reply)
                 if not lacking:
@@ -149,7 +151,7 @@ class AdmissionQueue:
                     return Admission(reply, frozenset(waited))
                 self._lines.requeue(attempt.waiter, lacking)
             self._note_waits(attempt)
-            left = attempt.ends(attempt.waiter.lacks) - time.monotonic()
+            left = attempt.ends(attempt.waiter.lacks) - self._now()
             if left <= 0:
                 return self._give_up(attempt)
             change = self._until_change(attempt)
@@ -161,7 +163,7 @@ class AdmissionQueue:
     def _note_waits(self, attempt: AdmissionAttempt) -> None:
         """Record and publish the start of each new wait."""
         for line in attempt.waiter.lacks - attempt.since.keys():
-            attempt.since[line] = time.monotonic()
+            attempt.since[line] = self._now()
             self._publish_wait(attempt.ticket, attempt.needs[line], None)
 
     def _until_change(self, attempt: AdmissionAttempt) -> float:
@@ -176,7 +178,7 @@ class AdmissionQueue:
 
     def _give_up(self, attempt: AdmissionAttempt) -> Admission:
         """Refuse by cached counts: the call may never have reached the front."""
-        ticket, now = attempt.ticket, time.monotonic()
+        ticket, now = attempt.ticket, self._now()
         self._client.fill(ticket, forced=False)
         standings = [
             self._client.fallback.known(demand.count) or CountState(0, 0, demand.capacity)

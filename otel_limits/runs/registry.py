@@ -6,7 +6,6 @@ import fnmatch
 import math
 import os
 import threading
-import time
 from collections import OrderedDict
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
@@ -24,7 +23,7 @@ from otel_limits.runs.spans import Spans
 from otel_limits.runs.tree import current, current_scope, leave_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from otel_limits.core.price import Quote
     from otel_limits.core.usage import Number, Usage
@@ -49,14 +48,9 @@ ACTION_TAKEN: Final[dict[str, ActionTaken]] = {
 class RunRegistry(Services):
     """The registry of active invocations, bounded in number and age."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        max_live: int = MAX_LIVE,
-        max_age_seconds: float = MAX_AGE_SECONDS,
-    ) -> None:
+    def __init__(self, max_live: int = MAX_LIVE, max_age_seconds: float = MAX_AGE_SECONDS) -> None:
         """Create an empty registry without observers."""
-        super().__init__(clock)
+        super().__init__()
         self.has_started = False
         """True once any invocation has started in this process."""
         self.audit_keys: tuple[str, ...] = ()
@@ -206,7 +200,7 @@ class RunRegistry(Services):
     def after_fork(self) -> None:
         """Reset in a child process: the parent's invocations continue in the parent."""
         self.lock = threading.RLock()
-        self.deadlines.after_fork()
+        self.clock.after_fork()
         if self.observers.gate is not None:
             self.observers.gate.after_fork()
         self._live.clear()

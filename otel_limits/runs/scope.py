@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from otel_limits.core import events
-from otel_limits.core.internal_errors import INTERNAL_ERRORS, report_suppressed
+from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.limits import (
     KILLED_STOP_REASON,
     LOOP_DETECTED_STOP_REASON,
@@ -20,7 +19,7 @@ from otel_limits.core.policy import KILLED, Policy, Reached, Verdict, verdict_of
 from otel_limits.core.price import NO_QUOTE, Quote
 from otel_limits.core.texts import for_operator
 from otel_limits.runs.budget import Budget, Budgets
-from otel_limits.runs.deadlines import Deadlines
+from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.dispatcher import EventDispatcher
 
 if TYPE_CHECKING:
@@ -49,9 +48,9 @@ class ToolLogWriter(Protocol):
 
 
 class Services:
-    """Shared by all invocations of a registry: lock, clock, observers, prices and deadlines."""
+    """Shared by all invocations of a registry: lock, clock, observers and prices."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         """Create the services, without observers or prices."""
         # Also guards every budget, because several invocations add to the same tree. Held for
         # additions and comparisons only, never while third-party code runs. Reentrant, because the
@@ -62,17 +61,8 @@ class Services:
         self.tool_log: ToolLogWriter | None = None
         self.keeps_fingerprints = False
         """True while an observer needs the hashes of tool calls, even without a loop limit."""
-        self.deadlines = Deadlines()
-        self.clock = clock
-        self._last_time = 0.0
-
-    def now(self) -> float:
-        """Return monotonic seconds; a failing clock repeats its last value."""
-        try:
-            self._last_time = self.clock()
-        except Exception as error:  # noqa: BLE001  a broken clock must not reach the agent
-            INTERNAL_ERRORS.report("clock", error)
-        return self._last_time
+        self.clock = CLOCK
+        self.now = CLOCK.now
 
     def quote(self, call: BillableCall) -> Quote:
         """Return the price of a model call and its source; none for a call without tokens."""

@@ -32,21 +32,20 @@ class TimeLimit:
         scope, services = self._scope, self._scope.services
         # Without those already published as would-be halts, which would be published forever.
         ends = [
-            budget.started + seconds
+            end
             for budget in scope.budgets
             if (seconds := budget.policy.limits.max_duration_seconds) is not None
-            and budget.started + seconds > self._observed_until
+            and (end := _end(budget.started, seconds)) > self._observed_until
         ]
         if ends and scope.cancel is not None:
-            wait = max(0.0, min(ends) - services.now())
-            self._number = services.deadlines.schedule(wait, self._time_is_up)
+            self._number = services.clock.schedule(min(ends), self._time_is_up)
 
     def cancel(self) -> None:
         """Cancel the deadline."""
         # Reset first, because the deadline's own callback gets here as well.
         number, self._number = self._number, None
         if number is not None:
-            self._scope.services.deadlines.cancel(number)
+            self._scope.services.clock.cancel(number)
 
     @suppress_errors("deadlines")
     def _time_is_up(self) -> None:
@@ -60,3 +59,9 @@ class TimeLimit:
         scope.halt(verdict, "observed")  # halted now in enforcement, whatever it waits for
         self._observed_until = scope.services.now()
         self.start()  # an enclosing tree may have a deadline that acts
+
+
+def _end(started: float, seconds: float) -> float:
+    """Return the first moment at which the elapsed time is `seconds`, despite rounding."""
+    end = started + seconds
+    return end if end - started >= seconds else math.nextafter(end, math.inf)

@@ -33,7 +33,7 @@ from otel_limits.quotas.store_worker import InlineExecutor, StoreWorker
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import Windows
-from otel_limits.runs.deadlines import Deadlines
+from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.gate import Request
 from tests.benchmarks.table import markdown
 from tests.quotas.conftest import Server
@@ -81,11 +81,11 @@ class Process:
         self._numbers = itertools.count()
         self.engine = Engine(
             lambda: quotas,
-            StoreClient(executor, TIMEOUT),
+            StoreClient(executor, TIMEOUT, CLOCK),
             publish=self.events.append,
             price=lambda *_: Quote(price=Decimal(1)),
-            lines=WaitQueues(Deadlines()),
-            deadlines=Deadlines(),
+            lines=WaitQueues(CLOCK),
+            clock=CLOCK,
         )
         self.engine.client.start()
 

@@ -20,7 +20,7 @@ from otel_limits.quotas.store_worker import StoreWorker
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import Windows
-from otel_limits.runs.deadlines import Deadlines
+from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.gate import Request
 from tests.quotas.conftest import Wire, eventually
 
@@ -43,14 +43,14 @@ class Worker:
         self.events: list[Event] = []
         place = StorePlace(url, 2.0)
         store_worker = StoreWorker(open_shared_store(place))
-        self.lines = WaitQueues(Deadlines())
+        self.lines = WaitQueues(CLOCK)
         self.engine = Engine(
             lambda: [held],
-            StoreClient(store_worker, 2.0),
+            StoreClient(store_worker, 2.0, CLOCK),
             publish=self.events.append,
             price=lambda *_: Quote(price=Decimal(1)),
             lines=self.lines,
-            deadlines=Deadlines(),
+            clock=CLOCK,
         )
         self.engine.client.start()
 

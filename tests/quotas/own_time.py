@@ -82,15 +82,11 @@ POLLING: Final = 2
 
 @dataclass
 class Clock:
-    """A replacement for the module `time` that shows the time it is set to."""
+    """Shows the time it is set to, to all workers."""
 
     begin: float
     """The start, in seconds since the epoch."""
     now: float = 0.0
-
-    def monotonic(self) -> float:
-        """Return the seconds since the start."""
-        return self.now
 
     def time(self) -> float:
         """Return the time of day."""
@@ -109,16 +105,21 @@ class Loop(asyncio.SelectorEventLoop):
         return self._clock_shown.now
 
 
-class Timers:
-    """The process timer, run by the event loop."""
+class WorkerClock:
+    """The clock of one worker, which its event loop drives."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, clock: Clock, loop: Loop) -> None:
         self._loop = loop
         self._handles: list[asyncio.TimerHandle] = []
+        self.now, self.time = loop.time, clock.time
 
-    def schedule(self, seconds: float, callback: Callable[[], None]) -> int:
-        """Call something later."""
-        self._handles.append(self._loop.call_later(seconds, callback))
+    async def wait(self, future: asyncio.Future[None], seconds: float) -> None:
+        """Wait until something is done."""
+        await asyncio.wait([future], timeout=seconds)
+
+    def schedule(self, at: float, callback: Callable[[], None]) -> int:
+        """Call something at a time."""
+        self._handles.append(self._loop.call_at(at, callback))
         return len(self._handles) - 1
 
     def cancel(self, number: int) -> None:
@@ -169,8 +170,9 @@ class Connection:
 class Worker:
     """One process of the fleet, with its own event loop, which pauses while suspended."""
 
-    def __init__(self, connection: Connection, loop: Loop, number: int) -> None:
-        timers: Any = Timers(loop)
+    def __init__(self, connection: Connection, shown: Clock, number: int) -> None:
+        loop = Loop(shown)
+        clock: Any = WorkerClock(shown, loop)
         executor: Any = connection
         self.connection = connection
         self.loop = loop
@@ -179,14 +181,14 @@ class Worker:
         self.news: list[Freed] = []
         """Notifications that it has not processed yet."""
         self.suspended_at: float | None = None
-        self.lines = WaitQueues(timers)
+        self.lines = WaitQueues(clock)
         self.engine = Engine(
             lambda: tuple(QUOTAS.values()),
-            StoreClient(executor, 2.0),
+            StoreClient(executor, 2.0, clock),
             publish=lambda _: None,
             price=lambda *_: Quote(price=Decimal(0)),
             lines=self.lines,
-            deadlines=timers,
+            clock=clock,
         )
         # Of two calls that have waited equally long, that with the smaller ID is the older one.
         self.engine._tickets._owner = f"worker{number:03}"
@@ -278,7 +280,7 @@ class SimulatedFleet:
     def worker(self) -> Worker:
         """Start a worker."""
         connection = Connection(self.store, None if self.read_news else self.free)
-        return Worker(connection, Loop(self.clock), next(self.worker_numbers))
+        return Worker(connection, self.clock, next(self.worker_numbers))
 
     # --- actions ----------------------------------------------------------------------------------
 

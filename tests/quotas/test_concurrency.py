@@ -16,13 +16,11 @@ from otel_limits.quotas.section import read_quotas
 from otel_limits.quotas.store import Count, CountState, Demand, Grant, Renew, Reserve
 from otel_limits.quotas.windows import UnboundedWindow
 from otel_limits.runs.registry import LIVE
-from otel_limits.testing import ScriptedModel, endless, fails, says, uses
+from otel_limits.testing import FakeTime, ScriptedModel, endless, fails, says, uses
 from tests.quotas.conftest import eventually
 from tests.quotas.waiters import SOON, DecisionRecorder, Held, seconds_of, start, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from otel_limits.quotas.store import Operation, SharedStore
     from tests.conftest import MakeAgent
     from tests.quotas.conftest import Hold, Server
@@ -192,16 +190,9 @@ def test_slot_is_leased_for_30_seconds(hold: Hold, make_agent: MakeAgent, server
 
 
 def test_slots_are_renewed_three_times_per_lease_while_held(
-    hold: Hold, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+    hold: Hold, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, fake_time: FakeTime
 ) -> None:
     """With the default times: every ten seconds, for thirty."""
-    timers: list[tuple[float, Callable[[], None]]] = []
-
-    def schedule(seconds: float, callback: Callable[[], None]) -> int:
-        timers.append((seconds, callback))
-        return len(timers)
-
-    monkeypatch.setattr(LIVE.deadlines, "schedule", schedule)
     hold({"q": TWO})
     gate: Any = LIVE.observers.gate
     sent: list[Renew] = []
@@ -218,16 +209,18 @@ def test_slots_are_renewed_three_times_per_lease_while_held(
         model = Held()
         task = start(make_agent(model))
         await until(lambda: bool(model.asked))
-        ((seconds, renew),) = timers
-        renew()
-        assert seconds == 10.0
+        fake_time.advance(9.9)
+        assert not sent
+        fake_time.advance(0.1)
         (renewal,) = sent
         (demand,) = renewal.demands
         assert (demand.count, renewal.lease_seconds) == (count(), 30.0)
+        fake_time.advance(20)
+        assert len(sent) == 3
         model.may_answer.set()
         await task
-        timers.pop()[1]()
-        assert (len(sent), len(timers)) == (1, 1)
+        fake_time.advance(10)
+        assert (len(sent), LIVE.clock.scheduled) == (3, 0)
 
     asyncio.run(run())
 

@@ -28,7 +28,7 @@ from otel_limits.quotas.store import (
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import Window, Windows
-from otel_limits.runs.deadlines import Deadlines
+from otel_limits.runs.clock import CLOCK
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.fleets import Worker
 from tests.quotas.test_agents import carrying
@@ -254,7 +254,7 @@ def test_thousand_calls_of_one_sharer_do_not_delay_another() -> None:
     """Neither in their order, nor by the time that joining takes."""
 
     async def run() -> None:
-        lines = WaitQueues(Deadlines())
+        lines = WaitQueues(CLOCK)
         line = ("q", uuid.uuid4().hex)
         waiting = lines.join({line: "a"}, lambda: False)
         lines.requeue(waiting, [line])

@@ -26,8 +26,9 @@ from otel_limits.quotas.store import (
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.tickets import QuotaNeed
 from otel_limits.quotas.windows import Windows
+from otel_limits.runs.clock import CLOCK
 from otel_limits.settings.policy import PolicyFile
-from otel_limits.testing import ScriptedModel, endless, says
+from otel_limits.testing import FakeTime, ScriptedModel, endless, says
 from tests.clock import Clock
 from tests.quotas.conftest import eventually
 from tests.quotas.fleets import Fleet, Worker, quota
@@ -162,7 +163,7 @@ def test_worker_without_a_refresh_has_no_share_of_the_new_window() -> None:
     now = [10.0]
     paced = replace(quota(), windows=Windows("PT1M"))
     key = paced.key.key("q", lambda _: None)
-    fallback = Fallback(lambda: now[0], 300.0)
+    fallback = Fallback(CLOCK.now, lambda: now[0], 300.0)
     fallback.remember(need_of(paced), demand_of(paced, now[0]), CountState(40, 0, 100))
     fallback.looked(fallback.shared(), Reply("looked", 10.0, (CountState(40, 0, 100),), workers=2))
     fallback.on_reply(10.0)
@@ -199,16 +200,14 @@ def test_key_that_is_no_longer_read_has_no_share(fleet: Fleet) -> None:
     assert one.call(f"other {LOOKED_AT}")
 
 
-def test_only_keys_with_a_call_in_the_last_minute_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_keys_with_a_call_in_the_last_minute_are_read(fake_time: FakeTime) -> None:
     """An idle process reads nothing, so it does not reduce the shares of others."""
-    now = [1000.0]
-    monkeypatch.setattr("otel_limits.quotas.fallback.time.monotonic", lambda: now[0])
-    fallback = Fallback(lambda: 1000.0, 300.0)
+    fallback = Fallback(CLOCK.now, lambda: 1000.0, 300.0)
     demand = demand_of(quota(), 1000.0)
     fallback.remember(need_of(quota()), demand, CountState(1, 0, 100))
-    now[0] = 1059.0
+    fake_time.advance(59)
     assert fallback.shared() == ((demand.count, 100),)
-    now[0] = 1060.0
+    fake_time.advance(1)
     assert fallback.shared() == ()
 
 
@@ -275,16 +274,14 @@ def test_only_the_first_call_waits_in_an_outage(fleet: Fleet, server: Server) ->
     assert max(seconds[1:]) < 0.5
 
 
-def test_grace_ends(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grace_ends(fleet: Fleet, fake_time: FakeTime) -> None:
     """30 seconds after the first failed operation, `on_store_error` applies."""
-    now = [0.0]
     (worker,) = fleet.join(1)
     fleet.cut()
-    monkeypatch.setattr("otel_limits.quotas.fallback.time.monotonic", lambda: now[0])
     worker.engine.client.fallback.enter_outage()
-    now[0] = 29.9
+    fake_time.advance(29.9)
     assert worker.engine.client.fallback.is_in_grace(quota())
-    now[0] = 30.0
+    fake_time.advance(0.1)
     assert not worker.engine.client.fallback.is_in_grace(quota())
 
 

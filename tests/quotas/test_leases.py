@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from otel_limits.quotas import client, fallback, waiting
 from otel_limits.quotas.client import LEASE_SECONDS
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import Reserve
@@ -40,11 +39,9 @@ class Fleet(SimulatedFleet):
 
 
 @pytest.fixture(params=["memory", "redis"])
-def fleet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     """A fleet with one in-flight call, which holds a slot and is counted."""
     clock = Clock(BEGIN)
-    for module in (client, fallback, waiting):
-        monkeypatch.setattr(module, "time", clock)
     if request.param == "memory":
         place = Place(MemoryStore(clock.time), lambda _: None)
     else:

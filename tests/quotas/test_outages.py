@@ -13,7 +13,7 @@ import pytest
 import otel_limits
 from otel_limits.core.events import InternalError, QuotaDecision, QuotaUse
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
-from otel_limits.quotas import client, engine, store_worker
+from otel_limits.quotas import engine, store_worker
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import LOADED, KeyNames, sha_of
 from otel_limits.quotas.store import (
@@ -26,6 +26,7 @@ from otel_limits.quotas.store import (
 )
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
+from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.conftest import PATIENCE, Server, Wire, eventually
@@ -246,7 +247,7 @@ def test_outage_costs_one_timeout_not_one_per_call(
         waits.append(given[-1])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "_wait", wait)
+        patch.setattr(CLOCK, "wait", wait)
         for _ in range(30):
             agent("go")
     assert waits == []
@@ -267,7 +268,7 @@ def test_no_wait_is_longer_than_the_timeout(start_outage: StartOutage) -> None:
         return wait
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "_wait", noted(client._wait))
+        patch.setattr(CLOCK, "wait", noted(CLOCK.wait))
         agent("go")
     assert waits
     assert max(waits) <= TIMEOUT

@@ -10,7 +10,6 @@ import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from otel_limits.quotas import client, fallback, waiting
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.redis_scripts import KeyNames, freed_of
 from otel_limits.quotas.windows import Windows
@@ -108,12 +107,9 @@ def test_server_matches_the_model_after_every_step(timed_store: Timed, server: S
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock() -> Clock:
     """The clock of every waiter."""
-    clock = Clock(BEGIN)
-    for module in (client, fallback, waiting):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
+    return Clock(BEGIN)
 
 
 def test_waiters_in_memory_are_admitted_in_order_and_promptly(clock: Clock) -> None:
