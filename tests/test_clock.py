@@ -11,37 +11,87 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from strands import tool
 
-from otel_limits import Limits, enable
+from otel_limits import Limits, QuotaWait, enable
 from otel_limits.runs.clock import CLOCK
-from otel_limits.testing import FakeTime, ScriptedModel, endless, uses
+from otel_limits.testing import FakeTime, ScriptedModel, endless, says, uses
+from tests.pages import files
 from tests.processes import PATIENCE_SECONDS
+from tests.readme import PAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
+    from otel_limits import Event
     from tests.conftest import Call, MakeAgent
 
 
-def test_time_limit_is_reached_by_what_a_tool_takes(
-    make_agent: MakeAgent, source: str, call: Call
+def test_example_of_the_page_passes() -> None:
+    """Users copy it."""
+    (page,) = (each for each in PAGES if each.name == "limits.md")
+    names: dict[str, Any] = {}
+    exec(files(page)["test_limits.py"], names)  # noqa: S102  our own page
+    names["test_research_ends_after_ten_minutes"]()
+
+
+def test_time_limit_is_reached_by_a_slow_tool(
+    make_agent: MakeAgent, source: str, call: Call, fake_time: FakeTime
 ) -> None:
-    """The example of the documentation: a tool that takes a minute, without waiting for it."""
-    with FakeTime() as fake:
+    """A tool that takes a minute, without waiting for it."""
 
-        @tool
-        def search() -> str:
-            """Take a minute."""
-            fake.advance(60)
-            return "found"
+    @tool
+    def search() -> str:
+        """Take a minute."""
+        fake_time.advance(60)
+        return "found"
 
-        enable(Limits(max_duration_seconds=90))
-        model = ScriptedModel(endless(uses("search")))
-        result = call(make_agent(model, tools=[search]))
+    enable(Limits(max_duration_seconds=90))
+    model = ScriptedModel(endless(uses("search")))
+    result = call(make_agent(model, tools=[search]))
     assert (result.stop_reason, model.calls) == ("max_duration", 2)
 
 
-def test_frozen_time_stands_still_and_then_continues_from_there() -> None:
-    """Elapsed times stay true in what outlives the `with` statement."""
+def test_quota_window_ends_in_fake_time(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_time: FakeTime
+) -> None:
+    """A quota in memory is full, and an hour later it is not."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("quotas: {hourly: {model_calls: 1, window: PT1H}}", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable()
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
+    fake_time.advance(3600)
+    assert agent("go").stop_reason == "end_turn"
+
+
+def test_call_waits_for_its_quota_in_fake_time(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_time: FakeTime
+) -> None:
+    """It is admitted when the window ends, without a wait in the test."""
+    policy = tmp_path / "limits.yaml"
+    quota = "{model_calls: 1, window: PT1H, on_exceeded: wait, max_wait: 2h}"
+    policy.write_text(f"quotas: {{hourly: {quota}}}", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    waits, seconds = threading.Event(), list[float]()
+
+    def note(event: Event) -> None:
+        if isinstance(event, QuotaWait):
+            waits.set() if event.seconds is None else seconds.append(event.seconds)
+
+    enable(observers=[note])
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    agent("go")
+    thread = threading.Thread(target=agent, args=("go",))
+    thread.start()
+    assert waits.wait(PATIENCE_SECONDS)
+    fake_time.advance(3601)
+    thread.join(PATIENCE_SECONDS)
+    assert len(seconds) == 1
+
+
+def test_time_is_frozen_and_then_continues_from_there() -> None:
+    """Elapsed times stay true after the `with` statement."""
     with FakeTime() as fake:
         began, day = CLOCK.now(), CLOCK.time()
         assert (CLOCK.now(), CLOCK.time()) == (began, day)
@@ -61,7 +111,7 @@ def test_fractions_of_a_second_add_up() -> None:
 
 
 def test_callbacks_run_in_the_order_of_their_times() -> None:
-    """Whatever the order in which they were scheduled; a canceled one does not run."""
+    """In any order of scheduling; a canceled one does not run."""
     called: list[int] = []
     with FakeTime() as fake:
         for each in (3, 1, 2):
@@ -116,7 +166,7 @@ def test_callback_may_advance_the_time() -> None:
 
 
 def test_threads_advance_the_same_time() -> None:
-    """Two tools that run in parallel and take five seconds each add ten."""
+    """Eight tools that run in parallel and take five seconds each add forty."""
     with FakeTime() as fake:
         began = CLOCK.now()
         threads = [threading.Thread(target=fake.advance, args=(5,)) for _ in range(8)]
@@ -132,7 +182,7 @@ def test_wait_in_an_event_loop_ends_by_advance() -> None:
 
     async def wait(advance: Callable[[float], Any]) -> None:
         waiting = asyncio.ensure_future(
-            CLOCK.wait(asyncio.get_running_loop().create_future(), 3600)
+            CLOCK.wait(asyncio.get_running_loop().create_future(), CLOCK.now() + 3600)
         )
         await asyncio.sleep(0)  # it begins to wait
         advance(3599)
@@ -159,7 +209,7 @@ def test_wait_ends_when_its_future_is_done() -> None:
 
     async def wait() -> None:
         future = asyncio.get_running_loop().create_future()
-        waiting = asyncio.ensure_future(CLOCK.wait(future, 3600))
+        waiting = asyncio.ensure_future(CLOCK.wait(future, CLOCK.now() + 3600))
         await asyncio.sleep(0)  # it begins to wait
         future.set_result(None)
         await waiting

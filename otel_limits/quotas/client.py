@@ -262,7 +262,7 @@ class StoreClient:
         future = self._executor.send(operation)
         # An in-memory store is done by now; during an outage it failed immediately.
         if not future.done():
-            await self._wait(future, max(0.0, deadline - self._clock.now()))
+            await self._wait(future, deadline)
         if not future.done():
             # The executor still sends a settlement: actual usage must be counted.
             if not isinstance(operation, Settle):
@@ -270,8 +270,8 @@ class StoreClient:
             raise StoreError("quota store timeout")
         return self._on_reply(future.result())
 
-    async def _wait(self, future: Future[Reply], seconds: float) -> None:
-        """Wait until `future` is done, or for `seconds`.
+    async def _wait(self, future: Future[Reply], deadline: float) -> None:
+        """Wait until `future` is done, or until the deadline.
 
         Unlike with `asyncio.wrap_future`, cancelling one does not cancel the other.
         """
@@ -287,7 +287,7 @@ class StoreClient:
                 loop.call_soon_threadsafe(answer)
 
         future.add_done_callback(wake)
-        await self._clock.wait(answered, seconds)
+        await self._clock.wait(answered, deadline)
 
     def _on_reply(self, reply: Reply) -> Reply:
         """Record that the store answers, its time, and new kills."""

@@ -67,12 +67,12 @@ class Waiter:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(_end, sleep)
 
-    async def sleep(self, seconds: float) -> bool:
-        """Wait until woken, at most `seconds`; return whether it was woken."""
+    async def sleep(self, until: float) -> bool:
+        """Wait until woken, or until a time; return whether it was woken."""
         # Created before `_is_woken` is read: `wake` does the two in the opposite order.
         self._sleep = self._loop.create_future()
         if not self._is_woken:
-            await self._clock.wait(self._sleep, seconds)
+            await self._clock.wait(self._sleep, until)
         self._sleep = None
         is_woken, self._is_woken = self._is_woken, False
         return is_woken

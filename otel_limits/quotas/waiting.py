@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -150,13 +151,13 @@ class AdmissionQueue:
                     waited = {attempt.needs[line].quota.name for line in attempt.since}
                     return Admission(reply, frozenset(waited))
                 self._lines.requeue(attempt.waiter, lacking)
+            change = self._next_change(attempt)
             self._note_waits(attempt)
-            left = attempt.ends(attempt.waiter.lacks) - self._now()
-            if left <= 0:
+            ends = attempt.ends(attempt.waiter.lacks)
+            if ends <= self._now():
                 return self._give_up(attempt)
-            change = self._until_change(attempt)
-            is_due = await attempt.waiter.sleep(min(left, change))
-            if not is_due and change < left:
+            is_due = await attempt.waiter.sleep(min(ends, change))
+            if not is_due and change < ends:
                 self._lines.notify_next(attempt.waiter)
         raise WaitCancelledError
 
@@ -166,15 +167,16 @@ class AdmissionQueue:
             attempt.since[line] = self._now()
             self._publish_wait(attempt.ticket, attempt.needs[line], None)
 
-    def _until_change(self, attempt: AdmissionAttempt) -> float:
-        """Return the seconds until it has to try again."""
+    def _next_change(self, attempt: AdmissionAttempt) -> float:
+        """Return when it has to try again, in monotonic seconds."""
         if not attempt.changes_at:
-            return float("inf")
+            return math.inf
+        now = self._now()
         left = attempt.changes_at - self._client.now()
         # Only once: then the first waiter is woken and tries.
         if left <= 0:
             attempt.changes_at = 0.0
-        return max(SHORTEST_SECONDS, left)
+        return now + max(SHORTEST_SECONDS, left)
 
     def _give_up(self, attempt: AdmissionAttempt) -> Admission:
         """Refuse by cached counts: the call may never have reached the front."""

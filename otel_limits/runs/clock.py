@@ -44,9 +44,9 @@ class Clock:
         self._ahead = 0.0
         """Seconds by which it was advanced more than time has passed."""
         self._frozen: float | None = None
-        """The time at which it stands still."""
+        """The time at which it is frozen."""
         self._goal = 0.0
-        """The time at which it will stand still after all running calls of `advance`."""
+        """The frozen time after all running calls of `advance`."""
         self._epoch = 0.0
         """The time of day at the frozen time 0."""
         self._reset()
@@ -71,14 +71,14 @@ class Clock:
         frozen = self._frozen
         return time.time() if frozen is None else self._epoch + frozen
 
-    async def wait(self, future: asyncio.Future[Any], seconds: float) -> None:
-        """Wait until `future` is done, at most `seconds`."""
+    async def wait(self, future: asyncio.Future[Any], until: float) -> None:
+        """Wait for `future` until a time."""
         if self._frozen is None:
-            await asyncio.wait([future], timeout=seconds)
+            await asyncio.wait([future], timeout=max(0.0, until - self.now()))
             return
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
-        number = self.schedule(self.now() + seconds, partial(_end_in, loop, over))
+        number = self.schedule(until, partial(_end_in, loop, over))
         try:
             await asyncio.wait([future, over], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -161,7 +161,7 @@ class Clock:
     # --- for tests --------------------------------------------------------------------------------
 
     def freeze(self) -> None:
-        """Let time stand still.
+        """Freeze time.
 
         Raises:
             RuntimeError: It is frozen already.
@@ -175,7 +175,7 @@ class Clock:
             self._changed.notify_all()
 
     def unfreeze(self) -> None:
-        """Let time pass again, from where it stands."""
+        """Let time pass again, from where it was frozen."""
         with self._changed:
             if self._frozen is not None:
                 self._ahead = self._frozen - time.monotonic()
@@ -232,21 +232,22 @@ CLOCK: Final = Clock()
 
 
 class FakeTime:
-    """Time that stands still until a test advances it, for time limits and quota waits.
+    """Time that a test advances, for time limits and quota waits.
 
     with FakeTime() as time:
         ...  # start an agent with `max_duration_seconds=30`, in another thread or task
         time.advance(30)
 
-    It moves what otel-limits measures in this process: `max_duration_seconds`, waits for a quota
+    In this process, it moves `max_duration_seconds`, durations of invocations, waits for a quota
     and for its store, and windows of quotas in memory. It does not move timestamps in a ledger, a
     shared quota store, or the sleeps of a program and of its framework.
 
-    Only one can be active in a process. Afterwards, time passes again from where it stands.
+    Time is frozen between two calls of `advance`. Only one can be active in a process. Afterwards,
+    time passes again.
     """
 
     def __enter__(self) -> Self:
-        """Let time stand still.
+        """Freeze time.
 
         Raises:
             RuntimeError: Another one is active.
@@ -269,7 +270,7 @@ class FakeTime:
 
         Raises:
             ValueError: It is negative or not a number.
-            RuntimeError: The time does not stand still, outside the `with` statement.
+            RuntimeError: It was called outside the `with` statement.
         """
         if not 0 <= seconds < math.inf:
             raise ValueError(f"advance() needs seconds of 0 or more, not {seconds!r}.")

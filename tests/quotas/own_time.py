@@ -113,9 +113,9 @@ class WorkerClock:
         self._handles: list[asyncio.TimerHandle] = []
         self.now, self.time = loop.time, clock.time
 
-    async def wait(self, future: asyncio.Future[None], seconds: float) -> None:
+    async def wait(self, future: asyncio.Future[None], until: float) -> None:
         """Wait until something is done."""
-        await asyncio.wait([future], timeout=seconds)
+        await asyncio.wait([future], timeout=max(0.0, until - self.now()))
 
     def schedule(self, at: float, callback: Callable[[], None]) -> int:
         """Call something at a time."""
