@@ -71,7 +71,7 @@ LONGEST = (
 
 NOT_QUICK = {
     "": (
-        *("a2a", "attaching", "bidi", "cli", "compositions_by_hand", "deadlines", "demo_record"),
+        *("a2a", "attaching", "bidi", "cli", "compositions_by_hand", "demo_record"),
         *("faults", "first_calls", "fork", "fuzz", "isolation"),
         *("label_values", "language", "logfire", "misspelt_options", "multiprocess", "pages"),
         *("policy_access", "price_lists", "production", "providers", "reference_model", "release"),
