@@ -18,7 +18,7 @@ from strands.bidi.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 MOST = 40
 """Responses after which the scripted model has nothing more to say."""
@@ -32,6 +32,7 @@ class RealtimeModel(BidiModel):
         usage: Whether responses report 15 tokens each.
         bounded: Whether responses have a start and a stop.
         most: Responses before it falls silent.
+        on_silence: Called when it falls silent.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class RealtimeModel(BidiModel):
         usage: bool = True,
         bounded: bool = True,
         most: int = MOST,
+        on_silence: Callable[[], object] = lambda: None,
     ) -> None:
+        self.on_silence = on_silence
         self.tool, self.usage, self.bounded, self.most = tool, usage, bounded, most
         self.responses = self.stops = self.starts = 0
         self.timeouts: set[int] = set()
@@ -84,6 +87,7 @@ class RealtimeModel(BidiModel):
             if self.tool is not None:  # the next response answers to its result
                 await self.answered.wait()
                 self.answered.clear()
+        self.on_silence()
         await asyncio.Event().wait()
 
     def response(self, name: str) -> list[Any]:

@@ -7,9 +7,9 @@ import importlib.util
 import sqlite3
 import subprocess
 import sys
-import threading
 from contextlib import closing, nullcontext
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,7 +26,7 @@ from strands.bidi.types import (
 import otel_limits
 from otel_limits import Limits, LimitsPlugin
 from otel_limits.core.events import Event, Halt, ModelCall, Stop, ToolCall
-from otel_limits.testing import ScriptedModel, endless, uses
+from otel_limits.testing import FakeTime, ScriptedModel, endless, uses
 from tests.realtime import RealtimeModel
 
 if TYPE_CHECKING:
@@ -294,17 +294,18 @@ def test_model_of_session_reads_not_to_repeat_a_halted_agent(action: Any) -> Non
 
 
 @pytest.mark.parametrize("limited", ["time", "kill"])
-def test_silent_session_is_ended(events: list[Event], limited: str) -> None:
+def test_silent_session_is_ended(events: list[Event], limited: str, fake_time: FakeTime) -> None:
     """A time limit or a kill ends a session also while nothing happens."""
-    limits = Limits(max_duration_seconds=1) if limited == "time" else Limits(max_turns=9)
+    limits = Limits(max_duration_seconds=30) if limited == "time" else Limits(max_turns=9)
     otel_limits.enable(limits, observers=[events.append])
-    if limited == "kill":
-        threading.Timer(0.3, lambda: otel_limits.kill(agent="voice")).start()
-    model = RealtimeModel(most=1)
+    ends = {
+        "time": partial(fake_time.advance, 30),
+        "kill": partial(otel_limits.kill, agent="voice"),
+    }
+    model = RealtimeModel(most=1, on_silence=ends[limited])
     received = session(model)
     (stop,) = stops_in(events)
     assert stop.reason == ("max_duration" if limited == "time" else "killed")
-    assert stop.seconds < 5
     assert model.stops == 1
     assert isinstance(received[-1], BidiConnectionStopEvent)
 
@@ -328,14 +329,15 @@ def test_kill_ends_session_with_any_action(events: list[Event], action: Any) -> 
     assert halt.action == "killed"
 
 
-def test_session_without_reader_is_ended(events: list[Event]) -> None:
+def test_session_without_reader_is_ended(events: list[Event], fake_time: FakeTime) -> None:
     """The model of a session without a reader is connected, and costs."""
-    otel_limits.enable(Limits(max_duration_seconds=0.2), observers=[events.append])
+    otel_limits.enable(Limits(max_duration_seconds=30), observers=[events.append])
 
     async def leave() -> int:
         model = RealtimeModel()
         agent = BidiAgent(model=model, name="voice")
         await agent.start()
+        fake_time.advance(30)
         await model.stopped.wait()
         await agent.stop()
         return model.stops
@@ -418,7 +420,7 @@ def test_agent_can_be_started_again(events: list[Event]) -> None:
     [
         (RealtimeModel, ["max_token_budget"]),
         (
-            lambda **_: RealtimeModel(usage=False, bounded=False, most=3),
+            partial(RealtimeModel, bounded=False),
             ["max_turns", "max_token_budget"],
         ),
     ],
@@ -427,10 +429,11 @@ def test_cap_that_cannot_hold_is_named(
     model: Callable[..., RealtimeModel],
     named: list[str],
     warnings_logged: Callable[[], list[str]],
+    fake_time: FakeTime,
 ) -> None:
     """A model without usage, or without responses, leaves its caps without effect."""
-    otel_limits.enable(Limits(max_turns=9, max_token_budget=10**6, max_duration_seconds=1))
-    session(model(usage=False, most=3))
+    otel_limits.enable(Limits(max_turns=9, max_token_budget=10**6, max_duration_seconds=30))
+    session(model(usage=False, most=3, on_silence=partial(fake_time.advance, 30)))
     (warning,) = [each for each in warnings_logged() if "realtime" in each]
     assert ", ".join(named) in warning
     assert ("max_turns" in warning) == ("max_turns" in named)
@@ -510,13 +513,16 @@ def test_caps_that_hold_are_not_warned_of(warnings_logged: Callable[[], list[str
     [
         (Limits(max_turns=3), "max_turns", 3),
         (Limits(max_token_budget=40), "max_token_budget", 3),
-        (Limits(max_duration_seconds=1), "max_duration", 1),
+        (Limits(max_duration_seconds=30), "max_duration", 1),
     ],
 )
-def test_tree_cap_ends_session(events: list[Event], tree: Limits, reason: str, turns: int) -> None:
+def test_tree_cap_ends_session(
+    events: list[Event], tree: Limits, reason: str, turns: int, fake_time: FakeTime
+) -> None:
     """A session is the root of its tree."""
     otel_limits.enable(tree=tree, observers=[events.append])
-    session(RealtimeModel(most=1 if reason == "max_duration" else 40))
+    most = 1 if reason == "max_duration" else 40
+    session(RealtimeModel(most=most, on_silence=partial(fake_time.advance, 30)))
     (stop,) = stops_in(events)
     assert (stop.reason, stop.action, stop.turns) == (reason, "halted", turns)
     (halt,) = [each for each in events if isinstance(each, Halt)]

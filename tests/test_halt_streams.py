@@ -12,10 +12,10 @@ from strands.hooks import AfterInvocationEvent
 
 import otel_limits
 from otel_limits import Limits, enable
-from otel_limits.testing import ScriptedModel, endless, fails, says, uses
+from otel_limits.testing import FakeTime, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable
+    from collections.abc import AsyncIterable, Callable
 
     from strands.types.streaming import StreamEvent
 
@@ -91,16 +91,17 @@ def test_refused_call_streams_an_answer(make_agent: MakeAgent) -> None:
 class Slow(ScriptedModel):
     """Streams the start of an answer and hangs."""
 
-    def __init__(self, *chunks: Any) -> None:
+    def __init__(self, *chunks: Any, on_hang: Callable[[], object]) -> None:
         super().__init__(())
-        self.chunks = chunks
+        self.chunks, self.on_hang = chunks, on_hang
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterable[StreamEvent]:
         """Stream the chunks, and then nothing."""
         self.calls += 1
         for chunk in self.chunks:
             yield chunk
-        await asyncio.sleep(60)
+        self.on_hang()
+        await asyncio.Event().wait()
 
 
 START: Any = {"messageStart": {"role": "assistant"}}
@@ -122,21 +123,28 @@ DELTA: Any = {"contentBlockDelta": {"delta": {"text": "Once"}}}
     ids=["before", "message", "block"],
 )
 def test_cut_response_is_closed_first(
-    make_agent: MakeAgent, chunks: Any, expected: list[str], shown: list[str]
+    make_agent: MakeAgent,
+    chunks: Any,
+    expected: list[str],
+    shown: list[str],
+    fake_time: FakeTime,
 ) -> None:
     """The text is a separate block and line, in the message that the model began."""
     enable(Limits(max_duration_seconds=1))
-    events = read(make_agent(Slow(*chunks)))
+    events = read(make_agent(Slow(*chunks, on_hang=lambda: fake_time.advance(1))))
     assert (kinds(events), texts(events)) == (expected, shown)
     assert events[-1]["result"].stop_reason == "max_duration"
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
-def test_raised_halt_streams_nothing(make_agent: MakeAgent, *, is_slow: bool) -> None:
+def test_raised_halt_streams_nothing(
+    make_agent: MakeAgent, fake_time: FakeTime, *, is_slow: bool
+) -> None:
     """The exception is the answer."""
     caps: Any = {"max_duration_seconds": 1} if is_slow else {"max_turns": 2}
     enable(Limits(**caps), action="raise")
-    model = Slow(START, BLOCK, DELTA) if is_slow else ScriptedModel(endless(uses("search")))
+    slow = Slow(START, BLOCK, DELTA, on_hang=lambda: fake_time.advance(1))
+    model = slow if is_slow else ScriptedModel(endless(uses("search")))
     *events, last = read(make_agent(model))
     assert "raised" in last
     assert "completed" not in "".join(texts(events))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +10,7 @@ from strands.hooks import AfterInvocationEvent, AfterModelCallEvent, MessageAdde
 
 import otel_limits
 from otel_limits import Halt, KilledError, Limits, Stop, enable, kill
-from otel_limits.testing import ScriptedModel, endless, fails, says
+from otel_limits.testing import FakeTime, ScriptedModel, endless, fails, says
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Event
@@ -96,15 +95,16 @@ def test_kill_during_error_has_no_effect(make_agent: MakeAgent, events: list[Eve
     assert (killed, reported_reasons(events)) == ([0], ["error"])
 
 
-def test_deadline_during_hooks_has_no_effect(make_agent: MakeAgent, events: list[Event]) -> None:
+def test_deadline_during_hooks_has_no_effect(
+    make_agent: MakeAgent, events: list[Event], fake_time: FakeTime
+) -> None:
     """The natural end came first; hooks that check the agent's cancel signal find it unset."""
-    # One second is enough for an answer, even on a busy machine.
-    enable(Limits(max_duration_seconds=1), observers=[events.append])
+    enable(Limits(max_duration_seconds=30), observers=[events.append])
     agent = make_agent(ScriptedModel([says("answer")]))
     signals: list[bool] = []
 
     def linger(event: AfterInvocationEvent) -> None:
-        time.sleep(1.1)
+        fake_time.advance(31)
         signals.append(event.agent.cancel_signal.is_set())
 
     agent.hooks.add_callback(AfterInvocationEvent, linger)

@@ -15,7 +15,7 @@ from strands.types.exceptions import ModelThrottledException
 import otel_limits
 from otel_limits import Limits, ModelCall, Stop, enable
 from otel_limits.runs.registry import LIVE
-from otel_limits.testing import Answer, ScriptedModel, endless, says, uses
+from otel_limits.testing import Answer, FakeTime, ScriptedModel, endless, says, uses
 from tests.processes import PATIENCE_SECONDS
 from tests.test_deadlines import FIRST_CHUNKS
 from tests.test_trees import agent_of
@@ -328,18 +328,18 @@ def test_refusal_keeps_tools_of_another_invocation() -> None:
     assert len([block for block in blocks if "toolResult" in block]) == 1
 
 
-def test_deadline_ends_only_its_invocation(events: list[Event]) -> None:
+def test_deadline_ends_only_its_invocation(events: list[Event], fake_time: FakeTime) -> None:
     """One times out while its provider hangs; the others answer after that."""
-    # One second is enough for a model call, even on a busy machine.
-    enable(Limits(max_duration_seconds=1), observers=[events.append])
+    enable(Limits(max_duration_seconds=30), observers=[events.append])
     agent = reentrant(model := Waiting([]))
 
     async def main() -> list[str]:
         first = asyncio.create_task(agent.invoke_async("go"))
         await asyncio.sleep(0)
-        enable(Limits(max_duration_seconds=PATIENCE_SECONDS), observers=[events.append])
+        enable(Limits(max_duration_seconds=60), observers=[events.append])
         others = [asyncio.create_task(agent.invoke_async("go")) for _ in range(2)]
         await model.all_asked.wait()
+        fake_time.advance(30)
         ended = await asyncio.wait_for(first, PATIENCE_SECONDS)
         model.go_on.set()
         return [str(each.stop_reason) for each in [ended, *await asyncio.gather(*others)]]
@@ -348,4 +348,4 @@ def test_deadline_ends_only_its_invocation(events: list[Event]) -> None:
     stops = [event for event in events if isinstance(event, Stop)]
     # Only the first one had an expired deadline, and it ended no earlier.
     assert [stop.reason for stop in stops] == ["max_duration", "end_turn", "end_turn"]
-    assert stops[0].seconds >= 1
+    assert stops[0].seconds == 30

@@ -204,18 +204,22 @@ def test_unread_stream_is_not_an_invocation(make_agent: MakeAgent) -> None:
 
 def test_timeout_around_agent_leaves_nothing_behind(make_agent: MakeAgent) -> None:
     """`asyncio.wait_for` cancels an invocation in the middle of a tool."""
-
-    @tool
-    async def hang() -> str:
-        """Never return."""
-        await asyncio.Event().wait()
-        return "never"
-
     enable(Limits(max_turns=3))
-    agent = make_agent(ScriptedModel(endless(uses("hang"))), tools=[hang])
 
     async def run() -> None:
-        await asyncio.wait_for(agent.invoke_async("go"), timeout=0.05)
+        hangs = asyncio.Event()
+
+        @tool
+        async def hang() -> str:
+            """Never return."""
+            hangs.set()
+            await asyncio.Event().wait()
+            return "never"
+
+        agent = make_agent(ScriptedModel(endless(uses("hang"))), tools=[hang])
+        call = asyncio.ensure_future(agent.invoke_async("go"))
+        await hangs.wait()
+        await asyncio.wait_for(call, timeout=0)
 
     with pytest.raises(asyncio.TimeoutError):
         asyncio.run(run())

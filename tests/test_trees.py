@@ -24,7 +24,7 @@ from otel_limits.core.policy import Verdict
 from otel_limits.runs.budget import new_tree
 from otel_limits.runs.registry import LIVE
 from otel_limits.runs.tree import CURRENT
-from otel_limits.testing import Answer, ScriptedModel, endless, fails, only, says, uses
+from otel_limits.testing import Answer, FakeTime, ScriptedModel, endless, fails, only, says, uses
 from tests.metered import PER_MESSAGE, Metered
 
 if TYPE_CHECKING:
@@ -669,19 +669,18 @@ def test_a_hook_that_rewrites_a_response(way: str, call: Call, events: list[Even
 # --- observe --------------------------------------------------------------------------------------
 
 
-def test_observe_reports_a_deadline(make_agent: MakeAgent, call: Call, events: list[Event]) -> None:
+def test_observe_reports_a_deadline(
+    make_agent: MakeAgent, call: Call, events: list[Event], fake_time: FakeTime
+) -> None:
     """A deadline ends it even if no other check would run."""
 
     class Slow(ScriptedModel):
         async def stream(self, *arguments: Any, **named: Any) -> Any:
-            for _ in range(2_000):
-                if any(isinstance(fact, Halt) for fact in events):
-                    break
-                await asyncio.sleep(0.01)
+            fake_time.advance(30)
             async for event in super().stream(*arguments, **named):
                 yield event
 
-    enable(Limits(max_duration_seconds=0.1), action="observe", observers=[events.append])
+    enable(Limits(max_duration_seconds=30), action="observe", observers=[events.append])
     result = call(make_agent(Slow([says("done")])))
     assert result.stop_reason == "end_turn"
     (halt,) = [fact for fact in events if isinstance(fact, Halt)]
@@ -708,7 +707,9 @@ def test_nothing_is_live_afterwards() -> None:
     assert len(LIVE) == 0
 
 
-def test_an_observed_deadline_does_not_hide_one_that_acts(events: list[Event]) -> None:
+def test_an_observed_deadline_does_not_hide_one_that_acts(
+    events: list[Event], fake_time: FakeTime
+) -> None:
     """The tree of the parent halts where the child's own limit is only observed."""
 
     class Endless(ScriptedModel):
@@ -716,11 +717,12 @@ def test_an_observed_deadline_does_not_hide_one_that_acts(events: list[Event]) -
             yield {"messageStart": {"role": "assistant"}}
             yield {"contentBlockStart": {"start": {}}}
             while True:
+                fake_time.advance(10)
                 await asyncio.sleep(0.02)
                 yield {"contentBlockDelta": {"delta": {"text": "."}}}
 
-    enable(tree=Limits(max_duration_seconds=1), observers=[events.append])
-    watched = LimitsPlugin(Limits(max_duration_seconds=0.1), action="observe")
+    enable(tree=Limits(max_duration_seconds=30), observers=[events.append])
+    watched = LimitsPlugin(Limits(max_duration_seconds=10), action="observe")
     child = agent_of(Endless([]), "child", plugins=[watched])
     asking([child])("go")
     told = [(f.invocation.agent, f.action) for f in events if isinstance(f, Halt)]

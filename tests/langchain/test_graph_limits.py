@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from typing import TYPE_CHECKING, Any
 from unittest.mock import AsyncMock, Mock
@@ -33,7 +32,17 @@ from otel_limits import (
     stop_of,
     stops_of,
 )
-from otel_limits.testing import Answer, ScriptedChatModel, endless, fails, only, says, tokens, uses
+from otel_limits.testing import (
+    Answer,
+    FakeTime,
+    ScriptedChatModel,
+    endless,
+    fails,
+    only,
+    says,
+    tokens,
+    uses,
+)
 from tests.langchain.graphs import ASK, CALLS, STEPS, agent, config, halt_of, looping, unanswered
 
 if TYPE_CHECKING:
@@ -379,13 +388,16 @@ def test_quota_halts_a_graph(how: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class SlowModel(ScriptedChatModel):
-    """A model whose answer takes a minute."""
+    """A model that never answers."""
+
+    on_call: Any = int  # a function without an effect
 
     async def _agenerate(self, *_: Any, **__: Any) -> Any:
-        await asyncio.sleep(60)
+        self.on_call()
+        await asyncio.Event().wait()
 
     async def _astream(self, *_: Any, **__: Any) -> Any:
-        await asyncio.sleep(60)
+        await self._agenerate()
         yield None
 
 
@@ -393,13 +405,17 @@ SLOW: Any = SlowModel
 
 
 @pytest.mark.parametrize("how", ["ainvoke", "astream"])
-def test_deadline_interrupts_an_async_call(how: str) -> None:
+def test_deadline_interrupts_an_async_call(how: str, fake_time: FakeTime) -> None:
     """Also before the first byte of the answer."""
-    enable(max_duration_seconds=0.2)
-    started = time.monotonic()
-    state = CALLS[how](agent(SLOW([])))
-    assert time.monotonic() - started < 20
-    assert halt_of(state).reason == "max_duration"
+    enable(max_duration_seconds=30)
+    called: list[bool] = []
+
+    def pass_deadline() -> None:
+        called.append(True)
+        fake_time.advance(30)
+
+    state = CALLS[how](agent(SLOW([], on_call=pass_deadline)))
+    assert (halt_of(state).reason, called) == ("max_duration", [True])
 
 
 def test_kill_interrupts_an_async_call() -> None:

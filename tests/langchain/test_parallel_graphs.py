@@ -30,23 +30,28 @@ from otel_limits import (
 )
 from otel_limits.testing import ScriptedChatModel, endless, only, says, uses
 from tests.langchain.graphs import ASK, CALLS, STEPS, agent, config, halt_of, looping, unanswered
+from tests.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 class Together(ScriptedChatModel):
-    """A model whose answers arrive once a number of requests are in flight, or after a while."""
+    """A model whose answers arrive once a number of requests are in flight.
 
-    def __init__(self, parties: int, **fields: Any) -> None:
+    Unless `all_come`, they also arrive after a while: some may be canceled before.
+    """
+
+    def __init__(self, parties: int, *, all_come: bool = True, **fields: Any) -> None:
         """Wait for that many."""
         super().__init__(endless(says("text")), **fields)
-        self._barrier = threading.Barrier(parties)
+        self._barrier = threading.Barrier(parties, timeout=PATIENCE_SECONDS if all_come else 0.3)
+        self._faults = () if all_come else (threading.BrokenBarrierError,)
 
     def _generate(self, *args: Any, **options: Any) -> Any:
         result = super()._generate(*args, **options)
-        with contextlib.suppress(threading.BrokenBarrierError):
-            self._barrier.wait(0.3)
+        with contextlib.suppress(*self._faults):
+            self._barrier.wait()
         return result
 
 
@@ -72,7 +77,7 @@ def fan_out(model: Any, branches: int = 10, *, is_async: bool = False, **options
 def test_cap_holds_over_branches_of_a_graph(how: str, name: str, events: list[Event]) -> None:
     """Ten concurrent calls of one invocation at a cap of five: five calls."""
     enable(only(name, 5), observers=[events.append])
-    model = Together(5)
+    model = Together(5, all_come=how == "invoke")
     graph = fan_out(model, is_async=how == "async node")
     state = CALLS["ainvoke" if how == "async node" else how](graph)
     stop = halt_of(state)
@@ -92,7 +97,7 @@ def test_quota_holds_over_branches_of_a_graph(
     policy.write_text("quotas: {calls: {model_calls: 5, window: P1D}}")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
     enable(observers=[events.append])
-    model = Together(5)
+    model = Together(5, all_come=False)
     graph = fan_out(model, is_async=how == "async node")
     state = CALLS["ainvoke" if how == "async node" else how](graph)
     stop = halt_of(state)
@@ -113,7 +118,7 @@ def test_quota_of_invocations_counts_a_fan_out_once(
     enable()
     reasons = []
     for _ in range(3):
-        stop = stop_of(fan_out(Together(10)).invoke(ASK, STEPS))
+        stop = stop_of(fan_out(Together(2)).invoke(ASK, STEPS))
         reasons.append(stop and stop.reason)
     assert reasons == [None, None, "quota_exceeded"]
 
@@ -231,7 +236,7 @@ def test_one_graph_object_serves_many_callers(how: str) -> None:
 def test_tasks_of_the_functional_api_are_halted(*, is_async: bool) -> None:
     """Futures of `@task` run concurrently; the error of the limit reaches the caller."""
     enable(max_turns=4)
-    model = Together(4)
+    model = Together(4, all_come=not is_async)
 
     @task
     def work(_: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-import time
 from typing import TYPE_CHECKING, Any
 from unittest.mock import AsyncMock, Mock
 
@@ -45,7 +44,16 @@ from otel_limits import (
     stop_of,
     stops_of,
 )
-from otel_limits.testing import ScriptedAgentsModel, endless, fails, only, says, tokens, uses
+from otel_limits.testing import (
+    FakeTime,
+    ScriptedAgentsModel,
+    endless,
+    fails,
+    only,
+    says,
+    tokens,
+    uses,
+)
 from tests.openai_agents.runs import (
     CALLS,
     STEPS,
@@ -58,6 +66,7 @@ from tests.openai_agents.runs import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 each_way = pytest.mark.parametrize("how", CALLS)
@@ -565,7 +574,7 @@ def test_kill_of_the_first_agent_ends_the_one_after_a_handoff() -> None:
     """Its invocation contains the other one, whose call is interrupted."""
     enable(max_turns=9)
     first = ScriptedAgentsModel([uses("transfer_to_second")])
-    slow = agent(SlowModel([]), name="second")
+    slow = agent(SlowModel(), name="second")
 
     async def main() -> Any:
         running = asyncio.create_task(
@@ -612,30 +621,42 @@ def test_quota_by_metadata_of_the_trace(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class SlowModel(ScriptedAgentsModel):
-    """A model whose answer takes a minute."""
+    """A model that never answers."""
 
     waiting = 0
 
+    def __init__(self, on_call: Callable[[], object] = lambda: None) -> None:
+        super().__init__([])
+        self.on_call = on_call
+
+    async def hang(self) -> None:
+        """Wait forever."""
+        SlowModel.waiting += 1
+        self.on_call()
+        await asyncio.Event().wait()
+
     async def get_response(self, *_: Any, **__: Any) -> Any:
         """Wait."""
-        SlowModel.waiting += 1
-        await asyncio.sleep(60)
+        await self.hang()
 
     async def stream_response(self, *_: Any, **__: Any) -> Any:
         """Wait."""
-        SlowModel.waiting += 1
-        await asyncio.sleep(60)
+        await self.hang()
         yield None
 
 
 @each_way
-def test_deadline_interrupts_a_call(how: str) -> None:
+def test_deadline_interrupts_a_call(how: str, fake_time: FakeTime) -> None:
     """Also before the first byte of the answer."""
-    enable(max_duration_seconds=0.2)
-    started = time.monotonic()
-    result = CALLS[how](agent(SlowModel([])))
-    assert time.monotonic() - started < 20
-    assert halt_of(result).reason == "max_duration"
+    enable(max_duration_seconds=30)
+    called: list[bool] = []
+
+    def pass_deadline() -> None:
+        called.append(True)
+        fake_time.advance(30)
+
+    result = CALLS[how](agent(SlowModel(pass_deadline)))
+    assert (halt_of(result).reason, called) == ("max_duration", [True])
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -644,7 +665,7 @@ def test_kill_interrupts_a_call(is_streamed: bool) -> None:  # noqa: FBT001  a p
     enable(max_turns=9)
 
     async def main() -> Any:
-        slow = agent(SlowModel([]))
+        slow = agent(SlowModel())
         run = streamed(slow) if is_streamed else Runner.run(slow, "go", run_config=UNTRACED)
         running = asyncio.create_task(run)
         while kill(agent="boss") == 0:  # noqa: ASYNC110  no event marks its start

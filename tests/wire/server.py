@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TOKEN = json.dumps({"access_token": "x", "expires_in": 3600, "token_type": "Bearer"}).encode()
 
@@ -40,6 +40,8 @@ class Vendor:
     requests: list[bytes] = field(default_factory=list)
     is_over: threading.Event = field(default_factory=threading.Event)
     """Ends the hanging replies."""
+    on_hang: Callable[[], object] = lambda: None
+    """Called when a reply begins to hang."""
 
     def next_reply(self) -> Reply:
         """Return the next reply."""
@@ -90,6 +92,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
             self.wfile.flush()
         if reply.hangs:
+            self.vendor.on_hang()
             self.vendor.is_over.wait()
         if reply.breaks_off or reply.hangs:
             self.close_connection = True

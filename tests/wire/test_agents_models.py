@@ -6,11 +6,13 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from agents import Agent, ModelSettings, RunConfig, Runner
 from openai import RateLimitError
 
 from otel_limits import Halt, Limits, ModelCall, Stop, enable, stop_of
+from tests.processes import PATIENCE_SECONDS
 from tests.wire.agents_models import AGENTS_CLIENTS, reply
 from tests.wire.cases import ASKED, CACHED, HALF, PLAIN, PROMPT, THOUGHT, WRITTEN
 from tests.wire.formats import Answer
@@ -161,7 +163,7 @@ def test_timeout_of_the_client_is_counted(client: str, vendor: Vendor, events: l
     enable(Limits(max_turns=9), observers=[events.append])
     vendor.replies[:] = [Reply([], hangs=True)]
     with pytest.raises(Exception) as caught:  # noqa: PT011  with and without a text
-        call(agent(client, vendor, timeout=0.3))
+        call(agent(client, vendor, timeout=httpx.Timeout(PATIENCE_SECONDS, read=0.3)))
     assert "Timeout" in type(caught.value).__name__
     found = counted(events)
     assert (found.kind, found.estimated) == ("failed", True)

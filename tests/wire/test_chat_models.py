@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelFallbackMiddleware
@@ -12,6 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from openai import RateLimitError
 
 from otel_limits import Halt, Limits, ModelCall, Stop, enable, stop_of
+from tests.processes import PATIENCE_SECONDS
 from tests.wire.cases import ASKED, CACHED, HALF, PLAIN, PROMPT, THOUGHT, WRITTEN, WRITTEN_1H
 from tests.wire.chat_models import CLIENTS, reply
 from tests.wire.formats import Answer
@@ -215,7 +217,9 @@ def test_timeout_of_the_client_is_counted(
     enable(Limits(max_turns=9), observers=[events.append])
     vendor.replies[:] = [Reply([], hangs=True)]
     with pytest.raises(Exception) as caught:  # noqa: PT011  with and without a text
-        WAYS[way][1](graph("ChatOpenAI", vendor, timeout=0.3), loop)
+        WAYS[way][1](
+            graph("ChatOpenAI", vendor, timeout=httpx.Timeout(PATIENCE_SECONDS, read=0.3)), loop
+        )
     assert "Timeout" in type(caught.value).__name__
     call = counted(events)
     assert (call.kind, call.estimated) == ("failed", True)

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import json
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_limits import Stop
+    from otel_limits.testing import FakeTime
     from tests.wire.server import Reply, Vendor
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -381,10 +383,16 @@ def test_requests_of_a_halted_agent_are_valid(
 
 
 def test_request_after_a_broken_off_response_is_valid(
-    talk: Talk, loop: Any, vendor: Vendor
+    talk: Talk, loop: Any, vendor: Vendor, fake_time: FakeTime
 ) -> None:
     """The response that a deadline has cut leaves the end user's text alone."""
-    enable(Limits(max_duration_seconds=1.5))
+    enable(Limits(max_duration_seconds=30))
+
+    def pass_deadline() -> None:
+        time.sleep(0.2)  # in which most clients have read the text; none has to
+        fake_time.advance(30)
+
+    vendor.on_hang = pass_deadline
     vendor.replies[:] = [talk.provider.hangs(Bill(), "Once upon a time"), talk.reply(SAYS)]
     talk.begin()
     first, _ = call(
