@@ -21,6 +21,7 @@ from otel_limits.ledger.rows import (
     ENDING,
     INVOCATIONS,
     LOST,
+    MAINTENANCE,
     MAX_INTEGER,
     MODEL_CALLS,
     RECOUNTS,
@@ -200,6 +201,7 @@ def write_rows(connection: sa.Connection, rows: Rows) -> dict[str, int]:
     for name, row in rows:
         of_table[name].append(row)
     of_table[INVOCATIONS] = latest(of_table[INVOCATIONS])
+    of_table[MAINTENANCE] = furthest(of_table[MAINTENANCE])
     changed = {
         table.name: insert(connection, table, of_table[table.name])
         for table in TABLES
@@ -226,6 +228,16 @@ def latest(rows: list[Row]) -> list[Row]:
             or before["ended_us"] is None
             or (before["action"] == LOST and row["ended_us"] is not None and row["action"] != LOST)
         ):
+            kept[row["id"]] = row
+    return list(kept.values())
+
+
+def furthest(rows: list[Row]) -> list[Row]:
+    """Keep one row per intervention, that of retention with the latest time, as `latest` does."""
+    kept: dict[str, Row] = {}
+    for row in rows:
+        before = kept.get(row["id"])
+        if before is None or (row["until_us"] or 0) > (before["until_us"] or 0):
             kept[row["id"]] = row
     return list(kept.values())
 
@@ -260,17 +272,29 @@ def execute(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:
     if len(rows) >= MANY:
         columns = [name for name in columns if any(row[name] is not None for row in rows)]
     compiled = insertion(table, connection.dialect, tuple(columns))
-    names = compiled.positiontup
-    # Positional for SQLite, named for PostgreSQL, as their drivers require.
-    values: Any = list(map(operator.itemgetter(*names), rows)) if names else rows
+    values: Any
+    if connection.dialect.name == "sqlite":
+        values = list(map(operator.itemgetter(*cast("list[str]", compiled.positiontup)), rows))
+    else:
+        values = {name: [row[name] for row in rows] for name in columns}
     return connection.exec_driver_sql(compiled.string, values).rowcount
 
 
 @functools.lru_cache
 def insertion(table: sa.Table, dialect: sa.Dialect, columns: tuple[str, ...]) -> SQLCompiler:
-    """Compile the insertion into a table, which leaves existing rows unchanged."""
+    """Compile the insertion into a table, which leaves existing rows unchanged.
+
+    Its parameters are the values of one row for SQLite, and an array per column for PostgreSQL: one
+    statement for all rows, which no server has to parse again for each.
+    """
     maker: Any = importlib.import_module(f"{DIALECTS}.{dialect.name}")
-    values = maker.insert(table).values({column: sa.bindparam(column) for column in columns})
+    values = maker.insert(table)
+    if dialect.name == "sqlite":
+        values = values.values({name: sa.bindparam(name) for name in columns})
+    else:
+        arrays = (sa.bindparam(name, type_=sa.ARRAY(table.c[name].type)) for name in columns)
+        rows = sa.func.unnest(*arrays).table_valued(*columns).render_derived(name="new")
+        values = values.from_select(list(columns), sa.select(*rows.c))
     if table is INVOCATION_TABLE:
         lost: Any = sa.literal_column(f"'{LOST}'")  # no parameter: rows have a value for each
         statement = values.on_conflict_do_update(
@@ -415,6 +439,9 @@ def make_engine(address: Address) -> sa.Engine:
             connect_args={
                 "connect_timeout": SERVER_SECONDS,
                 "application_name": "otel-limits",
+                # A pooler such as PgBouncer runs each transaction in any session of the server,
+                # which may lack a statement prepared in another, or have one of the same name.
+                "prepare_threshold": None,
                 # Overrides the role's setting. From an SQL_ASCII database it would return bytes, as
                 # their encoding is unknown.
                 "client_encoding": "UTF8",
