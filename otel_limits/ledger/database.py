@@ -39,7 +39,14 @@ from otel_limits.ledger.schema import (
     TOOL_CALL_TABLE,
 )
 from otel_limits.ledger.totals import recount
-from otel_limits.ledger.upgrades import UPGRADES, Upgrade, migrate, require_version, version_of
+from otel_limits.ledger.upgrades import (
+    UPGRADES,
+    Upgrade,
+    migrate,
+    refuse_newer,
+    require_version,
+    version_of,
+)
 
 if TYPE_CHECKING:
     import psycopg
@@ -482,11 +489,19 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def prepare(engine: sa.Engine, upgrades: Sequence[Upgrade]) -> None:
-    """Migrate the tables unless they are current."""
-    # They nearly always are, and reading takes no lock.
+    """Migrate the tables unless they are current.
+
+    Raises:
+        LedgerError: They are of another version. Then the database is unchanged.
+    """
+    # They nearly always are current, and reading takes no lock.
     with engine.connect() as connection:
-        if version_of(connection) == len(upgrades) + 1:
-            return
+        found = version_of(connection)
+    refuse_newer(found, len(upgrades) + 1)
+    if engine.dialect.name == "sqlite":
+        _set_up_file(engine)
+    if found == len(upgrades) + 1:
+        return
     with writing(engine) as connection:
         migrate(connection, upgrades)
 
@@ -530,8 +545,6 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 
 def _set_up_sqlite(connection: Any, _: object) -> None:
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # affects new files only
-    _use_write_ahead_log(connection)
     # With a write-ahead log, only FULL syncs each commit. NORMAL, the default of some builds, keeps
     # the file consistent in a power failure, but loses the last commits.
     connection.execute("PRAGMA synchronous = FULL")
@@ -539,6 +552,15 @@ def _set_up_sqlite(connection: Any, _: object) -> None:
     connection.execute("PRAGMA journal_size_limit = 67108864")
     # As in PostgreSQL, so patterns mean the same in both.
     connection.execute("PRAGMA case_sensitive_like = ON")
+
+
+def _set_up_file(engine: sa.Engine) -> None:
+    """Configure the file itself, of this version or new: another one is left as it is."""
+    # By the driver, as SQLite changes this outside transactions only.
+    with contextlib.closing(engine.raw_connection()) as connection:
+        driver: Any = connection.driver_connection
+        driver.execute("PRAGMA auto_vacuum = INCREMENTAL")  # affects new files only
+        _use_write_ahead_log(driver)
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:

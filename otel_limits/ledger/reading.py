@@ -111,9 +111,8 @@ def is_damaged(address: Address) -> bool:
     if address.file is None or not address.file.exists():
         return False
     try:
-        with contextlib.closing(
-            sqlite3.connect(f"{address.file.as_uri()}?mode=ro", uri=True)
-        ) as file:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(contextlib.closing(_open_strategy(address.file, stack)()))
             return bool(file.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok")
     except (sqlite3.Error, UnicodeDecodeError):  # even the error message is damaged
         return True
@@ -184,20 +183,22 @@ def _open_strategy(file: Path, stack: contextlib.ExitStack) -> Any:
             raise
         return connection
 
-    log = file.with_name(file.name + "-wal")
+    log, index = (file.with_name(file.name + suffix) for suffix in ("-wal", "-shm"))
     if not log.exists():
         # The file is complete and not open elsewhere. Only in this mode does SQLite create no
         # files, and work in read-only directories.
         stack.callback(_require_unmoved, file, log, file.stat().st_mtime_ns)
         return lambda: opened(file, "immutable=1")
-    try:
-        opened(file, "mode=ro").close()
-    except sqlite3.OperationalError as error:
-        if "malformed" in str(error) or "locked" in str(error):
-            raise
-    else:
-        return lambda: opened(file, "mode=ro")
-    # A copy, as the directory is read-only: SQLite creates files next to a log that it reads.
+    if index.exists():
+        try:
+            opened(file, "mode=ro").close()
+        except sqlite3.OperationalError as error:
+            if "malformed" in str(error) or "locked" in str(error):
+                raise
+        else:
+            return lambda: opened(file, "mode=ro")
+    # A copy: SQLite would create the index of the log and leave it there, and cannot in a
+    # read-only directory.
     copy = _copied(file, log, stack)
     return lambda: opened(copy, "mode=rw")
 

@@ -68,8 +68,10 @@ def salvage(damaged: Path, database: Database) -> Salvaged:
         LedgerError: The file is not an SQLite database.
     """
     done = Salvaged()
-    # SQLite reads its write-ahead log, too, if there is one, and writes to neither.
-    connection = sqlite3.connect(f"{damaged.absolute().as_uri()}?mode=ro", uri=True)
+    # SQLite reads its write-ahead log, too, if there is one, and writes to neither. Without one, it
+    # must not create it.
+    mode = "mode=ro" if Path(f"{damaged}-wal").exists() else "immutable=1"
+    connection = sqlite3.connect(f"{damaged.absolute().as_uri()}?{mode}", uri=True)
     connection.row_factory = sqlite3.Row
     # Damaged text gets replacement characters: one name must not end the recovery.
     connection.text_factory = lambda raw: raw.decode(errors="replace")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +19,18 @@ from otel_limits.cli import main
 from otel_limits.ledger import database as database_module
 from otel_limits.ledger import reading
 from otel_limits.ledger.database import Database
+from otel_limits.ledger.reading import is_damaged
 from otel_limits.ledger.upgrades import CURRENT, UNRELEASED, UPGRADES
-from tests.ledger.book import DAY, NINE, Call, Entry, write
+from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
+from tests.ledger.conftest import LedgerFile
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sqlalchemy import Connection, Engine
 
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.upgrades import Upgrade
-    from tests.ledger.conftest import LedgerFile
 
 TABLES = ("invocations", "attributes", "model_calls", "tool_calls", "quota_changes")
 
@@ -235,6 +239,76 @@ def test_rows_recorded_beside_an_unreleased_ledger_reach_the_new_one(
     assert main(["ledger", "salvage", str(old), "--output", str(copy)]) == 0
     unreleased.path = copy
     assert len(unreleased.invocations()) == len(ENTRIES)
+
+
+def files(ledger: LedgerFile) -> dict[str, bytes]:
+    """Every file next to a ledger, except spill files."""
+    found = (path for path in ledger.path.parent.iterdir() if path.is_file())
+    return {path.name: path.read_bytes() for path in found if path not in ledger.spills()}
+
+
+def as_later(connection: sqlite3.Connection) -> None:
+    """A ledger of a later release."""
+    connection.execute("UPDATE otel_limits_schema SET version = ?", (CURRENT + 1,))
+
+
+def as_unreleased(connection: sqlite3.Connection) -> None:
+    """A ledger of a development version."""
+    connection.execute("ALTER TABLE otel_limits_schema DROP COLUMN written_by")
+
+
+CHANGES = (
+    ("ledger", "upgrade"), ("ledger", "reprice"), ("ledger", "prune", "--older-than", "1d"),
+    ("ledger", "end-lost", "--older-than", "1d"), ("audit", "verify"), ("audit", *SPEND),
+    ("ledger", "export", "--format", "csv"), ("ledger", "close", "--month", "2025-10"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("alter", [as_later, as_unreleased])
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_file_of_another_schema_keeps_every_byte(
+    faulty: None, ledger: LedgerFile, alter: Callable[[sqlite3.Connection], None], mode: str
+) -> None:
+    """Recording in it, and every command, only reads its version; new rows are spilled."""
+    write(ledger.address, Entry())
+    with closing(sqlite3.connect(ledger.path)) as connection:
+        alter(connection)
+        connection.commit()
+        connection.execute(f"PRAGMA journal_mode = {mode}")
+    before = files(ledger)
+    write(ledger.address, Entry(), first=100)
+    assert ledger.spills()
+    assert files(ledger) == before
+    for command in CHANGES:
+        assert main([*command]) == 2
+    assert files(ledger) == before
+
+
+@pytest.mark.parametrize("suffixes", [["", "-wal"], [""]])
+def test_queries_leave_no_file_next_to_a_ledger(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str], suffixes: list[str]
+) -> None:
+    """SQLite would create the index of a copied log, and keep it."""
+    book = Book(ledger.address)
+    book.write(Entry())
+    book._observer.flush()
+    copied = LedgerFile(tmp_path / "copy" / "ledger.db")
+    copied.path.parent.mkdir()
+    if "-wal" not in suffixes:
+        book.close()
+    for suffix in suffixes:
+        shutil.copy(f"{ledger.path}{suffix}", f"{copied.path}{suffix}")
+    book.close()
+    before = files(copied)
+    for command in (
+        ["audit", "verify"], ["audit", *SPEND], ["ledger", "export", "--format", "csv"],
+    ):  # fmt: skip
+        assert main([*command, "--ledger", str(copied.path)]) == 0
+    assert is_damaged(copied.address) is False
+    assert files(copied) == before
+    capsys.readouterr()
+    assert main(["audit", *SPEND, "--ledger", str(copied.path), "--format", "csv"]) == 0
+    assert "worker" in capsys.readouterr().out
 
 
 def test_spend_is_answered_from_indexes(ledger: LedgerFile, truth: Any) -> None:
