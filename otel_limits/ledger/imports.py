@@ -85,13 +85,15 @@ class ImportResult:
     known_calls: int = 0
     spans: int = 0
     """Spans of any kind that were read."""
+    lines: int = 0
+    """Lines of OTLP JSON that were read, of any signal."""
     bad: list[str] = field(default_factory=list)
     """Lines that could not be read, and why."""
 
     @property
     def has_no_call(self) -> bool:
         """Whether the input contained no model call at all, so it was probably the wrong file."""
-        return bool(self.spans or self.bad) and not (self.calls or self.known_calls)
+        return not (self.calls or self.known_calls)
 
     def __str__(self) -> str:
         """Summarize it."""
@@ -99,8 +101,9 @@ class ImportResult:
             f"{pluralize(self.invocations, 'invocation')} and {pluralize(self.tools, 'tool call')}."
         )
         parts = [f"Imported {pluralize(self.calls, 'model call')}, {others}"]
-        if self.spans and self.has_no_call:
-            parts = [NO_CALL.format(pluralize(self.spans, "span"))]
+        if self.has_no_call and (self.spans or not self.bad):
+            lines = pluralize(self.lines, "line")
+            parts = [NO_CALL.format(f"{pluralize(self.spans, 'span')} of {lines}")]
         if self.known_calls:
             known = pluralize(self.known_calls, "model call was", "model calls were")
             parts.append(f"{known} already in the ledger.")
@@ -120,6 +123,8 @@ class Traces:
     spans: dict[SpanKey, Span] = field(default_factory=dict)
     boundaries: set[SpanKey] = field(default_factory=set)
     """Spans that request model calls, such as a tool's, of any instrumentation."""
+    lines: int = 0
+    """Lines that were read."""
     bad: list[str] = field(default_factory=list)
     """Lines that could not be read, and why."""
 
@@ -235,7 +240,7 @@ def import_files(
     for path in files:
         _read(Path(path), keys, traces, work)
     recorded = _recorded(database, traces.times())
-    done = ImportResult(bad=traces.bad, spans=len(traces.parents))
+    done = ImportResult(bad=traces.bad, lines=traces.lines, spans=len(traces.parents))
     # In portions, each a transaction: live processes that record wait for one at most.
     for portion in portions(_rows(traces, recorded, keys, prices, done), PORTION):
         ids = {row["id" if table == INVOCATIONS else "invocation_id"] for table, row in portion}
@@ -285,6 +290,7 @@ def _parse_line(line: bytes, keys: Sequence[str], traces: Traces, place: str) ->
                 traces.boundaries.add(span.key)
             if span.is_agent or span.is_model_call or span.is_tool:
                 traces.spans[span.key] = span
+        traces.lines += 1
     except ValueError as error:  # includes text that is not UTF-8
         traces.bad.append(f"{place}: {str(error)[:SHOWN_CHARACTERS]}")
 

@@ -27,6 +27,14 @@ LAST_MICROSECOND: Final = 253_402_300_800_000_000
 SIGNALS: Final = ("resourceSpans", "resourceMetrics", "resourceLogs", "resourceProfiles")
 """Every line of a file exporter has one of them."""
 
+OTHER_NAMES: Final = re.compile(r'"(?:resource|scope|instrumentation_library)_|"instrumentationLib')
+"""Found in documents with former field names, or with those of the protocol's definition."""
+FORMER_NAMES: Final = {
+    "instrumentationLibrarySpans": "scopeSpans",
+    "instrumentationLibrary": "scope",
+}
+"""What the first versions of OTLP called a scope."""
+
 SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
 # OTLP JSON has numbers for enums; exporters built on protobuf's JSON write their names.
 ERROR_CODES: Final = (2, "STATUS_CODE_ERROR")
@@ -138,19 +146,51 @@ def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
     wanted = KEPT.union(keys)
     try:
         document = json.loads(line)
+        if OTHER_NAMES.search(line):
+            document = _renamed(document)
         # Other JSON, such as an export of the ledger, would be imported as nothing.
-        if document.keys().isdisjoint(SIGNALS):
-            raise ValueError(f"It has none of {', '.join(SIGNALS)}.")
+        if not isinstance(document, dict) or document.keys().isdisjoint(SIGNALS):
+            found = f"keys {', '.join(document)}" if isinstance(document, dict) else "no keys"
+            raise ValueError(f"It has none of {', '.join(SIGNALS)}, but {found}.")
         for resource in document.get("resourceSpans", ()):
-            for scope in resource.get("scopeSpans", ()):
+            for scope in _list_in(resource, "scopeSpans"):
                 name = str(scope.get("scope", {}).get("name", ""))
-                for span in scope.get("spans", ()):
+                for span in _list_in(scope, "spans"):
                     found = _span(span, wanted, name)
                     yield _with_usage(found, span) if found.is_model_call else found
     except (
         ArithmeticError, AttributeError, KeyError, TypeError, RecursionError, binascii.Error,
     ) as error:  # fmt: skip
         raise ValueError(f"This is not OTLP JSON ({type(error).__name__}).") from None
+
+
+def _renamed(node: Any) -> Any:
+    """Give each field its present name; attributes are not fields, but pairs of key and value."""
+    if isinstance(node, list):
+        return [_renamed(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    renamed: dict[str, Any] = {}
+    for name, value in node.items():
+        present = re.sub("_([a-z])", lambda found: found[1].upper(), name)
+        present, found = FORMER_NAMES.get(present, present), _renamed(value)
+        # Some exporters wrote both names.
+        both = isinstance(found, list) and present in renamed
+        renamed[present] = [*renamed[present], *found] if both else found
+    return renamed
+
+
+def _list_in(node: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """Return a list, which may be empty or absent.
+
+    Raises:
+        ValueError: There is something else in its place, which would be imported as nothing.
+    """
+    others = node.keys() - {"resource", "scope", "schemaUrl"}
+    if name not in node and others:
+        raise ValueError(f"It has {', '.join(sorted(others))} in place of {name}.")
+    found: Sequence[Any] = node.get(name, ())
+    return found
 
 
 def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:

@@ -149,7 +149,7 @@ def test_file_without_model_calls_is_reported(
     file = tmp_path / "spans.jsonl"
     file.write_text(spans({"http.request.method": "GET"}))
     assert main(["ledger", "import", str(file)]) == 1
-    assert capsys.readouterr().err.startswith("No model calls found in 1 span.")
+    assert capsys.readouterr().err.startswith("No model calls found in 1 span of 1 line.")
 
 
 @pytest.mark.parametrize("unset", [{}, {"value": None}, {"value": {}}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from otel_limits.cli import main
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.ledger.conftest import LedgerFile
@@ -116,6 +118,91 @@ def test_a_file_of_something_else_is_refused(
     assert f"{path}, line 1: It has none of resourceSpans, " in said
 
 
+def in_former_words(text: str) -> str:
+    """Scopes as the first versions of OTLP called them."""
+    return text.replace("scopeSpans", "instrumentationLibrarySpans")
+
+
+def in_words_of_protobuf(text: str) -> str:
+    """Names of fields as in the protocol's definition, which protobuf's JSON can keep."""
+    return re.sub(
+        '"([a-z]+[A-Z][A-Za-z]+)":', lambda name: re.sub("([A-Z])", r"_\1", name[0]).lower(), text
+    )
+
+
+@pytest.mark.parametrize(
+    "reworded",
+    [
+        in_former_words,
+        in_words_of_protobuf,
+        lambda text: in_words_of_protobuf(in_former_words(text)),
+        lambda text: in_former_words(text).replace(
+            '"instrumentationLibrarySpans"', '"scopeSpans": [], "instrumentationLibrarySpans"'
+        ),
+    ],
+    ids=["former", "protobuf", "former in protobuf", "both"],
+)
+def test_other_names_of_the_fields_are_read(
+    ledger: LedgerFile, tmp_path: Path, reworded: Callable[[str], str]
+) -> None:
+    """Older exporters and protobuf's JSON write the same spans."""
+    path = tmp_path / "spans.jsonl"
+    text = reworded(line(1))
+    assert text != line(1)
+    path.write_text(text, encoding="utf-8")
+    assert main(["ledger", "import", str(path)]) == 0
+    assert ledger.tokens() == 15
+
+
+SPAN = json.loads(line(1))["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
+NOTHING = {
+    "a list": ([{"resourceSpans": []}], "but no keys"),
+    "Tempo": ({"batches": [{"scopeSpans": [{"spans": [SPAN]}]}]}, "but keys batches"),
+    "Jaeger": ({"data": [{"traceID": "1", "spans": [SPAN]}]}, "but keys data"),
+    "unknown scopes": (
+        {"resourceSpans": [{"resource": {}, "librarySpans": [{"spans": [SPAN]}]}]},
+        "It has librarySpans in place of scopeSpans.",
+    ),
+    "unknown spans": (
+        {"resourceSpans": [{"scopeSpans": [{"scope": {}, "span": SPAN}]}]},
+        "It has span in place of spans.",
+    ),
+    "spans without scopes": ({"resourceSpans": [{"spans": [SPAN]}]}, "It has spans in place of"),
+    "no spans": ({"resourceSpans": []}, "No model calls found in 0 spans of 1 line."),
+    "metrics": ({"resourceMetrics": [{}]}, "No model calls found in 0 spans of 1 line."),
+    "logs": ({"resource_logs": [{}]}, "No model calls found in 0 spans of 1 line."),
+}
+
+
+@pytest.mark.parametrize(("document", "sentence"), NOTHING.values(), ids=NOTHING.keys())
+def test_import_of_nothing_is_an_error_and_says_what_was_found(
+    ledger: LedgerFile,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    document: object,
+    sentence: str,
+) -> None:
+    """A job that imports the wrong file every night must not look like one that works."""
+    path = tmp_path / "spans.jsonl"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert main(["ledger", "import", str(path)]) == 1
+    said = capsys.readouterr()
+    assert (said.out, sentence in said.err) == ("", True), said.err
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_import_of_documents_in_another_form_is_an_error(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str], indent: int | None
+) -> None:
+    """Printed over several lines, and an empty file."""
+    path = tmp_path / "spans.json"
+    text = json.dumps(json.loads(line(1)), indent=indent) if indent else ""
+    path.write_text(text, encoding="utf-8")
+    assert main(["ledger", "import", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert ("lines that are not OTLP JSON" if indent else "in 0 spans of 0 lines") in said
+
+
 def test_bad_lines_are_shown_beside_spans_without_a_call(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,5 +211,5 @@ def test_bad_lines_are_shown_beside_spans_without_a_call(
     path.write_text(f"{line(1, attributes=[], name='GET')}\nnonsense\n", encoding="utf-8")
     assert main(["ledger", "import", str(path)]) == 1
     said = capsys.readouterr().err
-    assert "No model calls found in 1 span." in said
+    assert "No model calls found in 1 span of 1 line." in said
     assert f"{path}, line 2: " in said
