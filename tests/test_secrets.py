@@ -290,7 +290,7 @@ def test_no_log_shows_a_secret_that_a_ledger_repeats(caplog: pytest.LogCaptureFi
         url = f"postgresql://bob:{ESCAPED}@127.0.0.1:{port}/ledger"
         with contextlib.closing(Database(parse("ledger", url, None))) as database:
             with pytest.raises(DatabaseError) as raised:
-                database.write({})
+                database.write([])
             INTERNAL_ERRORS.report("ledger", raised.value, reason_of(raised.value))
     assert "Traceback" in caplog.text
     assert "hunter2" not in caplog.text
