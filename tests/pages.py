@@ -100,8 +100,6 @@ here; other tests run them."""
 
 LEDGER: Final = "otel-limits/ledger.db"
 """The default ledger, below `XDG_DATA_HOME`."""
-EXAMPLE_LEDGER: Final = "example/ledger.db"
-"""The ledger of `otel-limits demo --record example`."""
 EXAMPLES: Final = {
     "TRACE_ID": "46c92cc11afc5aea4e7604fc9686e247",
     "CORRUPT": LEDGER,
@@ -333,8 +331,6 @@ def start_session(path: Path, directory: Path, places: Mapping[str, str]) -> Ses
     texts = [command.text for command in sessions(path)]
     if any(re.match("otel-limits (audit|ledger) ", text) for text in texts):
         record.write_ledger(make((directory / LEDGER).parent) / "ledger.db", date(2026, 11, 23))
-    if any(f"--ledger {EXAMPLE_LEDGER}" in text for text in texts):
-        shutil.copy(directory / LEDGER, make((directory / EXAMPLE_LEDGER).parent))
     return Session(directory, {"XDG_DATA_HOME": str(directory)}, places)
 
 
@@ -415,7 +411,7 @@ def run_installed(page: Path, environment: Path, wheel: Path) -> None:
                 text=True,
                 check=False,
             )
-            first = (command.shown or "").partition("\n")[0]
+            first = (command.shown or "").partition("\n")[0].removesuffix(LEFT_OUT)
             is_as_shown = done.returncode == 0 and done.stdout.startswith(first)
             assert is_as_shown, f"{text}\n{done.stdout}"
 

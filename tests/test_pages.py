@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +14,11 @@ import pytest
 from otel_limits.dashboards.api import Prometheus
 from tests.dashboards.servers import program, until, value_of, watched
 from tests.pages import (
+    BLOCK,
     ENDPOINTS,
     EVERY,
+    FILE,
+    INSTALLED,
     PROMETHEUS,
     STORE,
     Command,
@@ -24,8 +30,9 @@ from tests.pages import (
     sessions,
     with_outputs,
 )
+from tests.processes import PATIENCE_SECONDS
 from tests.quotas.conftest import Server, require_program
-from tests.readme import ROOT
+from tests.readme import README, ROOT
 from tests.top.test_endpoints import answering
 from tests.top.test_live import FLEET
 
@@ -47,6 +54,41 @@ def test_commands_print_the_outputs_of_their_page(path: Path) -> None:
     """Run `python -m tests.generate outputs` when this fails, and review the changes."""
     with home() as directory:
         assert with_outputs(path, directory) == read(path)
+
+
+def pasted(path: Path) -> Iterator[str]:
+    """Yield the blocks of a page as a shell gets them, except those that install."""
+    for language, body in BLOCK.findall(read(path)):
+        file = FILE.match(body)
+        if language == "python":
+            name = file[1] if file else "pasted.py"
+            yield f"cat >{name} <<'END'\n{body}END\n" + ("" if file else f"python {name}\n")
+        elif language == "console" and not INSTALLED.search(body):
+            yield "".join(f"{each.text}\n" for each in commands(body, 0))
+
+
+def test_readme_works_as_pasted(tmp_path: Path) -> None:
+    """Readers start with an empty directory, without credentials, and go from top to bottom."""
+    home = tmp_path / "home"
+    shell = subprocess.run(
+        ["bash", "-eu"],
+        input="".join(pasted(README)),
+        cwd=make(tmp_path / "empty"),
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(make(home))},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert shell.returncode == 0, shell.stderr
+    # The first program, the same without limits and in code.
+    assert re.findall(r"^max_turns$|^end_turn$|reason='\w+'", shell.stdout, re.MULTILINE)[:3] == [
+        "max_turns",
+        "end_turn",
+        "reason='max_turns'",
+    ]
+    assert "only 1 successful invocation" in read(tmp_path / "empty/limits.yaml")
+    assert "code-reviewer" in shell.stdout
 
 
 def test_quota_commands_print_the_outputs_of_their_page(tmp_path: Path) -> None:
