@@ -199,23 +199,33 @@ def test_waiting_call_is_not_passed_by_another_process(server: Server) -> None:
     ]
     order: list[str] = []
 
-    async def call(worker: Worker, name: str, amount: int, seconds: float) -> None:
+    ends: list[asyncio.Event] = []
+    is_over: list[bool] = []
+
+    async def call(worker: Worker, name: str, amount: int) -> None:
         invocation = await worker.admit(name, amount)
         assert invocation is not None
         order.append(name)
-        await asyncio.sleep(seconds)
+        ends.append(end := asyncio.Event())
+        if not is_over:
+            await end.wait()
         await asyncio.to_thread(worker.end, invocation)
 
     async def run() -> None:
-        busy = [asyncio.create_task(call(other, "first", 5_000, 0.2)) for _ in range(3)]
+        calls = [asyncio.create_task(call(other, "first", 5_000)) for _ in range(3)]
         await until(lambda: len(order) == 3)
-        large = asyncio.create_task(call(one, "large", 14_000, 0.0))
+        calls.append(asyncio.create_task(call(one, "large", 14_000)))
         await until(lambda: bool(one.waits()))
-        small = []
-        while not large.done():
-            small.append(asyncio.create_task(call(other, "small", 5_000, 0.05)))
-            await asyncio.sleep(0.02)
-        await asyncio.gather(*busy, large, *small)
+        # The oldest ends whenever another one has come, and was admitted or waits.
+        for _ in range(20):
+            asked = len(order) + len(other.waits())
+            calls.append(asyncio.create_task(call(other, "small", 5_000)))
+            await until(lambda asked=asked: len(order) + len(other.waits()) > asked)
+            next((each for each in ends if not each.is_set()), asyncio.Event()).set()
+        is_over.append(True)
+        for each in ends:
+            each.set()
+        await asyncio.gather(*calls)
 
     try:
         asyncio.run(run())

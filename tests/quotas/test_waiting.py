@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_limits
+from otel_limits.quotas import fallback
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.store import (
     FOREVER,
@@ -25,8 +26,9 @@ from otel_limits.quotas.store import (
     Withdraw,
 )
 from otel_limits.quotas.stores import open_shared_store
+from otel_limits.quotas.wait_queues import LOOK_SECONDS
 from otel_limits.quotas.windows import Windows
-from otel_limits.testing import ScriptedModel, endless, says
+from otel_limits.testing import FakeTime, ScriptedModel, endless, says
 from tests.quotas.conftest import PATIENCE
 from tests.quotas.waiters import SOON, DecisionRecorder, Held, seconds_of, start, until
 
@@ -282,14 +284,11 @@ def test_block_ends_a_wait_and_revoke_wakes_no_waiter(
             await asyncio.to_thread(store.change, this, Block(FOREVER, "unpaid"))
             results = await asyncio.gather(*tasks)
             await asyncio.to_thread(store.change, this, Withdraw(Block))
-            told_by_server = [subscription.get_message(timeout=SOON) for _ in range(3)]
-            assert subscription.get_message(timeout=0.05) is None
+            server.client.publish("{otel_limits}:freed:0", "the last one")
+            received = [subscription.get_message(timeout=SOON) for _ in range(4)]
         # Its subscription, the block and the end of it; no message about the revoked grant.
-        assert [message["type"] for message in told_by_server] == [
-            "subscribe",
-            "message",
-            "message",
-        ]
+        assert [each["type"] for each in received] == ["subscribe"] + ["message"] * 3
+        assert received[-1]["data"] == "the last one"
         assert {result.stop_reason for result in results} == {"quota_exceeded"}
         stops = [otel_limits.stop_of(result) for result in results]
         assert all(stop is not None and "unpaid" in stop.sentence for stop in stops)
@@ -364,11 +363,15 @@ def test_process_denied_subscribing_polls_while_waiting(
 
 @pytest.mark.parametrize("way", ["kill", "deadline", "cancel", "agent.cancel"])
 def test_ended_invocation_leaves_the_queue(
-    hold: Hold, make_agent: MakeAgent, url: str, way: str, recorder: DecisionRecorder
+    hold: Hold,
+    make_agent: MakeAgent,
+    url: str,
+    way: str,
+    recorder: DecisionRecorder,
+    fake_time: FakeTime,
 ) -> None:
     """Immediately; the next waiter is admitted in its turn."""
-    seconds = 1.0 if way == "deadline" else 60.0
-    agents = {"ended": {"limits": {"max_duration_seconds": seconds}}}
+    agents = {"ended": {"limits": {"max_duration_seconds": 10}}}
     hold({"q": TOKENS}, url, [recorder], agents=agents)
 
     async def run() -> None:
@@ -378,7 +381,6 @@ def test_ended_invocation_leaves_the_queue(
         agent = make_agent(model, name="ended")
         ended = start(agent, "ended")
         await until(lambda: recorder.waits == 1)
-        begun = time.monotonic()
         last = start(make_agent(model), "last")
         await until(lambda: recorder.waits == 2)
         if way == "cancel":
@@ -389,10 +391,12 @@ def test_ended_invocation_leaves_the_queue(
             reasons = {"kill": "killed", "deadline": "max_duration", "agent.cancel": "cancelled"}
             if way == "kill":
                 assert otel_limits.kill(agent="ended") == 1
+            elif way == "deadline":
+                fake_time.advance(10)
             elif way == "agent.cancel":
                 agent.cancel()
+                fake_time.advance(LOOK_SECONDS)
             assert (await ended).stop_reason == reasons[way]
-        assert time.monotonic() - begun < SOON + seconds
         assert recorder.waiting == 1
         model.may_answer.set()
         assert [(await each).stop_reason for each in (first, last)] == ["end_turn"] * 2
@@ -545,17 +549,23 @@ def test_blocked_key_is_refused_immediately(
 # --- costs ----------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def rare_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No regular read of the counts during the test."""
+    monkeypatch.setattr(fallback, "LOOK_SECONDS", PATIENCE)
+    monkeypatch.setattr(fallback, "MAX_LOOK_SECONDS", PATIENCE)
+
+
+@pytest.mark.usefixtures("rare_looks")
 def test_thousand_waiting_agents_send_no_commands(
     hold: Hold,
     make_agent: MakeAgent,
     server: Server,
     store: SharedStore,
     recorder: DecisionRecorder,
+    fake_time: FakeTime,
 ) -> None:
-    """When quota is freed, the first waiter asks, and then the one after it.
-
-    Without a grace, which makes each process read the counts once a second.
-    """
+    """When quota is freed, the first waiter asks, and then the one after it."""
     hold({"q": CALLS | {"grace": 0, "max_wait": "10m"}}, server.url, [recorder])
     reserve(store, "elsewhere", 1, lease=600.0, unit="model_calls")
 
@@ -568,11 +578,13 @@ def test_thousand_waiting_agents_send_no_commands(
         )
         tasks += [start(make_agent(model)) for _ in range(999)]
         await until(lambda: recorder.waiting == 1_000)
-        await asyncio.sleep(0.1)
+        # A question is answered after all that was sent before it.
+        await otel_limits.remaining_async("q")
         before = server.calls()
         assert before < 1_010
-        await asyncio.sleep(0.3)
-        assert server.calls() <= before + 1  # a process shows every few seconds that it lives
+        fake_time.advance(2 * LOOK_SECONDS)
+        await otel_limits.remaining_async("q")
+        assert server.calls() == before + 1
         await asyncio.to_thread(
             store.change, count(unit="model_calls"), Grant(50, time.time() + 60)
         )
