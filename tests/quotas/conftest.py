@@ -23,6 +23,7 @@ import redis
 
 import otel_limits
 from otel_limits.quotas import redis_scripts
+from otel_limits.quotas.kill_listener import KillListener
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import StorePlace
 from otel_limits.quotas.stores import open_shared_store
@@ -279,17 +280,22 @@ def shared_server(
 
 
 @pytest.fixture
-def server(shared_server: Server) -> Server:
+def server(shared_server: Server) -> Iterator[Server]:
     """The shared server, empty and without subscribers."""
     client = shared_server.client
-    client.client_kill_filter(_type="pubsub")
+    client.flushall()
+    client.config_resetstat()
+    yield shared_server
+    otel_limits.disable()
+    client.client_kill_filter(_type="pubsub")  # or they would notice it within a second
+    for thread in threading.enumerate():
+        if thread.name == KillListener.name:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), "A kill listener outlives its test."
     eventually(
         lambda: not client.pubsub_channels(),
         lambda: (client.client_list(_type="pubsub"), threading.enumerate()),
     )
-    client.flushall()
-    client.config_resetstat()
-    return shared_server
 
 
 @pytest.fixture
