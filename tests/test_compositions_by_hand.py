@@ -24,7 +24,7 @@ import otel_limits
 from otel_limits import Event, LimitReachedError, Limits, Stop, enable
 from otel_limits.core.policy import KILLED
 from otel_limits.runs.registry import LIVE
-from otel_limits.testing import Answer, ScriptedModel, endless, says, uses
+from otel_limits.testing import Answer, FakeTime, ScriptedModel, endless, says, uses
 from tests.compositions.ways import in_plain_threads
 from tests.metered import Metered
 from tests.test_detached_work import remembering
@@ -182,9 +182,11 @@ class Hanging(Metered):
 
 
 @pytest.mark.parametrize("why", ["killed", "max_duration"])
-def test_parallel_nodes_that_hang_are_ended(why: str, events: list[Event]) -> None:
+def test_parallel_nodes_that_hang_are_ended(
+    why: str, events: list[Event], fake_time: FakeTime
+) -> None:
     """A kill or the deadline of the tree ends all of them immediately."""
-    limits = Limits(max_duration_seconds=1.5) if why == "max_duration" else Limits(max_turns=99)
+    limits = Limits(max_duration_seconds=30) if why == "max_duration" else Limits(max_turns=99)
     enable(tree=limits, observers=[events.append])
     began = threading.Semaphore(0)
     nodes = [agent_of(Hanging(began), f"node{n}") for n in range(5)]
@@ -192,10 +194,12 @@ def test_parallel_nodes_that_hang_are_ended(why: str, events: list[Event]) -> No
 
     async def main() -> None:
         task = asyncio.create_task(graph.invoke_async("go"))
+        for _ in nodes:
+            await asyncio.to_thread(began.acquire, timeout=PATIENCE_SECONDS)
         if why == "killed":
-            for _ in nodes:
-                await asyncio.to_thread(began.acquire, timeout=PATIENCE_SECONDS)
             assert otel_limits.kill(all=True) == 5
+        else:
+            fake_time.advance(30)
         await asyncio.wait_for(task, PATIENCE_SECONDS)
 
     asyncio.run(main())

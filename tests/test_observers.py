@@ -20,6 +20,7 @@ from otel_limits.observers.queued import QueuedObserver
 from otel_limits.runtime import wiring
 from otel_limits.runtime.wiring import ObserverEntry
 from otel_limits.testing import ScriptedModel, endless, uses
+from tests.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Observer
@@ -140,11 +141,11 @@ class SlowObserver(QueuedObserver):
     def __init__(self, gate: threading.Event | None = None, max_queued: int = 10) -> None:
         super().__init__({Turn: self._send}, max_queued)
         self.sent: list[Event] = []
-        self.is_busy = False
+        self.is_busy = threading.Event()
         self._gate = gate
 
     def _send(self, event: Turn) -> None:
-        self.is_busy = True
+        self.is_busy.set()
         if self._gate is not None:
             self._gate.wait(10)
         else:
@@ -212,8 +213,7 @@ def test_full_queue_drops_new_events() -> None:
     gate = threading.Event()
     observer = SlowObserver(gate, max_queued=2)
     observer(TURN)
-    while not observer.is_busy:
-        time.sleep(0.001)
+    assert observer.is_busy.wait(PATIENCE_SECONDS)
     observer(TURN)
     observer(TURN)
     with pytest.raises(RuntimeError, match="queue of 2 events is full"):

@@ -166,29 +166,34 @@ def test_agents_in_threads_of_their_own_wait_for_each_other(
 
 
 def test_call_waits_no_longer_than_max_wait(
-    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
+    hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder, fake_time: FakeTime
 ) -> None:
     """The agent is then halted, and the halt reports the wait."""
-    hold({"q": CALLS | {"max_wait": "1s"}}, url, [recorder])
+    hold({"q": CALLS | {"max_wait": "20s"}}, url, [recorder])
 
     async def run() -> list[Any]:
         model, never = Held(), ScriptedModel([says("never")])
         first = start(make_agent(model))
         await until(lambda: bool(model.asked))
-        results = await asyncio.gather(*(start(make_agent(never)) for _ in range(3)))
+        waiting = [start(make_agent(never)) for _ in range(3)]
+        await until(lambda: recorder.waiting == 3)
+        fake_time.advance(19)
+        await asyncio.sleep(0)
+        assert recorder.waiting == 3
+        fake_time.advance(1)
+        results = await asyncio.gather(*waiting)
         model.may_answer.set()
         await first
         return results
 
-    results, seconds = seconds_of(lambda: asyncio.run(run()))
-    assert 1.0 <= seconds < 1.0 + SOON
+    results = asyncio.run(run())
     assert recorder.decisions() == ["admitted"] + ["gave_up"] * 3
     for result in results:
         assert result.stop_reason == "quota_exceeded"
         stop = otel_limits.stop_of(result)
         assert stop is not None
         assert stop.breach is not None
-        assert stop.breach.note.endswith("; the call waited 1 s for it")
+        assert stop.breach.note.endswith("; the call waited 20 s for it")
         assert stop.quota is not None
         assert (stop.quota.reserved, stop.quota.limit) == (1, 1)
 
