@@ -298,7 +298,7 @@ def test_silent_session_is_ended(events: list[Event], limited: str, fake_time: F
     """A time limit or a kill ends a session also while nothing happens."""
     limits = Limits(max_duration_seconds=30) if limited == "time" else Limits(max_turns=9)
     otel_limits.enable(limits, observers=[events.append])
-    ends = {
+    ends: dict[str, Callable[[], object]] = {
         "time": partial(fake_time.advance, 30),
         "kill": partial(otel_limits.kill, agent="voice"),
     }

@@ -172,13 +172,14 @@ def test_concurrently_hanging_agents_all_end(
 ) -> None:
     """Several agents in one loop each end on their own."""
     enable(Limits(max_duration_seconds=CAP_SECONDS))
+    numbers = itertools.count(1)
+
+    def hang() -> None:
+        if next(numbers) == 20:
+            time_is_up()
 
     async def gather() -> list[str]:
-        left = iter(range(19, -1, -1))
-        agents = [
-            make_agent(Stuck(number % 4, lambda: next(left) or time_is_up()))
-            for number in range(20)
-        ]
+        agents = [make_agent(Stuck(number % 4, hang)) for number in range(20)]
         results = await asyncio.gather(*(agent.invoke_async("go") for agent in agents))
         return [result.stop_reason for result in results]
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -211,6 +212,9 @@ def test_waiting_call_is_not_passed_by_another_process(server: Server) -> None:
             await end.wait()
         await asyncio.to_thread(worker.end, invocation)
 
+    def has_decided(asked: int) -> bool:
+        return len(order) + len(other.waits()) > asked
+
     async def run() -> None:
         calls = [asyncio.create_task(call(other, "first", 5_000)) for _ in range(3)]
         await until(lambda: len(order) == 3)
@@ -220,7 +224,7 @@ def test_waiting_call_is_not_passed_by_another_process(server: Server) -> None:
         for _ in range(20):
             asked = len(order) + len(other.waits())
             calls.append(asyncio.create_task(call(other, "small", 5_000)))
-            await until(lambda asked=asked: len(order) + len(other.waits()) > asked)
+            await until(partial(has_decided, asked))
             next((each for each in ends if not each.is_set()), asyncio.Event()).set()
         is_over.append(True)
         for each in ends:
