@@ -149,6 +149,26 @@ def test_only_settings_read_the_environment() -> None:
     assert readers == ["otel_limits.settings.variables"]
 
 
+OWN_TIME = {
+    "runs/clock.py",
+    "quotas/store_worker.py",
+    "quotas/recovery.py",
+    "quotas/redis_listening.py",
+}
+"""The clock, and three that measure the silence and the recovery of a server."""
+
+
+def test_time_limits_and_waits_read_one_clock() -> None:
+    """Tests advance it. `time` would pass in addition."""
+    own = {
+        path.relative_to(ROOT).as_posix()
+        for room in ("runs", "bindings", "quotas")
+        for path in (ROOT / room).rglob("*.py")
+        if "time.monotonic" in path.read_text("utf-8")
+    }
+    assert own == OWN_TIME
+
+
 def test_no_modules_import_each_other() -> None:
     """Not for types either: modules that need each other are one subject in several files."""
     needs = {
