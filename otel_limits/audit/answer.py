@@ -117,6 +117,8 @@ class Answer:
     made: str = ""
     """When and by which version it was made, and the time that it covers; only for pages."""
     tables: Sequence[Table] = ()
+    csv: Table | None = None
+    """The table for CSV, if it is not the first one."""
     charts: Sequence[Chart] = ()
     text: str = ""
     """An answer that is not a table, e.g. a policy file."""

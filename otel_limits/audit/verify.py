@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, Column, Table
-from otel_limits.audit.closes import CHAIN, CLOSED_DAYS, Closes
+from otel_limits.audit.closes import CHAIN, CLOSED_DAYS, ORIGINAL, Closes
 from otel_limits.audit.closes import TITLE as CLOSED
 from otel_limits.audit.completeness import completeness
 from otel_limits.audit.findings import (
@@ -136,6 +136,9 @@ def _answer(
     closes: Closes | None = None,
 ) -> Answer:
     tables = [_checks_table(checks), _troubles_table(findings)]
+    # One table, so with each finding as a further row.
+    found = [Check(each[0], 1, FAILED, f"{each[1]}: {each[2]}", each[3]) for each in tables[1].rows]
+    differing = [] if closes is None else list(_differing(closes))
     # Status, verdict and last line have the same source.
     passed = all(check.state != FAILED for check in checks)
     return Answer(
@@ -143,6 +146,7 @@ def _answer(
         title="Ledger verification",
         about=inquiry.about,
         tables=tables if closes is None else [*tables, closes.table()],
+        csv=_checks_table([*checks, *found, *differing]),
         status=int(not passed),
         passed=passed,
         complete=last,
@@ -281,9 +285,19 @@ def _closed(inquiry: AuditQuery, closes: Closes) -> Iterator[Check]:
     state = FAILED if closes.failures else OK
     command = command_on(inquiry, "ledger export --format csv") if closes.failures else ""
     yield Check(CLOSED, closes.failures, state, closes.details, command)
-    state = FAILED if closes.broken else OK
-    command = shlex.join(["sha256sum", *map(str, closes.files)]) if closes.broken else ""
-    yield Check(CHAIN, len(closes.broken), state, "; ".join(closes.broken), command)
+    for title, problems in ((ORIGINAL, closes.edited), (CHAIN, closes.broken)):
+        state = FAILED if problems else OK
+        command = shlex.join(["sha256sum", *map(str, closes.files)]) if problems else ""
+        yield Check(title, len(problems), state, "; ".join(problems), command)
+
+
+def _differing(closes: Closes) -> Iterator[Check]:
+    """Return each difference from a close as a line."""
+    from otel_limits.ledger.closing import FAILING
+
+    for close, day, table, kind, rows, command in closes.table().rows:
+        state = FAILED if kind in FAILING else OK
+        yield Check(CLOSED, rows or 0, state, f"{close}: {table} of {day} {kind}", command)
 
 
 def _checks_table(checks: list[Check]) -> Table:

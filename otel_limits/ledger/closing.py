@@ -18,11 +18,13 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+import operator
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +50,8 @@ from otel_limits.ledger.selection import Joins, Selection, audit_keys
 from otel_limits.ledger.totals import SUMMED
 
 FORMAT: Final = "otel-limits/close/1"
+OWN_DIGEST: Final = "digest"
+"""Key of the digest of everything else in a close."""
 EPOCH: Final = date(1970, 1, 1)
 
 PORTION: Final = 2_000
@@ -277,11 +281,11 @@ def close(
             number, digests = found.popitem()
             days.setdefault(_name(number), {})[sealed.name] = _seal(digests, sealed)
     for number, sums in _sums(connection, since_us, until_us, tenant_key):
-        days.setdefault(_name(number), {}).setdefault("sums", []).append(sums)
+        days.setdefault(_name(number), {}).setdefault(SUMS, []).append(sums)
     for day in days.values():
-        day.get("sums", []).sort(key=lambda row: [row[key] or "" for key in KEYS])
+        day.get(SUMS, []).sort(key=lambda row: [row[key] or "" for key in KEYS])
     opened, lost = unfinished(connection, until_us)
-    return {
+    document = {
         "format": FORMAT,
         "version": importlib.metadata.version("otel-limits"),
         "after": after,
@@ -293,6 +297,13 @@ def close(
         "pending_rows": pending,
         "days": days,
     }
+    return {**document, OWN_DIGEST: digest_of(document)}
+
+
+def digest_of(document: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the text of a close, without the line that has it."""
+    others = {key: value for key, value in document.items() if key != OWN_DIGEST}
+    return hashlib.sha256(as_text(others).encode()).hexdigest()
 
 
 def as_text(document: Mapping[str, Any]) -> str:
@@ -323,6 +334,11 @@ def _seal(digests: Digests, sealed: Sealed) -> dict[str, Any]:
 
 KEYS: Final = ("agent", "model", "tenant")
 TOKENS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
+FIGURES: Final = ("calls", *TOKENS, "usd_recorded")
+PRESENT: Final = ("usd_present", "unpriced_calls")
+"""Figures that repricing changes."""
+SUMS: Final = "sums"
+"""Key of the sums of a day, next to its tables."""
 
 
 def _sums(
@@ -389,6 +405,11 @@ class Close:
     document: Mapping[str, Any]
 
     @property
+    def is_original(self) -> bool:
+        """Whether its content has its own digest, so that it was not edited or damaged."""
+        return bool(self.document.get(OWN_DIGEST) == digest_of(self.document))
+
+    @property
     def period(self) -> Period:
         """Its days."""
         since = self.document["since"]
@@ -410,7 +431,7 @@ def read_close(path: Path) -> Close:
         is_close = close.document["format"] == FORMAT and bool(close.period)
     except OSError as error:
         raise LedgerError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         is_close = False
     if not is_close:
         raise LedgerError(f"{path} is not a close. otel-limits ledger close writes one.")
@@ -418,11 +439,22 @@ def read_close(path: Path) -> Close:
 
 
 def compare(connection: sa.Connection, close: Close) -> Iterator[Difference]:
-    """Compare the ledger with a close; yields each day and table that differs."""
+    """Compare the ledger with a close; yields each day and table that differs, and its sums."""
     since_us, until_us = close.period.microseconds(connection)
     days = close.document["days"]
     if days:  # the first rows may have been deleted
         since_us = min(since_us, (date.fromisoformat(min(days)) - EPOCH).days * DAY_MICROSECONDS)
+    of_rows = list(_row_differences(connection, days, since_us, until_us))
+    sums: dict[str, list[Mapping[str, Any]]] = {}
+    for number, group in _sums(connection, since_us, until_us, close.document["tenant_key"]):
+        sums.setdefault(_name(number), []).append(group)
+    yield from of_rows
+    yield from _sum_differences(days, sums, of_rows)
+
+
+def _row_differences(
+    connection: sa.Connection, days: Mapping[str, Any], since_us: int, until_us: int
+) -> Iterator[Difference]:
     border = pruned_before(connection) or 0
     outliving = _outliving(connection, days, since_us, border) if border else Counter()
     if outliving is None:
@@ -443,6 +475,40 @@ def compare(connection: sa.Connection, close: Close) -> Iterator[Difference]:
             )
             if counts:
                 yield Difference(day, sealed.name, counts)
+
+
+def _sum_differences(
+    days: Mapping[str, Any],
+    sums: Mapping[str, Sequence[Mapping[str, Any]]],
+    of_rows: Sequence[Difference],
+) -> Iterator[Difference]:
+    """Compare the sums of each day whose calls are as they were closed."""
+    calls = {each.day: set(each.counts) for each in of_rows if each.table == "calls"}
+    # Attributes that are recorded late, e.g. by another import, divide the same calls by tenant.
+    has_tenants = all(each.table != "attributes" for each in of_rows)
+    keys = KEYS if has_tenants else KEYS[:-1]
+    for day in sorted({*days, *sums}):
+        found = calls.get(day, set())
+        if found <= {REPRICED}:
+            names = FIGURES if found else (*FIGURES, *PRESENT)
+            closed = _added_up(days.get(day, {}).get(SUMS, ()), keys, names)
+            present = _added_up(sums.get(day, ()), keys, names)
+            different = {group for group, _ in closed.items() ^ present.items()}
+            if different:
+                yield Difference(day, SUMS, {CHANGED: len(different)})
+
+
+def _added_up(
+    sums: Iterable[Mapping[str, Any]], keys: Sequence[str], names: Sequence[str]
+) -> dict[tuple[str | None, ...], tuple[Decimal, ...]]:
+    """Add up the sums of groups that share some keys."""
+    totals: dict[tuple[str | None, ...], tuple[Decimal, ...]] = {}
+    for row in sums:
+        group = tuple(row[key] for key in keys)
+        before = totals.get(group, (Decimal(),) * len(names))
+        added = (Decimal(row[name]) for name in names)
+        totals[group] = tuple(map(operator.add, before, added))
+    return totals
 
 
 def _outliving(

@@ -33,7 +33,7 @@ FORMER_NAMES: Final = {
     "instrumentationLibrarySpans": "scopeSpans",
     "instrumentationLibrary": "scope",
 }
-"""What the first versions of OTLP called a scope."""
+"""Field names of the first versions of OTLP."""
 
 SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
 # OTLP JSON has numbers for enums; exporters built on protobuf's JSON write their names.
@@ -184,11 +184,11 @@ def _list_in(node: Mapping[str, Any], name: str) -> Sequence[Any]:
     """Return a list, which may be empty or absent.
 
     Raises:
-        ValueError: There is something else in its place, which would be imported as nothing.
+        ValueError: It has other fields instead, whose spans would be imported as nothing.
     """
     others = node.keys() - {"resource", "scope", "schemaUrl"}
     if name not in node and others:
-        raise ValueError(f"It has {', '.join(sorted(others))} in place of {name}.")
+        raise ValueError(f"It has {', '.join(sorted(others))} instead of {name}.")
     found: Sequence[Any] = node.get(name, ())
     return found
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
+import subprocess
 from contextlib import closing
 from dataclasses import replace
+from decimal import Decimal
 from sqlite3 import connect
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +18,13 @@ import pytest
 from otel_limits.cli import main
 from otel_limits.core.events import QuotaGrant
 from otel_limits.ledger.address import parse
+from otel_limits.ledger.closing import as_text, digest_of
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 from tests.ledger.test_alterations import run_command
 from tests.ledger.test_proof import ask, events_of, record, spill
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.ledger.conftest import LedgerFile
@@ -196,6 +202,137 @@ def alter(ledger: LedgerFile, statements: str) -> None:
         statements = statements.replace(name, query)
     with closing(connect(ledger.path)) as connection:
         connection.executescript(statements)
+
+
+def rewrite(path: Path, edit: Callable[[dict[str, Any]], object], *, digest: bool) -> None:
+    """Edit a close, and recompute its digest on request."""
+    document = json.loads(path.read_text("utf-8"))
+    edit(document)
+    if digest:
+        document["digest"] = digest_of(document)
+    path.write_text(as_text(document), encoding="utf-8")
+
+
+def scale_sums(figure: str) -> Callable[[dict[str, Any]], object]:
+    """Halve a figure in the sums of a day."""
+
+    def edit(document: dict[str, Any]) -> None:
+        sums = document["days"][DAY_OF]["sums"][0]
+        sums[figure] = str(Decimal(sums[figure]) / 2)
+
+    return edit
+
+
+def move_to_another_tenant(document: dict[str, Any]) -> None:
+    """Bill a tenant for the calls of another."""
+    document["days"][DAY_OF]["sums"][0]["tenant"] = "other"
+
+
+SUM_EDITS = {
+    **{figure: scale_sums(figure) for figure in ("input_tokens", "usd_recorded", "usd_present")},
+    "tenant": move_to_another_tenant,
+    "left out": lambda document: document["days"][DAY_OF]["sums"].pop(),
+}
+EDITS = {
+    **SUM_EDITS,
+    "rows": lambda document: document["days"][DAY_OF]["calls"].update(rows=1),
+    "sha256": lambda document: document["days"][DAY_OF]["calls"].update(sha256="0" * 64),
+    "removed day": lambda document: document["days"].pop(DAY_OF),
+    "added day": lambda document: document["days"].update({"2025-10-20": {}}),
+    "days that are none": lambda document: document.update(days=["2025-10-20"]),
+    "end": lambda document: document.update(until="2025-10-10"),
+    "tenant key": lambda document: document.update(tenant_key="user.id"),
+    "open invocations": lambda document: document.update(open_invocations=["x"]),
+    "no digest": lambda document: document.pop("digest"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+def test_edited_close_fails_by_its_own_digest(
+    closed: Path, capsys: pytest.CaptureFixture[str], edit: Callable[[dict[str, Any]], object]
+) -> None:
+    """An auditor reads the sums in the close, which no digest of rows covers."""
+    rewrite(closed, edit, digest=False)
+    status, answer = ask(capsys, "verify", f"--against={closed}")
+    (failed,) = [each for each in answer["verify"] if each["state"] == "FAILED"]
+    assert (status, answer["passed"]) == (1, False)
+    assert failed["why"] == f"{closed} differs from its digest and was not compared"
+    assert "NOT complete: 1 check failed (Each close is as it was written)" in answer["complete"]
+
+
+@pytest.mark.parametrize("edit", SUM_EDITS.values(), ids=SUM_EDITS.keys())
+def test_edited_sums_differ_from_the_rows(
+    closed: Path, capsys: pytest.CaptureFixture[str], edit: Callable[[dict[str, Any]], object]
+) -> None:
+    """The editor of a close can also recompute its digest."""
+    rewrite(closed, edit, digest=True)
+    assert compare(capsys, closed) == (1, {(DAY_OF, "sums", "changed")})
+
+
+def test_digest_of_a_close_is_that_of_its_other_lines(closed: Path) -> None:
+    """As the page says, with the usual commands."""
+    command = f"grep -v '^ \"digest\"' {closed} | sha256sum"
+    told = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert told.stdout.split()[0] == json.loads(closed.read_text("utf-8"))["digest"]
+
+
+def test_close_of_another_format_is_refused(
+    closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its digests may be of other columns."""
+    rewrite(closed, lambda document: document.update(format="otel-limits/close/2"), digest=True)
+    assert main(["audit", "verify", f"--against={closed}"]) == 2
+    assert f"{closed} is not a close" in capsys.readouterr().err
+
+
+def test_late_attributes_and_new_prices_do_not_change_the_sums(
+    ledger: LedgerFile, closed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """They divide and price the same calls in another way; tokens and calls must still agree."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("models: {m: {price: {input: 1, output: 1}}}\n", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    assert main(["ledger", "reprice"]) == 0
+    late = "INSERT INTO otel_limits_attributes SELECT invocation_id, 'team', 'x'"
+    alter(ledger, f"{late} FROM otel_limits_attributes WHERE key = 'tenant.id'")
+    status, found = compare(capsys, closed)
+    assert (status, {kind for _, _, kind in found}) == (0, {"repriced", "added late"})
+    rewrite(closed, scale_sums("input_tokens"), digest=True)
+    status, found = compare(capsys, closed)
+    assert (status, (DAY_OF, "sums", "changed") in found) == (1, True)
+
+
+def test_csv_of_verify_has_each_check_and_each_difference(
+    ledger: LedgerFile, closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the day and the table, as in every other format."""
+    alter(ledger, "UPDATE otel_limits_model_calls SET model = 'cheap' WHERE id = FIRST")
+    write(ledger.address, entry("late", 1), first=90)
+    capsys.readouterr()
+    assert main(["audit", "verify", f"--against={closed}", "--format", "csv"]) == 1
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {(row["state"], row["why"], row["found"]) for row in rows} >= {
+        ("FAILED", f"{closed.name}: calls of {DAY_OF} changed", "1"),
+        ("ok", f"{closed.name}: invocations of {DAY_OF} added late", "1"),
+    }
+    (check,) = [row for row in rows if row["why"].endswith("(days and tables)")]
+    assert check["why"] == "added late on 4, changed on 1 (days and tables)"
+
+
+def test_csv_of_verify_has_each_inconsistent_row(
+    ledger: LedgerFile, closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the invocation, which only the checks name otherwise."""
+    alter(ledger, "DELETE FROM otel_limits_model_calls WHERE id = FIRST")
+    capsys.readouterr()
+    assert main(["audit", "verify", "--format", "csv"]) == 1
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    status, answer = ask(capsys, "verify")
+    assert status == 1
+    for trouble in answer["rows"]:
+        why = f"{trouble['invocation_id']}: {trouble['rows']}"
+        assert why in {row["why"] for row in rows if row["state"] == "FAILED"}
 
 
 def test_moved_day_is_missing_on_one_day_and_late_on_another(

@@ -161,13 +161,13 @@ NOTHING = {
     "Jaeger": ({"data": [{"traceID": "1", "spans": [SPAN]}]}, "but keys data"),
     "unknown scopes": (
         {"resourceSpans": [{"resource": {}, "librarySpans": [{"spans": [SPAN]}]}]},
-        "It has librarySpans in place of scopeSpans.",
+        "It has librarySpans instead of scopeSpans.",
     ),
     "unknown spans": (
         {"resourceSpans": [{"scopeSpans": [{"scope": {}, "span": SPAN}]}]},
-        "It has span in place of spans.",
+        "It has span instead of spans.",
     ),
-    "spans without scopes": ({"resourceSpans": [{"spans": [SPAN]}]}, "It has spans in place of"),
+    "spans without scopes": ({"resourceSpans": [{"spans": [SPAN]}]}, "It has spans instead of"),
     "no spans": ({"resourceSpans": []}, "No model calls found in 0 spans of 1 line."),
     "metrics": ({"resourceMetrics": [{}]}, "No model calls found in 0 spans of 1 line."),
     "logs": ({"resource_logs": [{}]}, "No model calls found in 0 spans of 1 line."),
@@ -175,7 +175,7 @@ NOTHING = {
 
 
 @pytest.mark.parametrize(("document", "sentence"), NOTHING.values(), ids=NOTHING.keys())
-def test_import_of_nothing_is_an_error_and_says_what_was_found(
+def test_import_without_model_calls_fails_and_names_the_content(
     ledger: LedgerFile,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

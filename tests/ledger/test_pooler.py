@@ -83,7 +83,7 @@ class Pooler:
 
 @pytest.fixture(scope="module")
 def pooler() -> Iterator[Pooler]:
-    """A running pooler, in front of a server of its own."""
+    """A running pooler with its server."""
     with own_server() as server, Pooler(server, server.data.parent).running() as pooler:
         yield pooler
 

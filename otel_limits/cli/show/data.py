@@ -1,4 +1,4 @@
-"""Answers for programs: JSON with every table, or CSV with the first one."""
+"""Answers for programs: JSON with every table, or CSV with one."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ def additional_lines(answer: Answer) -> list[str]:
 
 
 def as_csv(answer: Answer) -> str:
-    """Format the first table, without its total, which a reader would add in."""
+    """Format one table, without its total, which a reader would add in."""
     # Text answers, such as a policy file, have no table.
     if not answer.tables:
         return answer.text
-    table = answer.tables[0]
+    table = answer.csv or answer.tables[0]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([column.name for column in table.columns])
