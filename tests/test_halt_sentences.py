@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,38 @@ if TYPE_CHECKING:
 
     from tests.conftest import MakeAgent
 
+LONG = "x" * 100_000
+SHORT = "x" * 128
+
 SENTENCE = (
     "Agent 'tester' was halted by max_turns: 2 of 2 turns used. The limit is set in "
     "OTEL_LIMITS_MAX_TURNS. Run the agent again to continue, or raise the limit there."
 )
+
+
+@pytest.mark.parametrize("action", ["halt", "wrap_up", "raise"])
+def test_long_names_are_as_short_as_in_labels(
+    make_agent: MakeAgent,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    action: Any,
+) -> None:
+    """In every log line and text: a name can come from a user's input."""
+    caplog.set_level(logging.INFO, logger="otel_limits")
+    monkeypatch.setenv("OTEL_LIMITS_WARN_AT", "0.5")
+    monkeypatch.setenv("OTEL_LIMITS_HALT_MESSAGE", "{agent} ended: {reason}")
+    enable(Limits(max_turns=2), action=action)
+    agent = make_agent(ScriptedModel(endless(uses("search"))), name=LONG)
+    texts: list[str] = []
+    try:
+        result = agent("go")
+    except otel_limits.LimitReachedError as error:
+        texts.append(str(error))
+    else:
+        texts.append(str(result))
+    texts += [each.getMessage() for each in caplog.records if each.name == "otel_limits"]
+    assert any(SHORT in text for text in texts)
+    assert [text for text in texts if f"{SHORT}x" in text] == []
 
 
 @pytest.mark.parametrize(

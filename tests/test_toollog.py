@@ -120,6 +120,17 @@ def test_contents_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(log.path.parent.stat().st_mode) == 0o700
 
 
+def test_every_new_directory_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    """Others could replace a directory in one that they can write."""
+    before = os.umask(0)
+    try:
+        write(ToolLog(tmp_path / "new" / "inner" / "log"))
+    finally:
+        os.umask(before)
+    made = [tmp_path / each for each in ("new", "new/inner", "new/inner/log")]
+    assert [stat.S_IMODE(each.stat().st_mode) for each in made] == [0o700] * 3
+
+
 def test_nothing_is_made_before_the_first_entry(tmp_path: Path) -> None:
     """A log that is never written to leaves no trace."""
     log = ToolLog(tmp_path / "log", interval=2)
@@ -216,7 +227,7 @@ def test_a_write_error_is_one_warning_per_minute_and_counted(
     now += 60
     write(log)
     assert warnings_logged()[1] == (
-        f"otel-limits: cannot write the tool log to {no_directory}: File exists. The agent "
+        f"otel-limits: cannot write the tool log to {no_directory}: Not a directory. The agent "
         "continues; 4 entries lost."
     )
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from otel_limits.bindings.span_writer import json_value
-from otel_limits.core.labels import clean
+from otel_limits.core.labels import clean, quoted
 from otel_limits.core.limits import LIMIT_NAMES, Breach, Limits
 from otel_limits.core.origins import EXTENSION
 from otel_limits.core.policy import Overrides, Policy, Verdict
@@ -44,7 +44,7 @@ def question(verdict: Verdict, invocation: Invocation) -> dict[str, Any]:
         "origin": breach.origin,
         "agent": invocation.agent,
         "invocation_id": invocation.id,
-        "question": f"Agent {invocation.agent!r} reached {usage_of(breach)}"
+        "question": f"Agent {quoted(invocation.agent)} reached {usage_of(breach)}"
         f"{place_of(breach)} Answer {{'extend': {{{breach.limit!r}: N}}}} to allow N "
         f"more, or anything else to stop. Invocation ID: {invocation.id}.",
     }

@@ -17,6 +17,7 @@ from otel_limits.cli.command import add_command, add_group, file_name
 from otel_limits.cli.ledger_options import (
     add_ledger_command,
     add_option,
+    errors_of,
     ledger_address,
     open_ledger,
     open_query,
@@ -241,6 +242,10 @@ def merge(arguments: Namespace) -> int:
     from otel_limits.ledger.merging import merge as copied
     from otel_limits.ledger.rows import INVOCATIONS, MODEL_CALLS, TOOL_CALLS
 
+    def write(rows: Any) -> dict[str, int]:
+        with errors_of(database.address):  # rather than of the ledger that is read
+            return database.write(rows)
+
     with open_ledger(arguments, create=True) as database:
         for other in arguments.others:
             with open_query(Namespace(ledger=other, format="table")) as inquiry:
@@ -251,7 +256,7 @@ def merge(arguments: Namespace) -> int:
                         f"Rows in spill files are unreadable: {inquiry.waiting.unseen}."
                     )
                 new: Counter[str] = sum(
-                    inquiry.work.through(copied(inquiry.connection, database)), Counter()
+                    inquiry.work.through(copied(inquiry.connection, write)), Counter()
                 )
             counts = (
                 pluralize(new[INVOCATIONS], "invocation"),

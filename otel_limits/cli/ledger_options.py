@@ -150,15 +150,26 @@ def ledger_address(arguments: Namespace) -> Iterator[Address]:
     Raises:
         LedgerError: It cannot be used.
     """
-    from otel_limits.ledger.database import DatabaseError, reason_of
-    from otel_limits.ledger.reading import is_damaged
-
     try:  # the option, otherwise the environment, otherwise the user's data directory
         address = ledgers.audited_ledger(arguments.ledger)
     except ValueError as error:
         raise LedgerError(str(error)) from None
-    try:
+    with errors_of(address):
         yield address
+
+
+@contextlib.contextmanager
+def errors_of(address: Address) -> Iterator[None]:
+    """Turn database errors into sentences that name this ledger.
+
+    Raises:
+        LedgerError: It cannot be used.
+    """
+    from otel_limits.ledger.database import DatabaseError, reason_of
+    from otel_limits.ledger.reading import is_damaged
+
+    try:
+        yield
     except BrokenPipeError:  # from standard output, not from a database
         raise
     except (DatabaseError, sqlite3.Error, OSError) as error:

@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
+from otel_limits.core.labels import quoted
 from otel_limits.core.texts import for_operator
 from otel_limits.core.wording import shortest
 
@@ -211,7 +212,7 @@ class LoopDetectedError(LimitReachedError):
 
     def _fallback_message(self) -> str:
         """Return the tool and the number of repetitions."""
-        tool = f" of tool {self.tool_name!r}" if self.tool_name else ""
+        tool = f" of tool {quoted(self.tool_name)}" if self.tool_name else ""
         return f"loop detected: {self.count} repetitions{tool}."
 
 

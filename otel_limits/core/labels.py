@@ -69,6 +69,11 @@ def clean(value: str, limit: int = MAX_LENGTH) -> str:
     return shown[:limit]
 
 
+def quoted(name: str) -> str:
+    """Return a name for a sentence or a log line: in quotes, and at most as long as a label."""
+    return repr(name[:MAX_LENGTH])
+
+
 class LabelLimiter:
     """Cleans label values, and replaces those beyond a limit by `_other`.
 

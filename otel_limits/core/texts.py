@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.labels import clean
+from otel_limits.core.labels import MAX_LENGTH, clean, quoted
 from otel_limits.core.limits import (
     KILLED_STOP_REASON,
     LIMITS,
@@ -102,7 +102,7 @@ def for_operator(agent: str, verdict: Verdict, action: str) -> str:
         verdict: Why it was halted.
         action: The action taken, such as `halted`.
     """
-    who = f"Agent {agent!r}" if agent else "The agent"
+    who = f"Agent {quoted(agent)}" if agent else "The agent"
     done, breach = DONE.get(action, DONE["halted"]), verdict.breach
     if breach is None:
         is_killed = verdict.reason == KILLED_STOP_REASON
@@ -130,7 +130,7 @@ def usage_of(breach: Breach) -> str:
     """Return the limit with its tool, usage and cap."""
     # The note of a quota contains its name, its key and its window.
     limit = breach.reason if breach.reason in QUOTA_REASONS else breach.limit
-    tool = f" for tool {breach.subject!r}" if breach.subject else ""
+    tool = f" for tool {quoted(breach.subject)}" if breach.subject else ""
     return f"{limit}{tool}: {breach.note or breach.amount}"
 
 
@@ -196,7 +196,7 @@ def for_end_user(agent: str, verdict: Verdict, message: str) -> str:
     reason = WHY.get(verdict.reason, "it reached a limit")
     if verdict.breach is not None and verdict.breach.uncounted:
         reason = f"its {_unknown(verdict.breach)}"
-    return message.format(agent=agent, reason=reason, limit=limit, used=used)
+    return message.format(agent=agent[:MAX_LENGTH], reason=reason, limit=limit, used=used)
 
 
 def _limit_and_use(breach: Breach | None) -> tuple[str, str]:
@@ -229,7 +229,7 @@ def _amount(number: Number, unit: str) -> str:
 
 def for_model(agent: str, verdict: Verdict) -> str:
     """Return the text for the model whose tool is, or calls, the halted agent."""
-    who = f"Agent {agent!r}" if agent else "The agent"
+    who = f"Agent {quoted(agent)}" if agent else "The agent"
     return (
         f"{who} stopped before it finished: {cause_of(verdict)}. Do not call it again for this "
         "task. Answer with what you have, and say what is missing."
@@ -267,7 +267,7 @@ def _cap_of(breach: Breach) -> str:
     shared = "shared " if breach.limit.startswith(TREE_PREFIX) else ""
     unit = breach.unit
     if breach.reason == MAX_TOOL_CALLS_STOP_REASON:
-        unit = f"calls to tool {breach.subject!r}" if breach.subject else "tool calls"
+        unit = f"calls to tool {quoted(breach.subject)}" if breach.subject else "tool calls"
     return f"the {shared}limit of {_amount(breach.cap, unit)}"
 
 

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -133,9 +134,23 @@ def _file(name: str, text: str, data_directory: Path | None) -> Address:
             f"{name} must name a file, and {shown!r} is a directory. Use a file in it: "
             f"{file / 'ledger.db'}"
         )
+    if _is_special(file):
+        raise ValueError(
+            f"{name} must name a file, got {shown!r}, which is a device, pipe or socket. To record "
+            "nothing, use: none"
+        )
     full = os.path.realpath(file)
     places = (file, *_places(full, data_directory))
     return Address(url=f"{SQLITE}{file}", file=file, name=full, spills=places)
+
+
+def _is_special(file: Path) -> bool:
+    """Return whether this is neither a file nor a directory, nor free for a new one."""
+    try:
+        mode = file.stat().st_mode
+    except OSError:  # an unreadable directory is reported when the ledger is opened
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def server_name(url: str) -> str:

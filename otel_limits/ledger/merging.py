@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
@@ -21,7 +21,6 @@ from otel_limits.ledger.schema import (
 )
 
 if TYPE_CHECKING:
-    from otel_limits.ledger.database import Database
     from otel_limits.ledger.rows import Row, Rows
 
 PORTION: Final = 500
@@ -30,18 +29,18 @@ PORTION: Final = 500
 OF_INVOCATIONS: Final = (ATTRIBUTE_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE)
 
 
-def merge(source: sa.Connection, database: Database) -> Iterator[Counter[str]]:
+def merge(source: sa.Connection, write: Callable[[Rows], dict[str, int]]) -> Iterator[Counter[str]]:
     """Copy every row; rows that are already there are unchanged. Repeating it changes nothing.
 
     Args:
         source: The other ledger, with the rows of its spill files.
-        database: The ledger that receives the rows.
+        write: Writes rows in one transaction of the other ledger; returns changes by table.
 
     Yields:
         Rows that are new, by table, after each transaction.
     """
     for rows in _rows(source):
-        yield Counter(database.write(rows))
+        yield Counter(write(rows))
 
 
 def _rows(source: sa.Connection) -> Iterator[Rows]:

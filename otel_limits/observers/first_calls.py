@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.events import Enforcing, PolicyRead, Started
+from otel_limits.core.labels import MAX_LENGTH, quoted
 from otel_limits.observers.protocol import BaseObserver
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class FirstCalls(BaseObserver):
         # By agent: a policy file may limit all agents but the one that runs away.
         if not caps and agent not in self._unlimited and len(self._unlimited) < MAX_UNLIMITED:
             self._unlimited.add(agent)
-            logger.warning("otel-limits: %s", UNLIMITED.format(who=f"agent {agent!r}"))
+            logger.warning("otel-limits: %s", UNLIMITED.format(who=f"agent {quoted(agent)}"))
         if not self._is_logged:
             self._is_logged = True
             self._log_first_call(event, ", ".join(caps) or "no limits")
@@ -71,7 +72,7 @@ class FirstCalls(BaseObserver):
         # A tool of an agent could change its limits.
         policy = "policy=changeable, " if self._is_policy_changeable else ""
         sentence = (
-            f"enforcing {caps} on agent {event.invocation.agent!r} "
+            f"enforcing {caps} on agent {quoted(event.invocation.agent)} "
             f"(action={event.configured_action}, {unpriced}{policy}source={source})"
             f"{event.note and '. '}{event.note}"
         )
@@ -87,6 +88,6 @@ def _caps(event: Started) -> Iterator[tuple[str, object]]:
     for caps in (event.limits.items(), event.tree.items()):
         for name, cap in caps:
             if isinstance(cap, dict) or hasattr(cap, "items"):
-                yield name, ",".join(f"{tool}={each}" for tool, each in cap.items())
+                yield name, ",".join(f"{tool[:MAX_LENGTH]}={each}" for tool, each in cap.items())
             elif cap:
                 yield name, cap

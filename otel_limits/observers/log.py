@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from otel_limits.core.events import Halt, LimitWarning, ModelCall
-from otel_limits.core.labels import clean
+from otel_limits.core.labels import clean, quoted
 from otel_limits.core.wording import shortest
 from otel_limits.observers.protocol import BaseObserver
 
@@ -66,8 +66,8 @@ class LogObserver(BaseObserver):
 
 def _log_threshold(event: LimitWarning) -> None:
     logger.warning(
-        "Agent %r has used %.0f%% of %s: %s of %s.",
-        event.invocation.agent,
+        "Agent %s has used %.0f%% of %s: %s of %s.",
+        quoted(event.invocation.agent),
         event.level.ratio * 100,
         event.level.limit,
         f"{'at most ' if event.level.at_most else ''}{shortest(event.level.observed)}",

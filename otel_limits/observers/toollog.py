@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, LOG_INTERVAL_SECONDS, suppress_errors
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import WHOLE_NUMBER
+from otel_limits.ledger.files import make_directory
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Invocation
@@ -148,7 +149,7 @@ class ToolLog:
     def _append(self, line: bytes) -> None:
         """Append a line in one write, after a newline if the last one was truncated."""
         # For each entry, because a cleanup may have deleted the directory.
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(self._directory)
         with FileIO(self.path, "ab", opener=_open_private) as file:
             line = b"\n" + line if self._torn else line
             written = file.write(line)

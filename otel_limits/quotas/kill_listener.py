@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
+from otel_limits.core.labels import quoted
 from otel_limits.core.wording import pluralize
 from otel_limits.quotas.store import Freed, Kill, SharedStore, StoreError, SubscribeDeniedError
 from otel_limits.quotas.store_thread import StoreThread
@@ -131,7 +132,7 @@ class KillListener(StoreThread):
         self._seen.append(kill.id)
         ended = self._kill(kill.pattern, kill.at - self._clock_offset)
         logger.warning(
-            "otel-limits: received kill for agents matching %r: %s.",
-            kill.pattern,
+            "otel-limits: received kill for agents matching %s: %s.",
+            quoted(kill.pattern),
             pluralize(ended, "invocation halted", "invocations halted"),
         )

@@ -18,6 +18,7 @@ from opentelemetry import trace
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.labels import quoted
 from otel_limits.core.policy import NO_OVERRIDES, Overrides, Policy
 from otel_limits.otel.fallback_provider import set_fallback
 from otel_limits.otel.processor import LimitsSpanProcessor
@@ -242,7 +243,7 @@ class Runtime:
     def report_untracked_agent(self, framework: str, agent: str) -> None:
         """Report that an invocation of an agent cannot be tracked, so it is not limited."""
         self._guard.report_not_enforcing(
-            f"calls of agent {agent!r} cannot be tracked; see the log.", framework
+            f"calls of agent {quoted(agent)} cannot be tracked; see the log.", framework
         )
 
     def variable(self, name: str) -> str | None:

@@ -198,6 +198,11 @@ def test_a_ledger_can_have_a_name_that_is_not_text(
         ("file:x?mode=memory&cache=shared", "A ledger in memory would be lost."),
         ("~nobody-9/x.db", "Use an absolute path."),
         ("/", "'/' is a directory. Use a file in it: /ledger.db"),
+        (
+            "/dev/null",
+            "'/dev/null', which is a device, pipe or socket. To record",
+        ),
+        ("sqlite:////dev/null", "which is a device, pipe or socket."),
     ],
 )
 def test_invalid_file_name_is_rejected_with_a_fix(

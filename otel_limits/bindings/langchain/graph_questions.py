@@ -19,6 +19,7 @@ from otel_limits.bindings.langchain.graph_path import UNANSWERED, LimitQuestion
 from otel_limits.bindings.langchain.halt_marks import SLOT
 from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.core.internal_errors import suppress_errors, suppress_errors_async
+from otel_limits.core.labels import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -193,7 +194,7 @@ def report_not_asked(path: GraphPath) -> None:
     if agent not in SLOT.not_asked:
         SLOT.not_asked.add(agent)
         logger.warning(
-            "otel-limits: agent %r is halted instead of asking, because its graph has no "
+            "otel-limits: agent %s is halted instead of asking, because its graph has no "
             "checkpointer. Compile it with one, e.g. checkpointer=InMemorySaver().",
-            agent,
+            quoted(agent),
         )

@@ -21,6 +21,7 @@ from otel_limits.bindings.extensions import declined_verdict, question
 from otel_limits.bindings.openai_agents.agent_runs import AgentPath, path_of_task
 from otel_limits.bindings.openai_agents.run_marks import SLOT
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.labels import quoted
 from otel_limits.core.texts import place_of, usage_of
 
 if TYPE_CHECKING:
@@ -106,9 +107,9 @@ def question_item(path: AgentPath, verdict: Verdict) -> ResponseFunctionToolCall
     breach: Breach = verdict.breach  # type: ignore[assignment]  # only these can be extended
     asked = {
         **question(verdict, invocation),
-        "question": f"Agent {invocation.agent!r} reached {usage_of(breach)}{place_of(breach)} "
-        f"Approve to continue with the same limits again, or reject to stop. Invocation ID: "
-        f"{invocation.id}.",
+        "question": f"Agent {quoted(invocation.agent)} reached {usage_of(breach)}"
+        f"{place_of(breach)} Approve to continue with the same limits again, or reject to stop. "
+        f"Invocation ID: {invocation.id}.",
     }
     return ResponseFunctionToolCall(
         id=FAKE_RESPONSES_ID,
@@ -171,8 +172,8 @@ def report_not_asked(path: AgentPath) -> None:
     if agent not in SLOT.not_asked:
         SLOT.not_asked.add(agent)
         logger.warning(
-            "otel-limits: agent %r is halted instead of asking, because its run cannot be "
+            "otel-limits: agent %s is halted instead of asking, because its run cannot be "
             "interrupted. An agent can ask if its own action is ask and its tool_use_behavior is "
             "run_llm_again.",
-            agent,
+            quoted(agent),
         )

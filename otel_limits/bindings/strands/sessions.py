@@ -46,6 +46,7 @@ from otel_limits.core.internal_errors import (
     suppress_errors,
     suppress_errors_async,
 )
+from otel_limits.core.labels import quoted
 from otel_limits.core.limits import KILLED_STOP_REASON, TREE_PREFIX
 from otel_limits.core.policy import KILLED
 from otel_limits.core.terms import PricingTerms
@@ -336,10 +337,10 @@ class Session:
         self._warned.add((why, effect))
         agent = self.agent()
         logger.warning(
-            "otel-limits: the realtime model %s of agent %r %s. In this session %s %s. "
+            "otel-limits: the realtime model %s of agent %s %s. In this session %s %s. "
             "Set max_duration_seconds as well.",
             "unknown" if agent is None else model_id(agent.model),
-            self.run.invocation.agent,
+            quoted(self.run.invocation.agent),
             why,
             ", ".join(held),
             effect,
