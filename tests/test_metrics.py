@@ -184,13 +184,15 @@ def test_each_kind_of_model_call(make_agent: MakeAgent, metric: Metric) -> None:
     enable()
     zero = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
     script = [
+        says("", usage=zero),
         uses("search"),
-        uses("search", usage=zero),
         uses("search", usage=None),
         fails(ConnectionError("gone")),
     ]
+    agent = make_agent(ScriptedModel(script))
+    agent("go")
     with pytest.raises(Exception, match="gone"):
-        make_agent(ScriptedModel(script))("go")
+        agent("go")
     labels = {"agent": "tester", "model": "scripted"}
     kinds = ("measured", "zero_token", "unmeasured", "failed")
     counted = [metric("otel_limits_model_calls_total", **labels, kind=kind) for kind in kinds]

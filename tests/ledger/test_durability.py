@@ -854,11 +854,12 @@ def test_a_spill_of_a_live_process_is_left_alone(ledger: LedgerFile) -> None:
     spill = SpillFiles(ledger.address)
     row = ("otel_limits_attributes", {"invocation_id": "i", "key": "k", "value": "v"})
     spill.append([row], to_disk=True)
+    # An import of nothing, with status 1, opens the ledger.
     ask = [COMMAND, "ledger", "import", os.devnull]
-    subprocess.run(ask, check=True, capture_output=True)
+    subprocess.run(ask, check=False, capture_output=True)
     assert len(ledger.spills()) == 1
     spill.seal()
-    subprocess.run(ask, check=True, capture_output=True)
+    subprocess.run(ask, check=False, capture_output=True)
     assert ledger.attributes() == {("i", "k"): "v"}
 
 

@@ -118,7 +118,7 @@ def test_tokens_are_kept_as_counted_and_as_reported(
     ("answer", "unmeasured", "state", "estimated"),
     [
         (says("x"), "estimate", "measured", 0),
-        (says("x", usage=dict.fromkeys(tokens(1), 0)), "estimate", "zero", 0),
+        (says("", usage=dict.fromkeys(tokens(1), 0)), "estimate", "zero", 0),
         (says("x", usage=None), "estimate", "estimated", 1),
         (says("x", usage=None), "ignore", "unmeasured", 0),
         (fails(ConnectionError("gone")), "estimate", "failed", 0),
