@@ -72,7 +72,7 @@ SUBPROCESS_COMMANDS: Final = frozenset({"run", "doctor", "autoload", "demo"})
 """Commands that replace or start a process."""
 THIRD_PARTY: Final = frozenset(
     {"pip", "docker", "kubectl", "pytest", "ruff", "python", "opentelemetry-instrument"}
-    | {"ACL", ".ci/run", "gunicorn", "uvicorn", "celery", "sam", "aws", "jupyter"}
+    | {"ACL", ".ci/run", ".ci/nightly", "gunicorn", "uvicorn", "celery", "sam", "aws", "jupyter"}
     | {"pg_dump", "pg_restore"}
 )
 """Third-party programs and Redis commands. Other tests run them where possible."""
