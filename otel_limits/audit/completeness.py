@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 NOT_PROVEN: Final = "not tamper-evident without a close"
+UNRECORDED: Final = "rows that a process lost with a full disk are only in its log"
 
 
 def of_everything(inquiry: AuditQuery, total: Sums) -> str:
@@ -90,7 +91,7 @@ def _verdict(
     sums = f"{add} up to the totals of {pluralize(found.invocations, 'invocation')}"
     if failed is not None:
         proven = f"closed days as in {', '.join(closes)}" if closes else NOT_PROVEN
-        return f"Complete: {sums}, each verified; consistent; {proven}"
+        return f"Complete: {sums}, each verified; consistent; {proven}; {UNRECORDED}"
     # Only in sum: an excess in one may hide a shortfall in another.
     return f"Complete in sum: {sums}; otel-limits audit verify checks each"
 

@@ -2,7 +2,7 @@
 
 | kind | subject | amount | until_us |
 |---|---|---|---|
-| `damaged` | the kept spill file | its damaged lines | |
+| `damaged` | the kept spill file, or the memory of a process | its lost lines | |
 | `accepted` | the same | the same | |
 | `lost` | an invocation that was ended as lost | | |
 | `pruned` | | | trees that ended before this time were deleted |
@@ -15,6 +15,7 @@ import hashlib
 import os
 import socket
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -54,6 +55,12 @@ def damaged_row(kept: Path, lines: Sequence[bytes]) -> Row:
     # the same name is recorded.
     digest = hashlib.blake2s(file.encode() + b"".join(lines), digest_size=16).hexdigest()
     return _row(f"{DAMAGED}-{digest}", DAMAGED, file, amount=len(lines))
+
+
+def dropped_row(rows: int) -> Row:
+    """Record that rows of this process were lost, as no file had accepted them in time."""
+    identity = f"{DAMAGED}-{uuid.uuid4().hex}"
+    return _row(identity, DAMAGED, f"memory of process {os.getpid()}", amount=rows)
 
 
 def accepted_row(damage: Damage, reason: str) -> Row:

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.ledger import retention
 from otel_limits.ledger.database import Database, reason_of
+from otel_limits.ledger.maintenance import dropped_row
 from otel_limits.ledger.pending import MAX_KEPT, PendingRows
-from otel_limits.ledger.rows import microseconds
+from otel_limits.ledger.rows import MAINTENANCE, microseconds
 from otel_limits.ledger.spill import MARK, SpillFiles, restore_spilled
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._pending = PendingRows()
         self._spilling = threading.RLock()
+        self._recorded_losses = 0
         self._is_closing = False
         self._retry_at = 0.0
         self._restore_at = 0.0
@@ -200,7 +202,7 @@ class Writer:
         if not rows:
             return True
         try:
-            self._spill.append(rows, to_disk=to_disk)
+            self._with_losses(rows, lambda each: self._spill.append(each, to_disk=to_disk))
         except OSError as error:
             INTERNAL_ERRORS.report(
                 SPILL,
@@ -213,6 +215,12 @@ class Writer:
         self._pending.spills += 1
         self._restore_at = 0.0
         return True
+
+    def _with_losses(self, rows: Rows, write: Callable[[Rows], object]) -> None:
+        """Write rows, and with them how many others were dropped before: nothing else shows it."""
+        lost = self._pending.dropped_rows - self._recorded_losses
+        write([*rows, (MAINTENANCE, dropped_row(lost))] if lost else rows)
+        self._recorded_losses += lost
 
     # --- run by the thread -----------------------------------------------------------------------
 
@@ -266,7 +274,7 @@ class Writer:
     def _write(self, rows: Rows) -> bool:
         """Write to the database, or to a spill file; pause after a failure."""
         try:
-            self._database.write(rows)
+            self._with_losses(rows, self._database.write)
         except Exception as error:  # noqa: BLE001  no error may lose a row
             self._retry_at = time.monotonic() + RETRY_SECONDS
             self._pending.is_stuck = False

@@ -704,6 +704,43 @@ def test_memory_is_bounded(
     observer.close()
 
 
+def test_rows_dropped_before_a_recovery_are_reported_by_verify(
+    faulty: None,
+    ledger: LedgerFile,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The process still knows their number when the disk has room again."""
+    with contextlib.closing(database_module.Database(ledger.address)) as database:
+        database.write(rows_of("first"))
+    monkeypatch.setattr(pending_module, "MAX_KEPT", 10)
+    with monkeypatch.context() as full:
+        full.setattr(SpillFiles, "append", lambda *_, **__: open_nothing())
+        full.setattr(database_module, "make_engine", lambda _: open_nothing())
+        observer = LedgerObserver(ledger.address)
+        for number in range(25):
+            observer.writer.put(rows_of(f"{number}"))
+        eventually(lambda: observer.writer.dropped_rows == 15)
+    observer.close()
+    assert main(["audit", "verify"]) == 1
+    said = capsys.readouterr().out
+    assert "15 lines of memory of process" in " ".join(said.split())
+    file = f"memory of process {os.getpid()}"
+    assert main(["ledger", "accept", file, "--reason", "full disk"]) == 0
+
+
+def test_verify_names_the_log_for_losses_of_a_full_disk(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No book can contain what no file accepted."""
+    observer = LedgerObserver(ledger.address)
+    observer.writer.put(rows_of("i"))
+    observer.close()
+    assert main(["audit", "verify", "--format", "json"]) == 0
+    complete = json.loads(capsys.readouterr().out)["complete"]
+    assert "rows that a process lost with a full disk are only in its log" in complete
+
+
 def test_rows_that_nothing_takes_are_counted_at_the_end(
     faulty: None,
     make_agent: MakeAgent,
@@ -854,8 +891,7 @@ def test_a_spill_of_a_live_process_is_left_alone(ledger: LedgerFile) -> None:
     spill = SpillFiles(ledger.address)
     row = ("otel_limits_attributes", {"invocation_id": "i", "key": "k", "value": "v"})
     spill.append([row], to_disk=True)
-    # An import of nothing, with status 1, opens the ledger.
-    ask = [COMMAND, "ledger", "import", os.devnull]
+    ask = [COMMAND, "ledger", "import", os.devnull]  # fails, as it has no model call
     subprocess.run(ask, check=False, capture_output=True)
     assert len(ledger.spills()) == 1
     spill.seal()

@@ -174,7 +174,7 @@ def test_a_pipe_is_not_waited_for(
     os.mkfifo(tmp_path / "pipe.db")
     status, said = ask(capsys, "spend", "--ledger", str(tmp_path / "pipe.db"))
     assert status == 2
-    assert "is not a regular file." in said
+    assert "is a device, pipe or socket." in said
 
 
 def test_a_ledger_can_have_a_name_that_is_not_text(
