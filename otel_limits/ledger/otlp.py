@@ -150,8 +150,8 @@ def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
             document = _renamed(document)
         # Other JSON, such as an export of the ledger, would be imported as nothing.
         if not isinstance(document, dict) or document.keys().isdisjoint(SIGNALS):
-            keys = f"keys {', '.join(document)}" if isinstance(document, dict) else "no keys"
-            raise ValueError(f"It has none of {', '.join(SIGNALS)}, but {keys}.")
+            has = f"keys {', '.join(document)}" if isinstance(document, dict) else "no keys"
+            raise ValueError(f"It has none of {', '.join(SIGNALS)}, but {has}.")
         for resource in document.get("resourceSpans", ()):
             for scope in _list_in(resource, "scopeSpans"):
                 name = str(scope.get("scope", {}).get("name", ""))

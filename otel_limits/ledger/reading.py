@@ -94,9 +94,6 @@ def require_ledger_file(address: Address) -> None:
         )
     if file.is_dir():
         raise LedgerError(f"{address} is a directory. Use a file in it, e.g. {file / 'ledger.db'}")
-    # Reading a pipe would wait for its writer.
-    if not file.is_file():
-        raise LedgerError(f"{address} is not a regular file.")
     with file.open("rb") as opened:
         # Before SQLite opens it, which would turn an empty file into a database.
         if opened.read(len(MAGIC)) != MAGIC:
