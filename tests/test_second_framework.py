@@ -148,7 +148,7 @@ def rows_of(path: Path) -> list[tuple[Any, ...]]:
 
 
 STRANDS_WORDS = re.compile(
-    r"strands\.telemetry|execute_event_loop_cycle|^\s*(import|from) strands|guardrail_interv",
+    r"strands\.telemetry|execute_event_loop_cycle|^\s*(import|from) strands|limit_turns",
     re.MULTILINE,
 )
 

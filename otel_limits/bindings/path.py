@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from otel_limits.runs.gate import QuotaGate
     from otel_limits.runs.run import Run
 
-BLOCKED: Final = frozenset({"content_filter", "content_filtered", "guardrail_intervened"})
-"""Stop reasons of an answer that a guardrail of the vendor or of a gateway wrote."""
-
 IMMEDIATE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
 """Reasons that halt immediately, without a last answer or a question."""
 

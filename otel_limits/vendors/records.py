@@ -57,3 +57,8 @@ TOKEN_TOOLS: Final = frozenset(tool for each in VENDORS for tool in each.token_t
 
 UNLISTED: Final = frozenset(each.name for each in VENDORS if not each.is_listed)
 GATEWAYS: Final = frozenset(each.name for each in VENDORS if each.is_gateway)
+
+BLOCKED: Final = frozenset({"content_filter", "content_filtered", "guardrail_intervened"})
+"""Stop reasons of an answer that a guardrail of the vendor or of a gateway wrote:
+<https://platform.openai.com/docs/api-reference/chat/object>,
+<https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html>."""

@@ -9,11 +9,11 @@ from langchain_core.messages import AIMessage
 
 from otel_limits.bindings.langchain.chat_terms import terms_of
 from otel_limits.bindings.langchain.model_classes import model_id, provider_of
-from otel_limits.bindings.path import BLOCKED
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.normaliser import record_of_usage
 from otel_limits.usage.numbers import token_count
 from otel_limits.usage.text import MESSAGE, as_json, tokens_of_text
+from otel_limits.vendors.records import BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from opentelemetry import baggage, trace
 from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 
-from otel_limits.bindings.path import BLOCKED
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.loops import Call, fingerprint
 from otel_limits.usage.normaliser import record_of_response, record_of_usage
 from otel_limits.usage.text import as_json
+from otel_limits.vendors.records import BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Collection
