@@ -28,6 +28,7 @@ import otel_limits
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import FakeTime
+from tests.cpu import pytest_runtest_makereport, pytest_runtest_setup, pytest_terminal_summary
 from tests.launching import link_packages
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from strands.agent import AgentResult
     from strands.models import Model
+
+__all__ = ["pytest_runtest_makereport", "pytest_runtest_setup", "pytest_terminal_summary"]
 
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
