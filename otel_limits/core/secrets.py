@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
-from urllib.parse import unquote, unquote_plus
+from urllib.parse import quote, unquote, unquote_plus
 
 STARS: Final = "***"
 
+TELLING_NAME: Final = "(?:pass|pwd|secret|token|key|auth|cred|sig)"
+"""A part of the names of parameters whose values are redacted."""
+
 SECRET_VALUE: Final = re.compile(
-    r"(?i)(?<![\w.-])(?=[\w.-]*(?:pass|pwd|secret|token|key|auth|cred|sig))([\w.-]+\s*=\s*)"
+    rf"(?i)(?<![\w.-])(?=[\w.-]*{TELLING_NAME})([\w.-]+\s*=\s*)"
     r"('[^']*'?|\"[^\"]*\"?|[^&;\s'\"]+)"
 )
-"""A parameter of a URL, or of a PostgreSQL connection string, whose value is redacted.
+"""Such a parameter of a PostgreSQL connection string, or of any text.
 
 Each word is tried from its beginning only, so the time for a long one is linear."""
 
@@ -55,7 +59,10 @@ def redact_url(text: str) -> str:
         rest = _masked_user(credentials, scheme) + at + _masked_hosts(place)
     elif separator:
         rest = _masked_hosts(rest)
-    return SECRET_VALUE.sub(rf"\1{STARS}", scheme + separator + rest)
+    # The value of a parameter of a URL ends at the next parameter only.
+    place, mark, query = rest.partition("?") if separator else (rest, "", "")
+    masked = "&".join(map(_masked_parameter, query.split("&")))
+    return SECRET_VALUE.sub(rf"\1{STARS}", scheme + separator + place) + mark + masked
 
 
 def redact_text(sentence: str, words: Iterable[str]) -> str:
@@ -79,8 +86,11 @@ def secrets_in(address: str) -> frozenset[str]:
     """Return the secrets of an address, in every form in which a server may receive them."""
     scheme, separator, rest = address.partition("://")
     credentials, _, _ = (rest if separator else address).rpartition("@")
-    _, colon, password = credentials.partition(":")
-    raw = [found[2].strip("'\"") for found in SECRET_VALUE.finditer(address)]
+    _, colon, password = credentials.replace("%3A", ":").replace("%3a", ":").partition(":")
+    place, _, query = address.partition("?") if separator else (address, "", "")
+    raw = [found[2].strip("'\"") for found in SECRET_VALUE.finditer(place)]
+    parameters = (each.partition("=") for each in query.split("&"))
+    raw += [value for name, _, value in parameters if _is_secret(name)]
     if colon or not ACCOUNT.search(scheme):
         raw.append(password if colon else credentials)
     # As in the header of an HTTP request.
@@ -92,11 +102,22 @@ def secrets_in(address: str) -> frozenset[str]:
 def redact_secrets(text: str, secrets: Collection[str]) -> str:
     """Redact secrets by their value in a third-party text that may repeat them."""
     # The longest first: it may contain another.
-    for secret in sorted(secrets, key=len, reverse=True):
-        # As it is, and as a quoted string in a text shows it.
-        for form in {secret, repr(secret)[1:-1]}:
-            text = _without(text, form)
+    forms = sorted({form for each in secrets for form in _shown_forms(each)}, key=len, reverse=True)
+    # Whole ones first: they may begin like one that was cut.
+    for form in forms:
+        if len(form) >= TELLING:
+            text = text.replace(form, STARS)
+    for form in forms:
+        text = _without(text, form)
     return text
+
+
+def _shown_forms(secret: str) -> set[str]:
+    """Return a secret as it is, and as a text, JSON, bytes or a URL quote it."""
+    encoded = quote(secret, safe="", errors="surrogateescape")
+    quoted = {encoded, re.sub("%[0-9A-F]{2}", lambda each: each[0].lower(), encoded)}
+    in_bytes = repr(secret.encode("utf-8", "surrogateescape"))[2:-1]
+    return {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], in_bytes, *quoted}
 
 
 def redact_error(error: BaseException, redact: Callable[[str], str]) -> None:
@@ -106,6 +127,8 @@ def redact_error(error: BaseException, redact: Callable[[str], str]) -> None:
     while found is not None and id(found) not in seen:
         seen.add(id(found))
         found.args = tuple(redact(each) if isinstance(each, str) else each for each in found.args)
+        if isinstance(found, OSError) and isinstance(found.strerror, str):  # shown instead of those
+            found.strerror = redact(found.strerror)
         found = found.__cause__ or found.__context__
 
 
@@ -125,9 +148,19 @@ def _common(one: str, other: str) -> int:
 def _masked_user(credentials: str, scheme: str) -> str:
     """Keep the user's name if it is one."""
     user, colon, _ = credentials.partition(":")
-    if not USER.fullmatch(user) or not (colon or ACCOUNT.search(scheme)):
+    if not USER.fullmatch(user) or ":" in unquote(user) or not (colon or ACCOUNT.search(scheme)):
         return STARS
     return f"{user}:{STARS}" if colon else user
+
+
+def _masked_parameter(parameter: str) -> str:
+    """Redact the value of a parameter of a URL if its name is that of a secret."""
+    name, equals, _ = parameter.partition("=")
+    return f"{name}={STARS}" if equals and _is_secret(name) else parameter
+
+
+def _is_secret(name: str) -> bool:
+    return re.search(TELLING_NAME, unquote(name), re.IGNORECASE) is not None
 
 
 def _masked_hosts(rest: str) -> str:

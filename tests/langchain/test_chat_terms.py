@@ -173,6 +173,7 @@ CLIENT_TOOLS: dict[str, Any] = {
     "Gemini, camel case": {"functionDeclarations": [{"name": "lookup"}]},
     "Cohere": {"name": "lookup", "description": "Look up.", "parameter_definitions": {}},
     "JSON schema": {"title": "lookup", "description": "Look up.", "properties": {}},
+    "JSON schema without properties": {"title": "lookup", "type": "object"},
 }
 
 
@@ -195,6 +196,20 @@ def test_tools_of_a_vendor_among_those_of_the_client_are_found() -> None:
     tools = [CLIENT_TOOLS["tool"], {"type": "advisor_20260301", "name": "advisor"}]
     found = terms_of(models.anthropic(NOWHERE), (), {"tools": tools})
     assert found.server_tools == frozenset({"advisor"})
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "builtin_function", "function": {"name": "$web_search"}},
+        {"type": "openrouter:web_search", "parameters": {"engine": "exa"}},
+    ],
+    ids=str,
+)
+def test_type_of_a_vendor_decides_whatever_else_a_tool_has(tool: dict[str, Any]) -> None:
+    """Some have the keys of the client's tools, too."""
+    found = terms_of(models.openai(NOWHERE), (), {"tools": [tool]})
+    assert found.searches or found.server_tools
 
 
 def test_refused_usage_is_not_projected() -> None:

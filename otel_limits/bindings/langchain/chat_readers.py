@@ -33,6 +33,8 @@ USAGE: Final = "langchain"
 """LangChain's clients write all usage alike: cached tokens are part of the input
 (langchain-core, messages/ai.py, `UsageMetadata`)."""
 
+WRITTEN: Final = ("reasoning_content", "refusal", "function_call")
+"""What a model wrote, outside of the content of its response."""
 STOP_REASONS: Final = ("finish_reason", "stopReason", "stop_reason")
 """Where a response has the reason for its end."""
 
@@ -157,20 +159,20 @@ def _others_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def answer_in(message: Any) -> str:
     """Return all that a model wrote in a response, or in a part of one, as text."""
-    other = getattr(message, "additional_kwargs", {}).get("reasoning_content")
-    reasoning = other if isinstance(other, str) else ""
+    others = getattr(message, "additional_kwargs", {})
+    reasoning = "".join(str(others[name]) for name in WRITTEN if others.get(name))
     if chunks := getattr(message, "tool_call_chunks", ()):
         tools = "".join((each.get("name") or "") + (each.get("args") or "") for each in chunks)
     else:
-        calls = getattr(message, "tool_calls", None)
-        tools = str(calls) if calls else ""
+        requested = (getattr(message, name, None) for name in ("tool_calls", "invalid_tool_calls"))
+        tools = "".join(str(calls) for calls in requested if calls)
     return reasoning + text_of(message) + tools
 
 
 def is_blocked(message: Any) -> bool:
     """Return whether a guardrail of the vendor or of a gateway wrote a response."""
     metadata = getattr(message, "response_metadata", None) or {}
-    return any(metadata.get(name) in BLOCKED for name in STOP_REASONS)
+    return any(str(metadata.get(name)) in BLOCKED for name in STOP_REASONS)
 
 
 def is_cached(message: Any) -> bool:

@@ -45,6 +45,9 @@ OF_CLIENT_TOOLS: Final = frozenset(
 )
 """Keys of tools that the application runs, with a schema."""
 
+CLIENT_TYPES: Final = frozenset({"function", "custom", "object"})
+"""Types of such tools, the last of a bare schema. Any other type is that of a vendor's tool."""
+
 DECLARATIONS: Final = frozenset({"function_declarations", "functionDeclarations"})
 
 ADDRESSES: Final = (
@@ -165,17 +168,20 @@ def _without_schema(tool: Any) -> Any:
     LangChain's tools, functions and classes become tools of the client, whatever they contain.
     """
     if isinstance(tool, BaseTool):
-        return {"type": "function", CACHE_CONTROL: (tool.extras or {}).get(CACHE_CONTROL)}
-    if isinstance(tool, type) or callable(tool):
-        return {"type": "function"}
-    if not isinstance(tool, Mapping) or OF_CLIENT_TOOLS.isdisjoint(tool):
-        # Tools that a vendor runs have a type, or their own name as the only key.
-        is_named = isinstance(tool, Mapping) and "type" not in tool and "name" in tool
-        return {"type": "function"} if is_named else tool
-    others = {name: tool[name] for name in tool if name not in OF_CLIENT_TOOLS}
+        return _of_client((tool.extras or {}).get(CACHE_CONTROL))
+    if not isinstance(tool, Mapping):
+        return _of_client() if callable(tool) else tool
+    # Tools that a vendor runs have a type, or their own name as the only key.
+    kind = tool.get("type", "function" if "name" in tool else None)
+    if kind not in CLIENT_TYPES and (kind is not None or OF_CLIENT_TOOLS.isdisjoint(tool)):
+        return tool
     if not DECLARATIONS.isdisjoint(tool):  # with Google's own tools in the same object
-        return others
-    return {"type": "function", CACHE_CONTROL: tool.get(CACHE_CONTROL)}
+        return {name: tool[name] for name in tool if name not in OF_CLIENT_TOOLS}
+    return _of_client(tool.get(CACHE_CONTROL))
+
+
+def _of_client(cache_control: Any = None) -> dict[str, Any]:
+    return {"type": "function", CACHE_CONTROL: cache_control}
 
 
 def _ttls(blocks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
