@@ -618,3 +618,44 @@ def test_text_of_a_last_answer_is_streamed_once() -> None:
     graph = loop(Honest(searching()))
     parts = [part for part, _ in graph.stream(ASK, STEPS, stream_mode="messages")]
     assert "".join(each.text for each in parts if each.type == "AIMessageChunk") == LAST
+
+
+def router(chosen: list[str], **compiled: Any) -> Any:
+    """A graph whose unmapped edge reads the tool that its model requests."""
+    model = Honest(uses("worker") for _ in range(20)).bind_tools([search])
+
+    def choose(state: MessagesState) -> str:
+        last: Any = state["messages"][-1]
+        chosen.append(str(last.tool_calls[0]["name"]))
+        return chosen[-1]
+
+    def work(state: MessagesState) -> Any:
+        last: Any = state["messages"][-1]
+        return {"messages": [ToolMessage("done", tool_call_id=last.tool_calls[0]["id"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_node("worker", work)
+    graph.add_edge(START, "model")
+    graph.add_edge("worker", "model")
+    graph.add_conditional_edges("model", choose)
+    return graph.compile(name="g", **compiled)
+
+
+def test_edges_do_not_run_when_a_halt_is_stored() -> None:
+    """They would read our message, or call a model after the halt."""
+    enable(max_turns=TURNS)
+    chosen: list[str] = []
+    graph = router(chosen, checkpointer=InMemorySaver())
+    assert halt_of(graph.invoke(ASK, config("1"))).reason == "max_turns"
+    assert chosen == ["worker"] * TURNS
+    assert is_synthetic(graph.get_state(config("1")).values["messages"][-1])
+
+
+def test_graph_that_cannot_use_the_last_answer_raises_the_limit() -> None:
+    """A router finds no route in a text; its own error is the cause."""
+    enable(max_turns=TURNS, action="wrap_up")
+    with pytest.raises(LimitReachedError) as raised:
+        router([]).invoke(ASK, STEPS)
+    assert halt_of(raised.value).reason == "max_turns"
+    assert isinstance(raised.value.__cause__, IndexError)

@@ -89,7 +89,7 @@ def track_stream(original: Any) -> Any:
             except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
                 saved = invocation.halted_by(error)
             if saved is not None:
-                graph.bulk_update_state(*saved)
+                _save(graph, saved)
             yield from invocation.last_chunks()
         finally:
             chunks.close()
@@ -133,7 +133,7 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
             except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
                 saved = invocation.halted_by(error)
             if saved is not None:
-                await graph.abulk_update_state(*saved)
+                await _asave(graph, saved)
             invocation.note_end(ends)
             for each in invocation.last_chunks():
                 yield each
@@ -143,6 +143,20 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
         invocation.raise_if_asked()
 
     return astream
+
+
+@suppress_errors("binding")
+def _save(graph: Any, saved: Saved) -> None:
+    """Store the end of a halted graph in its checkpoints."""
+    graph.bulk_update_state(*saved)
+
+
+async def _asave(graph: Any, saved: Saved) -> None:
+    """Do the same without blocking the event loop."""
+    try:
+        await graph.abulk_update_state(*saved)
+    except Exception as error:  # noqa: BLE001  the graph must not feel it
+        report_suppressed("binding", error)
 
 
 # --- one invocation -------------------------------------------------------------------------------
@@ -244,6 +258,8 @@ class GraphInvocation:
         self._scope = TASK_SCOPE.get()
         self._reason = "aborted"
         self._failure: Exception | None = None
+        self._cause: BaseException | None = None
+        """What failed at the model's last answer."""
         self._tokens: list[tuple[Any, Any]] = []
         self._last: list[Any] = []
         """The messages of a halt."""
@@ -282,10 +298,22 @@ class GraphInvocation:
         """
         is_own = isinstance(error, GraphHaltedError) and error.path is self.path
         if not is_own and not self._is_refused_side_call(error):
+            if self._has_failed_at_last_answer(error):
+                return None
             self._fail(error)
             raise  # noqa: PLE0704  called while it is handled
         self._halt()
         return self._checkpoint()
+
+    @suppress_errors("binding")
+    def _has_failed_at_last_answer(self, error: BaseException) -> bool:
+        """Note a graph whose own code could not use the last answer, e.g. to choose a route."""
+        is_failure = isinstance(error, Exception) and not isinstance(error, GraphBubbleUp)
+        if not is_failure or self.path.answer is None:
+            return False
+        self._halt()
+        self._run.raised, self._cause = True, error
+        return True
 
     @suppress_errors("binding")
     def _is_refused_side_call(self, error: BaseException) -> bool:
@@ -368,14 +396,19 @@ class GraphInvocation:
         if not has_thread or "thread_id" not in configurable or not self._last:
             return None
         configurable.pop("checkpoint_id", None)  # of where this call began
-        node = self.path.place.get("langgraph_node")
-        if node not in graph.nodes:
-            node = next(each for each in graph.nodes if not each.startswith("__"))
+        # Conditional edges of the node would run now, with our message and without limits.
+        branches = getattr(getattr(graph, "builder", None), "branches", {})
+        nodes = [each for each in graph.nodes if not each.startswith("__")]
+        node = min(nodes, key=lambda each: (bool(branches.get(each)), each != self._halted_node))
         return {"configurable": configurable}, [
             [StateUpdate(None, END)],  # what ended in this step is kept, the rest is dropped
             [StateUpdate(self.stream.update_with(self._last), node)],
             [StateUpdate(None, END)],  # nor does anything follow our message
         ]
+
+    @property
+    def _halted_node(self) -> str | None:
+        return self.path.place.get("langgraph_node")
 
     @suppress_errors("binding")
     def _fail(self, error: BaseException) -> None:
@@ -449,7 +482,7 @@ class GraphInvocation:
             LimitReachedError: Either is so.
         """
         if (error := self._error()) is not None:
-            raise error
+            raise error from self._cause
 
     @suppress_errors("binding")
     def _error(self) -> LimitReachedError | None:
