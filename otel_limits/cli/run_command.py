@@ -131,7 +131,7 @@ def setting_mistakes(
 
 def program_mistakes(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return why the program cannot run with limits, as far as can be known beforehand."""
-    if not command:
+    if not command or not command[0]:
         return ["No program given. Try: otel-limits run -- python app.py"]
     isolation = isolation_problem(command, environ)
     return [] if isolation is None else [isolation]

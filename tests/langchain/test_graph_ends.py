@@ -620,7 +620,7 @@ def test_text_of_a_last_answer_is_streamed_once() -> None:
     assert "".join(each.text for each in parts if each.type == "AIMessageChunk") == LAST
 
 
-def router(chosen: list[str], **compiled: Any) -> Any:
+def unmapped_router(chosen: list[str], **compiled: Any) -> Any:
     """A graph whose unmapped edge reads the tool that its model requests."""
     model = Honest(uses("worker") for _ in range(20)).bind_tools([search])
 
@@ -646,7 +646,7 @@ def test_edges_do_not_run_when_a_halt_is_stored() -> None:
     """They would read our message, or call a model after the halt."""
     enable(max_turns=TURNS)
     chosen: list[str] = []
-    graph = router(chosen, checkpointer=InMemorySaver())
+    graph = unmapped_router(chosen, checkpointer=InMemorySaver())
     assert halt_of(graph.invoke(ASK, config("1"))).reason == "max_turns"
     assert chosen == ["worker"] * TURNS
     assert is_synthetic(graph.get_state(config("1")).values["messages"][-1])
@@ -656,6 +656,6 @@ def test_graph_that_cannot_use_the_last_answer_raises_the_limit() -> None:
     """A router finds no route in a text; its own error is the cause."""
     enable(max_turns=TURNS, action="wrap_up")
     with pytest.raises(LimitReachedError) as raised:
-        router([]).invoke(ASK, STEPS)
+        unmapped_router([]).invoke(ASK, STEPS)
     assert halt_of(raised.value).reason == "max_turns"
     assert isinstance(raised.value.__cause__, IndexError)

@@ -56,31 +56,39 @@ WRAPPERS: Final[Mapping[str, Form]] = {
     "chrt": Form(1, "-D -P -T"),
     "ddtrace-run": Form(),
     "doas": Form(valued="-C -u"),
-    "dumb-init": Form(valued="-r"),
-    "env": Form(valued="-C -u --chdir --unset", assigns=True),
-    "flock": Form(1, "-E -w"),
+    "dumb-init": Form(valued="-r --rewrite"),
+    "env": Form(valued="-C -a -u --argv0 --chdir --unset", assigns=True),
+    "flock": Form(1, "-E -w --conflict-exit-code --timeout"),
     "gosu": Form(1),
-    "ionice": Form(valued="-c -n"),
+    "ionice": Form(valued="-c -n --class --classdata"),
     "newrelic-admin": Form(1),
-    "nice": Form(valued="-n"),
+    "nice": Form(valued="-n --adjustment"),
     "nohup": Form(),
-    "numactl": Form(valued="-C -N -i -m"),
+    "numactl": Form(valued="-C -N -i -m --cpunodebind --interleave --membind --physcpubind"),
     "opentelemetry-instrument": Form(valued="*"),
     "setpriv": Form(valued="--groups --regid --reuid"),
     "setsid": Form(),
-    "stdbuf": Form(valued="-e -i -o"),
+    "stdbuf": Form(valued="-e -i -o --error --input --output"),
     "strace": Form(valued="-E -e -o -s -u"),
     "su-exec": Form(1),
-    "sudo": Form(valued="-C -D -R -T -g -h -p -r -t -u", assigns=True),
+    "sudo": Form(valued="-C -D -R -T -g -h -p -r -t -u --group --user", assigns=True),
     "taskset": Form(1),
-    "time": Form(valued="-f -o"),
-    "timeout": Form(1, "-k -s"),
+    "time": Form(valued="-f -o --format --output"),
+    "timeout": Form(1, "-k -s --kill-after --signal"),
     "tini": Form(valued="-e -p"),
     "unshare": Form(valued="-G -R -S -w"),
     "xargs": Form(valued="-E -I -L -P -a -d -n -s"),
     "xvfb-run": Form(valued="-e -f -n -p -s -w"),
 }
 """Commands that run the command in their arguments."""
+
+PLAIN_OF_ENV: Final = re.compile(
+    r"-|--|-[0Caiu]|--(argv0|chdir|ignore-environment|null|unset)(=.*)?", re.DOTALL
+)
+"""Options of `env`; any other may hold a command, as `-vSpython app.py` does."""
+
+COMMAND_IN_ONE_WORD: Final = frozenset({"-c", "--command"})
+"""Options of `flock` and others whose value is a command for a shell."""
 
 RUNNERS: Final[Mapping[str, Form]] = {
     "hatch": Form(1, "-e -p --env --project"),
@@ -90,14 +98,12 @@ RUNNERS: Final[Mapping[str, Form]] = {
     "rye": Form(1),
     "uv": Form(
         1,
-        "-p --directory --env-file --extra --group --index --index-url --package --project "
-        "--python --with",
+        "-p -w --config-file --directory --env-file --extra --group --index --index-strategy "
+        "--index-url --no-group --only-group --package --project --python --python-preference "
+        "--with --with-editable --with-requirements",
     ),
 }
 """The same, after the word `run`, in their own environment."""
-
-MODULE: Final = ("-m", "--module")
-"""Options of `uv run` that name a module to run."""
 
 INSTRUMENT_OPTION: Final = re.compile(r"--(limits_\w+)(?:=(.*))?", re.DOTALL)
 """A setting as an option of `opentelemetry-instrument`: without OTEL_."""
@@ -149,7 +155,7 @@ def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
     reading = _LauncherWords(words)
     for _ in range(MAX_LAYERS):
         if not reading.rest:
-            return reading.ended_by(sys.executable)
+            return reading.ended_by("python" if reading.runner else sys.executable)
         name = reading.name
         if PYTHON.fullmatch(name):
             options, _program = split_python(reading.rest[1:])
@@ -163,7 +169,9 @@ def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
         elif name in WRAPPERS:
             reading.keep(WRAPPERS[name])
         elif name in RUNNERS:
-            return reading.ended_by(*reading.python_of_runner())
+            reading.keep_runner()
+        elif reading.runner:
+            reading.replace_program_of_runner()
         else:
             reading.replace_script()
     raise reading.refusal("starts too many other commands")
@@ -177,6 +185,8 @@ class _LauncherWords:
         self.rest = list(words)
         self.settings: dict[str, str] = {}
         self.replaced = ""
+        self.runner = ""
+        """The runner in whose environment the next command is."""
 
     @property
     def name(self) -> str:
@@ -189,23 +199,32 @@ class _LauncherWords:
 
     def keep(self, form: Form) -> list[str]:
         """Keep a command with its arguments, up to the command that it runs; return them."""
-        begin, arguments, is_env = len(self.kept), form.arguments, self.name == "env"
+        begin, arguments, name = len(self.kept), form.arguments, self.name
         self.kept.append(self.rest.pop(0))
         while self.rest:
             word = self.rest[0]
             is_argument = not word.startswith("-") and not (form.assigns and "=" in word)
             if is_argument and not arguments:
                 break
+            if is_argument and word != "run" and shutil.which(word) is not None:
+                raise self.refusal("is not an argument, but a command", PurePath(word).name)
             arguments -= is_argument
             self.rest.pop(0)
-            if is_env and re.match("-S|--split-string", word):
-                text = re.sub("^(-S|--split-string)=?", "", word) or self._pop()
-                self.rest = [*shlex.split(text), *self.rest]
+            if name == "env" and re.match("-S|--split-string(=|$)", word):
+                self._split(re.sub("^(-S|--split-string)=?", "", word) or self._pop())
+            elif word.startswith("-") and _may_hold_command(name, word):
+                raise self.refusal("has an option that may be a command", name)
             elif not self._remove_setting(word):
                 self.kept.append(word)
                 if form.has_value(word):
                     self.kept.append(self._pop())
         return self.kept[begin:]
+
+    def _split(self, text: str) -> None:
+        try:
+            self.rest = [*shlex.split(text), *self.rest]
+        except ValueError:
+            raise self.refusal("has a text that cannot be split", "env") from None
 
     def _remove_setting(self, word: str) -> bool:
         """Remove a setting from the words, or the launcher would override those of the runaway."""
@@ -220,28 +239,38 @@ class _LauncherWords:
     def _pop(self) -> str:
         return self.rest.pop(0) if self.rest else ""
 
-    def python_of_runner(self) -> tuple[str, ...]:
-        """Return the Python of a runner's environment, where this process cannot look for scripts.
+    def keep_runner(self) -> None:
+        """Keep a runner, which looks for the command in its own environment.
+
+        Raises:
+            UnknownLauncherError: It has another form than `RUNNER run COMMAND`.
+        """
+        self.runner = self.name
+        # `-m` begins a command here, as in `python -m`.
+        is_module = [re.match("-m$|--module(=|$)", word) is not None for word in self.rest]
+        if True in is_module:
+            at = is_module.index(True)
+            module = self.rest[at].partition("=")[2]
+            self.replaced = module or "".join(self.rest[at + 1 : at + 2])
+            del self.rest[at:]
+        kept = self.keep(RUNNERS[self.runner])
+        if "run" not in kept:
+            raise self.refusal(f"is known to the doctor only as `{self.runner} run`", self.runner)
+        if not {"-s", "--script"}.isdisjoint(kept):
+            raise self.refusal("makes an environment for the script with --script", self.runner)
+
+    def replace_program_of_runner(self) -> None:
+        """Put the runner's Python into the place of a program in its environment.
 
         Raises:
             UnknownLauncherError: The command may be any program of that environment.
         """
-        runner = self.name
-        # `-m` begins a command here, as in `python -m`.
-        at = next((at for at, word in enumerate(self.rest) if word in MODULE), len(self.rest))
-        module = self.rest[at + 1 : at + 2]
-        del self.rest[at:]
-        if "run" not in self.keep(RUNNERS[runner]):
-            raise self.refusal(f"is known to the doctor only as `{runner} run`", runner)
-        if self.rest and PYTHON.fullmatch(self.name):
-            options, _program = split_python(self.rest[1:])
-            return (self.rest[0], *options)
-        if self.rest and _has_own_environment(self.rest[0]):
+        if _has_own_environment(self.rest[0]):
             raise self.refusal("has its own environment (PEP 723)")
-        if self.rest and not self.name.endswith(".py") and self.name not in PROGRAMS:
-            raise self.refusal(f"may be any program in the environment of {runner}")
-        self.replaced = self.name if self.rest else "".join(module)
-        return ("python",)
+        if not self.name.endswith(".py") and self.name not in PROGRAMS:
+            raise self.refusal(f"may be any program in the environment of {self.runner}")
+        self.replaced = self.name
+        self.rest = []
 
     def replace_script(self) -> None:
         """Put the interpreter of a script into its place, as the system does to run it."""
@@ -267,6 +296,13 @@ class _LauncherWords:
             f"{shown} {problem}, so it was not started: it could be your program.",
             f"Run: otel-limits doctor -- {run}THE PYTHON IT ENDS IN",
         )
+
+
+def _may_hold_command(name: str, option: str) -> bool:
+    """Return whether an option of a wrapper may hold a command as one word."""
+    if name == "env":
+        return PLAIN_OF_ENV.fullmatch(option) is None
+    return name == "flock" and option in COMMAND_IN_ONE_WORD
 
 
 def _has_own_environment(script: str) -> bool:
