@@ -302,8 +302,14 @@ def close(
 
 def digest_of(document: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the text of a close, without the line that has it."""
-    others = {key: value for key, value in document.items() if key != OWN_DIGEST}
-    return hashlib.sha256(as_text(others).encode()).hexdigest()
+    return _digest_of_lines(as_text(document).encode())
+
+
+def _digest_of_lines(text: bytes) -> str:
+    """Return the SHA-256 of a file without that line, as `grep -v | sha256sum` does."""
+    lines = text.splitlines(keepends=True)
+    others = (line for line in lines if not line.startswith(f' "{OWN_DIGEST}"'.encode()))
+    return hashlib.sha256(b"".join(others)).hexdigest()
 
 
 def as_text(document: Mapping[str, Any]) -> str:
@@ -403,11 +409,8 @@ class Close:
     path: Path
     sha256: str
     document: Mapping[str, Any]
-
-    @property
-    def is_original(self) -> bool:
-        """Whether its content has its own digest, so that it was not edited or damaged."""
-        return bool(self.document.get(OWN_DIGEST) == digest_of(self.document))
+    is_original: bool
+    """Whether its text has its own digest, so that it was not edited or damaged."""
 
     @property
     def period(self) -> Period:
@@ -427,11 +430,13 @@ def read_close(path: Path) -> Close:
     """
     try:
         content = path.read_bytes()
-        close = Close(path, hashlib.sha256(content).hexdigest(), json.loads(content))
+        document = json.loads(content)
+        is_original = document.get(OWN_DIGEST) == _digest_of_lines(content)
+        close = Close(path, hashlib.sha256(content).hexdigest(), document, is_original)
         is_close = close.document["format"] == FORMAT and bool(close.period)
     except OSError as error:
         raise LedgerError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         is_close = False
     if not is_close:
         raise LedgerError(f"{path} is not a close. otel-limits ledger close writes one.")

@@ -231,6 +231,10 @@ CLOCK: Final = Clock()
 """The clock of this process."""
 
 
+MOST_SECONDS: Final = 1_000_000_000
+"""That a test can advance the time at once."""
+
+
 class FakeTime:
     """Time that a test advances, for time limits and quota waits.
 
@@ -266,12 +270,15 @@ class FakeTime:
         is halted by it ends on its own, so await its end.
 
         Args:
-            seconds: How far, in seconds: 0 or more.
+            seconds: How far, in seconds: from 0 to a billion, which is 31 years.
 
         Raises:
-            ValueError: It is negative or not a number.
+            ValueError: It is another number.
             RuntimeError: It was called outside the `with` statement.
         """
-        if not 0 <= seconds < math.inf:
-            raise ValueError(f"advance() needs seconds of 0 or more, not {seconds!r}.")
+        # Beyond, floats of seconds become too coarse for time limits.
+        if not 0 <= seconds <= MOST_SECONDS:
+            raise ValueError(
+                f"advance() needs seconds from 0 to {MOST_SECONDS:,}, not {seconds!r}."
+            )
         CLOCK.advance(seconds)
