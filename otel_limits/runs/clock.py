@@ -232,7 +232,7 @@ CLOCK: Final = Clock()
 
 
 MOST_SECONDS: Final = 1_000_000_000
-"""That a test can advance the time at once."""
+"""The longest step of a test."""
 
 
 class FakeTime:

@@ -34,7 +34,7 @@ USAGE: Final = "langchain"
 (langchain-core, messages/ai.py, `UsageMetadata`)."""
 
 WRITTEN: Final = ("reasoning_content", "refusal", "function_call")
-"""What a model wrote, outside of the content of its response."""
+"""Texts of a model outside of the content of its response."""
 STOP_REASONS: Final = ("finish_reason", "stopReason", "stop_reason")
 """Where a response has the reason for its end."""
 

@@ -259,7 +259,7 @@ class GraphInvocation:
         self._reason = "aborted"
         self._failure: Exception | None = None
         self._cause: BaseException | None = None
-        """What failed at the model's last answer."""
+        """The error of the graph at the last answer of its model."""
         self._tokens: list[tuple[Any, Any]] = []
         self._last: list[Any] = []
         """The messages of a halt."""
