@@ -603,6 +603,18 @@ def test_every_mode_of_a_stream_shows_the_halt(mode: Any, action: Any) -> None:
 
 
 @pytest.mark.parametrize("action", ["halt", "wrap_up"])
+@pytest.mark.parametrize(
+    "mode", ["updates", "messages", ["updates"], ["values", "updates"], ["messages"]], ids=str
+)
+def test_parts_of_a_stream_that_invoke_returns_show_the_halt(mode: Any, action: Any) -> None:
+    """With a mode, its result is their list."""
+    enable(max_turns=TURNS, action=action)
+    result = loop(Honest(searching())).invoke(ASK, STEPS, stream_mode=mode)
+    assert isinstance(result, list)
+    assert halt_of(result).reason == "max_turns"
+
+
+@pytest.mark.parametrize("action", ["halt", "wrap_up"])
 @pytest.mark.parametrize("mode", ["custom", "debug", ["custom", "tasks"]], ids=str)
 def test_mode_without_messages_raises(mode: Any, action: Any) -> None:
     """Otherwise the stream would just end."""

@@ -30,6 +30,9 @@ class LangChainHost:
 
 SLOT: Final = LangChainHost()
 
+PAIR: Final = 2
+"""Items of a part of a stream that names its mode, or has a message and its metadata."""
+
 
 def mark(message: Any, stop: Stop, *, synthetic: bool) -> None:
     """Write `stop` into a message's `response_metadata`, which no client sends to its vendor."""
@@ -77,9 +80,29 @@ def stops_of(result: Any) -> Sequence[Stop]:
 
 
 def _conversation_in(result: Any) -> list[Any]:
-    """Return the messages in a result, which a function of the functional API may return alone."""
+    """Return the messages in a result, which a function of the functional API may return alone.
+
+    With a `stream_mode`, `invoke` returns a list of the parts of a stream.
+    """
     result = _value_of(result)
-    return [*result] if isinstance(result, (list, tuple)) else messages_of(result)
+    if not isinstance(result, (list, tuple)):
+        return messages_of(result)
+    return [message for part in result for message in _messages_in_part(part)]
+
+
+def _messages_in_part(part: Any) -> list[Any]:
+    """Return the messages in a part of a stream; anything else is a message itself."""
+    if isinstance(part, tuple) and len(part) == PAIR:
+        first, second = part
+        if not isinstance(first, str):  # a message with its metadata
+            return [first]
+        part = second  # after the name of its mode
+        if isinstance(part, tuple):
+            return _messages_in_part(part)
+    if not isinstance(part, dict):
+        return [part]
+    updates = [part, *part.values()]  # of each node
+    return [message for each in updates for message in messages_of(each)] or [part]
 
 
 def _value_of(result: Any) -> Any:
