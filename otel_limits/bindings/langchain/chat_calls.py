@@ -148,8 +148,10 @@ def track_stream(original: Any) -> Any:
             request.raise_if_last(failure)
             raise
         finally:
-            chunks.close()
-            request.settle_blocking(error)
+            try:
+                chunks.close()
+            finally:
+                request.settle_blocking(error)
 
     return stream
 
@@ -192,8 +194,10 @@ def track_astream(original: Any) -> Any:
             raise
         finally:
             wait.close()
-            await chunks.aclose()
-            await request.settle(error)
+            try:
+                await chunks.aclose()
+            finally:  # an event loop that ends closes both concurrently, which is an error here
+                await request.settle(error)
 
     return astream
 

@@ -92,8 +92,10 @@ def track_stream(original: Any) -> Any:
                 _save(graph, saved)
             yield from invocation.last_chunks()
         finally:
-            chunks.close()
-            invocation.finish()
+            try:
+                chunks.close()
+            finally:
+                invocation.finish()
         invocation.raise_if_asked()
 
     return stream
@@ -138,8 +140,10 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
             for each in invocation.last_chunks():
                 yield each
         finally:
-            await chunks.aclose()
-            invocation.finish()
+            try:
+                await chunks.aclose()
+            finally:  # an event loop that ends closes both concurrently, which is an error here
+                invocation.finish()
         invocation.raise_if_asked()
 
     return astream
