@@ -272,6 +272,33 @@ def test_command_of_unknown_form_is_refused(launcher: str, named: str, programs:
 
 
 @pytest.mark.parametrize(
+    "launcher",
+    [
+        "python app.py",
+        "python -u -m app",
+        "python -c 'import app'",
+        "./app.py",
+        "serve --all",
+        "gunicorn -w 2 app:app",
+        "celery -A app worker",
+        "env -u A B=c python app.py",
+        "env -S 'B=c ./app.py'",
+        "timeout -k 1 60 nice -n 3 python app.py",
+        "otel-limits run --max-turns 30 -- python app.py",
+        "opentelemetry-instrument --traces_exporter none ./app.py",
+    ],
+)
+def test_only_the_added_program_runs(launcher: str, programs: Path) -> None:
+    """The words that are left are run as the doctor runs them, with a program of the test."""
+    own = programs / "own.py"
+    own.write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).touch()")
+    words = read_launcher(shlex.split(launcher), run_options).words
+    ran = programs / "ran"
+    execute_in(programs, *words, str(own), str(ran), PATH=os.environ["PATH"], **NO_EXPORT)
+    assert (ran.exists(), (programs / "mark").exists()) == (True, False)
+
+
+@pytest.mark.parametrize(
     ("launcher", "status"),
     [("otel-limits run -- gunicorn app:app", 0), ("otel-limits run -- ./start.sh app.py", 1)],
 )
