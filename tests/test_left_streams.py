@@ -64,6 +64,15 @@ def left(model: Any, _: list[Any]) -> str:
     return ""
 
 
+def thrown(model: Any, _: list[Any]) -> str:
+    """An error of the reader, thrown into the stream."""
+    stream = model.stream("q")
+    first = next(stream)
+    with suppress(ValueError):
+        stream.throw(ValueError("enough"))
+    return str(first.text)
+
+
 def kept(model: Any, streams: list[Any]) -> str:
     """The reader may still continue, so the answer is in flight."""
     streams.append(model.stream("q"))
@@ -121,7 +130,7 @@ async def cancelled(model: Any, _: list[Any]) -> str:
     return parts[0]
 
 
-SYNC: list[Callable[..., str]] = [closed, dropped, left, kept, typed, with_events]
+SYNC: list[Callable[..., str]] = [closed, dropped, left, thrown, kept, typed, with_events]
 ASYNC: list[Callable[..., Any]] = [aclosed, adropped, aleft, akept, cancelled]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -139,12 +139,13 @@ def track_stream(original: Any) -> Any:
                     except StopIteration:
                         break
                 request.note_chunk(chunk)
-                yield chunk
+                with request.handed_on():
+                    yield chunk
                 request.raise_if_cut()  # a sync stream can be ended between two chunks only
             request.note_answer()
         except BaseException as failure:
-            error = failure
-            request.fail(failure)
+            error = request.end_by(failure)
+            request.fail(error)
             request.raise_if_last(failure)
             raise
         finally:
@@ -184,11 +185,12 @@ def track_astream(original: Any) -> Any:
                     except StopAsyncIteration:
                         break
                 request.note_chunk(chunk)
-                yield chunk
+                with request.handed_on():
+                    yield chunk
             request.note_answer()
         except BaseException as failure:
-            error = failure
-            request.fail(failure)
+            error = request.end_by(failure)
+            request.fail(error)
             request.raise_if_ended(failure)
             request.raise_if_last(failure)
             raise
@@ -285,6 +287,7 @@ class ChatRequest:
     """The response to each call."""
     _within: EnclosingCall = field(default_factory=EnclosingCall)
     _token: Any = None
+    _thrown: BaseException | None = None
 
     @suppress_errors("binding")
     def __enter__(self) -> None:
@@ -504,6 +507,19 @@ class ChatRequest:
                 for each in message.tool_calls
             ]
             path.begin_turn(text, called, call)
+
+    @contextmanager
+    def handed_on(self) -> Iterator[None]:
+        """Note an error that the reader of a stream throws into it."""
+        try:
+            yield
+        except Exception as error:
+            self._thrown = error
+            raise
+
+    def end_by(self, error: BaseException) -> BaseException:
+        """Return how a stream has ended for the model: its reader has left it, or it failed."""
+        return GeneratorExit() if error is self._thrown else error
 
     def _used(self, number: int, error: BaseException | None) -> Any:
         """Return the answer that the graph got, as far as it has read it; `None` if none."""
