@@ -14,7 +14,7 @@ from typing import Any
 from tests.processes import PATIENCE_SECONDS
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
-ENDLESS = str(Path(__file__).with_name("programs") / "endless.py")
+ENDLESS = str(Path(__file__).with_name("scripts") / "endless.py")
 BIN = Path(sys.executable).parent
 RUN = (str(BIN / "otel-limits"), "run")
 INSTRUMENT = (str(BIN / "opentelemetry-instrument"),)

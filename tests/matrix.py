@@ -31,7 +31,7 @@ from tests.readme import ROOT, table, with_tables
 from tests.test_autoload import Environment
 from tests.test_workers import ask
 
-PROGRAMS: Final = Path(__file__).with_name("programs")
+PROGRAMS: Final = Path(__file__).with_name("scripts")
 PROGRAM: Final = PROGRAMS / "launched.py"
 PAGE: Final = ROOT / "otel_limits/docs/launchers.md"
 

@@ -15,7 +15,7 @@ from tests.launching import ENDLESS, PACKAGES, Ended, execute
 from tests.test_autoload import ROOT, Environment, halted
 
 CAP = {"OTEL_LIMITS_MAX_TURNS": "3"}
-UNAWARE = str(Path(__file__).with_name("programs") / "unaware.py")
+UNAWARE = str(Path(__file__).with_name("scripts") / "unaware.py")
 
 
 @pytest.fixture(scope="module")

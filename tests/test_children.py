@@ -11,7 +11,7 @@ import pytest
 from otel_limits.settings.children import MARKER, ON_PATH
 from tests.launching import ENDLESS, Ended, execute, fresh_environment
 
-PARENT = str(Path(__file__).with_name("programs") / "enabling_parent.py")
+PARENT = str(Path(__file__).with_name("scripts") / "enabling_parent.py")
 HALTED = {"model_calls": 3, "stop_reason": "max_turns"}
 
 

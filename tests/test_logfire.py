@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("logfire")
 
-PROGRAM = Path(__file__).parent / "programs" / "with_logfire.py"
+PROGRAM = Path(__file__).parent / "scripts" / "with_logfire.py"
 
 
 @pytest.mark.parametrize("order", ["configure-first", "enable-first"])

@@ -14,7 +14,7 @@ from tests.processes import free_port
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="This system cannot fork.")
 
-PROGRAMS = Path(__file__).with_name("programs")
+PROGRAMS = Path(__file__).with_name("scripts")
 
 Scrape = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

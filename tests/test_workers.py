@@ -31,7 +31,7 @@ from tests.test_autoload import CAP, Environment
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PROGRAMS = Path(__file__).with_name("programs")
+PROGRAMS = Path(__file__).with_name("scripts")
 CHILDREN = str(PROGRAMS / "children.py")
 HALTED = {"model_calls": 3, "stop_reason": "max_turns"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[1] / "programs" / "traced_graphs.py"
+PROGRAM = Path(__file__).parents[1] / "scripts" / "traced_graphs.py"
 
 INSTRUMENTATIONS = {
     "OpenInference": "openinference.instrumentation.langchain:LangChainInstrumentor",

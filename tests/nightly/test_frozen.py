@@ -10,7 +10,7 @@ import pytest
 
 from tests.launching import RUN, execute, fresh_environment
 
-PROGRAM = Path(__file__).parents[1] / "programs" / "frozen.py"
+PROGRAM = Path(__file__).parents[1] / "scripts" / "frozen.py"
 HALTED = {"model_calls": 3, "stop_reason": "max_turns"}
 
 UNUSED = """

@@ -13,7 +13,7 @@ import pytest
 from tests.launching import fresh_environment
 
 QUESTION = "otel_limits_continue"
-PROGRAM = Path(__file__).parents[1] / "programs" / "resumed_run.py"
+PROGRAM = Path(__file__).parents[1] / "scripts" / "resumed_run.py"
 
 
 def resumed(state: Path, way: str, **variables: str) -> Any:

@@ -47,7 +47,7 @@ from tests.openai_agents.runs import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SERVER = Path(__file__).parents[1] / "programs" / "mcp_server.py"
+SERVER = Path(__file__).parents[1] / "scripts" / "mcp_server.py"
 
 each_way = pytest.mark.parametrize("how", CALLS)
 

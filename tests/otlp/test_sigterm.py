@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows ends processes without a word.")
 
 STAYING = str(Path(__file__).with_name("staying.py"))
-POOLING = str(Path(__file__).parents[1] / "programs" / "pools.py")
+POOLING = str(Path(__file__).parents[1] / "scripts" / "pools.py")
 BY_RUN = (*RUN, "--max-turns", "2", "--", sys.executable, STAYING)
 LINE = (
     "from otel_limits.startup import otel_limits_startup as startup; "
