@@ -72,51 +72,12 @@ LONGEST = (
 """The files that take longest, about 20 seconds of one process or more."""
 
 
-NOT_QUICK = {
-    "": (
-        *("a2a", "attaching", "bidi", "cli", "compositions_by_hand", "demo_record"),
-        *("faults", "first_calls", "fork", "fuzz", "isolation"),
-        *("label_values", "language", "logfire", "misspelt_options", "multiprocess", "pages"),
-        *("policy_access", "price_lists", "production", "providers", "reference_model", "release"),
-        *("secrets", "serverless", "stream_readers", "streams", "trees", "unsampled"),
-        *("unscraped", "paths"),
-    ),
-    "dashboards": ("*",),
-    "ledger": (
-        *("alterations", "audit", "canary", "closing", "counters", "emitters", "hostile_import"),
-        *("keeping", "page", "postgresql", "proof", "questions", "reconcile", "selected"),
-        *("shipped_times", "silent_spans", "spend", "terminals", "upgrade"),
-    ),
-    "otlp": ("*",),
-    "quotas": (
-        *("agents", "capacity", "concurrency", "doctor_store", "estimates", "grace", "leases"),
-        *("plans", "refusals", "rights", "shipped_times", "store_table", "store_worker"),
-        *("stores", "truth", "units", "waiting"),
-    ),
-    "top": ("live", "screen"),
-    "usage": ("unreadable",),
-    "wire": ("chat_models", "cut", "output_caps"),
-}
-"""By folder, other files that need a server, or 5 seconds and more."""
-
-
-def is_quick(path: Path) -> bool:
-    """Return whether the tests of a file belong to `pytest -m quick`."""
-    folder = path.relative_to(Path(__file__).parent).parent.as_posix().removeprefix(".")
-    excluded = NOT_QUICK.get(folder, ())
-    name = path.stem.removeprefix("test_")
-    return path.name not in LONGEST and name not in excluded and "*" not in excluded
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark quick tests, and start the longest files first.
+    """Start the longest files first.
 
     One process runs all tests of a file, so a long one at the end would delay the session.
     """
-    for item in items:
-        if is_quick(item.path):
-            item.add_marker("quick")
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(LONGEST)))
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.paths import SCRIPTS
 from tests.processes import PATIENCE_SECONDS
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
-ENDLESS = str(Path(__file__).with_name("scripts") / "endless.py")
+ENDLESS = str(SCRIPTS / "endless.py")
 BIN = Path(sys.executable).parent
 RUN = (str(BIN / "otel-limits"), "run")
 INSTRUMENT = (str(BIN / "opentelemetry-instrument"),)

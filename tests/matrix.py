@@ -26,13 +26,13 @@ from tests.launching import (
     execute,
     fresh_environment,
 )
+from tests.paths import ROOT, SCRIPTS
 from tests.processes import PATIENCE_SECONDS, free_port
-from tests.readme import ROOT, table, with_tables
-from tests.test_autoload import Environment
-from tests.test_workers import ask
+from tests.programs.test_autoload import Environment
+from tests.programs.test_workers import ask
+from tests.readme import table, with_tables
 
-PROGRAMS: Final = Path(__file__).with_name("scripts")
-PROGRAM: Final = PROGRAMS / "launched.py"
+PROGRAM: Final = SCRIPTS / "launched.py"
 PAGE: Final = ROOT / "otel_limits/docs/launchers.md"
 
 AT_A_TIME: Final = 2
@@ -76,7 +76,7 @@ def as_script(place: Place) -> list[str]:
     """Write a console script."""
     script = place.directory / "app"
     script.write_text(
-        f"#!{place.python}\nimport sys\nsys.path.insert(0, {str(PROGRAMS)!r})\n"
+        f"#!{place.python}\nimport sys\nsys.path.insert(0, {str(SCRIPTS)!r})\n"
         "if __name__ == '__main__':\n    from launched import main\n    sys.exit(main())\n"
     )
     script.chmod(0o755)
@@ -88,7 +88,7 @@ def as_zipapp(place: Place) -> list[str]:
     source = place.directory / "source"
     source.mkdir()
     for name in ("launched", "served", "strands_agents"):
-        (source / f"{name}.py").write_text((PROGRAMS / f"{name}.py").read_text())
+        (source / f"{name}.py").write_text((SCRIPTS / f"{name}.py").read_text())
     archive = place.directory / "app.pyz"
     zipapp.create_archive(source, archive, main="launched:main")
     return [place.python, str(archive)]
@@ -102,7 +102,7 @@ COMMANDS: Final[Mapping[str, Callable[[Place], list[str]]]] = {
     "`python -I app.py`": lambda place: [place.python, "-I", str(PROGRAM)],
     "`python -S app.py`": lambda place: [place.python, "-S", str(PROGRAM)],
     "workers of `celery`": lambda place: [
-        *(place.python, "-m", "celery", "--workdir", str(PROGRAMS), "-A", "queued", "-q"),
+        *(place.python, "-m", "celery", "--workdir", str(SCRIPTS), "-A", "queued", "-q"),
         *("worker", "--pool=prefork", "--concurrency=1"),
     ],
 }
@@ -120,7 +120,7 @@ LAUNCHERS: Final = (*COMMANDS, *SERVERS)
 def outcome(launcher: str, way: str, environment: Environment, directory: Path) -> str:
     """Start an agent that loops with a cap, and one in its spawned child; return what happens."""
     place = Place(environment.python if way == AUTOLOAD else sys.executable, directory)
-    variables = {**NO_EXPORT, "PYTHONPATH": str(PROGRAMS)}
+    variables = {**NO_EXPORT, "PYTHONPATH": str(SCRIPTS)}
     if way == ENABLE:
         variables["CALL_ENABLE"] = "yes"
     else:

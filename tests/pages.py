@@ -33,9 +33,10 @@ from otel_limits.cli.parser import make_parser
 from otel_limits.demo import record
 from tests.launching import WITHOUT_LANGCHAIN
 from tests.ledger.otlp import attributes
+from tests.paths import ROOT
 from tests.processes import PATIENCE_SECONDS
-from tests.readme import PAGES, README, ROOT
-from tests.top.test_live import Terminal
+from tests.programs.top.test_live import Terminal
+from tests.readme import PAGES, README
 
 INSTALLED: Final = re.compile(r"pip install '(\.|otel-limits)(?=\[)")
 """A command that installs otel-limits, from a checkout or from an index, up to its extras."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import io
 import re
-from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
@@ -13,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from otel_limits.demo.main import main
+from tests.paths import ROOT
 
-ROOT: Final = Path(__file__).parents[1]
 PICTURE: Final = ROOT / ".github/pictures/demo.svg"
 LAST_LINE: Final = "because the action is observe."
 """The end of the picture. The rest of the output is too long for a README."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import otel_limits
@@ -19,11 +18,11 @@ from otel_limits.core.texts import for_end_user, for_model, for_operator
 from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.instruments import METRICS
 from otel_limits.settings.table import SETTINGS
+from tests.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-ROOT: Final = Path(__file__).parents[1]
 README: Final = ROOT / "README.md"
 PAGES: Final = tuple(sorted((ROOT / "otel_limits/docs").glob("*.md")))
 

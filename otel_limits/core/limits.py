@@ -213,7 +213,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
 """Every limit by its name, in the order of their stop reasons.
 
 A new limit is an entry here, a constant above, a field of `Limits` and of `Caps`, and whatever else
-tests/test_limit_table.py reports.
+tests/unit/test_limit_table.py reports.
 """
 
 LIMIT_NAMES: Final = tuple(LIMITS)

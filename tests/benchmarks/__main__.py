@@ -13,7 +13,8 @@ from typing import Final
 
 from tests.benchmarks import table
 from tests.benchmarks.loops import OTHERS, SERVED, STRANDS, installed
-from tests.benchmarks.rounds import ROOT, Distance, Round, apart, run_round
+from tests.benchmarks.rounds import Distance, Round, apart, run_round
+from tests.paths import ROOT
 
 PAGE: Final = ROOT / "otel_limits/docs/cost.md"
 LAST_MARKER: Final = "<!-- /benchmarks -->"

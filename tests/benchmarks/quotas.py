@@ -36,7 +36,7 @@ from otel_limits.quotas.windows import Windows
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.gate import Request
 from tests.benchmarks.table import markdown
-from tests.quotas.conftest import Server
+from tests.quotas.fixtures import Server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

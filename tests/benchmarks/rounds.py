@@ -15,16 +15,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Final, Literal, NamedTuple, TypeAlias
+from typing import IO, Literal, NamedTuple, TypeAlias
+
+from tests.paths import ROOT
 
 Clock: TypeAlias = Literal["cpu", "wall"]
 Lap: TypeAlias = Mapping[str, Mapping[str, float]]
 """Seconds by loop and by clock."""
 Round: TypeAlias = Sequence[Lap]
 """The laps of the same processes."""
-
-ROOT: Final = Path(__file__).parents[2]
 
 
 class Spread(NamedTuple):

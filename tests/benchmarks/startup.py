@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 
-from tests.benchmarks.rounds import ROOT
+from tests.paths import ROOT
 
 
 def milliseconds(do: Callable[[], object]) -> float:

@@ -21,7 +21,8 @@ from PIL import Image
 
 from otel_limits.cli import main
 from otel_limits.observers.instruments import METRICS
-from tests.dashboards.servers import ROOT, remembering
+from tests.dashboards.servers import remembering
+from tests.paths import ROOT
 
 HOUR: Final = 3600
 SHOWN: Final = 6 * HOUR

@@ -20,9 +20,9 @@ import pytest
 from otel_limits.dashboards.api import Prometheus, PrometheusError
 from otel_limits.dashboards.panels import TimeRange
 from tests.dashboards import workload
+from tests.paths import ROOT
 from tests.processes import free_port
 
-ROOT = Path(__file__).parents[2]
 RULES = ROOT / "dashboards/prometheus/rules.yaml"
 
 SCRAPE_SECONDS = 1.0

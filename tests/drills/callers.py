@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.quotas.redis_scripts import KeyNames
-from tests.quotas.conftest import PATIENCE, eventually
-from tests.quotas.test_fleet import process, variables
+from tests.quotas.fixtures import PATIENCE, eventually
+from tests.servers.quotas.test_fleet import process, variables
 
 if TYPE_CHECKING:
     import subprocess

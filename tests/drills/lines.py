@@ -26,13 +26,13 @@ from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.waiting import RENEWALS
 from otel_limits.quotas.windows import UnboundedWindow
 from tests.drills.deployments import DEPLOYMENTS
-from tests.quotas.test_fleet import process, variables
+from tests.servers.quotas.test_fleet import process, variables
 
 if TYPE_CHECKING:
     import subprocess
 
     from tests.drills.deployments import Deployment
-    from tests.quotas.conftest import Server
+    from tests.quotas.fixtures import Server
 
 ONE_SLOT: Final = {"concurrency": 1, "on_exceeded": "wait", "max_wait": "5m"}
 FOREVER: Final = 1000.0

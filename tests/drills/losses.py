@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from tests.quotas.conftest import eventually
+from tests.quotas.fixtures import eventually
 
 if TYPE_CHECKING:
     from tests.drills.deployments import Deployment

@@ -10,9 +10,9 @@ from otel_limits.quotas.store import CountState
 from tests.drills.callers import calling
 from tests.drills.deployments import DEPLOYMENTS
 from tests.drills.rows import FAULTS, expect, state
-from tests.ledger.test_postgresql import own_server
-from tests.quotas.conftest import eventually
+from tests.quotas.fixtures import eventually
 from tests.quotas.fleets import quota
+from tests.servers.ledger.test_postgresql import own_server
 
 DATABASE: Final = "drill"
 

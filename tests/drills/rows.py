@@ -22,9 +22,9 @@ from otel_limits.quotas.windows import Windows
 from tests.drills.callers import Callers, calling
 from tests.drills.deployments import DEPLOYMENTS
 from tests.drills.losses import OF_ANY, OF_REPLICAS
-from tests.quotas.conftest import PATIENCE, eventually
+from tests.quotas.fixtures import PATIENCE, eventually
 from tests.quotas.fleets import quota
-from tests.quotas.test_fleet import COMMAND
+from tests.servers.quotas.test_fleet import COMMAND
 
 if TYPE_CHECKING:
     from tests.drills.deployments import Deployment

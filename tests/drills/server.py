@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.drills.checking import prove
 from tests.drills.load import Place, working
-from tests.ledger.conftest import eventually
-from tests.ledger.test_postgresql import Server, own_server
+from tests.ledger.fixtures import eventually
+from tests.servers.ledger.test_postgresql import Server, own_server
 
 DATABASE = "drill"
 TABLES = "SELECT to_regclass('otel_limits_model_calls')::text"

@@ -20,7 +20,7 @@ from otel_limits.quotas.store import BURSTS, CountState, StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import UnboundedWindow, Windows
 from tests.drills.deployments import DEPLOYMENTS
-from tests.quotas.conftest import PATIENCE, eventually
+from tests.quotas.fixtures import PATIENCE, eventually
 from tests.quotas.fleets import Worker, quota, standing
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ class StrandsSubject:
     title = "Strands"
     name = "strands"
     private_names = len(PRIVATE_NAMES)
-    """With public names in private modules: `tests/test_private_names.py`."""
+    """With public names in private modules: `tests/unit/test_private_names.py`."""
 
     def model(self, script: Iterable[Answer], pause: Pause | None = None) -> Any:
         """Return a model."""

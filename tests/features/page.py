@@ -12,7 +12,8 @@ from tests.features.observed import FEATURES, cell
 from tests.features.of_langchain import LangChainSubject
 from tests.features.of_openai_agents import OpenAIAgentsSubject
 from tests.features.of_strands import StrandsSubject
-from tests.readme import ROOT, table, with_tables
+from tests.paths import ROOT
+from tests.readme import table, with_tables
 
 if TYPE_CHECKING:
     from tests.features.subject import Subject

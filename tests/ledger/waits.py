@@ -20,7 +20,7 @@ from otel_limits.ledger.address import Address, parse
 from otel_limits.ledger.spill import candidates
 from otel_limits.observers.ledger import LedgerObserver
 from tests.ledger.book import Book, Entry
-from tests.ledger.conftest import eventually
+from tests.ledger.fixtures import eventually
 
 INVOCATIONS: Final = 200
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.quotas.conftest import redis_installed
+from tests.quotas.fixtures import redis_installed
 
 __all__ = ["redis_installed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.readme import ROOT
+from tests.paths import ROOT
 
 
 def test_example_programs_pass_pyright_in_strict_mode() -> None:

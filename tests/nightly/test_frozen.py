@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.launching import RUN, execute, fresh_environment
+from tests.paths import SCRIPTS
 
-PROGRAM = Path(__file__).parents[1] / "scripts" / "frozen.py"
+PROGRAM = SCRIPTS / "frozen.py"
 HALTED = {"model_calls": 3, "stop_reason": "max_turns"}
 
 UNUSED = """

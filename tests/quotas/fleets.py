@@ -22,11 +22,11 @@ from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.gate import Request
-from tests.quotas.conftest import Wire, eventually
+from tests.quotas.fixtures import Wire, eventually
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Event
-    from tests.quotas.conftest import Server
+    from tests.quotas.fixtures import Server
 
 NUMBERS = itertools.count()
 

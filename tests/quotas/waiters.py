@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_limits import QuotaDecision, QuotaWait
 from otel_limits.testing import ScriptedModel, endless, says
-from tests.quotas.conftest import PATIENCE
+from tests.quotas.fixtures import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable

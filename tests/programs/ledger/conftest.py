@@ -1,0 +1,7 @@
+"""Fixtures of tests of the ledger."""
+
+from __future__ import annotations
+
+from tests.ledger.fixtures import ledger, program
+
+__all__ = ["ledger", "program"]

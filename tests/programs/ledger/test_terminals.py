@@ -1,0 +1,217 @@
+"""Answers in real pseudo-terminals of every width: nothing is cut without a mark."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from decimal import Decimal
+from functools import cache
+
+import pytest
+from rich.cells import cell_len
+
+from otel_limits.audit.answer import Column, Table
+from otel_limits.cli.show.layout import fit, shortened
+from otel_limits.core.limits import Breach
+from tests.ledger.book import DAY, NINE, Call, Entry, write
+from tests.ledger.fixtures import LedgerFile
+
+TOOLS = ["search_the_archive_of_quarterly_filings=1", "fetch"]
+WIDTHS = (60, 80, 100, 120, 200)
+every_width = pytest.mark.parametrize("width", WIDTHS)
+
+AGENT = "research-assistant-for-quarterly-filings-emea"
+MODEL = "us.anthropic.claude-sonnet-4-5-20250929-v1:0"
+
+
+ASKED = {
+    "spend": ["spend", "--by", "agent,model,day"],
+    "wide": ["spend", "--by", "agent,model,day", "--wide"],
+    "stops": ["stops"],
+    "show": ["show", "00000001"],
+    "verify": ["verify"],
+    "loops": ["loops"],
+    "tools": ["spend", "--by", "tool,agent"],
+    "changes": ["spend", "--by", "agent", "--since", "2025-10-10", "--compare", "1d"],
+    "grants": ["grants"],
+}
+END = "-- end of an answer --"
+ASK_ALL = f"""
+import json, sys
+from otel_limits.cli import main
+for arguments in json.loads(sys.argv[2]):
+    if main(["audit", *arguments, "--ledger", sys.argv[1]]):
+        sys.exit(f"failed: {{arguments}}")
+    print({END!r})
+"""
+
+
+def on_terminal(ledger: LedgerFile, width: int, question: str) -> list[str]:
+    """Return the lines of an answer in a terminal of this size, without colours."""
+    answers = all_on_terminal(ledger, width).split(f"{END}\n")
+    return answers[list(ASKED).index(question)].splitlines()
+
+
+@cache
+def all_on_terminal(ledger: LedgerFile, width: int, kind: str = "xterm") -> str:
+    """Ask everything in a terminal of this size: starting takes longer than answering does."""
+    main_end, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+    asked = json.dumps(list(ASKED.values()))
+    command = [sys.executable, "-c", ASK_ALL, str(ledger.path), asked]
+    with subprocess.Popen(
+        command, env=environment | {"TERM": kind}, stdin=terminal, stdout=terminal
+    ) as process:
+        os.close(terminal)
+        chunks = []
+        try:
+            while chunk := os.read(main_end, 65_536):
+                chunks.append(chunk)
+        except OSError:  # how Linux says that the other end is closed
+            pass
+    os.close(main_end)
+    assert process.returncode == 0
+    shown = b"".join(chunks).decode()
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown).replace("\r", "")
+
+
+@pytest.fixture(scope="module")
+def wide_ledger(tmp_path_factory: pytest.TempPathFactory) -> LedgerFile:
+    """Long names and large numbers: $21,789.63 of 123,456,789 tokens."""
+    calls = [Call(input=123_000_000, output=456_789, price="21789.63", model=MODEL, tools=TOOLS)]
+    calls += [Call(input=0, output=0, price="0", model=MODEL, tools=TOOLS)] * 2
+    breach = Breach("max_turns", 1, 1, "max_turns", "turns")
+    entries = [
+        Entry(agent=AGENT, calls=calls, reason="max_turns", action="halted", breach=breach),
+        Entry(agent="摘要を作る長い名前のエージェント・四半期", at=NINE + DAY),
+    ]
+    ledger = LedgerFile(tmp_path_factory.mktemp("wide") / "ledger.db")
+    write(ledger.address, *entries)
+    return ledger
+
+
+@every_width
+@pytest.mark.parametrize("question", [each for each in ASKED if each != "wide"])
+def test_no_line_is_wider_than_the_terminal(
+    question: str, width: int, wide_ledger: LedgerFile
+) -> None:
+    """A wrapped line breaks the table."""
+    lines = on_terminal(wide_ledger, width, question)
+    assert [line for line in lines if cell_len(line) > width] == []
+
+
+def test_a_terminal_that_can_do_nothing_else_has_a_size_too(wide_ledger: LedgerFile) -> None:
+    """In an editor, `TERM` is `dumb`, and the window as wide as any."""
+    shown, expected = (all_on_terminal(wide_ledger, 60, kind) for kind in ("dumb", "xterm"))
+    assert shown.partition(END)[0] == expected.partition(END)[0]
+
+
+@every_width
+def test_numbers_and_keys_are_there_at_every_width(width: int, wide_ledger: LedgerFile) -> None:
+    """Cost and tokens are whole; agent, model and day are named; what is cut has a mark."""
+    lines = on_terminal(wide_ledger, width, "spend")
+    row = next(line for line in lines if "$21,789.63" in line)
+    assert "123,456,789" in row
+    assert "2025-10-09" in row
+    agent, model = row.split()[:2]
+    for name, whole in ((agent, AGENT), (model, MODEL)):
+        before, _, behind = name.partition("…")
+        assert len(name) >= 12 or name == whole
+        assert whole.startswith(before)
+        assert whole.endswith(behind)
+        assert "…" in name or name == whole
+    assert "calls" in " ".join(lines).lower()
+
+
+def test_a_terminal_of_80_names_what_has_no_room(wide_ledger: LedgerFile) -> None:
+    """The widest columns that are no keys, and how to see them."""
+    told = "\n".join(on_terminal(wide_ledger, 80, "spend"))
+    said = told.partition("Hidden: ")[2].partition("wide.")[0]
+    assert "Input" in said
+    assert said.split()[-2:] == ["with", "--"]
+    whole = on_terminal(wide_ledger, 80, "wide")
+    assert not any("Hidden" in line for line in whole)
+    assert AGENT in " ".join(whole)
+
+
+@every_width
+def test_reasons_and_agents_of_stops_stay(width: int, wide_ledger: LedgerFile) -> None:
+    """Reason, agent and action are what a row of `stops` is known by."""
+    lines = on_terminal(wide_ledger, width, "stops")
+    row = next(line for line in lines if line.startswith("max_turns"))
+    assert "halted" in row
+    assert "$21,789.63" in "".join(lines)
+
+
+def test_a_file_has_everything(wide_ledger: LedgerFile) -> None:
+    """Where there is no terminal, nothing is left out, whatever COLUMNS says."""
+    command = [sys.executable, "-m", "otel_limits.cli", "audit", *ASKED["spend"]]
+    command += ["--ledger", str(wide_ledger.path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "40"}
+    )
+    assert AGENT in done.stdout
+    assert MODEL in done.stdout
+    assert "No room" not in done.stdout
+
+
+def test_many_keys_stand_under_each_other() -> None:
+    """Where not even the keys have room, a row has one value per line and loses none."""
+    columns = [Column(f"k{n}", f"Key {n}", is_key=True) for n in range(6)]
+    table = Table(name="t", title="T", columns=columns, rows=[[f"value-{n}" * 4 for n in range(6)]])
+    layout = fit(table, 40)
+    assert not layout.left_out
+    assert [f"value-{n}" * 4 in "".join(layout.body) for n in range(6)] == [True] * 6
+    assert max(map(len, layout.body)) <= 40
+
+
+def test_many_rows_fit_too() -> None:
+    """A table of a thousand rows is laid out as one of ten."""
+    columns = [Column("agent", "Agent", is_key=True), Column("cost", "Cost", "money")]
+    rows = [["a" * 100, Decimal("12345.67")]] * 1000
+    layout = fit(Table(name="t", title="T", columns=columns, rows=rows), 60)
+    assert {len(line) for line in layout.body} == {60}
+
+
+def test_a_name_is_shortened_in_its_middle() -> None:
+    """The start and end distinguish names; an ID keeps the part that `show` finds it by."""
+    assert shortened("research-emea", 9) == "rese…emea"
+    assert shortened("0123456789abcdef", 9, keep_beginning=True) == "01234567…"
+    assert cell_len(shortened("摘要摘要摘要", 7)) <= 7
+
+
+@every_width
+@pytest.mark.parametrize("question", ["tools", "changes", "show"])
+def test_money_is_whole_in_every_answer(question: str, width: int, wide_ledger: LedgerFile) -> None:
+    """Cost per tool, changes, and usage of a tree."""
+    lines = on_terminal(wide_ledger, width, question)
+    assert any("$21,789.63" in line for line in lines)
+    if question == "changes":
+        assert any("-$21,789.63" in line and "emea" in line for line in lines)
+
+
+def test_columns_of_zeros_make_room_first() -> None:
+    """A wider one with numbers stays: zeros say less."""
+    columns = (
+        Column("agent", "Agent", is_key=True),
+        Column("unpriced", "Unpriced", "count"),
+        Column("cost", "Cost of it", "money"),
+    )
+    rows = [("research", 0, Decimal(12)), ("reader", 0, None)]
+    layout = fit(Table(name="t", title="Spend", columns=columns, rows=rows), 16)
+    assert layout.left_out == ["Unpriced"]
+    assert "Cost" in layout.head[0]
+
+
+def test_empty_table_is_labeled(wide_ledger: LedgerFile) -> None:
+    """Headings over nothing look as if something were missing."""
+    lines = on_terminal(wide_ledger, 80, "grants")
+    assert lines[lines.index("Quota changes") + 1] == "None."

@@ -1,0 +1,56 @@
+"""Runs that wait for a human and continue in another process, under limits in each of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import fresh_environment
+from tests.paths import SCRIPTS
+
+QUESTION = "otel_limits_continue"
+PROGRAM = SCRIPTS / "resumed_run.py"
+
+
+def resumed(state: Path, way: str, **variables: str) -> Any:
+    """Begin or continue a run in a new process, and return what it has printed."""
+    ended = subprocess.run(
+        ["otel-limits", "run", "--", sys.executable, str(PROGRAM), str(state), way],
+        env=fresh_environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+each_way = pytest.mark.parametrize("way", ["run", "run_streamed"])
+
+
+@each_way
+def test_run_continues_in_another_process_with_its_own_limits(way: str, tmp_path: Path) -> None:
+    """The tool that waits runs there, and counts there; the session stays valid."""
+    state = tmp_path / "state.json"
+    first = resumed(state, way, OTEL_LIMITS_MAX_TURNS="9")
+    assert (first["waiting"], first["calls"], first["open"]) == (["delete"], 1, 1)
+    second = resumed(state, way, OTEL_LIMITS_MAX_TOOL_CALLS="2")
+    assert (second["reason"], second["tools"], second["calls"]) == ("max_tool_calls", 2, 2)
+    assert (second["waiting"], second["open"]) == ([], 0)
+
+
+@each_way
+def test_question_is_answered_in_another_process(way: str, tmp_path: Path) -> None:
+    """The action there may be another one by now, without which no agent has our tool."""
+    state = tmp_path / "state.json"
+    asking = {"OTEL_LIMITS_MAX_TURNS": "1", "OTEL_LIMITS_ACTION": "ask"}
+    assert resumed(state, way, **asking)["waiting"] == ["delete"]
+    assert resumed(state, way, **asking)["waiting"] == [QUESTION]
+    ended = resumed(state, way, OTEL_LIMITS_MAX_TURNS="2")
+    assert (ended["reason"], ended["calls"], ended["open"]) == ("max_turns", 2, 0)

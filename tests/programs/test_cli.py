@@ -1,0 +1,137 @@
+"""The command line itself: what `check` says, what help there is, which mistakes are found."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from otel_limits import docs
+from otel_limits.cli import main
+from tests.processes import PATIENCE_SECONDS, bounded
+from tests.unit.test_cli import ESCAPE
+
+COMMAND = str(Path(sys.executable).with_name("otel-limits"))
+
+
+@pytest.fixture
+def check(
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., tuple[int, dict[str, str], list[str]]]:
+    """Run `otel-limits check`: its status, each setting's line, and mistakes on stderr.
+
+    Without the warnings that most tests would get.
+    """
+
+    def run(*arguments: str) -> tuple[int, dict[str, str], list[str]]:
+        status = main(["check", *arguments])
+        captured = capsys.readouterr()
+        # Without what depends on the environment.
+        installed = ("price_list ", "strands ", "langchain ", "openai-agents ", "Frameworks ")
+        lines = (
+            line.split(maxsplit=1)
+            for line in captured.out.splitlines()
+            if not line.startswith(installed)
+        )
+        usual = ("No limits set", "can change policy file")
+        said = [
+            line
+            for line in captured.err.splitlines()
+            if not any(phrase in line for phrase in usual)
+        ]
+        return status, dict(lines), said
+
+    return run
+
+
+def test_a_value_that_is_no_text_is_shown_escaped() -> None:
+    """Bytes in a variable don't end us with a traceback."""
+    environment = {**os.environb, b"OTEL_LIMITS_PROMETHEUS_HOST": b"host-\xff"}
+    done = subprocess.run(
+        [COMMAND, "check"],
+        env=environment,
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert b"host-\\udcff" in done.stdout
+
+
+def on_terminal(*command: str, columns: int = 100, **variables: str) -> str:
+    """Run a command on a new terminal and return its output."""
+    main_end, terminal = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color", **variables}
+    environment.pop("NO_COLOR", None)
+    with (
+        subprocess.Popen(command, env=environment, stdin=terminal, stdout=terminal) as process,
+        bounded(process),
+    ):
+        os.close(terminal)
+        chunks = []
+        try:
+            while chunk := os.read(main_end, 65_536):
+                chunks.append(chunk)
+        except OSError:  # how Linux says that the other end is closed
+            pass
+    os.close(main_end)
+    return b"".join(chunks).decode()
+
+
+def test_settings_on_a_terminal_are_a_table() -> None:
+    """With colours, headings, and no line longer than the terminal."""
+    shown = on_terminal(COMMAND, "check", OTEL_LIMITS_PROMETHEUS_HOST="h" * 150)
+    plain = re.sub(ESCAPE + r"\[[0-9;]*m", "", shown)
+    assert ESCAPE in shown
+    assert plain.split()[:3] == ["Setting", "Value", "From"]
+    assert max(len(line.rstrip()) for line in plain.splitlines()) <= 100
+    assert plain.count("h" * 20) > 1
+    assert sum(line.count("h") for line in plain.splitlines() if "hhh" in line) >= 150
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """`otel-limits check | head -0` ends without a traceback."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [COMMAND, "check"],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["docs"]])
+def test_strands_is_not_imported_to_answer_a_question(arguments: list[str]) -> None:
+    """It takes more than a second; `check` and `doctor` have to, to look for what is used."""
+    program = (
+        "import sys\nfrom otel_limits.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "sys.exit('strands' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        stdout=subprocess.DEVNULL,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0
+
+
+def test_docs_on_terminal_renders_markdown() -> None:
+    """Readers see colors instead of markup."""
+    topic = docs.topics()[0]
+    shown = on_terminal(COMMAND, "docs", topic)
+    heading = docs.page(topic).splitlines()[0]
+    assert ESCAPE in shown
+    assert heading.lstrip("# ") in shown
+    assert heading not in shown

@@ -1,0 +1,27 @@
+"""The date of the price list is shown where prices matter, with a warning once it is old."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import date
+
+import pytest
+
+from otel_limits.core.list_date import RELEASED
+
+pytestmark = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
+)
+
+
+@pytest.mark.parametrize("releases", [RELEASED, {}], ids=["known", "newer"])
+def test_date_is_known_without_importing_the_list(releases: dict[str, date]) -> None:
+    """Loading it would double the time and the memory of an audit."""
+    code = (
+        "import datetime, sys; from otel_limits.core import list_date;"
+        f"list_date.RELEASED = {releases!r};"
+        "shown = list_date.list_in_use(); list_date.old_list();"
+        "sys.exit(' of ' not in shown or 'genai_prices' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

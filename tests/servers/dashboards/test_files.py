@@ -1,0 +1,101 @@
+"""The shipped files are consistent, and are exported and installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from otel_limits.cli import main
+from tests.dashboards.servers import RELEASES, RULES, Find, program
+from tests.paths import ROOT
+from tests.unit.dashboards.test_files import DASHBOARDS, NAMES, RULE_TESTS, dashboards
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("find", RELEASES)
+def test_promtool_accepts_the_rules(find: Find) -> None:
+    """With all lint checks, each fatal."""
+    run(find("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(RULES))
+
+
+@pytest.mark.parametrize("find", RELEASES)
+def test_alerts_fire_in_their_minute(find: Find) -> None:
+    """By the tests that are shipped with the rules."""
+    run(find("promtool"), "test", "rules", str(RULE_TESTS[0]))
+
+
+@pytest.mark.parametrize("path", RULE_TESTS[1:], ids=NAMES[1:])
+def test_alerts_fire_for_their_reason_only(path: Path) -> None:
+    """Not for what is almost one. Ordinary days are in `test_ordinary_days.py`."""
+    run(program("promtool"), "test", "rules", str(path))
+
+
+@pytest.mark.parametrize("find", RELEASES)
+def test_promtool_accepts_the_configuration(find: Find) -> None:
+    """Otherwise the Prometheus of the compose file would not start."""
+    run(find("promtool"), "check", "config", str(DASHBOARDS / "prometheus/prometheus.yaml"))
+
+
+def run(*command: str) -> None:
+    """Run a program that must succeed."""
+    done = subprocess.run(
+        command,
+        # Garbage collection is a quarter of the work of promtool.
+        env={**os.environ, "GOGC": "400"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+EXPORT = "import sys; from otel_limits.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_wheel_contains_the_files(tmp_path: Path) -> None:
+    """`export` works from an installed package."""
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    exported = subprocess.run(
+        [sys.executable, "-c", EXPORT, "dashboards", "export", str(tmp_path / "out")],
+        cwd=tmp_path / "site",
+        env={"PYTHONPATH": str(tmp_path / "site"), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert exported.returncode == 0, exported.stderr
+    assert [path.name for path in dashboards(tmp_path / "out")] == [
+        path.name for path in dashboards()
+    ]
+
+
+def test_preview_of_unreachable_prometheus_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its address, and status 1."""
+    options = ("--prometheus", "http://127.0.0.1:1", "--out", str(tmp_path))
+    assert main(["dashboards", "preview", *options]) == 1
+
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "otel-limits: http://127.0.0.1:1 did not return a Prometheus response ("
+    )

@@ -1,0 +1,33 @@
+"""Fixtures of tests of quotas."""
+
+from __future__ import annotations
+
+from tests.quotas.fixtures import (
+    cluster,
+    hold,
+    own_server,
+    redis_installed,
+    server,
+    shared_cluster,
+    shared_sentinel,
+    shared_server,
+    store,
+    timed_store,
+    url,
+    wire,
+)
+
+__all__ = [
+    "cluster",
+    "hold",
+    "own_server",
+    "redis_installed",
+    "server",
+    "shared_cluster",
+    "shared_sentinel",
+    "shared_server",
+    "store",
+    "timed_store",
+    "url",
+    "wire",
+]

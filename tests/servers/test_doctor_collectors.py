@@ -1,0 +1,188 @@
+"""What `otel-limits doctor` says of the OTLP endpoints that are configured."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from otel_limits.cli.doctor.collector import examine_collectors
+from tests.processes import SOON, free_port
+from tests.unit.test_doctor_collectors import declaring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_limits.cli.doctor.finding import Finding
+
+KEY = "api-key=sesame"
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Serve OTLP over HTTP to clients with the key: URL, and path and length of each request."""
+    sent: list[tuple[str, int]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent.append((self.path, int(self.headers["Content-Length"] or 0)))
+            self.send_response(200 if self.headers.get("api-key") == "sesame" else 401)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(SOON,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", sent
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def grpc_collector() -> Iterator[tuple[str, list[str]]]:
+    """Serve OTLP over gRPC: URL, and the keys that it was sent."""
+    keys: list[str] = []
+
+    class Service(trace_service_pb2_grpc.TraceServiceServicer):
+        def Export(self, _request: Any, context: Any) -> Any:  # noqa: N802  its name in the protocol
+            keys.append(str(dict(context.invocation_metadata()).get("api-key")))
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    add: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server  # without types
+    add(Service(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"http://127.0.0.1:{port}", keys
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port that accepts connections and never answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what is found where variables have these values, named without OTEL_EXPORTER_OTLP_."""
+
+    def find(**variables: str) -> list[Finding]:
+        for name, text in variables.items():
+            monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", text)
+        return list(examine_collectors(dict(os.environ)))
+
+    return find
+
+
+def test_an_endpoint_is_sent_what_the_exporters_send(
+    found: Any, collector: tuple[str, list[tuple[str, int]]]
+) -> None:
+    """With the headers that are set and no telemetry, once for each signal; named once."""
+    url, sent = collector
+    sent.clear()
+    (finding,) = found(ENDPOINT=url, HEADERS=KEY)
+    assert finding.status == "ok"
+    place = url.removeprefix("http://").replace(":", " port ")
+    assert finding.text == f"{place} (traces, metrics, logs) accepts exports."
+    assert sent == [("/v1/traces", 0), ("/v1/metrics", 0), ("/v1/logs", 0)]
+
+
+def test_an_endpoint_that_refuses_is_a_failure(
+    found: Any, collector: tuple[str, list[tuple[str, int]]]
+) -> None:
+    """With its answer, and without the key that it did not like."""
+    (finding,) = found(ENDPOINT=collector[0], HEADERS="api-key=hunter2")
+    assert (finding.status, "it responded 401 Unauthorized" in finding.text) == ("FAIL", True)
+    assert "hunter2" not in finding.text + finding.advice
+
+
+def test_a_server_without_tls_is_not_taken_for_one_with_it(
+    found: Any, collector: tuple[str, list[tuple[str, int]]]
+) -> None:
+    """It answers on its port, which is not enough."""
+    (finding,) = found(ENDPOINT=collector[0].replace("http", "https"), HEADERS=KEY)
+    assert finding.status == "FAIL"
+
+
+def test_grpc_is_asked_in_its_protocol(found: Any, grpc_collector: tuple[str, list[str]]) -> None:
+    """With the headers that are set."""
+    url, keys = grpc_collector
+    (finding,) = found(TRACES_ENDPOINT=url, TRACES_PROTOCOL="grpc", TRACES_HEADERS=KEY)
+    assert (finding.status, keys) == ("ok", ["sesame"])
+
+
+def test_http_is_not_grpc(found: Any, collector: tuple[str, list[tuple[str, int]]]) -> None:
+    """It answers on its port, which is not enough."""
+    (finding,) = found(TRACES_ENDPOINT=collector[0], TRACES_PROTOCOL="grpc")
+    assert (finding.status, "rejects traces" in finding.text) == ("FAIL", True)
+
+
+def test_silent_collector_times_out(found: Any, silent: int) -> None:
+    """The doctor must finish within seconds."""
+    (finding,) = found(TRACES_ENDPOINT=f"http://127.0.0.1:{silent}/v1/traces")
+    assert (finding.status, "rejects traces" in finding.text) == ("FAIL", True)
+
+
+def test_each_endpoint_is_looked_at(
+    found: Any, collector: tuple[str, list[tuple[str, int]]]
+) -> None:
+    """A signal may have its own endpoint."""
+    other = free_port()
+    first, second = found(
+        ENDPOINT=collector[0], HEADERS=KEY, LOGS_ENDPOINT=f"http://127.0.0.1:{other}/v1/logs"
+    )
+    assert (first.status, second.status) == ("ok", "FAIL")
+    assert f"127.0.0.1 port {other} (logs) is unavailable" in second.text
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that OTEL_CONFIG_FILE names."""
+    path = tmp_path / "otel.yaml"
+    monkeypatch.setenv("OTEL_CONFIG_FILE", str(path))
+    return path
+
+
+def test_exporters_of_a_file_are_examined(
+    found: Any,
+    file: Path,
+    collector: tuple[str, list[tuple[str, int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With their headers, in which variables are named."""
+    monkeypatch.setenv("THE_KEY", "sesame")
+    headers = '[{name: api-key, value: "${env:THE_KEY}"}]'
+    file.write_text(
+        declaring(f"{{otlp_http: {{endpoint: {collector[0]}/in, headers: {headers}}}}}")
+    )
+    collector[1].clear()
+    (finding,) = found()
+    assert (finding.status, finding.text.endswith("(traces) accepts exports.")) == (
+        "ok",
+        True,
+    )
+    assert collector[1] == [("/in", 0)]
+
+
+def test_a_grpc_exporter_of_a_file_is_examined(
+    found: Any, file: Path, grpc_collector: tuple[str, list[str]]
+) -> None:
+    """By its protocol."""
+    url, keys = grpc_collector
+    file.write_text(declaring(f"{{otlp_grpc: {{endpoint: {url}, headers_list: api-key=sesame}}}}"))
+    (finding,) = found()
+    assert (finding.status, keys) == ("ok", ["sesame"])

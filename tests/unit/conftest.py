@@ -1,0 +1,77 @@
+"""No unit test starts a program, uses a socket or sleeps, so all of them run anywhere and fast."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from functools import wraps
+from typing import Any, Final
+
+import pytest
+
+FORBIDDEN: Final = {
+    **dict.fromkeys(
+        ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"),
+        "starts a process",
+    ),
+    "socket.connect": "connects a socket",
+    "socket.bind": "listens on a socket",
+}
+"""Audit events of Python. The pair of sockets that wakes an event loop causes none of them."""
+
+LONGEST_SLEEP: Final = 0.05
+"""Seconds. A cancelled sleep of any length is no wait."""
+
+BREACHES: Final[list[str]] = []
+
+
+def hear(event: str, arguments: tuple[Any, ...]) -> None:
+    """Note what the present test must not do."""
+    if event in FORBIDDEN:
+        BREACHES.append(f"{FORBIDDEN[event]}: {arguments}")
+
+
+def note_sleep(seconds: float) -> None:
+    """Note a sleep that is too long."""
+    if seconds > LONGEST_SLEEP:
+        BREACHES.append(f"sleeps for {seconds} seconds")
+
+
+sys.addaudithook(hear)
+blocking_sleep, async_sleep = time.sleep, asyncio.sleep
+
+
+@wraps(blocking_sleep)
+def sleep(seconds: float) -> None:
+    """Sleep, and note it."""
+    note_sleep(seconds)
+    blocking_sleep(seconds)
+
+
+@wraps(async_sleep)
+async def sleep_in_loop(delay: float, result: Any = None) -> Any:
+    """Sleep, and note it unless it is cancelled."""
+    answer = await async_sleep(delay, result)
+    note_sleep(delay)
+    return answer
+
+
+# Before the test modules are imported, which may import these functions by name.
+time.sleep = sleep
+asyncio.sleep = sleep_in_loop  # type: ignore[assignment]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Forget what the imports of a test module did."""
+    BREACHES.clear()
+
+
+@pytest.fixture(autouse=True)
+def barrier() -> Iterator[None]:
+    """Fail a test that, with its fixtures, needs more than this process."""
+    yield
+    if BREACHES:
+        pytest.fail(f"A unit test {'; '.join(BREACHES)}. Move it to another folder of tests.")

@@ -1,0 +1,187 @@
+"""Ledgers are merged without a change to any sum, and merging again changes nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_limits.cli import main
+from otel_limits.ledger.address import parse
+from otel_limits.ledger.merging import PORTION
+from tests.ledger.book import DAY, NINE, Call, Entry, write
+from tests.unit.ledger.test_proof import ask, spill
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.ledger.fixtures import LedgerFile
+
+ENTRIES = [
+    Entry(
+        agent=f"agent-{number % 3}",
+        calls=[Call(price="0.01", tools=["search"], side=True), Call(cached=9, model="n"), Call()],
+        at=NINE + number * DAY,
+        attributes={"tenant.id": f"t{number % 2}"},
+    )
+    for number in range(8)
+]
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> str:
+    """A ledger of another machine."""
+    return str(tmp_path / "other.db")
+
+
+def write_other(other: str, *entries: Entry, first: int = 1) -> None:
+    """Write entries into the other ledger."""
+    address = parse("test", other, None)
+    write(address, *entries, first=first)
+
+
+def merge(capsys: pytest.CaptureFixture[str], other: str, ledger: LedgerFile) -> str:
+    """Merge, and return what was said."""
+    capsys.readouterr()
+    status = main(["ledger", "merge", other, "--into", str(ledger.path)])
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    return said.out.partition(": ")[2]
+
+
+def test_merged_ledger_closes_like_one_ledger(
+    ledger: LedgerFile, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same bytes as if all had been recorded in one: no row is changed, lost or doubled."""
+    write(ledger.address, *ENTRIES[:4])
+    write_other(other, *ENTRIES[4:], first=5)
+    assert merge(capsys, other, ledger).startswith(
+        "4 invocations, 12 model calls, 4 tool calls new"
+    )
+    whole = str(tmp_path / "whole.db")
+    write_other(whole, *ENTRIES)
+    closes = []
+    for place in (whole, str(ledger.path)):
+        assert main(["ledger", "close", "--month", "2025-10", "--ledger", place]) == 0
+        closes.append(capsys.readouterr().out)
+    assert closes[0] == closes[1]
+    assert ask(capsys, "verify")[0] == 0
+
+
+def test_merging_again_changes_nothing(
+    ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An interrupted merge is simply repeated; both may have the same invocations."""
+    write(ledger.address, *ENTRIES[:5])
+    write_other(other, *ENTRIES)
+    assert merge(capsys, other, ledger).startswith("3 invocations, 9 model calls")
+    assert merge(capsys, other, ledger).startswith("0 invocations, 0 model calls")
+    assert ask(capsys, "spend")[1]["totals"]["spend"]["calls"] == 24
+    assert ask(capsys, "verify")[0] == 0
+
+
+def test_merging_rows_with_the_same_number_again_changes_nothing(
+    ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both calls of a number are kept, in either ledger, and each only once."""
+    write(ledger.address, ENTRIES[0])
+    write_other(other, replace(ENTRIES[0], at=NINE + 9))
+    assert merge(capsys, other, ledger).startswith("0 invocations, 3 model calls, 1 tool call new")
+    assert merge(capsys, other, ledger).startswith("0 invocations, 0 model calls, 0 tool calls")
+    # And back.
+    assert main(["ledger", "merge", str(ledger.path), "--into", other]) == 0
+    assert "0 invocations, 3 model calls, 1 tool call new" in capsys.readouterr().out
+    assert main(["ledger", "merge", str(ledger.path), "--into", other]) == 0
+    assert "0 invocations, 0 model calls, 0 tool calls" in capsys.readouterr().out
+
+
+def test_more_rows_than_a_transaction_has_are_merged(
+    ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Portions neither overlap nor leave gaps, also between invocations of the same moment."""
+    write_other(other, *(Entry() for _ in range(2 * PORTION + 1)))
+    assert merge(capsys, other, ledger).startswith("1,001 invocations, 1,001 model calls")
+    assert ask(capsys, "verify")[0] == 0
+
+
+@pytest.mark.usefixtures("faulty")
+def test_rows_that_wait_are_merged(
+    ledger: LedgerFile, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spill files are part of a ledger."""
+    write_other(other, ENTRIES[0])
+    source = type(ledger)(tmp_path / "other.db")
+    spill(source, ENTRIES[1])
+    assert merge(capsys, other, ledger).startswith("2 invocations, 6 model calls")
+    assert ask(capsys, "verify")[0] == 0
+
+
+def test_recorded_end_replaces_an_assumed_one(
+    ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An invocation was ended as lost in one ledger; the other has its true end."""
+    write(ledger.address, Entry(reason="lost", action="lost"))  # type: ignore[arg-type]
+    write_other(other, Entry())
+    merge(capsys, other, ledger)
+    assert [row["reason"] for row in ledger.rows("invocations")] == ["end_turn"]
+
+
+def test_pruned_ledger_passes_with_its_prune_border(
+    ledger: LedgerFile, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Moving a ledger does not make what retention deleted there look missing."""
+    write_other(other, *ENTRIES)
+    assert main(["ledger", "close", "--month", "2025-10", "--ledger", other]) == 0
+    close = tmp_path / "october.json"
+    close.write_text(capsys.readouterr().out)
+    assert main(["ledger", "prune", "--older-than", "1d", "--ledger", other]) == 0
+    write_other(other, Entry(at=time.time() - 60), first=50)
+    merge(capsys, other, ledger)
+    status, answer = ask(capsys, "verify", "--against", str(close))
+    assert (status, {row["difference"] for row in answer["closed_days"]}) == (0, {"pruned"})
+
+
+def test_prune_records_of_both_ledgers_are_kept(
+    ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both may be closed rows, even if they are of the same day."""
+    write(ledger.address, ENTRIES[0])
+    write_other(other, ENTRIES[1], first=9)
+    for place, age in ((str(ledger.path), "2d"), (other, "1d")):
+        assert main(["ledger", "prune", "--older-than", age, "--ledger", place]) == 0
+    before = ledger.rows("maintenance")
+    merge(capsys, other, ledger)
+    merged = ledger.rows("maintenance")
+    assert (len(merged), [row for row in merged if row in before]) == (2, before)
+
+
+def test_merge_into_the_same_ledger_is_refused(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would read what it writes."""
+    write(ledger.address, ENTRIES[0])
+    assert main(["ledger", "merge", str(ledger.path), "--into", str(ledger.path)]) == 2
+    assert "cannot be merged into itself" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"garbage\n", b"SQLite format 3\x00" + b"\xff" * 4096])
+def test_damaged_target_is_named(
+    ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    """Rather than the ledger that is read, which a reader would then salvage in vain."""
+    write_other(other, ENTRIES[0])
+    ledger.path.write_bytes(content)
+    assert main(["ledger", "merge", other, "--into", str(ledger.path)]) == 2
+    said = capsys.readouterr().err
+    assert f"The ledger {ledger.path} cannot be used: " in said
+    assert f"otel-limits ledger salvage {ledger.path} --output NEW.db" in said
+
+
+def test_missing_ledger_is_reported(
+    ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt name is no empty ledger."""
+    assert main(["ledger", "merge", other, "--into", str(ledger.path)]) == 2
+    assert f"No ledger found at {other}" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""The times and bounds of the ledger as they are shipped, which other tests shorten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_limits import disable, enable
+from otel_limits.ledger.database import Database
+from otel_limits.ledger.pending import MAX_KEPT
+from otel_limits.ledger.spill import SpillFiles
+from otel_limits.ledger.writer import PATIENCE_SECONDS, Writer
+from otel_limits.observers.ledger import LedgerObserver
+from otel_limits.testing import ScriptedModel, says
+from tests.ledger.fixtures import eventually
+from tests.ledger.waits import waits
+from tests.paths import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from tests.conftest import MakeAgent
+    from tests.ledger.fixtures import LedgerFile
+
+
+def test_a_write_waits_five_seconds_for_a_lock(ledger: LedgerFile) -> None:
+    """SQLite itself reports the busy timeout of our connections."""
+    database = Database(ledger.address)
+    with database.changing() as connection:
+        waits = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    database.close()
+    assert waits == 5_000
+
+
+def test_an_agent_waits_twenty_milliseconds(faulty: None, tmp_path: Path) -> None:
+    """At most: for a database that is locked, as long as the page says, and then for an append."""
+    page = (ROOT / "otel_limits/docs/ledger.md").read_text(encoding="utf-8")
+    assert f"the agent waits up to {PATIENCE_SECONDS * 1_000:.0f} ms" in page
+    # Of ten, as others keep the machine busy.
+    assert PATIENCE_SECONDS <= min(waits(tmp_path, "locked", 10)) <= 0.02
+
+
+def test_a_database_that_is_back_has_every_row_soon(
+    faulty: None, ledger: LedgerFile, make_agent: MakeAgent
+) -> None:
+    """It is retried after a second, and then contains the rows of the spill file."""
+    agent = make_agent(ScriptedModel([says("x"), says("y")]))
+    enable()
+    agent("go")
+    eventually(lambda: len(ledger.calls()) == 1)
+    aside = ledger.path.with_name("aside.db")
+    ledger.path.rename(aside)
+    ledger.path.mkdir()
+    agent("go")
+    eventually(lambda: ledger.spills() != [])
+    ledger.path.rmdir()
+    aside.rename(ledger.path)
+    eventually(lambda: len(ledger.calls()) == 2)
+    eventually(lambda: ledger.spills() == [])
+    disable()
+
+
+def test_a_hundred_thousand_rows_wait_and_no_more(
+    faulty: None, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither the database nor a spill file takes any, the oldest of them are lost."""
+
+    def refuse(_spill: object, *_: object) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SpillFiles, "_create", refuse)
+    monkeypatch.setattr(Writer, "_start", lambda _writer: None)
+    observer = LedgerObserver(ledger.address)
+    observer.writer.put(
+        [("otel_limits_attributes", {"invocation_id": str(n)}) for n in range(MAX_KEPT + 15)]
+    )
+    waiting = observer.writer._pending.waiting
+    assert (observer.writer.dropped_rows, len(waiting)) == (15, 100_000)
+    assert waiting[0][1] == {"invocation_id": "15"}
+    observer.close()

@@ -1,0 +1,85 @@
+"""Concurrency quotas: slots are leased, renewed and released."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.section import read_quotas
+from otel_limits.quotas.store import Count, Renew
+from otel_limits.quotas.windows import UnboundedWindow
+from otel_limits.runs.registry import LIVE
+from tests.quotas.waiters import Held, start, until
+
+if TYPE_CHECKING:
+    from otel_limits.quotas.store import Operation
+    from otel_limits.testing import FakeTime
+    from tests.conftest import MakeAgent
+    from tests.quotas.fixtures import Hold
+
+TWO = {"concurrency": 2}
+
+
+def count() -> Count:
+    """The count of quota `q`."""
+    key = Template("").key("q", dict[str, object]().get)
+    return Count("q", key.id, UnboundedWindow().at(time.time()), "concurrency", key.shown)
+
+
+def test_slots_are_renewed_three_times_per_lease_while_held(
+    hold: Hold, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, fake_time: FakeTime
+) -> None:
+    """With the default times: every ten seconds, for thirty."""
+    hold({"q": TWO})
+    gate: Any = LIVE.observers.gate
+    sent: list[Renew] = []
+    send = gate._client._executor.send
+
+    def note(operation: Operation) -> Any:
+        if isinstance(operation, Renew):
+            sent.append(operation)
+        return send(operation)
+
+    monkeypatch.setattr(gate._client._executor, "send", note)
+
+    async def run() -> None:
+        model = Held()
+        task = start(make_agent(model))
+        await until(lambda: bool(model.asked))
+        fake_time.advance(9.9)
+        assert not sent
+        fake_time.advance(0.1)
+        (renewal,) = sent
+        (demand,) = renewal.demands
+        assert (demand.count, renewal.lease_seconds) == (count(), 30.0)
+        fake_time.advance(20)
+        assert len(sent) == 3
+        model.may_answer.set()
+        await task
+        fake_time.advance(10)
+        assert (len(sent), LIVE.clock.scheduled) == (3, 0)
+
+    asyncio.run(run())
+
+
+# --- policy files ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["window", "time_zone"])
+def test_concurrency_quota_with_a_window_is_rejected(hold: Hold, key: str) -> None:
+    """The key would have no effect."""
+    sentence = rf'quotas\["q"\] limits concurrent calls and has no {key}: remove it\.'
+    value = {"window": "day", "time_zone": "Europe/Berlin"}[key]
+    with pytest.raises(ValueError, match=sentence):
+        hold({"q": TWO | {key: value}})
+
+
+def test_concurrency_quota_is_described_in_one_line() -> None:
+    """`otel-limits check` prints it."""
+    section = {"q": {"concurrency": 4, "key": "model", "on_exceeded": "wait"}}
+    (quota,) = read_quotas(section, lambda *_: None).values()
+    assert str(quota) == "4 concurrent model calls for each model; calls wait up to 30 s"

@@ -1,0 +1,151 @@
+"""The table of stores: the URLs of each kind, and what adding a new kind takes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits.quotas import stores
+from otel_limits.quotas.memory import MemoryStore
+from otel_limits.quotas.recovery import forget_expired, settle_expired
+from otel_limits.quotas.store import (
+    Change,
+    Count,
+    CountState,
+    Grant,
+    Operation,
+    Reply,
+    Reset,
+    SharedStore,
+    StoreError,
+    StorePlace,
+)
+from otel_limits.quotas.stores import STORES, StoreKind, is_shared, require_store_url
+from otel_limits.settings.table import PROCESS_FIELDS
+from otel_limits.testing import ScriptedModel, endless, says
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from otel_limits.quotas.keys import Key
+    from tests.conftest import MakeAgent
+    from tests.quotas.fixtures import Hold
+
+
+@pytest.mark.parametrize("kind", STORES, ids=lambda kind: kind.module)
+def test_store_opens_its_example_url_without_connecting(kind: StoreKind) -> None:
+    """Settings are checked before any server is reachable."""
+    assert require_store_url("x", kind.example) == kind.example
+    assert is_shared(kind.example) == kind.is_shared
+    store = stores.open_store(StorePlace(kind.example, 1.0))
+    assert isinstance(store, SharedStore) == kind.is_shared
+    store.close()
+
+
+def test_every_store_is_in_the_table() -> None:
+    """A file without a line in `STORES` would have no URL."""
+    files = Path(stores.__file__).parent.glob("*.py")
+    found = {each.stem for each in files if "\ndef require_readable(" in each.read_text("utf-8")}
+    assert found == {kind.module for kind in STORES}, (
+        "give each store a line in STORES of quotas/stores.py"
+    )
+
+
+@pytest.mark.parametrize("kind", STORES, ids=lambda kind: kind.module)
+def test_every_store_is_in_the_help(kind: StoreKind) -> None:
+    """The setting lists every scheme, so that a user learns of each store."""
+    scheme = kind.example.partition("://")[0] + "://"
+    assert scheme in PROCESS_FIELDS["quota_store"].help, (
+        f"add {scheme} to the help of quota_store in settings/table.py"
+    )
+
+
+def test_a_new_store_is_one_file_and_one_line(
+    hold: Hold, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file checks a URL and opens it; settings and agents then use it."""
+    toy: Any = ModuleType("toy")
+    toy.opened = []
+
+    def require_readable(name: str, url: str) -> None:
+        if url.endswith("!"):
+            raise ValueError(f"{name} must not end with an exclamation mark.")
+
+    def open_store(place: StorePlace) -> MemoryStore:
+        toy.opened.append(place.url)
+        return MemoryStore()
+
+    toy.require_readable, toy.open_store = require_readable, open_store
+    monkeypatch.setitem(sys.modules, "otel_limits.quotas.toy", toy)
+    line = StoreKind("toy://name", "toy://.+", "toy://box", "toy", is_shared=False)
+    monkeypatch.setattr(stores, "STORES", (*STORES, line))
+
+    hold({"calls": {"model_calls": 1, "window": "month"}}, "toy://box")
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
+    assert toy.opened == ["toy://box"]
+    with pytest.raises(ValueError, match="x must not end with an exclamation mark"):
+        require_store_url("x", "toy://box!")
+    with pytest.raises(ValueError, match=r"x must be memory://, .* or toy://name, got .* 'http'"):
+        require_store_url("x", "http://box")
+
+
+class PlainStore(SharedStore):
+    """Has only what a shared store must have."""
+
+    def __init__(self, counts: MemoryStore) -> None:
+        """Share these counts."""
+        self._counts = counts
+
+    def run(self, operations: Sequence[Operation]) -> list[Reply]:
+        """Apply operations."""
+        return self._counts.run(operations)
+
+    def check(self) -> None:
+        """Accept writes."""
+
+    def now(self) -> float:
+        """Return the time."""
+        return self._counts.now()
+
+    def keys(self, quota: str) -> Iterator[Key]:
+        """Iterate over the keys of a quota."""
+        return self._counts.keys(quota)
+
+    def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
+        """Return the state of counts."""
+        return self._counts.look(counts)
+
+    def change(self, count: Count, change: Change) -> int:
+        """Reset and grant only."""
+        if not isinstance(change, Reset | Grant):
+            raise StoreError("this store has no blocks")
+        return self._counts.change(count, change)
+
+
+def test_shared_store_needs_only_to_run_look_and_change(
+    hold: Hold,
+    make_agent: MakeAgent,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kills and the search for missing settlements, for example, are optional."""
+    toy: Any = ModuleType("toy")
+    counts = MemoryStore()
+    toy.require_readable = lambda _name, _url: None
+    toy.open_store = lambda _place: PlainStore(counts)
+    monkeypatch.setitem(sys.modules, "otel_limits.quotas.toy", toy)
+    line = StoreKind("toy://name", "toy://.+", "toy://box", "toy", is_shared=True)
+    monkeypatch.setattr(stores, "STORES", (*STORES, line))
+
+    hold({"calls": {"model_calls": 1, "window": "month"}}, "toy://box")
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
+    store = stores.open_shared_store(StorePlace("toy://box", 1.0))
+    assert settle_expired(store, lambda _: []) == 0
+    forget_expired(store)
+    with pytest.raises(StoreError, match="cannot send kills"):
+        store.kill("*")

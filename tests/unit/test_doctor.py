@@ -1,0 +1,248 @@
+"""`otel-limits doctor`: a runaway under real launchers, in a place that nothing leaves."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_limits.cli.doctor.doctor_command import as_text, run_options
+from otel_limits.cli.doctor.finding import fail
+from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
+from otel_limits.cli.doctor.runaway import FORCED, sandboxed
+from tests.launching import (
+    BIN,
+    Ended,
+    execute,
+)
+from tests.paths import ROOT
+from tests.processes import SOON
+from tests.programs.test_autoload import Environment
+
+DOCTOR = (str(BIN / "otel-limits"), "doctor")
+PYTHON = sys.executable
+
+
+def examined(*launcher: str, **variables: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Examine a launcher."""
+    return findings(execute(*DOCTOR, "--json", "--", *launcher, **variables))
+
+
+def findings(ended: Ended) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Return the status, and for each thing that was looked at what was found last."""
+    assert ended.log == ""
+    found = {
+        finding["name"]: (finding["status"], finding["text"] + finding["advice"])
+        for finding in json.loads(ended.output)["findings"]
+    }
+    assert json.loads(ended.output)["ok"] is (ended.status == 0)
+    return ended.status, found
+
+
+@pytest.fixture(scope="module")
+def python(only_strands: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with Strands alone."""
+    made = Environment(tmp_path_factory.mktemp("environment"))
+    made.leave(ROOT, only_strands)
+    return made.python
+
+
+# --- only its own program -------------------------------------------------------------------------
+
+PROGRAM = """\
+#!{python}
+import pathlib
+pathlib.Path({mark!r}).touch()
+def app(environ, start_response): ...
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a user's program in each form; it leaves a file `mark`."""
+    text = PROGRAM.format(python=PYTHON, mark=str(tmp_path / "mark"))
+    for name in ("app.py", "serve"):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "alone.py").write_text(f"# /// script\n# dependencies = []\n# ///\n{text}")
+    (tmp_path / "start.sh").write_text(f'#!/bin/sh\ntouch {tmp_path}/mark\nexec "$@"\n')
+    (tmp_path / "start.sh").chmod(0o755)
+    for name in ("gunicorn", "celery"):
+        (tmp_path / name).write_text(f"#!{PYTHON}\nimport app\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{BIN}:/usr/bin:/bin")
+    return tmp_path
+
+
+RUN_PYTHON = f"otel-limits run -- {PYTHON}"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words", "replaced"),
+    [
+        ("python app.py", "python", ""),
+        ("python -u -X dev -m app --port 1", "python -u -X dev", ""),
+        ("python -c 'import app'", "python", ""),
+        ("./app.py", PYTHON, "app.py"),
+        ("serve --all", PYTHON, "serve"),
+        ("gunicorn -w 2 app:app", PYTHON, "gunicorn"),
+        ("celery -A app worker", PYTHON, "celery"),
+        ("otel-limits run --max-turns 30 python app.py", "otel-limits run -- python", ""),
+        ("otel-limits run -- gunicorn app:app", RUN_PYTHON, "gunicorn"),
+        ("otel-limits run --max-turns 30", RUN_PYTHON, ""),
+        ("env -u A B=c python app.py", "env -u A B=c python", ""),
+        ("env -S 'B=c ./app.py'", f"env B=c {PYTHON}", "app.py"),
+        ("timeout -k 1 5 nice -n 3 python app.py", "timeout -k 1 5 nice -n 3 python", ""),
+        (
+            "opentelemetry-instrument --x 1 ./app.py",
+            f"opentelemetry-instrument --x 1 {PYTHON}",
+            "app.py",
+        ),
+        ("ddtrace-run python app.py", "ddtrace-run python", ""),
+        ("uv run app.py", "uv run python", "app.py"),
+        ("uv run --with x -m app", "uv run --with x python", "app"),
+        ("uv run --frozen gunicorn app:app", "uv run --frozen python", "gunicorn"),
+        ("poetry run python -I app.py", "poetry run python -I", ""),
+        ("uv run --module=app", "uv run python", "app"),
+        ("uv run otel-limits run -- python app.py", "uv run otel-limits run -- python", ""),
+        (
+            "uv run timeout --signal KILL 5 ./app.py",
+            "uv run timeout --signal KILL 5 python",
+            "app.py",
+        ),
+        ("", PYTHON, ""),
+    ],
+)
+def test_program_of_the_user_is_put_aside(
+    launcher: str, words: str, replaced: str, programs: Path
+) -> None:
+    """The remaining words start a Python, and the doctor adds its own program."""
+    read = read_launcher(shlex.split(launcher), run_options)
+    assert (" ".join(read.words), read.replaced) == (words, replaced)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "named"),
+    [
+        ("./start.sh python app.py", "start.sh"),
+        ("sh -c 'python app.py'", "sh"),
+        ("otel-limits run -- bash start.sh", "bash"),
+        ("timeout 5 ./start.sh python app.py", "start.sh"),
+        ("flock lock -c 'KEY=secret python app.py'", "flock"),
+        ("uv run serve", "serve"),
+        ("uv run alone.py", "alone.py"),
+        ("uv run --unknown serve python", "serve"),
+        ("uv serve", "serve"),
+        ("otel-limits run -- uv serve", "serve"),
+        ("sudo -u joe elsewhere python app.py", "elsewhere"),
+        ("touch mark", "touch"),
+        ("env '--split=python app.py'", "env"),
+        ("env '-vSpython app.py'", "env"),
+        ("env '-iSpython app.py'", "env"),
+        ("env -S 'python \"app.py'", "env"),
+        ("chrt -i ./app.py", "app.py"),
+        ("uv run --script app.py", "uv"),
+    ],
+)
+def test_command_of_unknown_form_is_refused(launcher: str, named: str, programs: Path) -> None:
+    """With the line that tests it."""
+    with pytest.raises(UnknownLauncherError) as refused:
+        read_launcher(shlex.split(launcher), run_options)
+    assert refused.value.text.startswith(f"{named} ")
+    assert refused.value.text.endswith("was not started: it could be your program.")
+    run = "otel-limits run -- " if launcher.startswith("otel-limits") else ""
+    assert refused.value.advice == f"Run: otel-limits doctor -- {run}THE PYTHON IT ENDS IN"
+
+
+# --- what a launcher brings along -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "settings"),
+    [
+        ("python -u", "python -u", {}),
+        (
+            "otel-limits run --max-turns 9 -- python",
+            "otel-limits run -- python",
+            {"MAX_TURNS": "9"},
+        ),
+        ("otel-limits run --strict python -I", "otel-limits run -- python -I", {"STRICT": "true"}),
+        ("env OTEL_LIMITS_LEDGER=a A=b python", "env A=b python", {"LEDGER": "a"}),
+        (
+            "opentelemetry-instrument --limits_ledger a --limits_max_turns=9 --x 1 python",
+            "opentelemetry-instrument --x 1 python",
+            {"LEDGER": "a", "MAX_TURNS": "9"},
+        ),
+    ],
+)
+def test_the_settings_of_a_launcher_are_taken_out_of_it(
+    words: str, kept: str, settings: dict[str, str]
+) -> None:
+    """They are examined with the others, and don't reach the runaway."""
+    launcher = read_launcher(words.split(), run_options)
+    assert " ".join(launcher.words) == kept
+    assert launcher.settings == {f"OTEL_LIMITS_{name}": text for name, text in settings.items()}
+
+
+# --- nothing is left ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[str]]]:
+    """Serve what takes everything: its URL, and the paths that something was sent to."""
+    requests: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            if self.headers["Content-Length"] != "0":  # such as the doctor itself sends
+                requests.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(SOON,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", requests
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_sandbox_keeps_what_makes_exporters_and_not_where_they_lead() -> None:
+    """A launcher that fails without its exporter must fail here as well."""
+    environ = {
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4317",
+        "OTEL_EXPORTER_OTLP_HEADERS": "api-key=secret",
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_LIMITS_QUOTA_STORE": "redis://store",
+        "PROMETHEUS_MULTIPROC_DIR": "/metrics",
+        "HOME": "/home",
+    }
+    made = sandboxed(environ, Path("/place"), "http://sink")
+    assert made["OTEL_EXPORTER_OTLP_PROTOCOL"] == "grpc"
+    assert made["OTEL_TRACES_EXPORTER"] == "otlp"
+    assert made["HOME"] == "/home"
+    assert made["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://sink"
+    assert not {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"} & made.keys()
+    assert "PROMETHEUS_MULTIPROC_DIR" not in made
+    # A collector may be where exporters look for it by default.
+    assert sandboxed({}, Path("/place"), "http://sink")["OTEL_EXPORTER_OTLP_ENDPOINT"]
+    ours: dict[str, Any] = {n: v for n, v in made.items() if n.startswith("OTEL_LIMITS_")}
+    assert ours == FORCED
+
+
+def test_report_is_ascii_and_contains_the_fix() -> None:
+    """Build logs show it."""
+    report = as_text([fail("policy", "grün", "Write it in → plain text.")])
+    assert report == "FAIL  policy  gr\\xfcn\n              -> Write it in \\u2192 plain text.\n"

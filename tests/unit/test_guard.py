@@ -1,0 +1,124 @@
+"""On guard: every name of Strands that is used is probed, and no loss of one is silent."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_limits import Limits, LimitsPlugin, disable, enable
+from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
+from otel_limits.runtime.enable import enable_leniently
+from otel_limits.runtime.guard import Enforcement, probed
+from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.testing import ScriptedModel, endless, says, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from tests.conftest import MakeAgent, Metric
+
+    Checked: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_installed_framework_has_every_api() -> None:
+    """When this fails after an update of Strands, it names what is gone."""
+    assert probed(FRAMEWORKS) == Enforcement()
+
+
+def enforcing(metric: Metric) -> dict[str, float]:
+    """Sources that are exported, with their values."""
+    sources = ("run", "autoload", "instrumentor", "provider", "code", "parent", "plugin")
+    found: dict[str, Any] = {
+        each: metric("otel_limits_enforcing", source=each, framework="strands") for each in sources
+    }
+    return {source: value for source, value in found.items() if value}
+
+
+def test_the_first_source_is_the_one(metric: Metric) -> None:
+    """Enabling twice changes nothing; disabling is final."""
+    assert RUNTIME.enforcement().source is None
+    enable_leniently("instrumentor")
+    enable(Limits(max_turns=3))
+    assert RUNTIME.enforcement() == Enforcement(source="instrumentor")
+    assert RUNTIME.enforcement().is_enforcing
+    assert enforcing(metric) == {"instrumentor": 1}
+    disable()
+    assert RUNTIME.enforcement().source is None
+    assert enforcing(metric) == {}
+
+
+@pytest.mark.usefixtures("faulty")
+def test_fault_while_enabling_is_one_message(
+    metric: Metric, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has the reason without a traceback, and the metric is 0."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no room for redis://u:hush@host")
+
+    monkeypatch.setattr(RUNTIME._guard, "_obstacles", {"": []})  # what is found stays known
+    monkeypatch.setattr("otel_limits.runtime.runtime.Runtime._follow", fail)
+    enable_leniently("run")
+    assert "limits are not enforced: enabling failed (RuntimeError" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert "hush" not in caplog.text
+    assert metric("otel_limits_enforcing", source="run", framework="") == 0
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_fault_in_quotas_leaves_every_other_limit(
+    make_agent: MakeAgent, metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in force, and nothing says otherwise."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr("otel_limits.runtime.wiring.Wiring.hold_quotas", fail)
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "2")
+    enable_leniently("run")
+    model = ScriptedModel(endless(uses("search")))
+    assert make_agent(model)("go").stop_reason == "max_turns"
+    assert model.calls == 2
+    assert metric("otel_limits_enforcing", source="run", framework="strands") == 1
+
+
+def test_a_plugin_is_a_source(make_agent: MakeAgent, metric: Metric) -> None:
+    """Its agent is limited although nothing else was switched on."""
+    agent = make_agent(ScriptedModel([says("done")]), plugins=[LimitsPlugin(Limits(max_turns=3))])
+    assert agent("go").stop_reason == "end_turn"
+    assert RUNTIME.enforcement() == Enforcement(source="plugin")
+    assert enforcing(metric) == {"plugin": 1}
+
+
+def test_disabled_process_has_no_metric(monkeypatch: pytest.MonkeyPatch, metric: Metric) -> None:
+    """OTEL_LIMITS_DISABLED is not a failure to enforce."""
+    monkeypatch.setenv("OTEL_LIMITS_DISABLED", "true")
+    enable(Limits(max_turns=3))
+    assert RUNTIME.enforcement() == Enforcement()
+    assert enforcing(metric) == {}
+
+
+@pytest.mark.usefixtures("faulty")
+def test_untracked_invocation_is_reported(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for its agent, and the process is no longer reported as enforcing."""
+    from otel_limits.runs.registry import LIVE
+
+    enable(Limits(max_turns=3))
+    told: list[Any] = []
+    monkeypatch.setattr(INTERNAL_ERRORS, "publish", told.append)
+    monkeypatch.setattr(LIVE, "start", lambda *_, **__: 1 / 0)
+    agent = make_agent(ScriptedModel([says("one"), says("two")]))
+    agent("go")
+    agent("go")
+    said = [text for text in caplog.messages if "limits are not enforced" in text]
+    assert len(said) == 1
+    assert "calls of agent" in said[0]
+    assert not RUNTIME.enforcement().is_enforcing
+    monkeypatch.setattr(RUNTIME, "_guard", type(RUNTIME._guard)(LIVE.observers.publish))

@@ -1,0 +1,119 @@
+"""README and pages: links, generated tables, examples and size."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import otel_limits
+from otel_limits.docs import page, topics
+from otel_limits.settings.policy.reader import parse
+from tests.paths import ROOT
+from tests.readme import PAGES, README, TABLES, with_tables
+
+EVERY = (
+    README,
+    *PAGES,
+    ROOT / "dashboards/README.md",
+    *sorted((ROOT / ".github").glob("*.md")),
+)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def read(path: Path) -> str:
+    """Return the text of a page."""
+    return path.read_text(encoding="utf-8")
+
+
+def blocks(language: str, *paths: Path) -> list[str]:
+    """Return the code blocks of one language."""
+    return [body for path in paths for name, body in BLOCK.findall(read(path)) if name == language]
+
+
+def without_blocks(path: Path) -> str:
+    """Return the text of a page without code blocks, which have no links or headings."""
+    return BLOCK.sub("", read(path))
+
+
+def links(path: Path) -> list[tuple[Path, str]]:
+    """Return the target file and anchor of each relative link of a page."""
+    found = [target for target in LINK.findall(without_blocks(path)) if "://" not in target]
+    pairs = [target.partition("#") for target in found]
+    return [((path.parent / file).resolve() if file else path, anchor) for file, _, anchor in pairs]
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors that GitHub generates for the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", without_blocks(path), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", [README, *PAGES], ids=lambda path: path.stem)
+def test_generated_tables_are_up_to_date(path: Path) -> None:
+    """Run `python -m tests.generate tables` when this fails."""
+    assert with_tables(read(path)) == read(path)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_table_has_one_pair_of_markers(name: str) -> None:
+    """Without its markers, a table would silently disappear."""
+    text = "".join(map(read, (README, *PAGES)))
+    assert text.count(f"<!-- {name}: ") == text.count(f"<!-- /{name} -->") == 1
+
+
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_link_targets_exist(path: Path) -> None:
+    """A broken link is a dead end, whether the file or the heading is missing."""
+    for file, anchor in links(path):
+        assert file.exists(), file
+        assert not anchor or anchor in anchors(file), f"{file}#{anchor}"
+
+
+def test_readme_links_every_page() -> None:
+    """Readers find a page only through a link."""
+    linked = {file for file, _ in links(README)}
+    assert linked >= {path.resolve() for path in EVERY[1:]}
+
+
+def test_topics_are_all_pages() -> None:
+    """`otel-limits docs` takes titles from their first lines."""
+    assert sorted(topics()) == [path.stem for path in PAGES]
+    for topic in topics():
+        assert page(topic).startswith("# ")
+
+
+@pytest.mark.parametrize("topic", ["nothing", "../../README", "", "limits.md"])
+def test_unknown_topic_is_rejected(topic: str) -> None:
+    """A topic is user input and must not open any other file."""
+    with pytest.raises(KeyError):
+        page(topic)
+
+
+def test_readme_is_short() -> None:
+    """It convinces; the pages explain."""
+    text = read(README)
+    assert len(text.splitlines()) <= 125
+    assert len(text.split()) <= 1000
+
+
+def test_first_python_example_has_twelve_lines() -> None:
+    """It fits on the first screen."""
+    assert len([line for line in blocks("python", README)[0].splitlines() if line.strip()]) <= 12
+
+
+@pytest.mark.parametrize("block", blocks("python", *EVERY))
+def test_python_examples_use_existing_names(block: str) -> None:
+    """Readers copy them."""
+    ast.parse(block)
+    for name in re.findall(r"otel_limits\.(\w+)\(", block):
+        assert hasattr(otel_limits, name)
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("yaml", *PAGES) if "apiVersion:" not in b])
+def test_policy_examples_are_valid(block: str) -> None:
+    """Readers copy them."""
+    assert parse(block, "limits.yaml")[1] == ()

@@ -1,0 +1,154 @@
+"""No command shows a secret, however the address is written that has it, or ends in a traceback."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_limits.cli import main
+from otel_limits.cli.doctor import runaway
+from otel_limits.cli.doctor.doctor_command import run_options
+from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
+from otel_limits.core.secrets import redact_secrets, redact_url, secrets_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "s3cr3t"  # noqa: S105  what must not be seen
+
+HOSTILE = (
+    f"redis://user:{SECRET}@127.0.0.1:1/0",
+    f"redis://:{SECRET}@127.0.0.1:1",
+    f"redis://user:{SECRET}",
+    f"redis://user:a/{SECRET}@127.0.0.1:1/0",
+    f"redis://u:[{SECRET}@127.0.0.1:1",
+    f"redis+cluster://u:{SECRET}@127.0.0.1:1",
+    f"redis+sentinel://u:{SECRET}@127.0.0.1:1/main",
+    f"postgresql://bob:a/{SECRET}@127.0.0.1:1/ledger",
+    f"postgresql://bob:a?{SECRET}@127.0.0.1:1/ledger",
+    f"postgresql://bob:a#{SECRET}@127.0.0.1:1/ledger",
+    f"postgresql://bob:a@{SECRET}@127.0.0.1:1/ledger",
+    f"postgresql://bob:{SECRET}",
+    f"postgresql://bob@127.0.0.1:{SECRET}/ledger",
+    f"postgresql://127.0.0.1:1/ledger?user=bob&password={SECRET}",
+    f"postgresql://127.0.0.1:1/ledger?password=a;{SECRET}",
+    f"postgresql://bob%3A{SECRET}@127.0.0.1:1/ledger",
+    f"redis://127.0.0.1:1/0?p%61ssword=a'{SECRET}",
+    f"postgresql://bob:[{SECRET}@127.0.0.1:1/ledger",
+    f"mysql://bob:{SECRET}@127.0.0.1/ledger",
+    f"sqlite://u:{SECRET}@h",
+    f"sqlite://u:{SECRET}@h/[",
+    f"http://u:{SECRET}@127.0.0.1:1",
+    f"http://u:a/{SECRET}@127.0.0.1:1",
+    f"http://{SECRET}@127.0.0.1:1",
+    f"http://u:{SECRET}@[127.0.0.1:1",
+    f"http://u:[{SECRET}]@127.0.0.1:1",
+    f"http://127.0.0.1:{SECRET}",
+    f"http://127.0.0.1:1/?token={SECRET}",
+    f"https://127.0.0.1:1/?api_key={SECRET}",
+    f"bob:{SECRET}@127.0.0.1/ledger",
+    f"host=127.0.0.1 user=bob password='{SECRET}'",
+    f"://u:{SECRET}@",
+)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that takes an address for a file name must not leave it in the repository."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runaway, "examine", lambda *_: [])  # it knows none of the variables
+
+
+def shown(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Everything that a command says."""
+    try:
+        main(arguments)
+    except SystemExit as ending:
+        assert ending.code == 2  # noqa: PT017  of argparse, which has said why
+    said = capfd.readouterr()
+    return said.out + said.err
+
+
+@pytest.mark.parametrize("url", HOSTILE)
+def test_refusal_of_doctor_shows_no_secret(url: str) -> None:
+    """Not of an unknown command, and not of a value before it."""
+    for command in ((url,), ("env", f"URL={url}", "x"), ("uv", "run", url), ("timeout", url, "x")):
+        with pytest.raises(UnknownLauncherError) as refused:
+            read_launcher(command, run_options)
+        assert SECRET not in refused.value.text + refused.value.advice
+
+
+@pytest.mark.parametrize(
+    ("url", "text", "seen"),
+    [
+        ("redis://bob:a%2Fbcd@h", "a/bcd a%2Fbcd bob:a/bcd", "*** *** bob:***"),
+        ("redis://bob:pw@h", "up, pw, pwd", "up, ***, pwd"),
+        ("redis://bob:hunter2000@h", "got 'hunter20", "got '***"),
+        ("http://token@h", "no token", "no ***"),
+        ("http://bob:secret@h", "Basic Ym9iOnNlY3JldA==", "Basic ***"),
+        ("postgresql://bob@h/ledger", "no bob", "no bob"),
+        ("redis://h:6379/0?password=a%20bcd", "a bcd", "***"),
+    ],
+)
+def test_secret_is_redacted_in_each_form(url: str, text: str, seen: str) -> None:
+    """As in the URL, decoded, in a header, and cut; a short one as a word only."""
+    assert redact_secrets(text, secrets_in(url)) == seen
+
+
+@pytest.mark.parametrize(
+    ("url", "seen"),
+    [
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("redis://user:pw@h:6379/0", "redis://user:***@h:6379/0"),
+        ("redis+sentinel://a:1,b:2/main", "redis+sentinel://a:1,b:2/main"),
+        ("postgresql://bob@h/ledger?sslmode=require", "postgresql://bob@h/ledger?sslmode=require"),
+        ("postgresql://bob:p/w?x@h/ledger", "postgresql://bob:***@h/ledger"),
+        ("postgresql://[::1]:5432/ledger", "postgresql://[::1]:5432/ledger"),
+        ("https://token@h/v1", "https://***@h/v1"),
+        ("/var/lib/ledger.db", "/var/lib/ledger.db"),
+        ("sqlite:////var/lib/ledger.db", "sqlite:////var/lib/ledger.db"),
+        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
+    ],
+)
+def test_public_parts_of_a_url_are_shown(url: str, seen: str) -> None:
+    """A reader must recognize the address."""
+    assert redact_url(url) == seen
+
+
+@given(password=st.text(min_size=1), scheme=st.sampled_from(["redis", "postgresql", "http", "x"]))
+def test_no_password_of_any_characters_is_shown(password: str, scheme: str) -> None:
+    """Escaped or not."""
+    assert redact_url(f"{scheme}://bob:<{password}>@h:1/d") == f"{scheme}://bob:***@h:1/d"
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a", ".", "pass", "password=", "key='", "key ", "a:1,", "a@", "token = ", "["],
+    ids=repr,
+)
+def test_time_to_redact_is_linear(unit: str) -> None:
+    """A refused setting of any length is shown without delay."""
+
+    def seconds(length: int) -> float:
+        text = f"redis://{(unit * length)[:length]}"
+        times = []
+        for _ in range(5):
+            begin = time.process_time()
+            redact_url(text)
+            times.append(time.process_time() - begin)
+        return min(times)  # the least disturbed by other processes
+
+    # Long enough to measure: three times twice the length, each at most 2.5 times the CPU.
+    assert seconds(40_000) <= 2.5**3 * max(seconds(5_000), 0.0005)
+
+
+def test_long_setting_is_refused_quickly(capsys: pytest.CaptureFixture[str]) -> None:
+    """60,000 characters took more than a minute."""
+    begin = time.process_time()
+    assert main(["run", "--ledger", "pass" * 15_000, "--max-turns", "x" * 60_000, "--", "a"]) == 2
+    assert time.process_time() - begin < 5
+    assert "--max-turns must be" in capsys.readouterr().err

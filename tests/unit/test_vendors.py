@@ -1,0 +1,163 @@
+"""The records of vendors: every fact has a source, and the tables have one answer for each name."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import fields
+from datetime import date
+from decimal import Decimal
+from typing import Final
+
+import pytest
+
+from otel_limits.bindings.strands.request_terms import terms_of
+from otel_limits.core.listings import vendor_at
+from otel_limits.core.pricing import Prices
+from otel_limits.core.regions import highest_premium, place_of, premium
+from otel_limits.core.terms import billable_call
+from otel_limits.core.usage import Usage
+from otel_limits.testing import ScriptedModel
+from otel_limits.vendors.records import CLASSES, VENDORS
+from otel_limits.vendors.vendor import Vendor
+from tests.unit.test_terms import asked, listed
+
+FLAGS = ("name", "is_gateway", "is_listed", "sources")
+"""Fields that are no facts about a vendor's bills."""
+
+
+def known_of(vendor: Vendor) -> set[str]:
+    """Return the fields of a record that state something."""
+    defaults = Vendor(name=vendor.name)
+    names = (each.name for each in fields(Vendor) if each.name not in FLAGS)
+    return {name for name in names if getattr(vendor, name) != getattr(defaults, name)}
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda each: each.name)
+def test_each_fact_has_a_dated_source(vendor: Vendor) -> None:
+    """Vendors change their prices and formats: a reader must be able to look them up again."""
+    assert known_of(vendor) <= vendor.sources.keys()
+    for source in vendor.sources.values():
+        assert source.address
+        assert date.fromisoformat(source.looked_up) <= date(2027, 12, 31)
+
+
+def test_each_name_host_and_class_belongs_to_one_vendor() -> None:
+    """Otherwise the price would depend on the order of the records."""
+    names = Counter(name for each in VENDORS for name in (each.name, *each.aliases))
+    hosts = Counter(host for each in VENDORS for host in each.hosts)
+    modules = Counter(module for each in VENDORS for module in each.classes)
+    assert {
+        name for found in (names, hosts, modules) for name, n in found.items() if n > 1
+    } == set()
+    assert len(CLASSES) == sum(modules.values())
+
+
+@listed
+@pytest.mark.parametrize(
+    ("module", "model", "address"),
+    [
+        ("openai", "MiniMax-M2", "https://api.minimax.io/v1"),
+        ("anthropic", "MiniMax-M2", "https://api.minimax.io/anthropic"),
+        ("litellm", "minimax/MiniMax-M2", None),
+    ],
+)
+def test_minimax_has_its_price_through_each_class(
+    module: str, model: str, address: str | None
+) -> None:
+    """The newest record, written as the page for contributors says."""
+    terms = terms_of(asked(module, {"base_url": address}, model_id=model))
+    call = billable_call(model, module, Usage(input=1_000_000), None, terms)
+    assert Prices().quote(call).price == Decimal("0.3")
+
+
+def test_minimax_in_china_has_no_price() -> None:
+    """It bills in CNY, and the price list is in USD."""
+    model = asked("openai", {"base_url": "https://api.minimaxi.com/v1"}, model_id="MiniMax-M2")
+    call = billable_call("MiniMax-M2", "openai", Usage(input=1), None, terms_of(model))
+    assert Prices().quote(call).price is None
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda each: each.name)
+def test_hosts_are_lower_case_names(vendor: Vendor) -> None:
+    """They are compared with the parsed host of an address, so a scheme or path never matches."""
+    assert all(re.fullmatch(r"[a-z0-9.*-]+", host) for host in vendor.hosts)
+
+
+ADDRESSES: Final = [
+    ("https://bedrock-runtime.us-east-1.amazonaws.com", "aws"),
+    ("https://bedrock-runtime.us-east-1.amazonaws.com/openai/v1", "aws"),
+    ("https://bedrock-runtime-fips.us-gov-west-1.amazonaws.com", "aws"),
+    ("https://bedrock-runtime.eu-west-1.api.aws", "aws"),
+    ("https://bedrock-mantle.us-west-2.api.aws/v1", "aws"),
+    ("https://bedrock-runtime.eusc-de-east-1.amazonaws.eu", "aws"),
+    ("https://bedrock-runtime.cn-north-1.amazonaws.com.cn", "aws"),
+    ("https://vpce-0a1b-2c3d.bedrock-runtime.us-east-1.vpce.amazonaws.com", "aws"),
+    ("https://runtime.sagemaker.us-east-1.amazonaws.com/endpoints/m/openai/v1", "sagemaker"),
+    ("https://generativelanguage.googleapis.com/v1beta/openai/", "google"),
+    ("https://aiplatform.googleapis.com/v1/", "google"),
+    ("https://us-east5-aiplatform.googleapis.com/v1/", "google"),
+    ("https://aiplatform.eu.rep.googleapis.com/v1/", "google"),
+    ("https://us-east5-aiplatform-mine.p.googleapis.com/v1/", "google"),
+    ("https://me.openai.azure.com/openai/v1/", "azure"),
+    ("https://me.services.ai.azure.com/models", "azure"),
+    ("https://me.cognitiveservices.azure.com", "azure"),
+    ("https://me.swedencentral.models.ai.azure.com", "azure"),
+    ("https://us-east-1.api.x.ai/v1", "x-ai"),
+    ("https://api.deepseek.com/v1", "deepseek"),
+    ("https://api.minimax.io/v1", "minimax"),
+]
+OWN_SERVERS = [
+    "https://my-lb-123.us-east-1.elb.amazonaws.com/v1",
+    "https://abc.execute-api.us-east-1.amazonaws.com/prod",
+    "https://abc.lambda-url.us-east-1.on.aws",
+    "https://ec2-1-2-3-4.compute-1.amazonaws.com:8000/v1",
+    "https://bedrock-runtime.us-east-1.amazonaws.com.my-company.com",
+    "https://bedrock-runtime.my-lb-123.us-east-1.elb.amazonaws.com",
+    "https://storage.googleapis.com/bucket",
+    "https://my-gateway.azure-api.net/openai",
+    "https://me.inference.ml.azure.com/v1",
+    "https://me.azurewebsites.net/v1",
+    "https://notapi.x.ai/v1",
+    "https://api.x.ai.my-company.com/v1",
+]
+
+
+@pytest.mark.parametrize(("address", "vendor"), ADDRESSES)
+def test_host_of_an_api_belongs_to_its_vendor(address: str, vendor: str) -> None:
+    """In every partition, and through a private endpoint: the vendor bills the call."""
+    assert vendor_at(address) == vendor
+
+
+@pytest.mark.parametrize("address", OWN_SERVERS)
+def test_own_server_at_a_cloud_has_no_vendor(address: str) -> None:
+    """A load balancer in front of rented GPUs must not get the price of a public model."""
+    assert vendor_at(address) is None
+    model = ScriptedModel([], "gpt-4o", base_url=address)
+    terms = terms_of(model)
+    assert (terms.vendor, terms.own_class) == (None, "ScriptedModel")
+    found = Prices().quote(billable_call("gpt-4o", "x", Usage(input=1), None, terms))
+    assert (found.price, found.at_most) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("host", "place"),
+    [
+        ("vpce-0a1b-2c3d.bedrock-runtime.eu-west-1.vpce.amazonaws.com", "eu-west-1"),
+        ("bedrock-runtime.eusc-de-east-1.amazonaws.eu", "eusc-de-east-1"),
+        ("bedrock-mantle.eu-north-1.api.aws", "eu-north-1"),
+        ("us-east5-aiplatform-mine.p.googleapis.com", "us-east5"),
+    ],
+)
+def test_place_is_read_from_each_host_of_a_vendor(host: str, place: str) -> None:
+    """A host without its place would be priced as the place on the list."""
+    assert place_of("m", [host]) == place
+
+
+@pytest.mark.parametrize(
+    "place", ["eusc-de-east-1", "us-gov-west-1", "cn-north-1", "us-iso-east-1"]
+)
+def test_price_in_another_partition_is_unknown(place: str) -> None:
+    """The lists contain no prices of sovereign clouds, and nothing bounds them."""
+    model = "global.anthropic.claude-sonnet-4-5-20250929-v1:0"
+    assert (premium("aws", model, place), highest_premium("aws", place)) == (None, None)
