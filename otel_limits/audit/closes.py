@@ -27,6 +27,8 @@ CLOSED_DAYS: Final = (
 TITLE: Final = "Closed rows are unchanged"
 CHAIN: Final = "Each close follows the one before it"
 ORIGINAL: Final = "Each close is as it was written"
+EDITED: Final = "differs from its digest"
+LACKS_FORM: Final = "is not a close, although its digest is right,"
 
 LOOKS: Final = {
     "calls": "audit spend --by agent,model --where day={} --time-zone UTC",
@@ -59,16 +61,16 @@ class Closes:
         self.names = [close.path.name for close in closes]
         self.broken = broken_links(closes)
         self.edited = [
-            f"{close.path} differs from its digest and was not compared"
+            f"{close.path} {LACKS_FORM if close.is_original else EDITED} and was not compared"
             for close in closes
-            if not close.is_original
+            if not close.is_comparable
         ]
         self._inquiry = inquiry
         self._found: list[tuple[str, Difference]] = []
         self.errors: list[str] = []
         """Why rows cannot be compared: SQLite stores values of any type."""
         try:
-            for close in (each for each in closes if each.is_original):
+            for close in (each for each in closes if each.is_comparable):
                 differences = compare(inquiry.connection, close)
                 self._found += [(close.path.name, each) for each in differences]
         except (DatabaseError, sqlite3.Error) as error:

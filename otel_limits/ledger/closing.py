@@ -19,6 +19,7 @@ import importlib.metadata
 import itertools
 import json
 import operator
+import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -343,6 +344,8 @@ TOKENS: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_wr
 FIGURES: Final = ("calls", *TOKENS, "usd_recorded")
 PRESENT: Final = ("usd_present", "unpriced_calls")
 """Figures that repricing changes."""
+FIGURE: Final = re.compile(r"-?\d{1,40}(\.\d{1,40})?", re.ASCII)
+"""A figure in a close, whether it is a number or text."""
 SUMS: Final = "sums"
 """Key of the sums of a day, next to its tables."""
 
@@ -413,6 +416,13 @@ class Close:
     """Whether its text has its own digest, so that it was not edited or damaged."""
 
     @property
+    def is_comparable(self) -> bool:
+        """Whether it is original and has the form of a close: anyone can recompute a digest."""
+        days = self.document.get("days")
+        is_close = isinstance(days, dict) and all(_is_day(*each) for each in days.items())
+        return self.is_original and is_close and isinstance(self.document.get("tenant_key"), str)
+
+    @property
     def period(self) -> Period:
         """Its days."""
         since = self.document["since"]
@@ -441,6 +451,48 @@ def read_close(path: Path) -> Close:
     if not is_close:
         raise LedgerError(f"{path} is not a close. otel-limits ledger close writes one.")
     return close
+
+
+def _is_day(name: str, tables: object) -> bool:
+    """Return whether this is a day of a close, with its tables and sums."""
+    if not isinstance(tables, dict) or not _is_date(name):
+        return False
+    sums, names = tables.get(SUMS, []), {each.name for each in SEALED}
+    return (
+        isinstance(sums, list)
+        and all(_is_sum(row) for row in sums)
+        and all(name in names and _is_seal(each) for name, each in tables.items() if name != SUMS)
+    )
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+def _is_seal(seal: object) -> bool:
+    """Return whether this is what a close has of the rows of a day and table."""
+    if not isinstance(seal, dict) or type(seal.get("rows")) is not int:
+        return False
+    texts = [seal.get(name) for name in ("sha256", "index")]
+    texts += [seal[name] for name in ("prices_sha256",) if name in seal]
+    if not all(isinstance(each, str) for each in texts):
+        return False
+    try:
+        return len(base64.b64decode(seal["index"], validate=True)) % INDEXED == 0
+    except ValueError:
+        return False
+
+
+def _is_sum(row: object) -> bool:
+    """Return whether this is a sum of a day, with the keys and figures of all sums."""
+    if not isinstance(row, dict):
+        return False
+    has_keys = all(name in row and isinstance(row[name], str | None) for name in KEYS)
+    figures = (str(row.get(name)) for name in (*FIGURES, *PRESENT))
+    return has_keys and all(FIGURE.fullmatch(each) is not None for each in figures)
 
 
 def compare(connection: sa.Connection, close: Close) -> Iterator[Difference]:
@@ -564,6 +616,9 @@ def _difference(
     changed = replaced = min(missing, added - late)
     if not missing and closed and rows.hexdigest() != closed["sha256"]:
         changed = 1  # another row has the same start
+    # The index decides which rows are closed, and people read the number.
+    if closed and closed["rows"] != len(index) // INDEXED:
+        changed = changed or 1
     counts[CHANGED] = changed
     counts[GONE if is_pruned else MISSING] = missing - replaced
     counts[LATE] = added - replaced
@@ -578,5 +633,5 @@ def broken_links(closes: Sequence[Close]) -> list[str]:
     return [
         f"{later.path} does not follow {earlier.path}"
         for earlier, later in itertools.pairwise(in_order)
-        if later.document["after"] != earlier.sha256
+        if later.document.get("after") != earlier.sha256
     ]

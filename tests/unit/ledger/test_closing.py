@@ -268,6 +268,72 @@ def test_edited_sums_differ_from_the_rows(
     assert compare(capsys, closed) == (1, {(DAY_OF, "sums", "changed")})
 
 
+FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no days": lambda document: document.pop("days"),
+    "no tenant key": lambda document: document.pop("tenant_key"),
+    "days as a list": lambda document: document.update(days=["2025-10-20"]),
+    "a day that is none": lambda document: document["days"].update(Friday={}),
+    "a day in another form": lambda document: document["days"].update({"20251020": {}}),
+    "a day of text": lambda document: document["days"].update({DAY_OF: "calls"}),
+    "an unknown table": lambda document: document["days"][DAY_OF].update(other={}),
+    "a table of text": lambda document: document["days"][DAY_OF].update(calls="12"),
+    "rows as text": lambda document: document["days"][DAY_OF]["calls"].update(rows="6"),
+    "no digest of rows": lambda document: document["days"][DAY_OF]["calls"].pop("sha256"),
+    "an index that is none": lambda document: document["days"][DAY_OF]["calls"].update(index="é"),
+    "half an index": lambda document: document["days"][DAY_OF]["calls"].update(index="AAAA"),
+    "prices as a list": lambda document: document["days"][DAY_OF]["calls"].update(prices_sha256=[]),
+    "sums of a number": lambda document: document["days"][DAY_OF].update(sums=5),
+    "a sum of text": lambda document: document["days"][DAY_OF].update(sums=["x"]),
+    "a sum without an agent": lambda document: document["days"][DAY_OF]["sums"][0].pop("agent"),
+    "a sum without calls": lambda document: document["days"][DAY_OF]["sums"][0].pop("calls"),
+    "no number": lambda document: document["days"][DAY_OF]["sums"][0].update(calls="sNaN"),
+    "a huge number": lambda document: document["days"][DAY_OF]["sums"][0].update(calls="1e999999"),
+    "a list as a tenant": lambda document: document["days"][DAY_OF]["sums"][0].update(tenant=[]),
+}
+
+
+@pytest.mark.parametrize("edit", FORGERIES.values(), ids=FORGERIES.keys())
+def test_close_of_another_form_is_named(
+    closed: Path, capsys: pytest.CaptureFixture[str], edit: Callable[[dict[str, Any]], object]
+) -> None:
+    """Its digest can be right, as anyone can compute it. The other closes are still compared."""
+    other = closed.with_name("other.json")
+    other.write_bytes(closed.read_bytes())
+    rewrite(closed, edit, digest=True)
+    status, answer = ask(capsys, "verify", f"--against={closed}", f"--against={other}")
+    failed = [each["why"] for each in answer["verify"] if each["state"] == "FAILED"]
+    assert status == 1
+    assert any(each.startswith(f"{closed} is not a close") for each in failed)
+
+
+def test_close_without_its_predecessor_follows_none(
+    ledger: LedgerFile, closed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its digest can be right, as anyone can compute it."""
+    write(ledger.address, entry("november", 30), first=40)
+    november = tmp_path / "november.json"
+    close(capsys, november, "--month", "2025-11", "--after", str(closed))
+    rewrite(november, lambda document: document.pop("after"), digest=True)
+    status, answer = ask(capsys, "verify", f"--against={closed}", f"--against={november}")
+    assert (status, "Each close follows the one before it" in answer["complete"]) == (1, True)
+
+
+@pytest.mark.parametrize("table", ["calls", "invocations", "attributes", "tools", "grants"])
+def test_edited_number_of_rows_differs_from_the_rows(
+    closed: Path, capsys: pytest.CaptureFixture[str], table: str
+) -> None:
+    """An auditor reads it, and the editor of a close can recompute its digest."""
+    rewrite(closed, lambda made: made["days"][DAY_OF][table].update(rows=1_000), digest=True)
+    assert compare(capsys, closed) == (1, {(DAY_OF, table, "changed")})
+
+
+def test_digest_of_a_close_is_that_of_its_other_lines(closed: Path) -> None:
+    """As the page says, with the usual commands."""
+    command = f"grep -v '^ \"digest\"' {closed} | sha256sum"
+    told = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert told.stdout.split()[0] == json.loads(closed.read_text("utf-8"))["digest"]
+
+
 def test_close_of_another_format_is_refused(
     closed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
