@@ -70,6 +70,7 @@ MAX_PRICE: Final = Decimal(2**63 - 1).scaleb(-12)
 """USD of one call that a ledger can store, in whole picodollars: about $9.2 million."""
 
 NO_PRICE: Final = "no price is known for it"
+TOO_HIGH: Final = f"its price is above {MAX_PRICE:,.0f} USD, the most that a ledger can store"
 DISPUTED_PRICE: Final = "two price lists disagree about it"
 NO_VENDOR: Final = (
     "its class {!r} and its address identify no vendor (`as: {}/{}` in the policy file names one)"
@@ -155,7 +156,7 @@ class Prices:
         try:
             quote = self._quoted(call, when)
             # Nothing can store such a price, and an invocation must cost what its calls cost.
-            return Quote(unknown=NO_PRICE) if (quote.price or 0) > MAX_PRICE else quote
+            return Quote(unknown=TOO_HIGH) if (quote.price or 0) > MAX_PRICE else quote
         except Exception as error:  # noqa: BLE001  errors must not reach the agent
             report_suppressed("pricing", error)
             return Quote(unknown=NO_PRICE)

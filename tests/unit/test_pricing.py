@@ -27,8 +27,8 @@ from otel_limits.core.catalogue import (
 from otel_limits.core.policy import Policy
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import Prices
-from otel_limits.core.terms import BillableCall
-from otel_limits.core.usage import NO_USAGE, Usage, measured
+from otel_limits.core.terms import BillableCall, PricingTerms, billable_call
+from otel_limits.core.usage import MAX_TOKENS, NO_USAGE, Usage, measured
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import RunRegistry
 
@@ -175,6 +175,17 @@ def test_price_of_int_or_float_equals_its_decimal_form() -> None:
     """A float counts by its shortest decimal form, so 0.1 is a tenth."""
     price = Price(input=3, output=0.1)  # type: ignore[arg-type]
     assert price == Price(input=Decimal(3), output=Decimal("0.1"))
+
+
+def test_price_too_high_for_a_ledger_is_named_as_such() -> None:
+    """It is known, but an invocation must cost what its calls cost in the ledger."""
+    most = Usage(input=MAX_TOKENS, output=MAX_TOKENS)
+    call = billable_call("m", "openai", most, None, PricingTerms())
+    found = Prices({"m": Price(input=Decimal(16), output=Decimal(16))}).quote(call)
+    assert (found.price, found.unknown) == (
+        None, "its price is above 9,223,372 USD, the most that a ledger can store",
+    )  # fmt: skip
+    assert Prices({"m": Price(input=Decimal(4), output=Decimal(4))}).quote(call).price is not None
 
 
 # --- without any price ------------------------------------------------------------------------
