@@ -144,7 +144,11 @@ def billable_call(
     if usage.web_searches is None and (terms.searches or may_search(model, terms.vendor)):
         opens.append(SEARCHES)
         is_bounded = False
-    # Vendors bill them by item, or by the tokens of another model; usage contains neither.
+    # Vendors bill them by item, or by the tokens of another model; usage contains neither. Nothing
+    # bounds them: Anthropic's advisor is called an "unlimited" number of times by default
+    # (`max_uses`), reads the whole conversation each time, and "`max_tokens` applies to executor
+    # output only. It does not bound advisor tokens":
+    # https://platform.claude.com/docs/en/agents-and-tools/tool-use/advisor-tool, 2026-11-28.
     opens += [
         f"it may have used the vendor's tool {tool}, at an unreported cost"
         for tool in sorted(terms.server_tools)

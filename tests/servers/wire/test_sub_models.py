@@ -11,8 +11,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from strands import Agent
+from strands import Agent, tool
 
+import otel_limits
 from otel_limits import ModelCall, enable
 from tests.wire import formats, models
 from tests.wire.formats import Answer
@@ -142,3 +143,28 @@ def test_call_without_further_models_has_a_price(
 ) -> None:
     """The tool alone makes the price unknown: not the model, and not the address."""
     assert call_of(way, vendor, events, is_offered=False).price
+
+
+def searching() -> Reply:
+    """Request a tool of the application, after the advice."""
+    answer = Answer(usages=(ADVISED,), tool=("search", "{}"))
+    return Reply(formats.sse(*formats.anthropic(answer), names=True))
+
+
+@tool
+def search() -> str:
+    """Search."""
+    return "nothing"
+
+
+@pytest.mark.parametrize("way", ["Anthropic, advisor", "Anthropic, advisor in anthropic_tools"])
+def test_cost_limit_alone_halts_before_the_call_after_advice(way: str, vendor: Vendor) -> None:
+    """Nothing bounds the advice: by default, the number of its calls is "unlimited"."""
+    make, config, _ = WAYS[way]
+    vendor.replies[:] = [searching() for _ in range(9)]
+    enable(max_cost_usd=1)
+    agent = Agent(model=make(vendor.url, **config), tools=[search], callback_handler=None)
+    stop = otel_limits.stop_of(agent("go"))
+    assert stop is not None
+    assert (stop.reason, stop.cost, stop.unpriced_calls) == ("max_cost_usd", 0, 1)
+    assert len(vendor.requests) == 1
