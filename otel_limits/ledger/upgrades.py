@@ -67,9 +67,20 @@ def version_of(connection: sa.Connection) -> int:
         return 0
     # Every column that there is: ledgers of development versions have no `written_by`.
     found = connection.execute(sa.text(f"SELECT * FROM {VERSIONS.name}")).mappings().first()  # noqa: S608
-    if found is None or not found.get("written_by") or not found["version"]:
+    if found is None or not found.get("written_by"):
         raise LedgerError(UNRELEASED)
-    return int(found["version"])
+    return _released(found["version"])
+
+
+def _released(version: object) -> int:
+    """Return a version that may have been released: in SQLite, a column has values of any type.
+
+    Raises:
+        LedgerError: It was not.
+    """
+    if type(version) is not int or version < 1:
+        raise LedgerError(UNRELEASED)
+    return version
 
 
 def require_version(connection: sa.Connection, upgrades: Sequence[Upgrade]) -> None:
@@ -79,7 +90,7 @@ def require_version(connection: sa.Connection, upgrades: Sequence[Upgrade]) -> N
         NewerLedgerError: One has.
     """
     found = connection.execute(sa.select(VERSIONS.c.version)).scalar_one()
-    refuse_newer(found, len(upgrades) + 1)
+    refuse_newer(_released(found), len(upgrades) + 1)
 
 
 def refuse_newer(found: int, wanted: int) -> None:

@@ -229,6 +229,17 @@ def as_unreleased(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE otel_limits_schema DROP COLUMN written_by")
 
 
+def as_version(version: object) -> Callable[[sqlite3.Connection], None]:
+    """A ledger of a version that never was, as SQLite stores values of any type."""
+
+    def alter(connection: sqlite3.Connection) -> None:
+        connection.execute("UPDATE otel_limits_schema SET version = ?", (version,))
+
+    return alter
+
+
+IMPOSSIBLE = (-1, 0, 1.5, "x", "", b"\x01")
+
 CHANGES = (
     ("ledger", "upgrade"), ("ledger", "reprice"), ("ledger", "prune", "--older-than", "1d"),
     ("ledger", "end-lost", "--older-than", "1d"), ("audit", "verify"), ("audit", *SPEND),
@@ -236,7 +247,10 @@ CHANGES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("alter", [as_later, as_unreleased])
+@pytest.mark.parametrize(
+    "alter", [as_later, as_unreleased, as_version(-1), as_version("x")],
+    ids=["later", "unreleased", "-1", "x"],
+)  # fmt: skip
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
 def test_file_of_another_schema_keeps_every_byte(
     faulty: None, ledger: LedgerFile, alter: Callable[[sqlite3.Connection], None], mode: str
@@ -254,6 +268,21 @@ def test_file_of_another_schema_keeps_every_byte(
     for command in CHANGES:
         assert main([*command]) == 2
     assert files(ledger) == before
+
+
+@pytest.mark.parametrize("version", IMPOSSIBLE)
+def test_impossible_version_is_that_of_a_development_version(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str], version: object
+) -> None:
+    """The same line as for any other schema that was never released."""
+    write(ledger.address, Entry())
+    with closing(sqlite3.connect(ledger.path)) as connection:
+        as_version(version)(connection)
+        connection.commit()
+    capsys.readouterr()
+    for command in (("audit", "spend"), ("audit", "verify"), ("ledger", "upgrade")):
+        assert main([*command]) == 2
+        assert capsys.readouterr().err == f"otel-limits: {UNRELEASED}\n"
 
 
 @pytest.mark.parametrize("suffixes", [["", "-wal"], [""]])
