@@ -248,7 +248,8 @@ def merge(arguments: Namespace) -> int:
 
     with open_ledger(arguments, create=True) as database:
         for other in arguments.others:
-            with open_query(Namespace(ledger=other, format="table")) as inquiry:
+            chosen = Namespace(ledger=other, ledger_option="OTHER", format="table")
+            with open_query(chosen) as inquiry:
                 if inquiry.address.name == database.address.name:
                     raise LedgerError(f"{inquiry.ledger} cannot be merged into itself.")
                 if inquiry.waiting.unseen:
@@ -279,7 +280,7 @@ def salvage(arguments: Namespace) -> int:
     # Never into an existing ledger: recovered rows must not mix with intact ones.
     if output.exists():
         raise LedgerError(f"{output} exists. Set a new file with --output.")
-    arguments.ledger = str(output)
+    arguments.ledger, arguments.ledger_option = str(output), "--output"
     with ledger_address(arguments) as address, contextlib.closing(Database(address)) as database:
         with working("Salvaging"):
             done = read(damaged, database)

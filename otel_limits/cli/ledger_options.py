@@ -34,6 +34,7 @@ def add_ledger_command(
     parser = add_command(commands, name, text, report_ledger_errors(call))
     about = "a path, sqlite:///PATH or postgresql://…"
     parser.add_argument(option, dest="ledger", metavar="ADDRESS", help=about)
+    parser.set_defaults(ledger_option=option)
     return parser
 
 
@@ -151,7 +152,7 @@ def ledger_address(arguments: Namespace) -> Iterator[Address]:
         LedgerError: It cannot be used.
     """
     try:  # the option, otherwise the environment, otherwise the user's data directory
-        address = ledgers.audited_ledger(arguments.ledger)
+        address = ledgers.audited_ledger(arguments.ledger, arguments.ledger_option)
     except ValueError as error:
         raise LedgerError(str(error)) from None
     with errors_of(address):

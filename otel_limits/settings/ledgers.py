@@ -83,8 +83,8 @@ def zone_name(name: str, text: str) -> str:
 TIME_ZONE: Final = TextKind(read=zone_name)
 
 
-def audited_ledger(option: str | None) -> Address:
-    """Return the ledger to query.
+def audited_ledger(option: str | None, name: str = "--ledger") -> Address:
+    """Return the ledger to query, by an option of this name if it is given.
 
     Raises:
         ValueError: The option, or the environment, has an invalid location.
@@ -93,7 +93,7 @@ def audited_ledger(option: str | None) -> Address:
 
     named = _named()
     if option is not None:
-        return parse("--ledger", option, _data_directory())
+        return parse(name, option, _data_directory())
     # "none" disables recording; queries still use the default ledger.
     if named and named.lower() != "none":
         return parse(VARIABLE, named, _data_directory())

@@ -179,6 +179,25 @@ def test_damaged_target_is_named(
     assert f"otel-limits ledger salvage {ledger.path} --output NEW.db" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["merge", "OTHER", "--into", "/dev/null"], "--into"),
+        (["merge", "/dev/null"], "OTHER"),
+        (["upgrade", "--ledger", "/dev/null"], "--ledger"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else each[0],
+)
+def test_device_is_refused_by_the_name_of_its_argument(
+    ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str], words: list[str], name: str
+) -> None:
+    """As it was typed, or as the help calls it."""
+    write_other(other, ENTRIES[0])
+    typed = [other if word == "OTHER" else word for word in words]
+    assert main(["ledger", *typed]) == 2
+    assert f"otel-limits: {name} must name a file, got '/dev/null'" in capsys.readouterr().err
+
+
 def test_missing_ledger_is_reported(
     ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
