@@ -64,13 +64,19 @@ class Parser(ArgumentParser):
                 return  # the program, or what argparse will reject
             following = self._typed[at + 1] if at + 1 < len(self._typed) else ""
             is_switch = isinstance(action, BooleanOptionalAction)
-            if is_switch and (equals or following.lower() in TRUTH_VALUES):
+            if is_switch and (equals or self._is_value(following)):
                 on, off = action.option_strings
                 self.error(
                     f"{name} takes no value, got '{value or following}'. Write {on} to switch it "
                     f"on, {off} to switch it off, and -- before a program of that name"
                 )
             at += 1 if is_switch or equals or action.nargs == 0 else 2
+
+    @staticmethod
+    def _is_value(word: str) -> bool:
+        """Return whether a word after a switch is meant as its value, not as a program."""
+        is_program = not word or word.startswith("-") or shutil.which(word) is not None
+        return word.lower() in TRUTH_VALUES or not is_program
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2, suggesting a correction: a missing option may be a misspelled one."""

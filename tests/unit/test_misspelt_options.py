@@ -298,3 +298,15 @@ def test_a_negative_number_is_not_a_misspelt_option(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["audit", "spend", "--top", "-1"])
     assert capsys.readouterr().err.endswith("must be a whole number of 1 or more, got '-1'.\n")
+
+
+@pytest.mark.parametrize("value", ["t", "y", "enabled"])
+@pytest.mark.parametrize("switch", ["--disabled", "--no-budget-hints"])
+def test_word_after_a_switch_that_is_no_command_is_refused(
+    switch: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is meant as the value, which "command not found" would not explain."""
+    with pytest.raises(SystemExit) as exited:
+        main(["run", switch, value, "--", "python", "app.py"])
+    assert exited.value.code == 2
+    assert f"{switch} takes no value, got '{value}'. Write --" in capsys.readouterr().err
