@@ -112,7 +112,7 @@ class Guard:
         self._obstacles.setdefault(name, [])
         try:
             gaps = framework.gaps() if part is None else framework.gaps_of(part)
-        except Exception as error:  # noqa: BLE001  any code of the framework can run here
+        except (Exception, SystemExit) as error:  # noqa: BLE001  any code of the framework runs here
             self.report_unfit(framework, f"probing {part or name}", error)
             return
         for sentence in fallback_warnings(gaps):
@@ -125,7 +125,7 @@ class Guard:
             self.report_not_enforcing(sentence, name)
         self.publish_state()
 
-    def report_unfit(self, framework: Framework, action: str, error: Exception) -> None:
+    def report_unfit(self, framework: Framework, action: str, error: BaseException) -> None:
         """Report that no agent of a framework can be halted, because an action failed."""
         self._unfit.add(framework.name)
         self.report_not_enforcing(failure(framework, action, error), framework.name)
@@ -177,7 +177,7 @@ def probed(frameworks: Iterable[Framework]) -> Enforcement:
             for part in framework.parts:
                 with contextlib.suppress(ImportError):  # not installed
                     gaps += framework.gaps_of(part)
-        except Exception as error:  # noqa: BLE001  any code of the framework can run here
+        except (Exception, SystemExit) as error:  # noqa: BLE001  any code of the framework runs here
             failures.append(failure(framework, f"probing {framework.name}", error))
     return Enforcement(
         obstacles=(*failures, *obstacles(gaps)), fallbacks=tuple(fallback_warnings(gaps))
@@ -197,7 +197,7 @@ def read_only(frameworks: Iterable[Framework]) -> Enforcement:
     return replace(found, obstacles=(*obstacles(known), *found.obstacles))
 
 
-def failure(framework: Framework, action: str, error: Exception) -> str:
+def failure(framework: Framework, action: str, error: BaseException) -> str:
     """Say that no agent of a framework can be halted, because an action failed."""
     return f"{framework.distribution}: {action} failed ({redact_url(repr(error))})."
 

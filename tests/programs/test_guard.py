@@ -424,6 +424,22 @@ def test_check_finds_framework_that_cannot_be_imported(
     assert "importable strands.agent.agent (No module named 'no_such_dependency')" in done.stderr
 
 
+@pytest.mark.parametrize("ending", ["sys.exit()", "sys.exit(3)", "raise SystemExit('no GPU')"])
+def test_check_finds_framework_that_exits_when_imported(
+    renamed: Callable[[str], dict[str, str]], checked: Checked, tmp_path: Path, ending: str
+) -> None:
+    """As a failed import, rather than with the exit of the package."""
+    environ = renamed("no_such_name")
+    module = tmp_path / "strands/agent/agent.py"
+    text = module.read_text(encoding="utf-8")
+    module.unlink()
+    text = text.replace("import asyncio\n", f"import asyncio\nimport sys\n{ending}\n", 1)
+    module.write_text(text, encoding="utf-8")
+    done = checked(environ, "--probe")
+    assert done.returncode == 1
+    assert "strands-agents: probing strands failed (SystemExit(" in done.stderr
+
+
 def test_missing_module_of_agents_is_reported(moved: dict[str, str]) -> None:
     """Its import can never be seen, so the import of the package is enough to report it."""
     done = run_away(moved)
