@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import threading
@@ -65,15 +66,25 @@ class FallbackTracer(wrapt.ObjectProxy[Any]):
     def __init__(
         self,
         tracer: trace.Tracer,
-        provider: FallbackProvider,
+        provider: trace.TracerProvider,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
         """Wrap `tracer`, which `provider` made from these arguments."""
         super().__init__(tracer)
-        self._self_provider: trace.TracerProvider = provider
+        self._self_provider = provider
         self._self_tracer = tracer
         self._self_asked_for = args, kwargs
+
+    def __copy__(self) -> FallbackTracer:
+        """Return another tracer of the same provider, which has all state."""
+        copied = FallbackTracer(self.__wrapped__, self._self_provider, *self._self_asked_for)
+        copied._self_tracer = self._self_tracer
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FallbackTracer:
+        """Return a copy. A provider is one for the process, and has locks."""
+        return copy.copy(self)
 
     def start_span(self, *args: Any, **kwargs: Any) -> trace.Span:
         """Start a span in the current provider."""

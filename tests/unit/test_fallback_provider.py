@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -431,3 +432,19 @@ def test_unknown_release_of_opentelemetry_is_reported(
     assert "set it before the first agent call" in warning
     stops = [fact for fact in events if isinstance(fact, Stop)]
     assert [(stop.reason, stop.model_calls) for stop in stops] == [("max_turns", 3)] * 2
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copied_tracer_starts_spans_in_the_programs_provider(
+    limited: None, kept: InMemorySpanExporter, copied: Callable[[trace.Tracer], trace.Tracer]
+) -> None:
+    """A program may copy an object that keeps one, such as an agent."""
+    call_strands()
+    tracer = copied(trace.get_tracer("app"))
+    with tracer.start_as_current_span("before"):
+        pass
+    trace.set_tracer_provider(provider_to(kept))
+    for each in (tracer, copied(tracer)):
+        with each.start_as_current_span("after"):
+            pass
+    assert names_of(kept) == ["after"] * 2
