@@ -437,7 +437,11 @@ class ChatRequest:
     def note_result(self, result: Any) -> None:
         """Note the answers of a request."""
         for call, generations in zip(self.calls, result.generations, strict=False):
-            self._note(call, generations[0].message, result.llm_output)
+            first, *others = (each.message for each in generations)
+            self._note(call, first, result.llm_output)
+            # The vendor reports and bills all of them, which were requested with `n`.
+            call.parts += [answer_in(each) for each in others]
+            call.is_unbilled = call.is_unbilled and all(map(is_blocked, others))
 
     def _note(self, call: InFlightCall, message: Any, output: Mapping[str, Any] | None) -> None:
         call.answered = call.has_content = True

@@ -77,7 +77,8 @@ def _output_cap(model: Any, options: Mapping[str, Any]) -> int | None:
     # Pydantic's models are slow to raise AttributeError.
     own = vars(model)
     held = [token_count(each.get(name)) for each in (options, own) for name in OUTPUT_CAPS]
-    return max((cap for cap in held if cap), default=None)
+    cap = max((cap for cap in held if cap), default=None)
+    return None if cap is None else cap * (token_count(options.get("n", own.get("n"))) or 1)
 
 
 def _projected_input(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.outputs import ChatResult
 from langchain_core.tools import StructuredTool
 from langchain_google_genai import ChatGoogleGenerativeAI
 from langgraph.graph import START, MessagesState, StateGraph
@@ -16,6 +17,11 @@ from otel_limits.bindings.langchain.chat_readers import call_to
 from otel_limits.bindings.langchain.chat_terms import terms_of
 from otel_limits.testing import ScriptedChatModel, endless, says
 from tests.wire import chat_models as models
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from otel_limits.testing import Answer
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -218,3 +224,58 @@ def test_refused_usage_is_not_projected() -> None:
     history = [HumanMessage("hi"), AIMessage("hello", usage_metadata=usage), HumanMessage("more")]
     call = call_to(models.openai(NOWHERE), history, {}, {})
     assert 0 < call.input_estimate < 100
+
+
+# --- several answers to one request ---------------------------------------------------------------
+
+
+class Several(ScriptedChatModel):
+    """Answers `n` times to each request, as OpenAI's models do, without usage."""
+
+    n: int = 1
+
+    def __init__(self, script: Iterable[Answer], **fields: Any) -> None:
+        super().__init__(script, **fields)
+
+    def _generate(self, *args: Any, **options: Any) -> ChatResult:
+        made = super()._generate(*args, **options)
+        (generation,) = made.generations
+        generation.message.usage_metadata = None  # type: ignore[attr-defined]
+        return ChatResult(generations=[generation] * options.get("n", self.n))
+
+
+def output_of(events: list[Event], model: Any, **options: Any) -> int:
+    """The estimated output of a call in a graph."""
+    events.clear()
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("node", lambda _: {"messages": [model.invoke("q", **options)]})
+    builder.add_edge(START, "node").compile().invoke({"messages": [("user", "q")]})
+    (call,) = (each for each in events if isinstance(each, ModelCall))
+    assert call.estimated
+    return call.usage.output
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"), [({"n": 4}, {}), ({}, {"n": 4})], ids=["model", "call"]
+)
+def test_every_answer_to_a_request_is_estimated(
+    events: list[Event], fields: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """The vendor bills all of them."""
+    enable(max_turns=9, observers=[events.append])
+    story = says("a long story about a harbor in the north, its boats, and its lighthouse")
+    one = output_of(events, Several([story]))
+    assert output_of(events, Several([story], **fields), **options) == pytest.approx(4 * one, abs=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [({"n": 3}, {}), ({}, {"n": 3}), ({"n": 9}, {"n": 3})],
+    ids=["model", "call", "call first"],
+)
+def test_cap_on_output_applies_to_each_answer(
+    settings: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """A request for several may use it as often, so as much is reserved."""
+    model = models.openai(NOWHERE, max_tokens=100, **settings)
+    assert call_to(model, [HumanMessage("hi")], options, {}).output_cap == 300
