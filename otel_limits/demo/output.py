@@ -40,6 +40,10 @@ NEXT_STEPS: Final = (
 )
 
 
+EMPTY: Final = "empty: blocked by a guardrail"
+"""The text of an answer that has none, which is only that of the guarded agent."""
+
+
 # --- text ---------------------------------------------------------------------------------------
 
 
@@ -199,7 +203,8 @@ def aspects(result: RunResult) -> dict[str, str]:
     usage = result.message.get("metadata", {}).get("usage")
     return {
         "result.stop_reason": result.stop_reason,
-        "result.message": "".join(block.get("text", "") for block in result.message["content"]),
+        "result.message": "".join(block.get("text", "") for block in result.message["content"])
+        or EMPTY,
         "is_synthetic(message)": str(result.is_synthetic),
         'metadata["custom"]': "none" if custom is None else ", ".join(custom),
         "reported usage": "none" if usage is None else f"{usage['totalTokens']} tokens",

@@ -270,6 +270,7 @@ def test_log_messages_are_shown(lines: list[str]) -> None:
 def test_halt_and_zero_token_call_are_compared(lines: list[str]) -> None:
     """The table shows how a program distinguishes them."""
     rows = {line[:25].strip(): line[25:].split() for line in lines}
+    assert "empty: blocked by a guardrail" in "\n".join(lines)
     assert rows["is_synthetic(message)"] == ["True", "False"]
     assert rows["result.stop_reason"] == ["max_turns", "end_turn"]
     assert rows["reported usage"] == ["none", "0", "tokens"]
