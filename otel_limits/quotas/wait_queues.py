@@ -59,6 +59,11 @@ class Waiter:
         """Whether its event loop is running; otherwise it cannot try again for now."""
         return self._loop.is_running()
 
+    @property
+    def is_woken(self) -> bool:
+        """Whether it was woken since it tried last."""
+        return self._is_woken
+
     def wake(self) -> None:
         """Let it try, from any thread. If it is trying now, it tries again when refused."""
         self._is_woken = True

@@ -154,7 +154,8 @@ class AdmissionQueue:
             change = self._next_change(attempt)
             self._note_waits(attempt)
             ends = attempt.ends(attempt.waiter.lacks)
-            if ends <= self._now():
+            # Woken, it tries once more: the event loop may have been busy until now.
+            if ends <= self._now() and not attempt.waiter.is_woken:
                 return self._give_up(attempt)
             is_due = await attempt.waiter.sleep(min(ends, change))
             if not is_due and change < ends:

@@ -198,6 +198,24 @@ def test_call_waits_no_longer_than_max_wait(
         assert (stop.quota.reserved, stop.quota.limit) == (1, 1)
 
 
+def test_call_whose_loop_missed_the_end_of_its_wait_tries_once_more(
+    hold: Hold, make_agent: MakeAgent, recorder: DecisionRecorder, fake_time: FakeTime
+) -> None:
+    """A step of a test, or a busy event loop, may pass several windows and the whole wait."""
+    hold({"q": CALLS | {"window": "hour", "max_wait": "1h"}}, observers=[recorder])
+
+    async def run() -> Any:
+        model = ScriptedModel(endless(says("done")))
+        await start(make_agent(model))
+        waiting = start(make_agent(model))
+        await until(lambda: recorder.waiting == 1)
+        fake_time.advance(2 * 3600 + 1)
+        return await waiting
+
+    assert asyncio.run(run()).stop_reason == "end_turn"
+    assert recorder.decisions() == ["admitted", "waited"]
+
+
 def test_the_end_of_a_window_ends_a_wait(
     hold: Hold, make_agent: MakeAgent, url: str, recorder: DecisionRecorder
 ) -> None:
