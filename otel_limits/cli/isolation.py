@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -143,14 +144,26 @@ def _inner_of_env(layer: _Layer) -> _Layer | None:
     return None
 
 
+INSTALLED_SCRIPT: Final = re.compile(r"""'\'\'exec' (.*) "\$0" "\$@"\s*""")
+"""How pip names a Python whose path is too long for a shebang line, or has a space: in a second
+line, which is text for Python (`distlib/scripts.py`)."""
+
+
 def first_line(script: str) -> list[str]:
-    """Return the words of a script's shebang line."""
+    """Return the words of a script's shebang line, or of the line with which pip replaces it."""
     try:
         with Path(script).open("rb") as file:
-            line = file.readline(4096)
+            line, second = (os.fsdecode(file.readline(4096)) for _ in range(2))
     except OSError:
         return []
-    return os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+    words = line[2:].split() if line.startswith("#!") else []
+    installed = INSTALLED_SCRIPT.fullmatch(second) if words == ["/bin/sh"] else None
+    if installed is None:
+        return words
+    try:
+        return [each for each in shlex.split(installed[1]) if "$" not in each] or words
+    except ValueError:
+        return words
 
 
 # --- Python ---------------------------------------------------------------------------------------

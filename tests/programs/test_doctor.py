@@ -159,6 +159,165 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+RUN_PYTHON = f"otel-limits run -- {PYTHON}"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words", "replaced"),
+    [
+        ("python app.py", "python", ""),
+        ("python -u -X dev -m app --port 1", "python -u -X dev", ""),
+        ("python -c 'import app'", "python", ""),
+        ("./app.py", PYTHON, "app.py"),
+        ("serve --all", PYTHON, "serve"),
+        ("gunicorn -w 2 app:app", PYTHON, "gunicorn"),
+        ("celery -A app worker", PYTHON, "celery"),
+        ("otel-limits run --max-turns 30 python app.py", "otel-limits run -- python", ""),
+        ("otel-limits run -- gunicorn app:app", RUN_PYTHON, "gunicorn"),
+        ("otel-limits run --max-turns 30", RUN_PYTHON, ""),
+        ("env -u A B=c python app.py", "env -u A B=c python", ""),
+        ("env -S 'B=c ./app.py'", f"env B=c {PYTHON}", "app.py"),
+        ("timeout -k 1 5 nice -n 3 python app.py", "timeout -k 1 5 nice -n 3 python", ""),
+        (
+            "opentelemetry-instrument --x 1 ./app.py",
+            f"opentelemetry-instrument --x 1 {PYTHON}",
+            "app.py",
+        ),
+        ("ddtrace-run python app.py", "ddtrace-run python", ""),
+        ("uv run app.py", "uv run python", "app.py"),
+        ("uv run --with x -m app", "uv run --with x python", "app"),
+        ("uv run --frozen gunicorn app:app", "uv run --frozen python", "gunicorn"),
+        ("poetry run python -I app.py", "poetry run python -I", ""),
+        ("uv run --module=app", "uv run python", "app"),
+        ("uv run otel-limits run -- python app.py", "uv run otel-limits run -- python", ""),
+        (
+            "uv run timeout --signal KILL 5 ./app.py",
+            "uv run timeout --signal KILL 5 python",
+            "app.py",
+        ),
+        ("", PYTHON, ""),
+        ("python -W error::app.W -b app.py", "python -b", ""),
+        ("python -Werror::app.W app.py", "python", ""),
+        ("python -bW error::app.W:x:1 app.py", "python -b", ""),
+        ("python -X presite=app -X dev app.py", "python -X dev", ""),
+        ("python -W error::BytesWarning -Wonce app.py", "python -W error::BytesWarning -Wonce", ""),
+        (
+            "python -u -m otel_limits.cli run --max-turns 3 -- ./app.py",
+            f"python -u -m otel_limits.cli run -- {PYTHON}",
+            "app.py",
+        ),
+        (
+            f"python {BIN}/otel-limits run python app.py",
+            f"python {BIN}/otel-limits run -- python",
+            "",
+        ),
+        (
+            "python -W error::app.W -m otel_limits.cli run python -Wx::app.W app.py",
+            "python -m otel_limits.cli run -- python",
+            "",
+        ),
+    ],
+)
+def test_program_of_the_user_is_put_aside(
+    launcher: str, words: str, replaced: str, programs: Path
+) -> None:
+    """The remaining words start a Python, and the doctor adds its own program."""
+    read = read_launcher(shlex.split(launcher), run_options)
+    assert (" ".join(read.words), read.replaced) == (words, replaced)
+
+
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_python_of_an_installed_script_is_read(programs: Path, quote: str) -> None:
+    """Its path is too long for a first line, or has a space: pip and uv then write another."""
+    python = programs / "a b" / "python"
+    python.parent.mkdir()
+    python.symlink_to(PYTHON)
+    script = programs / "gunicorn"
+    text = f"#!/bin/sh\n'''exec' {quote}{python}{quote} \"$0\" \"$@\"\n' '''\nimport app\n"
+    script.write_text(text)
+    read = read_launcher(["otel-limits", "run", "gunicorn", "app:app"], run_options)
+    assert read.words == ("otel-limits", "run", "--", str(python))
+    assert read.replaced == "gunicorn"
+
+
+@pytest.mark.parametrize("second", ['\'\'\'exec\' "$HOME/x" "$0" "$@"', 'exec python "$@"', "'"])
+def test_script_of_a_shell_is_refused(programs: Path, second: str) -> None:
+    """It is not known what another shell script starts."""
+    (programs / "gunicorn").write_text(f"#!/bin/sh\n{second}\n")
+    with pytest.raises(UnknownLauncherError, match="gunicorn is not a launcher"):
+        read_launcher(["gunicorn", "app:app"], run_options)
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_of_run_is_refused(option: str) -> None:
+    """It would be printed instead of the findings."""
+    status, found = examined("otel-limits", "run", option)
+    assert (status, found["runaway"][0]) == (1, "FAIL")
+    assert found["runaway"][1].startswith("otel-limits run shows its help and starts no program.")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "named"),
+    [
+        ("./start.sh python app.py", "start.sh"),
+        ("sh -c 'python app.py'", "sh"),
+        ("otel-limits run -- bash start.sh", "bash"),
+        ("timeout 5 ./start.sh python app.py", "start.sh"),
+        ("flock lock -c 'KEY=secret python app.py'", "flock"),
+        ("uv run serve", "serve"),
+        ("uv run alone.py", "alone.py"),
+        ("uv run --unknown serve python", "serve"),
+        ("uv serve", "serve"),
+        ("otel-limits run -- uv serve", "serve"),
+        ("sudo -u joe elsewhere python app.py", "elsewhere"),
+        ("touch mark", "touch"),
+        ("env '--split=python app.py'", "env"),
+        ("env '-vSpython app.py'", "env"),
+        ("env '-iSpython app.py'", "env"),
+        ("env -S 'python \"app.py'", "env"),
+        ("chrt -i ./app.py", "app.py"),
+        ("uv run --script app.py", "uv"),
+    ],
+)
+def test_command_of_unknown_form_is_refused(launcher: str, named: str, programs: Path) -> None:
+    """With the line that tests it."""
+    with pytest.raises(UnknownLauncherError) as refused:
+        read_launcher(shlex.split(launcher), run_options)
+    assert refused.value.text.startswith(f"{named} ")
+    assert refused.value.text.endswith("was not started: it could be your program.")
+    run = "otel-limits run -- " if launcher.startswith("otel-limits") else ""
+    assert refused.value.advice == f"Run: otel-limits doctor -- {run}THE PYTHON IT ENDS IN"
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "python app.py",
+        "python -u -m app",
+        "python -c 'import app'",
+        "./app.py",
+        "serve --all",
+        "gunicorn -w 2 app:app",
+        "celery -A app worker",
+        "env -u A B=c python app.py",
+        "env -S 'B=c ./app.py'",
+        "timeout -k 1 60 nice -n 3 python app.py",
+        "otel-limits run --max-turns 30 -- python app.py",
+        "opentelemetry-instrument --traces_exporter none ./app.py",
+        "env PYTHONPATH=. python -W error::app.W app.py",
+        "python -m otel_limits.cli run -- python -W error::app.W app.py",
+    ],
+)
+def test_only_the_added_program_runs(launcher: str, programs: Path) -> None:
+    """The words that are left are run as the doctor runs them, with a program of the test."""
+    own = programs / "own.py"
+    own.write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).touch()")
+    words = read_launcher(shlex.split(launcher), run_options).words
+    ran = programs / "ran"
+    execute_in(programs, *words, str(own), str(ran), PATH=os.environ["PATH"], **NO_EXPORT)
+    assert (ran.exists(), (programs / "mark").exists()) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("launcher", "status"),
     [("otel-limits run -- gunicorn app:app", 0), ("otel-limits run -- ./start.sh app.py", 1)],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import sys
 from argparse import REMAINDER, Namespace
@@ -80,10 +82,19 @@ def examine(options: Namespace) -> int:
 
 def run_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Parse the arguments of `otel-limits run` into variables and a command."""
+    from otel_limits.cli.doctor.launcher import UnknownLauncherError
     from otel_limits.cli.parser import make_parser
     from otel_limits.cli.run_command import given_options
 
-    options = make_parser().parse_args(["run", *arguments])
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            options = make_parser().parse_args(["run", *arguments])
+    except SystemExit as exited:
+        if exited.code:
+            raise
+        raise UnknownLauncherError(
+            "otel-limits run shows its help and starts no program.", "Remove --help."
+        ) from None
     given = {setting.variable: text for setting, text in given_options(options)}
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     return given, list(command)

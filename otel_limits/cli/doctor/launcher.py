@@ -158,14 +158,15 @@ def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
             return reading.ended_by("python" if reading.runner else sys.executable)
         name = reading.name
         if PYTHON.fullmatch(name):
-            options, _program = split_python(reading.rest[1:])
-            return reading.ended_by(reading.rest[0], *options)
-        if name == "otel-limits" and reading.rest[1:2] == ["run"]:
-            variables, command = run_options(reading.rest[2:])
-            reading.settings |= variables
+            python = reading.pop_python()
+            if not words_of_run(reading.rest):
+                return reading.ended_by(*python)
+            reading.kept += python
+        if count := words_of_run(reading.rest):
             # Keep `run`, without options, as it is the launcher under test.
-            reading.kept += [reading.rest[0], "run", "--"]
-            reading.rest = command
+            reading.kept += [*reading.rest[:count], "--"]
+            variables, reading.rest = run_options(reading.rest[count:])
+            reading.settings |= variables
         elif name in WRAPPERS:
             reading.keep(WRAPPERS[name])
         elif name in RUNNERS:
@@ -175,6 +176,14 @@ def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
         else:
             reading.replace_script()
     raise reading.refusal("starts too many other commands")
+
+
+def words_of_run(words: Sequence[str]) -> int:
+    """Return how many words begin `otel-limits run`, as a command or as a module; 0 if none."""
+    if list(words[:3]) == ["-m", "otel_limits.cli", "run"]:
+        return 3
+    is_command = bool(words) and PurePath(words[0]).name == "otel-limits"
+    return 2 if is_command and words[1:2] == ["run"] else 0
 
 
 class _LauncherWords:
@@ -239,6 +248,13 @@ class _LauncherWords:
     def _pop(self) -> str:
         return self.rest.pop(0) if self.rest else ""
 
+    def pop_python(self) -> list[str]:
+        """Remove a Python with its options; return those that import nothing of the user's."""
+        options, _program = split_python(self.rest[1:])
+        python = [self.rest[0], *_without_imports(options)]
+        del self.rest[: 1 + len(options)]
+        return python
+
     def keep_runner(self) -> None:
         """Keep a runner, which looks for the command in its own environment.
 
@@ -290,12 +306,37 @@ class _LauncherWords:
         """Make the error of a command that is not known, without its arguments."""
         # A shell command in one word may contain anything.
         shown = re.split(r"[\s=]", self.replaced or name or self.name)[0]
-        is_run = self.kept and PurePath(self.kept[0]).name == "otel-limits"
+        is_run = any(words_of_run(self.kept[at:]) for at in range(len(self.kept)))
         run = "otel-limits run -- " if is_run else ""
         return UnknownLauncherError(
             f"{shown} {problem}, so it was not started: it could be your program.",
             f"Run: otel-limits doctor -- {run}THE PYTHON IT ENDS IN",
         )
+
+
+def _without_imports(options: Sequence[str]) -> list[str]:
+    """Return the options of a Python without those that import a module when it starts."""
+    kept: list[str] = []
+    rest = iter(options)
+    for option in rest:
+        found = re.fullmatch(r"(-[^-WX]*)([WX])(.*)", option, re.DOTALL)
+        if found is None:
+            kept.append(option)
+            continue
+        others, letter, value = found.groups()
+        words = [option] if value else [option, next(rest, "")]
+        if _imports(letter, value or words[-1]):
+            kept += [others] if len(others) > 1 else []
+        else:
+            kept += words
+    return kept
+
+
+def _imports(letter: str, value: str) -> bool:
+    """Return whether -W has a category of a module, or -X a module of a Python that debugs."""
+    if letter == "X":
+        return value.startswith("presite=")
+    return any("." in category for category in value.split(":")[2:3])
 
 
 def _may_hold_command(name: str, option: str) -> bool:
