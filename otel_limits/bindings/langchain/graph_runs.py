@@ -406,7 +406,7 @@ class GraphInvocation:
         node = min(nodes, key=lambda each: (bool(branches.get(each)), each != self._halted_node))
         return {"configurable": configurable}, [
             [StateUpdate(None, END)],  # what ended in this step is kept, the rest is dropped
-            [StateUpdate(self.stream.update_with(self._last), node)],
+            *([StateUpdate(each, node)] for each in self.stream.updates_with(self._last)),
             [StateUpdate(None, END)],  # nor does anything follow our message
         ]
 

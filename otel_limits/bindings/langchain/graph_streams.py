@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
-from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage, RemoveMessage
 from langgraph.channels import LastValue
+from langgraph.graph import add_messages
 from pydantic import BaseModel
 
 from otel_limits.bindings.langchain.halt_marks import messages_of, stops_of
@@ -60,6 +61,8 @@ class GraphStream:
         self._keys = graph.stream_channels_asis if keys is None else keys
         self._has_channel = MESSAGES in graph.channels
         self._is_replaced = isinstance(graph.channels.get(MESSAGES), LastValue)
+        reducer = getattr(graph.channels.get(MESSAGES), "operator", None)
+        self._is_merged = reducer is add_messages
         modes = list(dict.fromkeys((*self._asked, *OURS)))
         self.options = {**options, "stream_mode": modes}
         self.values: Any = {}
@@ -137,9 +140,17 @@ class GraphStream:
         kept = [each for each in self.messages if getattr(each, "id", None) not in ours]
         return [*kept, *messages]
 
-    def update_with(self, messages: Sequence[Any]) -> dict[str, Any]:
-        """Return the update that adds the messages of a halt to the state."""
-        return {MESSAGES: self.conversation_with(messages) if self._is_replaced else [*messages]}
+    def updates_with(self, messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
+        """Yield the updates that add the messages of a halt to the end of the state."""
+        if self._is_replaced:
+            yield {MESSAGES: self.conversation_with(messages)}
+            return
+        # `add_messages` keeps the position of a message with the same ID.
+        ours = {each.id for each in messages} - {None}
+        moved = [each.id for each in self.messages if getattr(each, "id", None) in ours]
+        if moved and self._is_merged and self.messages[-1].id not in moved:
+            yield {MESSAGES: [RemoveMessage(each) for each in moved]}
+        yield {MESSAGES: [*messages]}
 
     def values_with(self, messages: Sequence[Any]) -> Any:
         """Return the state with the messages of a halt."""

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import operator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
 
 import pytest
 from langchain.agents import create_agent
@@ -31,7 +31,7 @@ from otel_limits import (
     stop_of,
 )
 from otel_limits.testing import ScriptedChatModel, says, uses
-from tests.langchain.graphs import ASK, STEPS, config, halt_of, search
+from tests.langchain.graphs import ASK, CALLS, STEPS, config, halt_of, search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -518,6 +518,42 @@ def test_last_answer_merged_by_a_node_shows_the_halt() -> None:
     assert halt_of(kept.values).action == "wrapped_up"
     assert len(kept.values["messages"]) == len(state["messages"])
     assert kept.next == ()
+
+
+def with_note(text: AnyMessage, **options: Any) -> Any:
+    """A tool loop by hand, whose last answer is followed by a message of another node."""
+    model = Honest(searching())
+
+    def call(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [model.bind_tools([search]).invoke(state["messages"])]}
+
+    def chosen(state: MessagesState) -> str:
+        return tools_condition(cast("Any", state)).replace(END, "note")
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", call)
+    builder.add_node("tools", ToolNode([search]))
+    builder.add_node("note", lambda _: {"messages": [text]})
+    builder.add_edge(START, "model")
+    builder.add_conditional_edges("model", chosen, ["tools", "note", END])
+    builder.add_edge("tools", "model")
+    return builder.compile(**options)
+
+
+@pytest.mark.parametrize("text", [HumanMessage("thanks"), AIMessage("bye")], ids=["user", "model"])
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+def test_thread_shows_the_halt_whatever_follows_the_last_answer(text: Any, how: str) -> None:
+    """Its state is that of the result, with the answer once."""
+    enable(max_turns=TURNS, action="wrap_up")
+    graph = with_note(text, checkpointer=InMemorySaver())
+    result = CALLS[how](graph, ASK, config("1"))
+    stored = graph.get_state(config("1"))
+    assert (halt_of(result).reason, halt_of(stored.values).reason) == ("max_turns", "max_turns")
+    assert [each.text for each in stored.values["messages"]] == [
+        each.text for each in result["messages"]
+    ]
+    assert [each.text for each in stored.values["messages"]].count(LAST) == 1
+    assert stored.next == ()
 
 
 def test_last_answer_beside_a_refused_branch_is_in_the_result() -> None:
