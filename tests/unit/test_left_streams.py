@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from agents import Agent as SdkAgent
 from agents import Model as SdkModel
 from agents import ModelResponse, Runner, Usage
+from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.graph import START, StateGraph
 from pydantic import PrivateAttr
 from strands import Agent as StrandsAgent
@@ -367,3 +368,80 @@ def test_model_that_leaves_the_stream_of_another_one_is_limited(count: Callable[
     """The agent gets an answer of each, so each is a turn."""
     enable(max_turns=TURNS)
     assert count() == TURNS
+
+
+# --- streams that cannot be closed ----------------------------------------------------------------
+
+
+class Unforgiving(BaseCallbackHandler):
+    """Raises another error when one is reported, such as that of a stream that is left."""
+
+    raise_error = True
+
+    def on_llm_error(self, error: BaseException, **_: Any) -> None:
+        """Raise for a model."""
+        raise ConnectionError("the tracing server is gone") from error
+
+    def on_chain_error(self, error: BaseException, **_: Any) -> None:
+        """Raise for a graph."""
+        raise ConnectionError("the tracing server is gone") from error
+
+
+def leave(streamed: Any, given: Any, *, is_async: bool) -> None:
+    """Read the first part of a stream, and close it."""
+    config = {"callbacks": [Unforgiving()]}
+
+    async def read() -> None:
+        async with aclosing(streamed.astream(given, config)) as parts:
+            await anext(parts)
+
+    if is_async:
+        asyncio.run(read())
+        return
+    with closing(streamed.stream(given, config)) as parts:
+        next(parts)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_stream_whose_close_fails_is_a_turn(*, is_async: bool) -> None:
+    """Otherwise its call would stay in flight."""
+    enable(max_turns=TURNS)
+    model = ScriptedChatModel(endless(TEXT))
+
+    def node(_: Any) -> Any:
+        for _ in range(TRIES):
+            with pytest.raises(ConnectionError):
+                leave(model, "q", is_async=is_async)
+
+    stop = called(node).stop
+    assert (stop.reason, stop.turns, stop.breach.reserved) == ("max_turns", TURNS, 0)
+    assert model.calls == TURNS
+
+
+def test_stream_that_ends_with_its_event_loop_is_a_turn() -> None:
+    """The loop closes our stream and that of the model concurrently, in any order."""
+    enable(max_turns=TRIES)
+    model, streams = ScriptedChatModel(endless(TEXT)), []
+
+    async def read() -> None:
+        streams.append(model.astream("q"))
+        await anext(streams[-1])
+
+    def node(_: Any) -> Any:
+        for _ in range(2 * TRIES):
+            asyncio.run(read())
+
+    stop = called(node).stop
+    assert (stop.reason, stop.turns, stop.breach.reserved) == ("max_turns", TRIES, 0)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_graph_whose_stream_fails_to_close_ends(events: list[Event], *, is_async: bool) -> None:
+    """Its invocation is published, and holds nothing."""
+    enable(max_turns=TURNS, observers=[events.append])
+    model = ScriptedChatModel(endless(uses("search", arguments={"query": "x"})))
+    graph = graphs.agent(model)
+
+    with pytest.raises(ConnectionError):
+        leave(graph, graphs.ASK, is_async=is_async)
+    assert [each.turns for each in events if isinstance(each, Stop)] == [1]
