@@ -6,7 +6,7 @@ A copy of this file is started by the launcher under test. Until its agents have
 nothing that enables limits; then it writes what happened to the file REPORT, as JSON. EXPECTED is a
 JSON object of the OTEL_LIMITS_* variables it was started with. If the launcher changed one of them,
 no agent is called, because it could write to a real ledger or use a real quota. FRAMEWORKS is a
-JSON object: the modules of all frameworks, and their distributions. Those that are installed are
+JSON list: the modules of frameworks, and their distributions. The first that is installed is
 imported first, as a program with agents does, and again in a child process.
 """
 
@@ -21,22 +21,20 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 if __name__ == "__main__":
-    for module, distribution in json.loads(sys.argv[3]).items():
+    for framework, distribution in json.loads(sys.argv[3]):
         with contextlib.suppress(PackageNotFoundError):
             version(distribution)
-            import_module(module)
+            import_module(framework)
+            break
 
 MOST_CALLS: Final = 30
 """Tool calls after which an agent ends if it is not halted."""
 
-Agents: TypeAlias = "list[tuple[str, str]]"
-"""The name and the module of each framework whose agent is called."""
-
 WITH_SPANS: Final[set[str]] = set()
-"""The frameworks whose spans were received."""
+"""The framework, once its spans were received."""
 
 
 def changed(expected: dict[str, str]) -> list[str]:
@@ -63,29 +61,14 @@ def call(name: str, module: str) -> dict[str, Any]:
     return {"calls": calls, "reason": reason}
 
 
-def call_each(agents: Agents) -> dict[str, dict[str, Any]]:
-    """Call the agents of several frameworks; return what happened by framework."""
-    return {name: call(name, module) for name, module in agents}
-
-
-def call_in_child(agents: Agents) -> dict[str, dict[str, Any]]:
-    """Do the same in a child process."""
+def call_in_child(name: str, module: str) -> dict[str, Any]:
+    """Call the agent of a framework in a child process."""
     try:
         # Spawned: a forked child has the limits of its parent anyway.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return pool.apply(call_each, (agents,))
+            return pool.apply(call, (name, module))
     except Exception as error:  # noqa: BLE001  e.g. without shared memory
-        return {name: {"error": repr(error)} for name, _ in agents}
-
-
-def call_in_children(agents: Agents) -> dict[str, dict[str, Any]]:
-    """Call all agents in one child process, which saves time, or each in its own."""
-    from otel_limits.settings.variables import variable
-
-    if variable("OTEL_PYTHON_TRACER_PROVIDER") is None:
-        return call_in_child(agents)
-    # A framework that requests a tracer would enable the limits of one that does not.
-    return {name: call_in_child([(name, module)])[name] for name, module in agents}
+        return {"error": repr(error)}
 
 
 def isolating_option() -> str | None:
@@ -95,21 +78,23 @@ def isolating_option() -> str | None:
     return "-I or -E" if sys.flags.ignore_environment else None
 
 
-def run() -> dict[str, Any]:
-    """Call the agents and return the report."""
+def run(modules: list[str]) -> dict[str, Any]:
+    """Call the agent of the first installed framework, and return the report."""
     from opentelemetry import trace
 
     from otel_limits.bindings.installed import installed_frameworks
     from otel_limits.runtime.autoload import installed_autoload
     from otel_limits.runtime.runtime import RUNTIME
 
-    frameworks = installed_frameworks()
-    reports = [report_on(each) for each in frameworks]
-    source = RUNTIME.enforcement().source
-    in_child = call_in_children([(each.name, each.module) for each in frameworks]) if source else {}
+    installed = installed_frameworks()
+    wanted = min(installed, key=lambda each: modules.index(each.module), default=None)
+    found = {} if wanted is None else report_on(wanted)
+    source = RUNTIME.enforcement().source  # first, as asking for the provider may enable
     provider = type(trace.get_tracer_provider())
     return {
-        "frameworks": [{**each, "child": in_child.get(each["name"], {})} for each in reports],
+        **found,
+        "name": wanted and wanted.name,
+        "installed": [each.name for each in installed],
         "source": source,
         "provider": f"{provider.__module__}.{provider.__qualname__}",
         "python": sys.executable,
@@ -119,7 +104,7 @@ def run() -> dict[str, Any]:
 
 
 def report_on(framework: Any) -> dict[str, Any]:
-    """Call the agent of a framework here and in a thread; return what happened."""
+    """Call the agent of a framework here, in a thread and in a child; return what happened."""
     from otel_limits.bindings.probing import release
     from otel_limits.runtime.guard import probed
     from otel_limits.runtime.runtime import RUNTIME
@@ -128,23 +113,23 @@ def report_on(framework: Any) -> dict[str, Any]:
     here = call(*agent)
     with ThreadPoolExecutor(1) as pool:
         threaded = pool.submit(call, *agent).result()
-    enforcement = RUNTIME.enforcement(framework.name)
-    # Enabling otel-limits probes frameworks, but it may have failed here.
+    source, enforcement = RUNTIME.enforcement().source, RUNTIME.enforcement(framework.name)
+    # Enabling otel-limits probes the framework, but it may have failed here.
     gaps = enforcement if enforcement.source else probed([framework])
     return {
-        "name": framework.name,
         "release": release(framework),
         "here": here,
         "thread": threaded,
+        "child": call_in_child(*agent) if source else {},
         "obstacles": gaps.obstacles,
         "weakened": gaps.fallbacks,
-        "spans": framework.name in WITH_SPANS,
+        "spans": bool(WITH_SPANS),
     }
 
 
 if __name__ == "__main__":
     names = changed(json.loads(sys.argv[2]))
-    report = {"changed": names} if names else run()
+    report = {"changed": names} if names else run([module for module, _ in json.loads(sys.argv[3])])
     Path(sys.argv[1]).write_text(json.dumps(report), encoding="utf-8")
     sys.stdout.flush()
     # Skip exit handlers, which would export this agent's telemetry.

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from otel_limits.bindings.known import FRAMEWORKS
-from otel_limits.cli.doctor.doctor_command import run_options
-from otel_limits.cli.doctor.launcher import read_launcher
+from otel_limits.cli.doctor.doctor_command import as_text, run_options
+from otel_limits.cli.doctor.finding import fail
+from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
+from otel_limits.cli.doctor.program_imports import read_imports
+from otel_limits.cli.doctor.runaway import FORCED, sandboxed
 from tests.launching import (
     BIN,
     INSTRUMENT,
@@ -72,18 +75,86 @@ def test_a_launcher_under_which_limits_hold_is_proven(
     assert status == 0
 
 
-@pytest.mark.parametrize(
-    ("launcher", "unlimited"),
-    [(RUN, []), (SELECTING, ["child (langchain)"])],
-    ids=["run", "tracer provider"],
-)
-def test_each_framework_is_examined(launcher: tuple[str, ...], unlimited: list[str]) -> None:
-    """LangChain requests no tracer, so alone in a child it does not load the provider."""
-    status, found = examined(*launcher, PYTHON)
-    assert status == bool(unlimited)
-    assert [name for name, (status, _) in found.items() if status == "FAIL"] == unlimited
+def test_each_installed_framework_is_probed_without_a_program() -> None:
+    """It is said that none was given."""
+    status, found = examined(*RUN, PYTHON)
     names = [f"{place} ({each.name})" for each in FRAMEWORKS for place in ("thread pool", "child")]
-    assert {name for name in names if found[name] == HALTED} == {*names} - {*unlimited}
+    assert [found[name] for name in names] == [HALTED] * len(names)
+    assert (found["enabled by"][0], found["spans"][0], status) == ("ok", "ok", 0)
+    assert found["imports"][1].startswith("No source of a program was given")
+
+
+def test_only_a_framework_that_the_program_imports_is_probed(tmp_path: Path) -> None:
+    """LangChain requests no tracer, so by itself it does not load the tracer provider."""
+    program = tmp_path / "app.py"
+    program.write_text("from langgraph.graph import StateGraph\nraise SystemExit\n")
+    status, found = examined(*SELECTING, PYTHON, str(program))
+    assert [name for name, (status, _) in found.items() if status == "FAIL"] == [
+        "runaway",
+        "enabled by",
+    ]
+    assert found["langchain"][0] == "ok"
+    left_out = ("-", "Not probed: app.py and its own modules do not import it.")
+    assert (found["strands"], found["openai-agents"], status) == (left_out, left_out, 1)
+
+
+@pytest.mark.parametrize(
+    ("program", "shown", "frameworks"),
+    [
+        ("python app.py", "app.py", "langchain strands"),
+        ("python -u -m app --port 1", "app", "langchain strands"),
+        ("python -um package", "package", "openai-agents"),
+        ("python -c 'import agents'", "-c", "openai-agents"),
+        ("python -c 'import package.inner'", "-c", "openai-agents"),
+        ("python -c 'import app, package'", "-c", "langchain openai-agents strands"),
+        ("python lazy.py", "lazy.py", "strands"),
+        ("python through.py", "through.py", "strands"),
+        ("python broken.py", "broken.py", ""),
+        ("python elsewhere/own.py", "own.py", ""),
+        ("python -m missing", "", ""),
+        ("python", "", ""),
+        ("./serve --all", "serve", "openai-agents"),
+        ("gunicorn -w 2 app:app", "gunicorn, app", "langchain strands"),
+        ("celery --app=package worker", "celery, package", "langchain openai-agents strands"),
+        ("uv run app.py", "app.py", "langchain strands"),
+        ("uv run --module=app", "app", "langchain strands"),
+        ("uv run gunicorn app:app", "gunicorn, app", "langchain strands"),
+        ("env A=b otel-limits run -- python app.py", "app.py", "langchain strands"),
+        ("env PYTHONPATH=. python app.py", "app.py", "langchain strands"),
+    ],
+)
+def test_imports_of_a_program_are_read(
+    program: str, shown: str, frameworks: str, programs: Path
+) -> None:
+    """Those of the program's modules, and the requirements of other packages; nothing runs."""
+    texts = {
+        "app.py": "import helper, os\nfrom strands import Agent\n",
+        "helper.py": "if True:\n    from langgraph.graph import StateGraph\n",
+        "package/__init__.py": "from .inner import deep\n",
+        "package/inner/__init__.py": "from ..part import Runner\n",
+        "package/inner/deep.py": "",
+        "package/part.py": "from agents import Runner\n",
+        "lazy.py": "def serve():\n    import strands.agent\n",
+        "through.py": "import made_of_strands\n",
+        "broken.py": "import strands\nclass\n",
+        "elsewhere/own.py": "import agents\n",
+        "elsewhere/agents/__init__.py": "",
+        "dependencies/made_of_strands/__init__.py": "import agents",
+        "dependencies/made_of_strands-1.dist-info/METADATA": "Name: made-of-strands\n"
+        "Requires-Dist: strands-agents>=1\nRequires-Dist: langgraph; extra == 'all'\n",
+    }
+    for name, text in texts.items():
+        (programs / name).parent.mkdir(parents=True, exist_ok=True)
+        (programs / name).write_text(text)
+    (programs / "serve").write_text(f"#!{PYTHON}\nimport agents\n")
+    sys.path.append(str(programs / "dependencies"))
+    try:
+        words = read_launcher(shlex.split(program), run_options).program
+        read = read_imports(words, {"PYTHONPATH": "dependencies"})
+    finally:
+        sys.path.remove(str(programs / "dependencies"))
+    assert (read.shown, " ".join(sorted(read.frameworks))) == (shown, frameworks)
+    assert not (programs / "mark").exists()
 
 
 def test_plain_python_is_found_to_be_uncapped(python: str) -> None:

@@ -27,9 +27,12 @@ program instead:
   otel-limits doctor -- opentelemetry-instrument python -m app
   otel-limits doctor -- otel-limits run -- gunicorn app:app
 
-Starts an agent of each installed framework with a scripted model and max_turns=3, also in a thread
-pool and in a child process, isolated from your ledger, quotas, collectors and alerts. Then checks
-your settings and the servers they refer to.
+Starts an agent with a scripted model and max_turns=3, also in a thread pool and in a child process,
+isolated from your ledger, quotas, collectors and alerts. Then checks your settings and the servers
+they refer to.
+
+Only frameworks that your program imports are probed, according to its source, which is read and not
+run. If no import is found, each installed framework is probed.
 
 Each check prints ok, FAIL, or - if not configured. The exit status is 0 only if the agent was
 halted and no check failed.

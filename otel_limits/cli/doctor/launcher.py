@@ -135,6 +135,8 @@ class Launcher:
     """Variables it would set. They are checked, but not applied to the runaway agent."""
     replaced: str = ""
     """The command in whose place its Python is started, such as `gunicorn`."""
+    program: tuple[str, ...] = ()
+    """The words that were left out: the user's program with its arguments, if it was given."""
 
     @property
     def shown(self) -> str:
@@ -158,11 +160,12 @@ def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
             return reading.ended_by("python" if reading.runner else sys.executable)
         name = reading.name
         if PYTHON.fullmatch(name):
-            python = reading.pop_python()
-            if not words_of_run(reading.rest):
-                return reading.ended_by(*python)
-            reading.kept += python
-        if count := words_of_run(reading.rest):
+            options, _script = split_python(reading.rest[1:])
+            reading.program += _program_of(reading.rest[1:], options)
+            return reading.ended_by(reading.rest[0], *options)
+        if name == "otel-limits" and reading.rest[1:2] == ["run"]:
+            variables, command = run_options(reading.rest[2:])
+            reading.settings |= variables
             # Keep `run`, without options, as it is the launcher under test.
             reading.kept += [*reading.rest[:count], "--"]
             variables, reading.rest = run_options(reading.rest[count:])
@@ -194,6 +197,7 @@ class _LauncherWords:
         self.rest = list(words)
         self.settings: dict[str, str] = {}
         self.replaced = ""
+        self.program: list[str] = []
         self.runner = ""
         """The runner in whose environment the next command is."""
 
@@ -204,7 +208,8 @@ class _LauncherWords:
 
     def ended_by(self, *python: str) -> Launcher:
         """Return the launcher that ends in a Python."""
-        return Launcher((*self.kept, *python), self.settings, self.replaced)
+        words = (*self.kept, *python)
+        return Launcher(words, self.settings, self.replaced, tuple(self.program))
 
     def keep(self, form: Form) -> list[str]:
         """Keep a command with its arguments, up to the command that it runs; return them."""
@@ -268,6 +273,7 @@ class _LauncherWords:
             at = is_module.index(True)
             module = self.rest[at].partition("=")[2]
             self.replaced = module or "".join(self.rest[at + 1 : at + 2])
+            self.program = self.rest[at:]
             del self.rest[at:]
         kept = self.keep(RUNNERS[self.runner])
         if "run" not in kept:
@@ -286,7 +292,7 @@ class _LauncherWords:
         if not self.name.endswith(".py") and self.name not in PROGRAMS:
             raise self.refusal(f"may be any program in the environment of {self.runner}")
         self.replaced = self.name
-        self.rest = []
+        self.program, self.rest = self.rest, []
 
     def replace_script(self) -> None:
         """Put the interpreter of a script into its place, as the system does to run it."""
@@ -300,7 +306,7 @@ class _LauncherWords:
         if not interpreter:
             raise self.refusal("is not a launcher that the doctor knows")
         self.replaced = self.replaced or self.name
-        self.rest = [*interpreter, path]
+        self.rest = [*interpreter, path, *self.rest[1:]]
 
     def refusal(self, problem: str, name: str = "") -> UnknownLauncherError:
         """Make the error of a command that is not known, without its arguments."""
@@ -314,29 +320,12 @@ class _LauncherWords:
         )
 
 
-def _without_imports(options: Sequence[str]) -> list[str]:
-    """Return the options of a Python without those that import a module when it starts."""
-    kept: list[str] = []
-    rest = iter(options)
-    for option in rest:
-        found = re.fullmatch(r"(-[^-WX]*)([WX])(.*)", option, re.DOTALL)
-        if found is None:
-            kept.append(option)
-            continue
-        others, letter, value = found.groups()
-        words = [option] if value else [option, next(rest, "")]
-        if _imports(letter, value or words[-1]):
-            kept += [others] if len(others) > 1 else []
-        else:
-            kept += words
-    return kept
-
-
-def _imports(letter: str, value: str) -> bool:
-    """Return whether -W has a category of a module, or -X a module of a Python that debugs."""
-    if letter == "X":
-        return value.startswith("presite=")
-    return any("." in category for category in value.split(":")[2:3])
+def _program_of(arguments: Sequence[str], options: Sequence[str]) -> Sequence[str]:
+    """Return the arguments of a Python that follow its options."""
+    at = len(options)
+    # `-um app` has an option before that of the module.
+    is_joined = bool(options) and arguments[at - 1] != options[-1]
+    return arguments[at - is_joined :]
 
 
 def _may_hold_command(name: str, option: str) -> bool:

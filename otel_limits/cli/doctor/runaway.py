@@ -1,4 +1,4 @@
-"""Runs the runaway agent under a launcher, isolated, and reports whether it was halted."""
+"""Runs runaway agents under a launcher, isolated, and reports whether they were halted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.bindings.installed import INSTALL_ANY
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
+from otel_limits.cli.doctor.program_imports import read_imports
 from otel_limits.core.secrets import redact_text
 from otel_limits.core.wording import pluralize
 from otel_limits.settings.otel_config import harmless_copy
@@ -25,6 +27,7 @@ from otel_limits.settings.variables import OTLP_PREFIX
 
 if TYPE_CHECKING:
     from otel_limits.cli.doctor.launcher import Launcher
+    from otel_limits.cli.doctor.program_imports import Imports
 
 FORCED: Final = {
     PREFIX + "MAX_TURNS": "3",
@@ -113,6 +116,8 @@ def sandboxed(environ: Mapping[str, str], place: Path, url: str) -> dict[str, st
 PATIENCE_SECONDS: Final = 120
 """Timeout of the runaway agent, including imports on a slow machine."""
 
+KNOWN: Final = {framework.name: framework for framework in FRAMEWORKS}
+
 CAP: Final = 3
 TAIL_LINES: Final = 5
 """Lines of output to show if it failed."""
@@ -140,26 +145,57 @@ EXPORTERS: Final = (
 
 
 def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
-    """Run the runaway agent under a launcher instead of an application.
+    """Run a runaway agent of each framework that the application imports, instead of it.
+
+    Each is started for itself: a framework that requests a tracer would enable the limits of one
+    that does not.
 
     Args:
         launcher: The launcher under test.
         environ: The application's environment.
     """
+    imports = read_imports(launcher.program, environ)
+    first = _report(launcher, environ, sorted(imports.frameworks))
+    if isinstance(first, Finding):
+        return [first]
+    if "changed" in first:
+        return [_changed(first, launcher)]
+    installed = first["installed"]
+    imported = [name for name in installed if name in imports.frameworks]
+    reports = [first]
+    for name in imported or installed:
+        if name != first["name"]:
+            report = _report(launcher, environ, [name])
+            if isinstance(report, Finding):
+                return [report]
+            reports.append(report)
+    return [
+        *_findings(reports, launcher),
+        *_choice(imports, imported, installed),
+        _autoload(first),
+    ]
+
+
+def _report(
+    launcher: Launcher, environ: Mapping[str, str], wanted: Sequence[str]
+) -> dict[str, Any] | Finding:
+    """Run the agent of the first wanted framework that is installed, else of any."""
     with tempfile.TemporaryDirectory(prefix="otel-limits-doctor-") as directory:
         place = Path(directory)
-        outcome = _start(launcher, environ, place)
+        outcome = _start(launcher, environ, place, wanted)
         try:
-            report = json.loads((place / "report.json").read_text(encoding="utf-8"))
+            report: dict[str, Any] = json.loads((place / "report.json").read_text("utf-8"))
         # Without a report, the program did not start; its output is all there is.
         except (OSError, ValueError):
             outcome = redact_text(outcome, launcher.words)
             text = f"The test agent did not run under {launcher.shown}: {outcome}"
-            return [fail("runaway", text)]
-    return list(_findings(report, launcher))
+            return fail("runaway", text)
+    return report
 
 
-def _start(launcher: Launcher, environ: Mapping[str, str], place: Path) -> str:
+def _start(
+    launcher: Launcher, environ: Mapping[str, str], place: Path, wanted: Sequence[str]
+) -> str:
     """Run the agent's program; return a description of its end."""
     program = place / "app" / "app.py"  # alone in its directory, which is on its path
     program.parent.mkdir()
@@ -169,7 +205,8 @@ def _start(launcher: Launcher, environ: Mapping[str, str], place: Path) -> str:
     # A launcher may configure exporters; none may reach a real collector.
     with collector() as url:
         report = str(place / "report.json")
-        frameworks = {each.module: each.distribution for each in FRAMEWORKS}
+        names = [*wanted, *(each.name for each in FRAMEWORKS)]
+        frameworks = [(KNOWN[name].module, KNOWN[name].distribution) for name in names]
         arguments = (report, json.dumps(FORCED), json.dumps(frameworks))
         command = [*launcher.words, str(program), *arguments]
         try:
@@ -191,48 +228,74 @@ def _start(launcher: Launcher, environ: Mapping[str, str], place: Path) -> str:
     return f"it exited with status {done.returncode}; output: {' / '.join(lines) or 'none'}"
 
 
-def _findings(report: Mapping[str, Any], launcher: Launcher) -> Iterator[Finding]:
-    # The program compares its variables itself, before it calls the agent.
-    if "changed" in report:
+def _changed(report: Mapping[str, Any], launcher: Launcher) -> Finding:
+    """Report settings that the launcher changed, as the program found before it called agents."""
+    return fail(
+        "runaway",
+        f"The agent was not called: {launcher.shown} changes {', '.join(report['changed'])}, "
+        "so it could have used a real ledger or quota.",
+        "Set these in the environment of otel-limits doctor instead.",
+    )
+
+
+def _findings(reports: Sequence[Mapping[str, Any]], launcher: Launcher) -> Iterator[Finding]:
+    python = reports[0]["python"]
+    if launcher.replaced:
+        yield ok("program", f"{python} was started in place of {launcher.replaced}.")
+    if reports[0]["name"] is None:
         yield fail(
-            "runaway",
-            f"The agent was not called: {launcher.shown} changes {', '.join(report['changed'])}, "
-            "so it could have used a real ledger or quota.",
-            "Set these in the environment of otel-limits doctor instead.",
+            "runaway", f"No supported agent framework is installed for {python}.", INSTALL_ANY
         )
         return
-    if launcher.replaced:
-        yield ok("program", f"{report['python']} was started in place of {launcher.replaced}.")
-    frameworks = report["frameworks"]
-    if frameworks:
-        for framework in frameworks:
-            yield from _halts(framework, report, len(frameworks))
-        yield _source(report, launcher)
-        yield _spans(report)
-        yield ok("provider", f"{report['provider']}.")
-    else:
-        yield fail(
-            "runaway",
-            f"No supported agent framework is installed for {report['python']}.",
-            INSTALL_ANY,
-        )
-    for framework in frameworks:
-        yield from _apis(framework)
-    if report["autoload"]:
-        yield ok("autoload", f"Installed: {report['autoload']}")
-    else:
-        yield skipped("autoload", f"Not installed for {report['python']}.")
+    for report in reports:
+        yield from _halts(report, "" if len(reports) == 1 else f" ({report['name']})")
+    yield from _shared([(each["name"], _source(each, launcher)) for each in reports])
+    yield from _shared([(each["name"], _spans(each)) for each in reports])
+    yield from _shared([(each["name"], ok("provider", f"{each['provider']}.")) for each in reports])
+    for report in reports:
+        yield from _apis(report)
 
 
-def _halts(
-    framework: Mapping[str, Any], report: Mapping[str, Any], frameworks: int
+def _shared(found: Sequence[tuple[str, Finding]]) -> Iterator[Finding]:
+    """Report once what is alike for all frameworks."""
+    if len({finding for _, finding in found}) == 1:
+        yield found[0][1]
+        return
+    for framework, finding in found:
+        yield replace(finding, name=f"{finding.name} ({framework})")
+
+
+def _choice(
+    imports: Imports, imported: Sequence[str], installed: Sequence[str]
 ) -> Iterator[Finding]:
+    """Report which of several installed frameworks were left out, or why none was."""
+    if len(installed) <= 1:
+        return
+    if not imports.shown:
+        text = "No source of a program was given or found, so each installed framework was probed."
+        yield skipped("imports", text, "otel-limits doctor -- python app.py")
+    elif not imported:
+        text = f"{imports.shown} and its own modules import no installed framework, "
+        yield skipped("imports", f"{text}so each was probed.")
+    else:
+        for name in installed:
+            if name not in imported:
+                text = f"Not probed: {imports.shown} and its own modules do not import it."
+                yield skipped(name, text)
+
+
+def _autoload(report: Mapping[str, Any]) -> Finding:
+    if report["autoload"]:
+        return ok("autoload", f"Installed: {report['autoload']}")
+    return skipped("autoload", f"Not installed for {report['python']}.")
+
+
+def _halts(report: Mapping[str, Any], of: str) -> Iterator[Finding]:
     """Report whether the agent of a framework was halted, everywhere."""
-    of = "" if frameworks == 1 else f" ({framework['name']})"
-    yield _halt(f"runaway{of}", framework["here"], f", in {report['python']}")
+    yield _halt(f"runaway{of}", report["here"], f", in {report['python']}")
     if report["source"] is not None:
-        yield _halt(f"thread pool{of}", framework["thread"])
-        yield _halt(f"child{of}", framework["child"])
+        yield _halt(f"thread pool{of}", report["thread"])
+        yield _halt(f"child{of}", report["child"])
 
 
 def _halt(name: str, report: Mapping[str, Any], place: str = "") -> Finding:
@@ -270,13 +333,12 @@ def _source(report: Mapping[str, Any], launcher: Launcher) -> Finding:
 def _spans(report: Mapping[str, Any]) -> Finding:
     if report["source"] is None:
         return skipped("spans", "Not enabled.")
-    without = [each for each in report["frameworks"] if not each["spans"]]
-    if not without:
+    if report["spans"]:
         return ok("spans", "Received.")
-    if any(each["obstacles"] for each in without):
+    if report["obstacles"]:
         return skipped("spans", "Not received, and limits are not enforced.")
-    names = ", ".join(each["name"] for each in without)
-    return ok("spans", f"Not received. Hooks of {names} are used instead; limits are enforced.")
+    name = report["name"]
+    return ok("spans", f"Not received. Hooks of {name} are used instead; limits are enforced.")
 
 
 def _apis(framework: Mapping[str, Any]) -> Iterator[Finding]:
