@@ -10,22 +10,28 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
 from otel_limits.bindings.strands.private import PRIVATE_NAMES
-from tests.launching import RUN, execute
-from tests.paths import ROOT
-from tests.programs.test_autoload import Environment
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
+from otel_limits.runtime.enable import enable_leniently
+from otel_limits.runtime.guard import Enforcement, probed
+from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.testing import ScriptedModel, endless, says, uses
+from tests.forking import NEEDED_BY_STRANDS, Forking, forking
+from tests.launching import RUN, Ended, execute
+from tests.test_autoload import ROOT, Environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
+    from collections.abc import Callable, Iterator
 
-    from tests.launching import Ended
+    from tests.conftest import MakeAgent, Metric
 
-    Checked: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
+
+Checked: TypeAlias = "Callable[..., subprocess.CompletedProcess[str]]"
+RunAway: TypeAlias = "Callable[..., Ended]"
 
 RUNAWAY = """
 import importlib, json, sys
@@ -106,52 +112,57 @@ def renamed(tmp_path: Path) -> Callable[[str], dict[str, str]]:
     return rename
 
 
-def run_away(environ: dict[str, str], module: str = "strands") -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def python() -> Iterator[Forking]:
+    """A Python without Strands and otel-limits."""
+    with forking(NEEDED_BY_STRANDS) as python:
+        yield python
+
+
+@pytest.fixture(scope="module")
+def run_away(python: Forking) -> RunAway:
     """Let an agent run away twice at a cap of 3."""
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RUNAWAY, module],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+
+    def run_away(environ: dict[str, str], module: str = "strands") -> Ended:
+        return python.execute(RUNAWAY, module, environ=environ)
+
+    return run_away
 
 
 @pytest.mark.parametrize("name", sorted(HAVE_FALLBACKS))
 def test_a_private_name_that_was_renamed_costs_no_limit(
-    renamed: Callable[[str], dict[str, str]], name: str
+    renamed: Callable[[str], dict[str, str]], run_away: RunAway, name: str
 ) -> None:
     """Every invocation is halted at its cap, and a warning says what is done otherwise."""
-    done = run_away(renamed(name), HAVE_FALLBACKS[name])
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"calls": [3, 3], "metric": 1, "in_force": True}
-    assert "Limits are still enforced." in done.stderr
-    assert done.stderr.count(f".{name}. ") <= 1
-    assert "limits are not enforced" not in done.stderr
+    ended = run_away(renamed(name), HAVE_FALLBACKS[name])
+    assert ended.status == 0, ended.log
+    assert json.loads(ended.output) == {"calls": [3, 3], "metric": 1, "in_force": True}
+    assert "Limits are still enforced." in ended.log
+    assert ended.log.count(f".{name}. ") <= 1
+    assert "limits are not enforced" not in ended.log
 
 
 @pytest.mark.parametrize("name", VITAL)
 def test_renamed_required_api_is_reported(
-    renamed: Callable[[str], dict[str, str]], name: str
+    renamed: Callable[[str], dict[str, str]], run_away: RunAway, name: str
 ) -> None:
     """Nothing limits the agent, which does not feel it, and log and metric say so."""
-    done = run_away(renamed(name))
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"calls": [13, 0], "metric": 0, "in_force": False}
-    assert "limits are not enforced: strands-agents 1.62.0 has no strands." in done.stderr
-    assert f".{name}. Without it no agent can be tracked or halted." in done.stderr
-    assert "Traceback" not in done.stderr
+    ended = run_away(renamed(name))
+    assert ended.status == 0, ended.log
+    assert json.loads(ended.output) == {"calls": [13, 0], "metric": 0, "in_force": False}
+    assert "limits are not enforced: strands-agents 1.62.0 has no strands." in ended.log
+    assert f".{name}. Without it no agent can be tracked or halted." in ended.log
+    assert "Traceback" not in ended.log
 
 
 @pytest.mark.parametrize("name", [*VITAL[:1], *VITAL[-2:]])
 def test_strict_ends_a_process_that_cannot_enforce(
-    renamed: Callable[[str], dict[str, str]], name: str
+    renamed: Callable[[str], dict[str, str]], run_away: RunAway, name: str
 ) -> None:
     """It ends with status 2 and the sentence, before the first model call."""
-    done = run_away({**renamed(name), "OTEL_LIMITS_STRICT": "true"})
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "otel-limits: limits are not enforced: " in done.stderr
+    ended = run_away({**renamed(name), "OTEL_LIMITS_STRICT": "true"})
+    assert (ended.status, ended.output) == (2, "")
+    assert "otel-limits: limits are not enforced: " in ended.log
 
 
 GROUP = """
@@ -183,20 +194,13 @@ json.dump([first.model.calls, second.model.calls, RUNTIME.enforcement().is_enfor
 
 
 def test_untracked_group_is_reported(
-    renamed: Callable[[str], dict[str, str]],
+    renamed: Callable[[str], dict[str, str]], python: Forking
 ) -> None:
     """Each agent has the limits of a separate tree, and the log warns that they share none."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", GROUP],
-        env=renamed("stream_async"),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert json.loads(done.stdout) == [3, 3, False], done.stderr
-    assert "has no strands.multiagent.graph.Graph.stream_async. Without it the" in done.stderr
-    assert "has no strands.multiagent.swarm.Swarm.stream_async. Without it the" in done.stderr
+    ended = python.execute(GROUP, environ=renamed("stream_async"))
+    assert json.loads(ended.output) == [3, 3, False], ended.log
+    assert "has no strands.multiagent.graph.Graph.stream_async. Without it the" in ended.log
+    assert "has no strands.multiagent.swarm.Swarm.stream_async. Without it the" in ended.log
 
 
 REIMPORT = """
@@ -424,42 +428,28 @@ def test_check_finds_framework_that_cannot_be_imported(
     assert "importable strands.agent.agent (No module named 'no_such_dependency')" in done.stderr
 
 
-@pytest.mark.parametrize("ending", ["sys.exit()", "sys.exit(3)", "raise SystemExit('no GPU')"])
-def test_check_finds_framework_that_exits_when_imported(
-    renamed: Callable[[str], dict[str, str]], checked: Checked, tmp_path: Path, ending: str
-) -> None:
-    """As a failed import, rather than with the exit of the package."""
-    environ = renamed("no_such_name")
-    module = tmp_path / "strands/agent/agent.py"
-    text = module.read_text(encoding="utf-8")
-    module.unlink()
-    text = text.replace("import asyncio\n", f"import asyncio\nimport sys\n{ending}\n", 1)
-    module.write_text(text, encoding="utf-8")
-    done = checked(environ, "--probe")
-    assert done.returncode == 1
-    assert "strands-agents: probing strands failed (SystemExit(" in done.stderr
-
-
-def test_missing_module_of_agents_is_reported(moved: dict[str, str]) -> None:
+def test_missing_module_of_agents_is_reported(moved: dict[str, str], run_away: RunAway) -> None:
     """Its import can never be seen, so the import of the package is enough to report it."""
-    done = run_away(moved)
-    assert json.loads(done.stdout) == {"calls": [13, 0], "metric": 0, "in_force": False}
+    ended = run_away(moved)
+    assert json.loads(ended.output) == {"calls": [13, 0], "metric": 0, "in_force": False}
     assert "limits are not enforced: strands-agents 1.62.0 has no strands.agent.agent. " in (
-        done.stderr
+        ended.log
     )
     strict = run_away({**moved, "OTEL_LIMITS_STRICT": "true"})
-    assert (strict.returncode, strict.stdout) == (2, "")
+    assert (strict.status, strict.output) == (2, "")
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_no_name_is_lost_in_silence(renamed: Callable[[str], dict[str, str]], name: str) -> None:
+def test_no_name_is_lost_in_silence(
+    renamed: Callable[[str], dict[str, str]], run_away: RunAway, name: str
+) -> None:
     """For any renamed API, the agent is halted at its cap, or a warning says that it is not."""
-    done = run_away(renamed(name))
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    ended = run_away(renamed(name))
+    assert ended.status == 0, ended.log
+    told = json.loads(ended.output)
     if told["calls"] != [3, 3]:
         assert (told["metric"], told["in_force"]) == (0, False)
-        assert "limits are not enforced: calls of agent 'Strands Agents' cannot be" in done.stderr
+        assert "limits are not enforced: calls of agent 'Strands Agents' cannot be" in ended.log
 
 
 WITHOUT_AGENTS = """

@@ -1,0 +1,77 @@
+"""Starts programs as forks of one that has imported what they share.
+
+Most of the time of a program with agents goes into the imports of packages that frameworks need. A
+fork that starts with these imports otherwise behaves like a program: the framework, otel-limits and
+whatever else it imports are its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.launching import Ended, fresh_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+PROGRAM: Final = str(Path(__file__).with_name("programs") / "forking.py")
+
+NEEDED_BY_STRANDS: Final = (
+    "import boto3, docstring_parser, httpx, jsonschema, mcp, opentelemetry.sdk.metrics, "
+    "opentelemetry.sdk.trace, prometheus_client, pydantic, watchdog.observers, wrapt, yaml"
+)
+"""Packages that Strands and otel-limits import."""
+
+
+class Forking:
+    """A Python that forks a process for each program."""
+
+    def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
+        self._process = process
+        self._directory = directory
+
+    def execute(
+        self, code: str, *arguments: str, environ: Mapping[str, str] | None = None
+    ) -> Ended:
+        """Run a program to its end, without warnings."""
+        output, log = self._directory / "output", self._directory / "log"
+        output.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
+        request = {
+            "code": code,
+            "arguments": arguments,
+            "environ": dict(fresh_environment() if environ is None else environ),
+            "output": str(output),
+            "log": str(log),
+        }
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        status = int(self._process.stdout.readline())
+        return Ended(status, output.read_text(encoding="utf-8"), log.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def forking(imports: str) -> Iterator[Forking]:
+    """Start a Python with these imports, and end it afterwards."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", PROGRAM, imports],
+            env=fresh_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        try:
+            yield Forking(process, Path(directory))
+        finally:
+            process.communicate()

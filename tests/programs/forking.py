@@ -1,0 +1,36 @@
+"""Forks a process for each program that it reads, after imports that they share.
+
+Usage: python forking.py IMPORTS
+
+Each line is a JSON object with the keys code, arguments, environ, output and log. The answer is the
+exit status. IMPORTS is code, such as `import pydantic`.
+"""
+
+import gc
+import json
+import os
+import sys
+
+exec(sys.argv[1], {})  # noqa: S102  given by a test
+gc.freeze()  # so that children share the memory
+
+request = None
+for line in sys.stdin:
+    given = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        request = given
+        break
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    sys.stdout.write(f"{status}\n")
+    sys.stdout.flush()
+
+if request is not None:
+    for number, path in enumerate((os.devnull, request["output"], request["log"])):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    sys.argv = ["-c", *request["arguments"]]
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
