@@ -15,10 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from otel_limits.settings.children import NOTE, path_with_hook
 from tests.launching import Ended, fresh_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 PROGRAM: Final = str(Path(__file__).with_name("programs") / "forking.py")
 
@@ -28,6 +29,9 @@ NEEDED_BY_STRANDS: Final = (
 )
 """Packages that Strands and otel-limits import."""
 
+NEEDED: Final = f"{NEEDED_BY_STRANDS}, langchain_core.messages, langsmith, openai.types.responses"
+"""Packages that all frameworks import."""
+
 
 class Forking:
     """A Python that forks a process for each program."""
@@ -36,17 +40,31 @@ class Forking:
         self._process = process
         self._directory = directory
 
+    def run(self, code: str, *arguments: str, **variables: str) -> Ended:
+        """Run a program to its end as `otel-limits run` would, without warnings."""
+        path = path_with_hook(variables.get("PYTHONPATH"))
+        note = str(self._directory / "note")
+        environ = fresh_environment(**{**variables, "PYTHONPATH": path, NOTE: note})
+        return self._execute(code, arguments, environ, runs=True)
+
     def execute(
         self, code: str, *arguments: str, environ: Mapping[str, str] | None = None
     ) -> Ended:
         """Run a program to its end, without warnings."""
+        environ = fresh_environment() if environ is None else environ
+        return self._execute(code, arguments, environ, runs=False)
+
+    def _execute(
+        self, code: str, arguments: Sequence[str], environ: Mapping[str, str], *, runs: bool
+    ) -> Ended:
         output, log = self._directory / "output", self._directory / "log"
         output.unlink(missing_ok=True)
         log.unlink(missing_ok=True)
         request = {
             "code": code,
             "arguments": arguments,
-            "environ": dict(fresh_environment() if environ is None else environ),
+            "environ": dict(environ),
+            "runs": runs,
             "output": str(output),
             "log": str(log),
         }
@@ -59,12 +77,12 @@ class Forking:
 
 
 @contextlib.contextmanager
-def forking(imports: str) -> Iterator[Forking]:
+def forking(imports: str, python: str = sys.executable) -> Iterator[Forking]:
     """Start a Python with these imports, and end it afterwards."""
     with (
         tempfile.TemporaryDirectory() as directory,
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", PROGRAM, imports],
+            [python, "-W", "ignore", PROGRAM, imports],
             env=fresh_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -2,11 +2,13 @@
 
 Usage: python forking.py IMPORTS
 
-Each line is a JSON object with the keys code, arguments, environ, output and log. The answer is the
-exit status. IMPORTS is code, such as `import pydantic`.
+Each line is a JSON object with the keys code, arguments, environ, runs, output and log. The answer
+is the exit status. IMPORTS is code, such as `import pydantic`.
 """
 
+import contextlib
 import gc
+import importlib
 import json
 import os
 import sys
@@ -30,7 +32,13 @@ if request is not None:
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
     os.environ.clear()
     os.environ.update(request["environ"])
+    if request["runs"]:  # as `otel-limits run` does in the process that it becomes
+        os.environ["_RUN_BY_OTEL_LIMITS"] = str(os.getpid())
     sys.argv = ["-c", *request["arguments"]]
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    # Python imports it at its start.
+    sys.modules.pop("sitecustomize", None)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("sitecustomize")
     exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102

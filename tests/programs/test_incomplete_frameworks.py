@@ -7,16 +7,16 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from tests.launching import RUN, execute
-from tests.programs.test_autoload import Environment
-
-if TYPE_CHECKING:
-    from tests.launching import Ended
+from tests.forking import NEEDED, Forking, forking
+from tests.launching import RUN, Ended, execute, fresh_environment
+from tests.test_autoload import Environment
 
 STRANDS = """
 import strands
@@ -94,10 +94,8 @@ ROWS = (
     Row("agents", "openai-agents", "method", "agents.run.AgentRunner.run_streamed", SDK),
 )
 
+KINDS = {row.kind for row in ROWS}
 TABLE = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-WITH_RELEASE = pytest.mark.parametrize(
-    "has_release", [True, False], ids=["installed release", "checkout on the path"]
-)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +105,22 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     left_out = ("strands", "langgraph-", "agents", "openai_agents")
     made.leave_out(tmp_path_factory.mktemp("packages"), *left_out)
     return made
+
+
+class Lacking(NamedTuple):
+    """An environment in which every framework lacks something of one kind."""
+
+    path: Path
+    rows: Sequence[Row]
+
+
+def copies(path: Path, kind: str, *, has_release: bool) -> Lacking:
+    """Copy all frameworks without what they shall lack, and write programs that use them."""
+    rows = [row for row in ROWS if row.kind == kind]
+    for row in rows:
+        program = copy(row, path, has_release=has_release)
+        (path / f"{row.package}_program.py").write_text(program, encoding="utf-8")
+    return Lacking(path, rows)
 
 
 def copy(row: Row, to: Path, *, has_release: bool) -> str:
@@ -152,67 +166,110 @@ def sentence(row: Row, *, has_release: bool) -> str:
     return rf"{release} has no {re.escape(row.name)}\. Without it no (agent|graph) can be "
 
 
-@TABLE
-@WITH_RELEASE
-def test_check_names_what_a_framework_lacks(
-    bare: Environment, tmp_path: Path, row: Row, *, has_release: bool
-) -> None:
-    """Its exit status is 1."""
-    copy(row, tmp_path, has_release=has_release)
-    check(bare, tmp_path, row, has_release=has_release)
+@pytest.fixture(scope="module")
+def python(bare: Environment) -> Iterator[Forking]:
+    """A Python of that environment with the packages that the frameworks need."""
+    with forking(NEEDED, bare.python) as python:
+        yield python
 
 
-@TABLE
-def test_check_probes_what_a_framework_lacks(bare: Environment, tmp_path: Path, row: Row) -> None:
-    """An import that fails is no reason for another sentence."""
-    copy(row, tmp_path, has_release=True)
-    check(bare, tmp_path, row, "--probe", has_release=True)
+Report = Callable[..., "tuple[Ended, Sequence[str]]"]
 
 
-def check(bare: Environment, path: Path, row: Row, *options: str, has_release: bool) -> None:
-    """Check a framework on the path."""
-    words = (bare.python, "-m", "otel_limits.cli", "check", *options)
-    ended = execute(*words, PYTHONPATH=str(path), OTEL_LIMITS_MAX_TURNS="3")
-    (line,) = ended.log.splitlines()
-    start = "otel-limits: Limits cannot be enforced: "
-    assert re.match(start + sentence(row, has_release=has_release), line), line
-    assert ended.status == 1
+@pytest.fixture(scope="module")
+def report(python: Forking, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Start each command once for all frameworks; return how it ended, and its sentences."""
+
+    @cache
+    def lacking(kind: str, *, has_release: bool) -> Lacking:
+        return copies(tmp_path_factory.mktemp(kind), kind, has_release=has_release)
+
+    @cache
+    def report(command: str, kind: str, *, has_release: bool) -> tuple[Ended, Sequence[str]]:
+        frameworks = lacking(kind, has_release=has_release)
+        ended = COMMANDS[command](python, frameworks)
+        assert len(ended.ours) == len(frameworks.rows), ended.log
+        return ended, ended.ours
+
+    return report
 
 
-def run(bare: Environment, path: Path, program: str, **variables: str) -> Ended:
+def check(python: Forking, lacking: Lacking, *options: str) -> Ended:
+    """Check the frameworks on a path."""
+    code = "import sys; from otel_limits.cli import main; sys.exit(main(sys.argv[1:]))"
+    variables = {"PYTHONPATH": str(lacking.path), "OTEL_LIMITS_MAX_TURNS": "3"}
+    return python.execute(code, "check", *options, environ=fresh_environment(**variables))
+
+
+def probe(python: Forking, lacking: Lacking) -> Ended:
+    """The same, with imports."""
+    return check(python, lacking, "--probe")
+
+
+def run(python: Forking, lacking: Lacking) -> Ended:
+    """Run all programs with a limit, one after the other in one process."""
+    return limited(python, lacking, imports(lacking))
+
+
+def run_in_child(python: Forking, lacking: Lacking) -> Ended:
+    """Run them in a child process."""
+    (lacking.path / "child.py").write_text(imports(lacking), encoding="utf-8")
+    parent = "import subprocess, sys; subprocess.run([sys.executable, '-W', 'ignore', {!r}])"
+    return limited(python, lacking, parent.format(str(lacking.path / "child.py")))
+
+
+def imports(lacking: Lacking) -> str:
+    """Return a program that imports the programs."""
+    return "\n".join(f"import {row.package}_program" for row in lacking.rows)
+
+
+def limited(python: Forking, lacking: Lacking, program: str) -> Ended:
     """Run a program with a limit."""
-    (path / "program.py").write_text(program, encoding="utf-8")
-    words = (bare.python, "-m", "otel_limits.cli", "run", "--max-turns", "3", "--", bare.python)
-    variables = {"PYTHONPATH": str(path), "OTEL_LIMITS_QUIET": ""} | variables
-    return execute(*words, "-W", "ignore", str(path / "program.py"), **variables)
+    variables = {"OTEL_LIMITS_QUIET": "", "OTEL_LIMITS_MAX_TURNS": "3"}
+    return python.run(program, PYTHONPATH=str(lacking.path), **variables)
+
+
+COMMANDS: Mapping[str, Callable[[Forking, Lacking], Ended]] = {
+    "check": check,
+    "check --probe": probe,
+    "run": run,
+    "run, child": run_in_child,
+}
+STARTS = {"check": "otel-limits: Limits cannot be enforced: "}
+STARTS["check --probe"] = STARTS["check"]
+START = "otel-limits: limits are not enforced: "
 
 
 @TABLE
-@WITH_RELEASE
-def test_run_names_what_a_framework_lacks(
-    bare: Environment, tmp_path: Path, row: Row, *, has_release: bool
+@pytest.mark.parametrize(
+    ("command", "has_release"),
+    [
+        ("check", True),
+        ("check", False),
+        ("check --probe", True),
+        ("run", True),
+        ("run", False),
+    ],
+)
+def test_each_command_names_what_a_framework_lacks(
+    report: Report, row: Row, command: str, *, has_release: bool
 ) -> None:
-    """One error, and no claim that no agent ran after one has."""
-    program = copy(row, tmp_path, has_release=has_release)
-    ended = run(bare, tmp_path, program)
-    assert ended.output == "13\n", ended.log
-    (line,) = ended.ours
-    start = "otel-limits: limits are not enforced: "
-    assert re.match(start + sentence(row, has_release=has_release), line), line
+    """In one line, also if its import fails, and without a claim that no agent ran."""
+    ended, lines = report(command, row.kind, has_release=has_release)
+    expected = STARTS.get(command, START) + sentence(row, has_release=has_release)
+    assert sum(re.match(expected, line) is not None for line in lines) == 1, lines
+    if command == "run":
+        assert ended.output == "13\n" * len(KINDS), ended.log
+    else:
+        assert (ended.status, ended.log.splitlines()) == (1, lines)
 
 
 @pytest.mark.parametrize("row", ROWS[::3], ids=lambda row: row.name)
-def test_run_names_what_a_framework_lacks_in_a_child(
-    bare: Environment, tmp_path: Path, row: Row
-) -> None:
+def test_run_names_what_a_framework_lacks_in_a_child(report: Report, row: Row) -> None:
     """The parent does not know of the child's agent, which was not tracked."""
-    program = copy(row, tmp_path, has_release=False)
-    (tmp_path / "child.py").write_text(program, encoding="utf-8")
-    parent = "import subprocess, sys; subprocess.run([sys.executable, '-W', 'ignore', {!r}])"
-    ended = run(bare, tmp_path, parent.format(str(tmp_path / "child.py")))
-    assert ended.output == "13\n", ended.log
-    (line,) = ended.ours
-    assert re.search(sentence(row, has_release=False), line), line
+    ended, lines = report("run, child", row.kind, has_release=False)
+    assert ended.output == "13\n" * len(KINDS), ended.log
+    assert sum(re.search(sentence(row, has_release=False), line) is not None for line in lines) == 1
 
 
 def test_check_imports_no_framework(tmp_path: Path) -> None:
