@@ -29,7 +29,13 @@ NEEDED_BY_STRANDS: Final = (
 )
 """Packages that Strands and otel-limits import."""
 
-NEEDED: Final = f"{NEEDED_BY_STRANDS}, langchain_core.messages, langsmith, openai.types.responses"
+NEEDED_BY_SDK: Final = (
+    "import mcp, openai.types.responses, opentelemetry.sdk.metrics, opentelemetry.sdk.trace, "
+    "prometheus_client, sqlalchemy, sqlite3, websockets"
+)
+"""Packages that the OpenAI Agents SDK and otel-limits import."""
+
+NEEDED: Final = f"{NEEDED_BY_STRANDS}\n{NEEDED_BY_SDK}\nimport langchain_core.messages, langsmith"
 """Packages that all frameworks import."""
 
 

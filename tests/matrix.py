@@ -116,6 +116,28 @@ SERVERS: Final[Mapping[str, Sequence[str]]] = {
 
 LAUNCHERS: Final = (*COMMANDS, *SERVERS)
 
+Cell = tuple[str, str]
+"""A launcher and a way to enable."""
+
+CELLS: Final[Sequence[Cell]] = [(launcher, way) for launcher in LAUNCHERS for way in WAYS]
+
+OFTEN: Final[Sequence[Cell]] = [
+    ("`python app.py`", ENABLE),
+    ("`python -m app`", AUTOLOAD),
+    ("a console script", RUN_WAY),
+    ("a zipapp", INSTRUMENT_WAY),
+    ("`python -I app.py`", RUN_WAY),
+    ("`python -I app.py`", AUTOLOAD),
+    ("`python -I app.py`", INSTRUMENT_WAY),
+    ("`python -S app.py`", RUN_WAY),
+    ("`python -S app.py`", AUTOLOAD),
+    ("`python -S app.py`", ENABLE),
+    ("workers of `celery`", AUTOLOAD),
+    ("workers of `gunicorn`", RUN_WAY),
+    ("workers of `uvicorn`", ENABLE),
+]
+"""Each launcher and each outcome. All others are run at night."""
+
 
 def outcome(launcher: str, way: str, environment: Environment, directory: Path) -> str:
     """Start an agent that loops with a cap, and one in its spawned child; return what happens."""
@@ -171,8 +193,8 @@ def outcome_of(ended: Ended) -> str:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Mapping[tuple[str, str], Future[str]]]:
-    """Run all cells, two at a time."""
+def running(cells: Sequence[Cell] = CELLS) -> Iterator[Mapping[Cell, Future[str]]]:
+    """Run cells, two at a time."""
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(AT_A_TIME) as pool:
         environment = Environment(Path(name) / "environment")
         assert environment.autoload("install").status == 0
@@ -180,7 +202,6 @@ def running() -> Iterator[Mapping[tuple[str, str], Future[str]]]:
         def run(launcher: str, way: str) -> str:
             return outcome(launcher, way, environment, Path(tempfile.mkdtemp(dir=name)))
 
-        cells = [(launcher, way) for launcher in LAUNCHERS for way in WAYS]
         try:
             yield {cell: pool.submit(run, *cell) for cell in cells}
         finally:
@@ -196,7 +217,7 @@ def launchers_table() -> str:
     return table(("launcher", *WAYS), rows)
 
 
-def documented() -> dict[tuple[str, str], str]:
+def documented() -> dict[Cell, str]:
     """Return the cells of the page."""
     page = PAGE.read_text(encoding="utf-8")
     (text,) = page.split("<!-- launchers:")[1:]

@@ -63,15 +63,33 @@ def command(way: str, environment: Environment) -> list[str]:
 METHODS = ("fork", "spawn", "forkserver")
 
 
+# All ways with all methods are run at night.
 @pytest.mark.parametrize(
-    ("way", "agents"), [*((way, "strands") for way in WAYS), ("run", "openai-agents")]
+    ("way", "methods", "agents"),
+    [
+        ("run", METHODS, "strands"),
+        ("run", ["spawn"], "openai-agents"),
+        ("run, instrument", ["spawn"], "strands"),
+        ("autoload", ["forkserver"], "strands"),
+        ("autoload, instrument", ["fork"], "strands"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),
 )
-def test_the_cap_holds_in_children(way: str, agents: str, environment: Environment) -> None:
+def test_the_cap_holds_in_children(
+    way: str, methods: Sequence[str], agents: str, environment: Environment
+) -> None:
     """Also where OpenTelemetry fails, whose `sitecustomize` children find first."""
+    capped_in_children(way, methods, agents, environment)
+
+
+def capped_in_children(
+    way: str, methods: Sequence[str], agents: str, environment: Environment
+) -> None:
+    """Run agents in children."""
     front = command(way, environment)
     variables = {**CAP, **WITHOUT_EXPORTER, "AGENTS_BY": agents}
-    ended = execute(*front, CHILDREN, *METHODS, "--preload", **variables)
-    assert json.loads(ended.output) == {method: [HALTED, HALTED] for method in METHODS}
+    ended = execute(*front, CHILDREN, *methods, "--preload", **variables)
+    assert json.loads(ended.output) == {method: [HALTED, HALTED] for method in methods}
 
 
 # --- servers --------------------------------------------------------------------------------------
@@ -126,13 +144,24 @@ SERVERS = {
 }
 
 
-# Each way alone is a column of the matrix in tests/matrix.py.
-@pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("way", ["run, instrument", "autoload, instrument"])
+# Each way alone is a column of the matrix in tests/matrix.py. The other pairs are run at night.
+@pytest.mark.parametrize(
+    ("way", "server"),
+    [
+        ("run, instrument", "gunicorn"),
+        ("autoload, instrument", "gunicorn, preloaded"),
+        ("run, instrument", "uvicorn"),
+    ],
+)
 def test_the_cap_holds_in_workers_of_servers(
     way: str, server: str, environment: Environment
 ) -> None:
     """Each worker is limited by itself."""
+    capped_in_workers(way, server, environment)
+
+
+def capped_in_workers(way: str, server: str, environment: Environment) -> None:
+    """Call agents of a server."""
     port = free_port()
     words = [word.format(port=port) for word in SERVERS[server]]
     front = command(way, environment)

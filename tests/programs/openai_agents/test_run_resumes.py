@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launching import fresh_environment
-from tests.paths import SCRIPTS
+from tests.forking import NEEDED_BY_SDK, forking
 
 QUESTION = "otel_limits_continue"
 PROGRAM = SCRIPTS / "resumed_run.py"
 
 
-def resumed(state: Path, way: str, **variables: str) -> Any:
+Resumed = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def resumed() -> Iterator[Resumed]:
     """Begin or continue a run in a new process, and return what it has printed."""
-    ended = subprocess.run(
-        ["otel-limits", "run", "--", sys.executable, str(PROGRAM), str(state), way],
-        env=fresh_environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout.splitlines()[-1])
+    with forking(NEEDED_BY_SDK) as python:
+
+        def resumed(state: Path, way: str, **variables: str) -> Any:
+            program = PROGRAM.read_text(encoding="utf-8")
+            ended = python.run(program, str(state), way, **variables)
+            assert ended.status == 0, ended.log
+            return json.loads(ended.output.splitlines()[-1])
+
+        yield resumed
 
 
 each_way = pytest.mark.parametrize("way", ["run", "run_streamed"])
 
 
 @each_way
-def test_run_continues_in_another_process_with_its_own_limits(way: str, tmp_path: Path) -> None:
+def test_run_continues_in_another_process_with_its_own_limits(
+    resumed: Resumed, way: str, tmp_path: Path
+) -> None:
     """The tool that waits runs there, and counts there; the session stays valid."""
     state = tmp_path / "state.json"
     first = resumed(state, way, OTEL_LIMITS_MAX_TURNS="9")
@@ -46,7 +49,9 @@ def test_run_continues_in_another_process_with_its_own_limits(way: str, tmp_path
 
 
 @each_way
-def test_question_is_answered_in_another_process(way: str, tmp_path: Path) -> None:
+def test_question_is_answered_in_another_process(
+    resumed: Resumed, way: str, tmp_path: Path
+) -> None:
     """The action there may be another one by now, without which no agent has our tool."""
     state = tmp_path / "state.json"
     asking = {"OTEL_LIMITS_MAX_TURNS": "1", "OTEL_LIMITS_ACTION": "ask"}
