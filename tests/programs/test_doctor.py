@@ -165,6 +165,7 @@ def test_plain_python_is_found_to_be_uncapped(python: str) -> None:
     assert "Not halted at max_turns=3: it made 31 model calls" in found["runaway"][1]
     assert found["enabled by"][1].startswith("Not enabled.Start your program with `otel-limits run")
     assert found["spans"][0] == "-"
+    assert found["autoload"] == ("-", f"Not installed for {python}.")
 
 
 def test_halted_runaway_does_not_hide_that_the_application_only_observes(python: str) -> None:

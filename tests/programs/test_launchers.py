@@ -22,7 +22,7 @@ from tests.launching import (
 )
 from tests.programs.test_autoload import Environment
 
-CAP = {"OTEL_LIMITS_MAX_TURNS": "3"}
+CAP = {"OTEL_LIMITS_MAX_TURNS": "3", "OTEL_LIMITS_LEDGER": "none"}
 PYTHON = (sys.executable,)
 SDK = str(Path(ENDLESS).with_name("sdk_agents.py"))
 
@@ -80,7 +80,9 @@ def test_an_instrumentor_that_raises_does_not_stop_ours(
     assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
 
 
-@pytest.mark.parametrize("disabled", ["otel_limits", "threading, otel_limits", "*"])
+@pytest.mark.parametrize(
+    "disabled", ["langchain, otel_limits", "threading, otel_limits, langchain", "*"]
+)
 def test_disabled_instrumentor_stays_disabled(disabled: str) -> None:
     """Also code that runs before any of them is loaded."""
     ended = execute(
