@@ -1,7 +1,7 @@
 """Calls every vendor in every case and every mode, and writes the counts as one JSON object.
 
-`python -m tests.wire.run` uses one process for each mode, forked from one that has imported all
-clients.
+`python -m tests.wire.run PATH [MODE ...]` uses one process for each mode, forked from one that has
+imported all clients. A mode that is not named calls half of the vendors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.wire.server import Vendor, serving
 from tests.wire.usages import PRICES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from strands.models import Model
 
@@ -56,12 +56,16 @@ class Report(BaseModel):
     text: str
 
 
-def results() -> Results:
-    """Make all calls in a separate process and return the counts."""
+def results(modes: Sequence[str] = MODES) -> Results:
+    """Make all calls in a separate process and return the counts.
+
+    Args:
+        modes: Those in which every vendor is called. In the others, every second one is.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "results")
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "tests.wire.run", str(path)],
+            [sys.executable, "-W", "ignore", "-m", "tests.wire.run", str(path), *modes],
             capture_output=True,
             text=True,
             check=False,
@@ -84,11 +88,11 @@ ENVIRONMENT: Final = {
 }
 
 
-def main(path: str) -> None:
+def main(path: str, modes: Sequence[str]) -> None:
     """Fork a process for each mode, and write the counts of all of them."""
     import_clients()
     with tempfile.TemporaryDirectory() as folder:
-        children = {mode: fork(mode, Path(folder)) for mode in MODES}
+        children = {mode: fork(mode, Path(folder), called(mode, modes)) for mode in MODES}
         failed = [mode for mode, child in children.items() if os.waitpid(child, 0)[1]]
         if failed:
             sys.exit(f"failed: {', '.join(failed)}")
@@ -97,6 +101,11 @@ def main(path: str) -> None:
             for name in (*MODES, CAPPED)
         }
     Path(path).write_text(json.dumps(found), encoding="utf-8")
+
+
+def called(mode: str, modes: Sequence[str]) -> Sequence[Provider]:
+    """Return the vendors that are called in a mode."""
+    return PROVIDERS if mode in modes else PROVIDERS[MODES.index(mode) % 2 :: 2]
 
 
 def import_clients() -> None:
@@ -111,14 +120,14 @@ def import_clients() -> None:
     import otel_limits  # noqa: F401
 
 
-def fork(mode: str, folder: Path) -> int:
+def fork(mode: str, folder: Path, providers: Sequence[Provider]) -> int:
     """Run all cases in a child, which writes to the file `mode`."""
     child = os.fork()
     if child:
         return child
     status = 1
     try:
-        found = counted_in(mode, folder)
+        found = counted_in(mode, folder, providers)
         Path(folder, mode).write_text(json.dumps(found), encoding="utf-8")
         status = 0
     except BaseException:  # noqa: BLE001  the parent reports the failure
@@ -126,7 +135,7 @@ def fork(mode: str, folder: Path) -> int:
     os._exit(status)
 
 
-def counted_in(mode: str, folder: Path) -> dict[str, Any]:
+def counted_in(mode: str, folder: Path, providers: Sequence[Provider]) -> dict[str, Any]:
     """Run all cases in one mode."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -141,7 +150,7 @@ def counted_in(mode: str, folder: Path) -> dict[str, Any]:
     asker = Asker()
     otel_limits.enable(otel_limits.Limits(max_turns=MAX_TURNS), observers=[asker.events.append])
     with serving() as vendor:
-        found = asyncio.run(asker.ask_all(vendor))
+        found = asyncio.run(asker.ask_all(vendor, providers))
         if mode == MODES[0]:  # the modes count alike
             capped = asyncio.run(caps.ask_all(vendor))
             (folder / CAPPED).write_text(json.dumps(capped), encoding="utf-8")
@@ -197,11 +206,13 @@ class Asker:
     def __init__(self) -> None:
         self.events: list[Any] = []
         self.models: dict[str, Model] = {}
+        self.told = metrics()
+        """The metrics after the last case."""
 
-    async def ask_all(self, vendor: Vendor) -> dict[str, Any]:
-        """Call every vendor in each of its cases."""
+    async def ask_all(self, vendor: Vendor, providers: Sequence[Provider]) -> dict[str, Any]:
+        """Call vendors in each of their cases."""
         found: dict[str, Any] = {}
-        for provider in PROVIDERS:
+        for provider in providers:
             asks = {name: case(provider) for name, case in CASES.items()}
             found[provider.name] = {
                 name: await self.ask(provider, ask, vendor)
@@ -217,9 +228,10 @@ class Asker:
         key = f"{provider.name} {dict(ask.config)}"
         if key not in self.models:
             self.models[key] = provider.make(vendor.url, **ask.config)
-        before, model = metrics(), self.models[key]
+        model = self.models[key]
         said = [await self.invoke(model, ask) for _ in range(ask.times)]
-        told = metrics()
+        before, self.told = self.told, metrics()
+        told = Counter(self.told)
         told.subtract(before)
         return {**self.noted(), "metrics": told, "said": said}
 
@@ -287,4 +299,4 @@ def metrics() -> Counter[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

@@ -81,7 +81,8 @@ def cells(results: Results) -> Iterator[tuple[Provider, str, set[str]]]:
     for provider in PROVIDERS:
         for name, case in CASES.items():
             ask = case(provider)
-            records = (results[mode][provider.name].get(name) for mode in MODES)
+            found = (results[mode].get(provider.name) for mode in MODES)
+            records = (each.get(name) for each in found if each is not None)
             yield provider, name, {cell(ask, record) for record in records}
 
 

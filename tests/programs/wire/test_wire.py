@@ -58,8 +58,8 @@ OTHERWISE = {
 
 @pytest.fixture(scope="module")
 def run() -> Results:
-    """All counts."""
-    return results()
+    """All counts with spans. The other two modes call half of the vendors each, at night all."""
+    return results(MODES[:1])
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def billed_by(vendor_name: str) -> dict[str, Ask]:
 
 def records(run: Results, vendor_name: str, case: str) -> Iterator[dict[str, Any]]:
     """The counts of one case, by mode."""
-    return (run[mode][vendor_name][case] for mode in MODES)
+    return (run[mode][vendor_name][case] for mode in MODES if vendor_name in run[mode])
 
 
 @every_vendor
@@ -90,12 +90,19 @@ def test_counts_equal_the_bill(words: dict[tuple[str, str], set[str]], vendor_na
 
 @every_vendor
 def test_all_modes_count_alike(run: Results, vendor_name: str) -> None:
-    """With spans, with hooks alone and with `OTEL_SDK_DISABLED=true`."""
-    first, *others = (
-        {name: each["calls"] for name, each in run[mode][vendor_name].items()} for mode in MODES
-    )
+    """With spans, and with hooks alone or with `OTEL_SDK_DISABLED=true`."""
+    first, other = calls_by_mode(run, vendor_name)
     assert all(first.values())
-    assert others == [first] * len(others)
+    assert other == first
+
+
+def calls_by_mode(run: Results, vendor_name: str) -> list[dict[str, Any]]:
+    """The counted calls by case, in each mode in which the vendor was called."""
+    return [
+        {name: each["calls"] for name, each in run[mode][vendor_name].items()}
+        for mode in MODES
+        if vendor_name in run[mode]
+    ]
 
 
 @every_vendor
