@@ -21,7 +21,7 @@ from otel_limits.runtime.guard import Enforcement, probed
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.forking import NEEDED_BY_STRANDS, Forking, forking
-from tests.launching import RUN, Ended, execute
+from tests.launching import RUN, Ended, execute, fresh_environment
 from tests.test_autoload import ROOT, Environment
 
 if TYPE_CHECKING:
@@ -228,35 +228,35 @@ PART = {
 }
 
 
-def reimported(again: str, late: str = "", **variables: str) -> Ended:
+def reimported(python: Forking, again: str, late: str = "", **variables: str) -> Ended:
     """Import Strands again in a process that is enabled before, and run `late` afterwards."""
     program = REIMPORT.format(early=ENABLE, again=again, late=late)
-    return execute(sys.executable, "-W", "ignore", "-c", program, **variables)
+    return python.execute(program, environ=fresh_environment(**variables))
 
 
 @pytest.mark.parametrize("way", PART)
-def test_framework_reimported_in_part_is_reported(way: str) -> None:
+def test_framework_reimported_in_part_is_reported(python: Forking, way: str) -> None:
     """New classes of one module are used with old ones of the others."""
-    ended = reimported(PART[way])
+    ended = reimported(python, PART[way])
     assert json.loads(ended.output) == [0, False]
     assert ended.log.count("limits are not enforced: ") == 1
     assert "strands was imported again in part, and its new classes are not limited" in ended.log
 
 
-def test_looking_for_a_module_of_a_framework_is_not_an_import_of_it() -> None:
+def test_looking_for_a_module_of_a_framework_is_not_an_import_of_it(python: Forking) -> None:
     """The packages around it are imported for that, and often the module with them."""
     look = "from importlib.util import find_spec\nassert find_spec('strands.agent.agent')"
-    ended = execute(sys.executable, "-W", "ignore", "-c", f"import otel_limits\n{ENABLE}\n{look}")
+    ended = python.execute(f"import otel_limits\n{ENABLE}\n{look}")
     assert (ended.status, "imported again" in ended.log) == (0, False)
 
 
-def test_strict_ends_a_process_that_imports_a_framework_again_in_part() -> None:
+def test_strict_ends_a_process_that_imports_a_framework_again_in_part(python: Forking) -> None:
     """Before the new agents exist; a disabled process is not ended."""
-    ended = reimported(PART["reloaded"], OTEL_LIMITS_STRICT="true")
+    ended = reimported(python, PART["reloaded"], OTEL_LIMITS_STRICT="true")
     assert (ended.status, ended.output) == (2, "")
     assert "otel-limits: limits are not enforced: strands was imported again" in ended.log
     again = f"otel_limits.disable()\n{PART['reloaded']}"
-    assert reimported(again, OTEL_LIMITS_STRICT="true").status == 0
+    assert reimported(python, again, OTEL_LIMITS_STRICT="true").status == 0
 
 
 REMOVED = """
@@ -310,11 +310,11 @@ json.dump(found, sys.stdout)
 """
 
 
-def test_framework_imported_again_is_limited() -> None:
+def test_framework_imported_again_is_limited(python: Forking) -> None:
     """Reloaders and test runners do this, more than once; earlier agents keep their limits."""
     enable = "otel_limits.enable(max_turns=3, tree=otel_limits.Limits(max_turns=4))"
     program = REMOVED.format(early=enable, late=enable)
-    ended = execute(sys.executable, "-W", "ignore", "-c", program)
+    ended = python.execute(program)
     halted = [3, "max_turns"]
     assert json.loads(ended.output) == [
         *(halted, halted, [6, "max_turns"]),
@@ -346,21 +346,23 @@ print([each() is not None for each in former])
 """
 
 
-def test_classes_of_former_import_are_freed() -> None:
+def test_classes_of_former_import_are_freed(python: Forking) -> None:
     """A reloader would otherwise need more memory with each reload."""
-    ended = execute(sys.executable, "-W", "ignore", "-c", FORMER)
+    ended = python.execute(FORMER)
     assert ended.output == "[False, False, False, True]\n", ended.log
 
 
-def test_framework_imported_again_while_disabled_is_limited_when_enabled() -> None:
+def test_framework_imported_again_while_disabled_is_limited_when_enabled(python: Forking) -> None:
     """Hooks wait for events of the new classes."""
-    ended = reimported(f"otel_limits.disable()\n{REMOVE}\nimport strands", late=ENABLE)
+    ended = reimported(python, f"otel_limits.disable()\n{REMOVE}\nimport strands", late=ENABLE)
     assert (json.loads(ended.output), ended.log) == ([1, True], "")
 
 
-def test_framework_imported_once_is_not_reported() -> None:
+def test_framework_imported_once_is_not_reported(python: Forking) -> None:
     """Also if something looks for it."""
-    ended = reimported("import importlib.util; importlib.util.find_spec('strands.agent.agent')")
+    ended = reimported(
+        python, "import importlib.util; importlib.util.find_spec('strands.agent.agent')"
+    )
     assert (json.loads(ended.output), ended.log) == ([1, True], "")
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 WAYS = {
-    "run": (RUN, {}),
+    "run": (RUN, {"OTEL_LIMITS_LEDGER": "none"}),
     "instrument": (INSTRUMENT, NO_EXPORT),
     "tracer provider": ((), SELECTED),
 }
