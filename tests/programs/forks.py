@@ -1,6 +1,6 @@
 """Forks a process for each program that it reads, after imports that they share.
 
-Usage: python forking.py IMPORTS
+Usage: python forks.py IMPORTS
 
 Each line is a JSON object with the keys code, arguments, environ, runs, output and log. The answer
 is the exit status. IMPORTS is code, such as `import pydantic`.
