@@ -1,8 +1,7 @@
 """Starts programs as forks of one that has imported what they share.
 
 Most of the time of a program with agents goes into the imports of packages that frameworks need. A
-fork that starts with these imports otherwise behaves like a program: the framework, otel-limits and
-whatever else it imports are its own.
+fork begins with these, and imports frameworks and otel-limits itself.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.launching import Ended, fresh_environment
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-PROGRAM: Final = str(Path(__file__).with_name("programs") / "forking.py")
+PROGRAM: Final = str(Path(__file__).with_name("programs") / "forks.py")
 
 NEEDED_BY_STRANDS: Final = (
     "import boto3, docstring_parser, httpx, jsonschema, mcp, opentelemetry.sdk.metrics, "
@@ -78,8 +77,11 @@ class Forking:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        status = int(self._process.stdout.readline())
-        return Ended(status, output.read_text(encoding="utf-8"), log.read_text(encoding="utf-8"))
+        status = self._process.stdout.readline()
+        assert status, "it could not be started"
+        return Ended(
+            int(status), output.read_text(encoding="utf-8"), log.read_text(encoding="utf-8")
+        )
 
 
 @contextlib.contextmanager

@@ -107,20 +107,20 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return made
 
 
-class Lacking(NamedTuple):
+class Incomplete(NamedTuple):
     """An environment in which every framework lacks something of one kind."""
 
     path: Path
     rows: Sequence[Row]
 
 
-def copies(path: Path, kind: str, *, has_release: bool) -> Lacking:
+def copies(path: Path, kind: str, *, has_release: bool) -> Incomplete:
     """Copy all frameworks without what they shall lack, and write programs that use them."""
     rows = [row for row in ROWS if row.kind == kind]
     for row in rows:
         program = copy(row, path, has_release=has_release)
         (path / f"{row.package}_program.py").write_text(program, encoding="utf-8")
-    return Lacking(path, rows)
+    return Incomplete(path, rows)
 
 
 def copy(row: Row, to: Path, *, has_release: bool) -> str:
@@ -181,12 +181,12 @@ def report(python: Forking, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Start each command once for all frameworks; return how it ended, and its sentences."""
 
     @cache
-    def lacking(kind: str, *, has_release: bool) -> Lacking:
+    def incomplete(kind: str, *, has_release: bool) -> Incomplete:
         return copies(tmp_path_factory.mktemp(kind), kind, has_release=has_release)
 
     @cache
     def report(command: str, kind: str, *, has_release: bool) -> tuple[Ended, Sequence[str]]:
-        frameworks = lacking(kind, has_release=has_release)
+        frameworks = incomplete(kind, has_release=has_release)
         ended = COMMANDS[command](python, frameworks)
         assert len(ended.ours) == len(frameworks.rows), ended.log
         return ended, ended.ours
@@ -194,42 +194,42 @@ def report(python: Forking, tmp_path_factory: pytest.TempPathFactory) -> Report:
     return report
 
 
-def check(python: Forking, lacking: Lacking, *options: str) -> Ended:
+def check(python: Forking, incomplete: Incomplete, *options: str) -> Ended:
     """Check the frameworks on a path."""
     code = "import sys; from otel_limits.cli import main; sys.exit(main(sys.argv[1:]))"
-    variables = {"PYTHONPATH": str(lacking.path), "OTEL_LIMITS_MAX_TURNS": "3"}
+    variables = {"PYTHONPATH": str(incomplete.path), "OTEL_LIMITS_MAX_TURNS": "3"}
     return python.execute(code, "check", *options, environ=fresh_environment(**variables))
 
 
-def probe(python: Forking, lacking: Lacking) -> Ended:
+def probe(python: Forking, incomplete: Incomplete) -> Ended:
     """The same, with imports."""
-    return check(python, lacking, "--probe")
+    return check(python, incomplete, "--probe")
 
 
-def run(python: Forking, lacking: Lacking) -> Ended:
+def run(python: Forking, incomplete: Incomplete) -> Ended:
     """Run all programs with a limit, one after the other in one process."""
-    return limited(python, lacking, imports(lacking))
+    return limited(python, incomplete, imports(incomplete))
 
 
-def run_in_child(python: Forking, lacking: Lacking) -> Ended:
+def run_in_child(python: Forking, incomplete: Incomplete) -> Ended:
     """Run them in a child process."""
-    (lacking.path / "child.py").write_text(imports(lacking), encoding="utf-8")
+    (incomplete.path / "child.py").write_text(imports(incomplete), encoding="utf-8")
     parent = "import subprocess, sys; subprocess.run([sys.executable, '-W', 'ignore', {!r}])"
-    return limited(python, lacking, parent.format(str(lacking.path / "child.py")))
+    return limited(python, incomplete, parent.format(str(incomplete.path / "child.py")))
 
 
-def imports(lacking: Lacking) -> str:
+def imports(incomplete: Incomplete) -> str:
     """Return a program that imports the programs."""
-    return "\n".join(f"import {row.package}_program" for row in lacking.rows)
+    return "\n".join(f"import {row.package}_program" for row in incomplete.rows)
 
 
-def limited(python: Forking, lacking: Lacking, program: str) -> Ended:
+def limited(python: Forking, incomplete: Incomplete, program: str) -> Ended:
     """Run a program with a limit."""
     variables = {"OTEL_LIMITS_QUIET": "", "OTEL_LIMITS_MAX_TURNS": "3"}
-    return python.run(program, PYTHONPATH=str(lacking.path), **variables)
+    return python.run(program, PYTHONPATH=str(incomplete.path), **variables)
 
 
-COMMANDS: Mapping[str, Callable[[Forking, Lacking], Ended]] = {
+COMMANDS: Mapping[str, Callable[[Forking, Incomplete], Ended]] = {
     "check": check,
     "check --probe": probe,
     "run": run,
