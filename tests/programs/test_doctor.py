@@ -98,6 +98,22 @@ def test_only_a_framework_that_the_program_imports_is_probed(tmp_path: Path) -> 
     assert (found["strands"], found["openai-agents"], status) == (left_out, left_out, 1)
 
 
+def test_framework_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    """The others are still probed."""
+    (tmp_path / "app.py").write_text("import langgraph, strands\n")
+    for name in ("langgraph", "langgraph-1.dist-info"):
+        (tmp_path / "installed" / name).mkdir(parents=True)
+    metadata = tmp_path / "installed/langgraph-1.dist-info/METADATA"
+    metadata.write_text("Metadata-Version: 2.1\nName: langgraph\nVersion: 1\n")
+    broken = tmp_path / "installed/langgraph/__init__.py"
+    broken.write_text("raise ImportError('no such library')\n")
+    words = (*DOCTOR, "--json", "--", *RUN, PYTHON, "app.py")
+    status, found = findings(execute_in(tmp_path, *words, PYTHONPATH="installed"))
+    assert (status, found["runaway (strands)"][0], found["child (strands)"]) == (1, "ok", HALTED)
+    assert found["runaway (langchain)"][0] == "FAIL"
+    assert "no such library" in found["runaway (langchain)"][1]
+
+
 @pytest.mark.parametrize(
     ("program", "shown", "frameworks"),
     [
@@ -155,6 +171,16 @@ def test_imports_of_a_program_are_read(
         sys.path.remove(str(programs / "dependencies"))
     assert (read.shown, " ".join(sorted(read.frameworks))) == (shown, frameworks)
     assert not (programs / "mark").exists()
+
+
+def test_imported_framework_that_is_not_installed_is_named(tmp_path: Path, python: str) -> None:
+    """It may be optional, or installed for another Python."""
+    program = tmp_path / "app.py"
+    program.write_text("import langgraph, strands\n")
+    status, found = examined(*RUN, python, str(program))
+    text = "Not probed: app.py imports it, but it is not installed."
+    assert (status, found["langchain"]) == (0, ("-", text))
+    assert "openai-agents" not in found
 
 
 def test_plain_python_is_found_to_be_uncapped(python: str) -> None:

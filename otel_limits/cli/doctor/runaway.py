@@ -155,22 +155,23 @@ def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
         environ: The application's environment.
     """
     imports = read_imports(launcher.program, environ)
-    first = _report(launcher, environ, sorted(imports.frameworks))
+    first = _report(launcher, environ, [name for name in KNOWN if name in imports.frameworks])
     if isinstance(first, Finding):
         return [first]
     if "changed" in first:
         return [_changed(first, launcher)]
     installed = first["installed"]
     imported = [name for name in installed if name in imports.frameworks]
-    reports = [first]
-    for name in imported or installed:
-        if name != first["name"]:
-            report = _report(launcher, environ, [name])
-            if isinstance(report, Finding):
-                return [report]
-            reports.append(report)
+    others = [name for name in imported or installed if name != first["name"]]
+    probed = {name: _report(launcher, environ, [name]) for name in others}
+    reports = [first, *(each for each in probed.values() if not isinstance(each, Finding))]
     return [
-        *_findings(reports, launcher),
+        *_findings(reports, launcher, len(probed) + 1),
+        *(
+            replace(each, name=f"{each.name} ({name})")
+            for name, each in probed.items()
+            if isinstance(each, Finding)
+        ),
         *_choice(imports, imported, installed),
         _autoload(first),
     ]
@@ -238,7 +239,10 @@ def _changed(report: Mapping[str, Any], launcher: Launcher) -> Finding:
     )
 
 
-def _findings(reports: Sequence[Mapping[str, Any]], launcher: Launcher) -> Iterator[Finding]:
+def _findings(
+    reports: Sequence[Mapping[str, Any]], launcher: Launcher, probed: int
+) -> Iterator[Finding]:
+    """Report the results of frameworks; `probed` counts those that failed to start, too."""
     python = reports[0]["python"]
     if launcher.replaced:
         yield ok("program", f"{python} was started in place of {launcher.replaced}.")
@@ -248,7 +252,7 @@ def _findings(reports: Sequence[Mapping[str, Any]], launcher: Launcher) -> Itera
         )
         return
     for report in reports:
-        yield from _halts(report, "" if len(reports) == 1 else f" ({report['name']})")
+        yield from _halts(report, "" if probed == 1 else f" ({report['name']})")
     yield from _shared([(each["name"], _source(each, launcher)) for each in reports])
     yield from _shared([(each["name"], _spans(each)) for each in reports])
     yield from _shared([(each["name"], ok("provider", f"{each['provider']}.")) for each in reports])
@@ -268,20 +272,21 @@ def _shared(found: Sequence[tuple[str, Finding]]) -> Iterator[Finding]:
 def _choice(
     imports: Imports, imported: Sequence[str], installed: Sequence[str]
 ) -> Iterator[Finding]:
-    """Report which of several installed frameworks were left out, or why none was."""
-    if len(installed) <= 1:
-        return
-    if not imports.shown:
-        text = "No source of a program was given or found, so each installed framework was probed."
-        yield skipped("imports", text, "otel-limits doctor -- python app.py")
-    elif not imported:
-        text = f"{imports.shown} and its own modules import no installed framework, "
-        yield skipped("imports", f"{text}so each was probed.")
-    else:
-        for name in installed:
-            if name not in imported:
+    """Report which frameworks were left out, or why none was."""
+    if imported:
+        for name in KNOWN:
+            if name in imports.frameworks and name not in installed:
+                text = f"Not probed: {imports.shown} imports it, but it is not installed."
+                yield skipped(name, text)
+            elif name in installed and name not in imported:
                 text = f"Not probed: {imports.shown} and its own modules do not import it."
                 yield skipped(name, text)
+    elif len(installed) > 1 and imports.shown:
+        text = f"{imports.shown} and its own modules import no installed framework, "
+        yield skipped("imports", f"{text}so each was probed.")
+    elif len(installed) > 1:
+        text = "No source of a program was given or found, so each installed framework was probed."
+        yield skipped("imports", text, "otel-limits doctor -- python app.py")
 
 
 def _autoload(report: Mapping[str, Any]) -> Finding:
