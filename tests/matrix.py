@@ -26,11 +26,10 @@ from tests.launching import (
     execute,
     fresh_environment,
 )
-from tests.paths import ROOT, SCRIPTS
-from tests.processes import PATIENCE_SECONDS, free_port
-from tests.programs.test_autoload import Environment
-from tests.programs.test_workers import ask
-from tests.readme import table, with_tables
+from tests.processes import PATIENCE_SECONDS, free_port, tied
+from tests.readme import ROOT, table, with_tables
+from tests.test_autoload import Environment
+from tests.test_workers import ask
 
 PROGRAM: Final = SCRIPTS / "launched.py"
 PAGE: Final = ROOT / "otel_limits/docs/launchers.md"
@@ -161,7 +160,7 @@ def served(command: Sequence[str], variables: Mapping[str, str]) -> Ended:
     port = free_port()
     address = f"--bind=127.0.0.1:{port}" if "gunicorn" in command else f"--port={port}"
     with subprocess.Popen(
-        [*command, address],
+        tied(*command, address, signal="TERM"),  # of one with workers
         env=fresh_environment(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

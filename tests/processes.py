@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pwd
 import secrets
+import shutil
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from typing import Final
 
 PATIENCE_SECONDS = 110
 """Less than a test has: a program that hangs fails its own test, and nothing else."""
 
+SETPRIV: Final = shutil.which("setpriv")
+"""Linux has it."""
+
 SOON = 0.02
 """Seconds after which a server of `http.server` sees that it is to end, instead of half of one."""
+
+
+def tied(*command: str, signal: str = "KILL", user: str = "") -> list[str]:
+    """Return a command whose program does not outlive this process, not even if it is killed.
+
+    Without `setpriv`, it is the command as it is.
+
+    Args:
+        command: The program, which does not fork into the background, and its arguments.
+        signal: What the system sends to it then. A program with processes of its own has to end
+            them: none of them is sent anything.
+        user: Who runs it if this is root: for servers that refuse to be run by root.
+    """
+    # The system sends the signal when the thread ends, not the process.
+    assert threading.current_thread() is threading.main_thread(), "Start it in the main thread."
+    if SETPRIV is None:
+        return list(command)
+    options = ["--pdeathsig", signal]
+    if user and os.geteuid() == 0:
+        # Not by another program: a later change of the user would clear the signal.
+        options += ["--reuid", user, "--regid", str(pwd.getpwnam(user).pw_gid), "--init-groups"]
+    return [SETPRIV, *options, *command]
 
 
 @contextlib.contextmanager

@@ -20,8 +20,7 @@ import pytest
 from otel_limits.dashboards.api import Prometheus, PrometheusError
 from otel_limits.dashboards.panels import TimeRange
 from tests.dashboards import workload
-from tests.paths import ROOT
-from tests.processes import free_port
+from tests.processes import free_port, tied
 
 RULES = ROOT / "dashboards/prometheus/rules.yaml"
 
@@ -165,13 +164,13 @@ def watched(
     config.write_text(CONFIG.format(rules=files) + jobs, encoding="utf-8")
     with (directory / "prometheus.log").open("w", encoding="utf-8") as log:
         server = subprocess.Popen(
-            [
+            tied(
                 find("prometheus"),
                 f"--config.file={config}",
                 f"--storage.tsdb.path={directory / 'data'}",
                 f"--web.listen-address=127.0.0.1:{own_port}",
                 f"--enable-feature={features}",
-            ],
+            ),
             stdout=log,
             stderr=log,
         )
@@ -259,14 +258,14 @@ def remembering(
     (directory / "web.yaml").write_text(users, encoding="utf-8")
     port = free_port()
     server = subprocess.Popen(
-        [
+        tied(
             find("prometheus"),
             f"--config.file={directory / 'prometheus.yaml'}",
             f"--web.config.file={directory / 'web.yaml'}",
             f"--storage.tsdb.path={directory / 'data'}",
             "--storage.tsdb.retention.time=10y",
             f"--web.listen-address=127.0.0.1:{port}",
-        ],
+        ),
         stderr=subprocess.DEVNULL,
     )
     try:

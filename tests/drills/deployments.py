@@ -16,8 +16,8 @@ from typing import Final
 
 from otel_limits.quotas.redis_rights import needed
 from otel_limits.quotas.redis_scripts import KeyNames
-from tests.processes import free_port
-from tests.quotas.fixtures import Server, Wire, eventually, require_program
+from tests.processes import free_port, tied
+from tests.quotas.conftest import Server, Wire, eventually, require_program
 
 USER: Final = "agents:hunter2"
 """The user with the documented rights, where there is an ACL."""
@@ -246,7 +246,7 @@ def _watch(
     if password:
         settings.write_text(f"{settings.read_text()}requirepass {password}\n")
     command = ["redis-server", str(settings), "--sentinel", "--port", str(port), *options]
-    watcher = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+    watcher = stack.enter_context(subprocess.Popen(tied(*command), stdout=subprocess.DEVNULL))
     stack.callback(watcher.kill)
     asked = Server(directory, port=port)
     if password:

@@ -10,7 +10,8 @@ from otel_limits.quotas.store import CountState
 from tests.drills.callers import calling
 from tests.drills.deployments import DEPLOYMENTS
 from tests.drills.rows import FAULTS, expect, state
-from tests.quotas.fixtures import eventually
+from tests.postgresql import running
+from tests.quotas.conftest import eventually
 from tests.quotas.fleets import quota
 from tests.servers.ledger.test_postgresql import own_server
 
@@ -27,7 +28,7 @@ def rebuild(directory: Path, calls: int, kind: str = "alone") -> str:
     amount = 4 * calls
     held = {"model_calls": amount, "window": "P366D", "grace": 0}
     with (
-        own_server() as ledger,
+        running() as ledger,
         DEPLOYMENTS[kind](directory) as place,
         calling(place, directory, **held) as callers,
     ):

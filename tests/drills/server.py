@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.drills.checking import prove
 from tests.drills.load import Place, working
-from tests.ledger.fixtures import eventually
-from tests.servers.ledger.test_postgresql import Server, own_server
+from tests.ledger.conftest import eventually
+from tests.postgresql import Server, running
 
 DATABASE = "drill"
 TABLES = "SELECT to_regclass('otel_limits_model_calls')::text"
@@ -20,7 +20,7 @@ TABLES = "SELECT to_regclass('otel_limits_model_calls')::text"
 
 def disasters(directory: Path, size: int) -> str:
     """All of them in sequence, over one load of four processes."""
-    with own_server() as server:
+    with running() as server:
         server.ask("postgres", f"CREATE DATABASE {DATABASE}")
         place = Place(directory, server.url(DATABASE))
         results = []

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.servers.ledger.test_postgresql import PROGRAMS
+from tests.postgresql import PROGRAMS
 
 IN_A_FILE = (
     "kills", "full-disk", "slow", "read-only", "vanished", "clock", "power-spill", "power-log",

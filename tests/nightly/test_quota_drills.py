@@ -13,7 +13,7 @@ from tests.drills.lines import kills, suspend
 from tests.drills.rebuild import rebuild
 from tests.drills.rows import charges, restarts
 from tests.drills.store import FAULTS, faults
-from tests.servers.ledger.test_postgresql import PROGRAMS
+from tests.postgresql import PROGRAMS
 
 if TYPE_CHECKING:
     from pathlib import Path

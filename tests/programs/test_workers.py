@@ -24,9 +24,8 @@ from tests.launching import (
     execute,
     fresh_environment,
 )
-from tests.paths import SCRIPTS
-from tests.processes import PATIENCE_SECONDS, free_port
-from tests.programs.test_autoload import CAP, Environment
+from tests.processes import PATIENCE_SECONDS, free_port, tied
+from tests.test_autoload import CAP, Environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +98,7 @@ def capped_in_children(
 def served(words: Sequence[str], **variables: str) -> Iterator[None]:
     """Start a server, and end it afterwards."""
     with subprocess.Popen(
-        words,
+        tied(*words, signal="TERM"),  # it ends its workers
         env=fresh_environment(**CAP, **variables),
         cwd=SCRIPTS,
         stdout=subprocess.PIPE,

@@ -27,7 +27,7 @@ from otel_limits.quotas.kill_listener import KillListener
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import StorePlace
 from otel_limits.quotas.stores import open_shared_store
-from tests.processes import free_port
+from tests.processes import free_port, tied
 
 if TYPE_CHECKING:
     from otel_limits.quotas.store import SharedStore
@@ -79,7 +79,7 @@ class Server:
         command += ["--dir", str(self.folder), "--daemonize", "no"]
         # A replica would be synchronized after five seconds, in case more of them come.
         command += ["--repl-diskless-sync-delay", "0", *self._options, *options]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen(tied(*command), stdout=subprocess.DEVNULL)
         self.wait()
 
     def age(self) -> None:
@@ -281,9 +281,11 @@ def shared_server(
 
 @pytest.fixture
 def server(shared_server: Server) -> Iterator[Server]:
-    """The shared server, empty and without subscribers."""
+    """The shared server, empty, without subscribers, and with no user of an earlier test."""
     client = shared_server.client
     client.flushall()
+    for user in set(client.acl_users()) - {"default"}:
+        client.acl_deluser(user)
     client.config_resetstat()
     yield shared_server
     otel_limits.disable()
@@ -300,7 +302,7 @@ def server(shared_server: Server) -> Iterator[Server]:
 
 @pytest.fixture
 def own_server(redis_installed: None, tmp_path: Path) -> Iterator[Server]:
-    """A server that the test may damage."""
+    """A server that the test may stop, freeze or configure."""
     server = Server(tmp_path)
     server.start()
     server.age()
@@ -361,7 +363,7 @@ def shared_sentinel(
     settings = folder / "sentinel.conf"
     settings.write_text(f"sentinel monitor fleet 127.0.0.1 {shared_server.port} 1\n")
     command = ["redis-server", str(settings), "--sentinel", "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as watcher:
+    with subprocess.Popen(tied(*command), stdout=subprocess.DEVNULL) as watcher:
         Server(folder, port=port).wait()
         yield f"redis+sentinel://127.0.0.1:{port}/fleet"
         watcher.kill()

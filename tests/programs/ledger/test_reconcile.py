@@ -22,8 +22,8 @@ from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
 from otel_limits.dashboards.api import WebAddress
 from tests.ledger.book import Entry, write
-from tests.ledger.fixtures import eventually
-from tests.processes import free_port
+from tests.ledger.conftest import eventually
+from tests.processes import free_port, tied
 
 if TYPE_CHECKING:
     from tests.ledger.fixtures import LedgerFile
@@ -75,12 +75,12 @@ def recorded(ledger: LedgerFile, tmp_path: Path) -> Iterator[str]:
     environment = os.environ | {"OTEL_LIMITS_PROMETHEUS_PORT": str(metrics)}
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     server = subprocess.Popen(
-        [
+        tied(
             PROMETHEUS,
             f"--config.file={configuration}",
             f"--storage.tsdb.path={tmp_path / 'tsdb'}",
             f"--web.listen-address=127.0.0.1:{port}",
-        ],
+        ),
         **quiet,
     )
     agent = subprocess.Popen(

@@ -16,10 +16,8 @@ import pytest
 from tests.launching import BIN, RUN, execute, fresh_environment
 from tests.ledger.fixtures import LedgerFile
 from tests.otlp.receiver import Received
-from tests.paths import SCRIPTS
-from tests.processes import bounded
-from tests.programs.otlp.test_otlp import attributes, over
-from tests.unit.ledger.test_durability import restore
+from tests.otlp.test_otlp import attributes, over
+from tests.processes import bounded, tied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +43,7 @@ UNSHARED = ("unshare", "--pid", "--fork", "--kill-child")
 def halted(*command: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
     """Start a program whose agent was halted, and that has exported nothing yet."""
     process = subprocess.Popen(
-        command,
+        tied(*command),
         env=fresh_environment(**environ),
         cwd=BIN,
         stdout=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -17,6 +18,7 @@ from selenium.webdriver.common.by import By
 from otel_limits.cli import main
 from otel_limits.core.limits import Breach, Limits
 from tests.ledger.book import DAY, NINE, Call, Entry, write
+from tests.processes import tied
 
 if TYPE_CHECKING:
     from selenium.webdriver.remote.webelement import WebElement
@@ -48,14 +50,23 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A browser with an empty profile."""
     assert BROWSER is not None
     assert DRIVER is not None, "CI needs chromium and chromium-driver"
+    directory = tmp_path_factory.mktemp("browser")
     options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+    options.binary_location = script(directory / "browser", BROWSER)
+    for flag in (*FLAGS, f"--user-data-dir={directory / 'profile'}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    service = webdriver.ChromeService(script(directory / "driver", DRIVER))
+    driver = webdriver.Chrome(options, service)
     yield driver
     driver.quit()
+
+
+def script(path: Path, program: str) -> str:
+    """Write a script that runs a program with its own arguments, tied to what starts it."""
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(tied(program))} "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
 
 
 @pytest.fixture

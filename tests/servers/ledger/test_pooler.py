@@ -17,11 +17,12 @@ from otel_limits.cli import main
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
 from tests.ledger.book import DAY, NINE, Call, Entry, write
-from tests.ledger.fixtures import eventually
-from tests.processes import free_port
-from tests.servers.ledger.test_postgresql import PROGRAMS, QUESTIONS, Server, answer, own_server
-from tests.unit.ledger.test_durability import rows_of
-from tests.unit.ledger.test_waiting import check_equivalence
+from tests.ledger.conftest import eventually
+from tests.ledger.test_durability import rows_of
+from tests.ledger.test_postgresql import QUESTIONS, answer
+from tests.ledger.test_waiting import check_equivalence
+from tests.postgresql import OWNER, PROGRAMS, Server
+from tests.processes import PATIENCE_SECONDS, free_port, tied
 
 PGBOUNCER = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
 
@@ -61,15 +62,14 @@ class Pooler:
     @contextmanager
     def running(self) -> Iterator[Pooler]:
         """Run it until the end."""
-        as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-        command = [*as_user, str(PGBOUNCER), str(self.settings)]
+        command = tied(str(PGBOUNCER), str(self.settings), user=OWNER)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             eventually(self._answers)
             yield self
         finally:
             process.terminate()
-            process.wait()
+            process.wait(PATIENCE_SECONDS)
 
     def _answers(self) -> bool:
         with suppress(psycopg.OperationalError), self.connected("postgres"):
@@ -82,9 +82,9 @@ class Pooler:
 
 
 @pytest.fixture(scope="module")
-def pooler() -> Iterator[Pooler]:
-    """A running pooler with its server."""
-    with own_server() as server, Pooler(server, server.data.parent).running() as pooler:
+def pooler(postgresql: Server) -> Iterator[Pooler]:
+    """A running pooler in front of the shared server."""
+    with Pooler(postgresql, postgresql.data.parent).running() as pooler:
         yield pooler
 
 

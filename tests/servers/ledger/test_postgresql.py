@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import itertools
 import json
 import os
-import pwd
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 
 from otel_limits import Limits, disable, enable
@@ -37,20 +31,17 @@ from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
-from tests.ledger.fixtures import eventually
-from tests.paths import ROOT
-from tests.processes import free_port
-from tests.programs.ledger.test_durability import record_from_processes
-from tests.unit.ledger.test_durability import rows_of
-from tests.unit.ledger.test_upgrade import open_as_later_version
-from tests.unit.ledger.test_waiting import check_equivalence
+from tests.ledger.conftest import eventually
+from tests.ledger.test_durability import record_from_processes, rows_of
+from tests.ledger.test_upgrade import open_as_later_version
+from tests.ledger.test_waiting import check_equivalence
+from tests.postgresql import PROGRAMS
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     from tests.conftest import MakeAgent
-
-PROGRAMS = sorted(glob.glob("/usr/lib/postgresql/*/bin"))  # noqa: PTH207  a pattern of the system
+    from tests.postgresql import Server
 
 pytestmark = pytest.mark.skipif(
     not PROGRAMS and os.environ.get("CI") != "true",
@@ -58,66 +49,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class Server:
-    """A server of the test's own, on a free port of the loopback address."""
-
-    def __init__(self, directory: Path) -> None:
-        assert PROGRAMS, "CI needs postgresql"
-        self.data = directory / "data"
-        self.log = directory / "log"
-        self.port = free_port()
-        self._run("initdb", "-D", str(self.data), "-U", "auditor", "-A", "trust", "--no-sync")
-
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
-        options = (
-            f"-p {self.port} -c listen_addresses=127.0.0.1 -c fsync=off -c unix_socket_directories="
-        )
-        self._run("pg_ctl", "-D", str(self.data), "-l", str(self.log), "-w", "-o", options, "start")
-
-    def stop(self) -> None:
-        """Stop it immediately."""
-        self._run("pg_ctl", "-D", str(self.data), "-m", "immediate", "-w", "stop")
-
-    def _run(self, program: str, *arguments: str) -> None:
-        """Run one of its programs, which refuse to be run by root."""
-        command = [f"{PROGRAMS[-1]}/{program}", *arguments]
-        if os.geteuid() == 0:
-            command = ["runuser", "-u", "postgres", "--", *command]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd="/")
-
-    def url(self, database: str) -> str:
-        """The address of a database."""
-        return f"postgresql://auditor@127.0.0.1:{self.port}/{database}"
-
-    def ask(self, database: str, query: str) -> list[tuple[Any, ...]]:
-        """Ask without any of our code."""
-        with psycopg.connect(self.url(database), autocommit=True) as connection:
-            cursor = connection.execute(query)
-            return cursor.fetchall() if cursor.description else []
+ROOT = Path(__file__).parents[2]
 
 
-@contextmanager
-def own_server() -> Iterator[Server]:
-    """A running server.
-
-    Its directory is not below that of pytest, which only its owner may enter.
-    """
-    with tempfile.TemporaryDirectory() as directory:
-        if os.geteuid() == 0:
-            owner = pwd.getpwnam("postgres")
-            os.chown(directory, owner.pw_uid, owner.pw_gid)
-        server = Server(Path(directory))
-        server.start()
-        yield server
-        server.stop()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+@pytest.fixture
+def server(postgresql: Server) -> Server:
     """A running server."""
-    with own_server() as server:
-        yield server
+    return postgresql
 
 
 @pytest.fixture
@@ -712,22 +650,25 @@ def test_commands_that_move_and_back_up_do_so(
         assert main(["audit", "verify", "--ledger", place]) == 0
 
 
-def test_unreadable_heap_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_unreadable_heap_is_found(
+    server: Server, database: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """Indexes alone answer most queries, so that `verify` reads the rows."""
-    with own_server() as server:
-        url = server.url("postgres")
-        write(parse("test", url, tmp_path / "data"), *(Entry(at=NINE + n) for n in range(200)))
-        assert main(["audit", "verify", "--ledger", url]) == 0
-        server.ask("postgres", "CHECKPOINT")
-        path = "SELECT pg_relation_filepath('otel_limits_model_calls')"
-        ((heap,),) = server.ask("postgres", path)
-        server.stop()
+    url = server.url(database)
+    write(parse("test", url, tmp_path / "data"), *(Entry(at=NINE + n) for n in range(200)))
+    assert main(["audit", "verify", "--ledger", url]) == 0
+    server.ask(database, "CHECKPOINT")
+    path = "SELECT pg_relation_filepath('otel_limits_model_calls')"
+    ((heap,),) = server.ask(database, path)
+    server.stop()
+    try:
         with (server.data / heap).open("r+b") as opened:
             opened.write(b"\xff" * 4096)
+    finally:
         server.start()
-        capsys.readouterr()
-        assert main(["audit", "verify", "--ledger", url, "--format", "json"]) == 1
-        answer = json.loads(capsys.readouterr().out)
+    capsys.readouterr()
+    assert main(["audit", "verify", "--ledger", url, "--format", "json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
     (check,) = answer["verify"]
     assert (check["state"], answer["passed"]) == ("FAILED", False)
     assert "invalid page" in check["why"]

@@ -26,26 +26,26 @@ def add_user(server: Server, name: str, without: str) -> None:
     server.client.execute_command("ACL", "SETUSER", name, *rights)
 
 
-def test_a_store_that_answers_is_timed_and_left_as_it_was(own_server: Server) -> None:
+def test_a_store_that_answers_is_timed_and_left_as_it_was(server: Server) -> None:
     """The test key expires within a second; the marker of the server's run stays for a day."""
-    finding = examined(own_server.url)
+    finding = examined(server.url)
     assert finding.status == "ok", finding
     assert finding.text.startswith("Round trip: ")
     assert finding.text.endswith(" (timeout: 2000 ms).")
-    keys = set(own_server.client.keys()) - {KeyNames().marker}
-    assert 0 < own_server.client.ttl(KeyNames().marker) <= RETENTION_SECONDS
-    assert all(0 < own_server.client.pttl(key) <= 1000 for key in keys)
+    keys = set(server.client.keys()) - {KeyNames().marker}
+    assert 0 < server.client.ttl(KeyNames().marker) <= RETENTION_SECONDS
+    assert all(0 < server.client.pttl(key) <= 1000 for key in keys)
 
 
-def test_a_user_without_the_right_to_run_scripts_is_a_failure(own_server: Server) -> None:
+def test_a_user_without_the_right_to_run_scripts_is_a_failure(server: Server) -> None:
     """Agents could reserve nothing."""
-    add_user(own_server, "weak", "-@scripting")
-    finding = examined(own_server.url.replace("redis://", "redis://weak:hunter2@"))
+    add_user(server, "weak", "-@scripting")
+    finding = examined(server.url.replace("redis://", "redis://weak:hunter2@"))
     assert (finding.status, "hunter2" in finding.text) == ("FAIL", False)
 
 
-def test_a_user_without_the_right_to_write_is_a_failure(own_server: Server) -> None:
+def test_a_user_without_the_right_to_write_is_a_failure(server: Server) -> None:
     """For example, on a replica."""
-    add_user(own_server, "reader", "-set")
-    finding = examined(own_server.url.replace("redis://", "redis://reader:hunter2@"))
+    add_user(server, "reader", "-set")
+    finding = examined(server.url.replace("redis://", "redis://reader:hunter2@"))
     assert (finding.status, "hunter2" in finding.text) == ("FAIL", False)

@@ -31,8 +31,8 @@ from otel_limits.quotas.store import RECOVERABLE_SECONDS, Charge, Count, CountSt
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, tokens
-from tests.paths import ROOT
-from tests.quotas.fixtures import eventually
+from tests.processes import tied
+from tests.quotas.conftest import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -120,7 +120,7 @@ def variables(server: Server | Deployment, ledger: Path) -> dict[str, str]:
 def process(command: list[str], variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """Start a process, and end it with all of its children."""
     started = subprocess.Popen(
-        command,
+        tied(*command),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -620,19 +620,19 @@ def test_unpublished_kill_is_found_at_the_next_reservation(
 def test_process_denied_subscribing_polls_for_kills(
     hold: Hold,
     make_agent: MakeAgent,
-    own_server: Server,
+    server: Server,
     monkeypatch: pytest.MonkeyPatch,
     metric: Metric,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The kill still arrives, and the denial is logged once."""
     rights = ("on", ">hunter2", "~*", "resetchannels", "+@all")
-    own_server.client.execute_command("ACL", "SETUSER", "deaf", *rights)
+    server.client.execute_command("ACL", "SETUSER", "deaf", *rights)
     faults = ("otel_limits_internal_errors_total", {"component": "kill"})
     before = metric(faults[0], **faults[1])
-    hold({}, own_server.url.replace("redis://", "redis://deaf:hunter2@"))
+    hold({}, server.url.replace("redis://", "redis://deaf:hunter2@"))
     eventually(lambda: "cannot subscribe to kills" in caplog.text)
-    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", own_server.url)
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", server.url)
 
     async def invoke() -> str:
         model = Endless()

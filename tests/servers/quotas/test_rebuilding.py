@@ -149,12 +149,12 @@ def test_usage_before_a_reset_is_not_rebuilt(
 
 
 def test_another_process_rebuilds_until_one_is_done(
-    hold: Hold, make_agent: MakeAgent, own_server: Server
+    hold: Hold, make_agent: MakeAgent, server: Server
 ) -> None:
     """The claim of a process that fails or is killed must not pass for a finished rebuild."""
-    hold({"q": QUOTA}, own_server.url)
+    hold({"q": QUOTA}, server.url)
     call(make_agent, 1)
-    first, second = (open_shared_store(StorePlace(own_server.url, 5.0)) for _ in range(2))
+    first, second = (open_shared_store(StorePlace(server.url, 5.0)) for _ in range(2))
     eventually(lambda: bool(first.begin_rebuilding("another ledger")))
     assert second.begin_rebuilding("another ledger") is None
     first.end_rebuilding()
@@ -195,10 +195,10 @@ def test_late_settlement_and_rebuild_count_a_call_once(
     assert state(own_server).used == 3
 
 
-def test_call_that_ended_in_an_outage_adds_to_what_others_saw(own_server: Server) -> None:
+def test_call_that_ended_in_an_outage_adds_to_what_others_saw(server: Server) -> None:
     """A process restores 10 and sends its call; another one saw an eleventh."""
     count = Count("q", "k", Windows("P366D").at(time.time()), "model_calls")
-    store = open_shared_store(StorePlace(own_server.url, 5.0))
+    store = open_shared_store(StorePlace(server.url, 5.0))
     store.follow(store.restore([KnownCount(count, 10)]))
     store.run([Settle("a-0", (Charge(count=count, amount=1),), is_earlier=True)])
     store.restore([KnownCount(count, 11)])
@@ -232,11 +232,11 @@ def test_token_bucket_is_rebuilt_to_its_level(
     assert AMOUNT <= admitted <= AMOUNT + 1 + time.time() - begun
 
 
-def test_rebuilt_token_bucket_flows_back_before_its_next_call(own_server: Server) -> None:
+def test_rebuilt_token_bucket_flows_back_before_its_next_call(server: Server) -> None:
     """A call that comes much later finds it full."""
     count = Count("q", "k", UnboundedWindow().at(time.time()), "tokens", refill=Refill(1, 100))
     demand = Demand(count=count, amount=100, limit=1000)
-    store = open_shared_store(StorePlace(own_server.url, 5.0))
+    store = open_shared_store(StorePlace(server.url, 5.0))
     store.follow(store.restore([KnownCount(count, 100)]))
     store.join("w", 0, 0.0, 0.0)
     (found,) = store.look([(count, 1000)])

@@ -238,10 +238,10 @@ def test_slots_of_in_flight_calls_are_taken_again(loss: Loss, open_worker: type[
 
 
 def test_process_that_starts_after_the_loss_is_served_immediately(
-    own_server: Server, open_worker: type[Worker]
+    server: Server, open_worker: type[Worker]
 ) -> None:
     """A store without data may be a new one."""
-    worker = open_worker(own_server.url, quota(grace=0.0))
+    worker = open_worker(server.url, quota(grace=0.0))
     assert worker.call()
 
 

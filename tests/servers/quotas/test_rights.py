@@ -74,17 +74,17 @@ def test_every_command_of_a_script_is_granted() -> None:
 def test_the_documented_rights_are_enough(
     hold: Hold,
     make_agent: MakeAgent,
-    own_server: Server,
+    server: Server,
     run: Run,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """For agents, which share and wait, and for every command."""
-    url = add_user(own_server)
+    url = add_user(server)
     assert run(url, "check")[0] == 0
     hold({"calls": CALLS}, url)
     agent = make_agent(ScriptedModel(endless(says("done"))), name="joe")
     assert agent("go").stop_reason == "end_turn"
-    eventually(lambda: own_server.client.zcard("{otel_limits}:sharing") == 1)
+    eventually(lambda: server.client.zcard("{otel_limits}:sharing") == 1)
     for command in (
         ("quotas",),
         ("quotas", "grant", "calls", "joe", "5", "--until", "2999-01-01"),
@@ -99,41 +99,41 @@ def test_the_documented_rights_are_enough(
 
 
 @pytest.mark.parametrize("namespace", ["", "prod"])
-def test_every_right_that_is_missing_is_named(own_server: Server, namespace: str) -> None:
+def test_every_right_that_is_missing_is_named(server: Server, namespace: str) -> None:
     """Each command, the keys, the channels; and nothing stays on the server."""
-    names, before = KeyNames(namespace), own_server.client.keys()
+    names, before = KeyNames(namespace), server.client.keys()
     rules = {f"-{each}": f"+{each}" for each in (*COMMANDS, "subscribe")}
     rules |= {"resetkeys": f"~{names.tag}*", "resetchannels": f"&{names.tag}*"}
     found = {}
     for rule in rules:
-        url = add_user(own_server, *needed(names).split(), "resetkeys", f"~{names.tag}*", rule)
+        url = add_user(server, *needed(names).split(), "resetkeys", f"~{names.tag}*", rule)
         store = open_shared_store(StorePlace(url, 2.0, namespace))
         found[rule] = store.missing_rights()
         store.close()
     assert found == {rule: [missing] for rule, missing in rules.items()}
-    eventually(lambda: own_server.client.keys() == before)
+    eventually(lambda: server.client.keys() == before)
 
 
-def test_check_names_the_missing_acl_rule(own_server: Server, run: Run) -> None:
+def test_check_names_the_missing_acl_rule(server: Server, run: Run) -> None:
     """As an error, since agents could reserve nothing; without the password."""
-    status, said = run(add_user(own_server, "-hset", "resetkeys", "~other*"), "check")
+    status, said = run(add_user(server, "-hset", "resetkeys", "~other*"), "check")
     assert status == 1
     assert "OTEL_LIMITS_QUOTA_STORE: its user lacks permissions." in said
     assert "ACL SETUSER <user> +hset ~{otel_limits}*" in said
     assert "hunter2" not in said
 
 
-def test_check_warns_of_a_user_denied_subscribing(own_server: Server, run: Run) -> None:
+def test_check_warns_of_a_user_denied_subscribing(server: Server, run: Run) -> None:
     """Quotas are still enforced."""
-    status, said = run(add_user(own_server, "resetchannels"), "check")
+    status, said = run(add_user(server, "resetchannels"), "check")
     assert status == 0
     assert "polling once a second" in said
     assert "ACL SETUSER <user> &{otel_limits}*" in said
 
 
-def test_check_reports_a_wrong_password(own_server: Server, run: Run) -> None:
+def test_check_reports_a_wrong_password(server: Server, run: Run) -> None:
     """As an error, since every quota would refuse; without showing the password."""
-    status, said = run(add_user(own_server).replace("hunter2", "hunter3"), "check")
+    status, said = run(add_user(server).replace("hunter2", "hunter3"), "check")
     assert status == 1
     assert "OTEL_LIMITS_QUOTA_STORE: authentication failed (" in said
     assert "hunter" not in said

@@ -41,8 +41,8 @@ from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings import environment as config
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.drills import deployments
-from tests.processes import free_port
-from tests.quotas.fixtures import PATIENCE, Server, Wire, eventually
+from tests.processes import free_port, tied
+from tests.quotas.conftest import PATIENCE, Server, Wire, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,20 +114,20 @@ def test_a_model_call_costs_two_commands_however_many_quotas_apply(
 
 
 def test_first_call_finds_everything_prepared(
-    hold: Hold, make_agent: MakeAgent, own_server: Server, monkeypatch: pytest.MonkeyPatch
+    hold: Hold, make_agent: MakeAgent, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connection, password, database and scripts: it costs what later calls cost."""
     monkeypatch.setattr(fallback, "LOOK_SECONDS", PATIENCE)  # no regular read in between
     monkeypatch.setattr(fallback, "MAX_LOOK_SECONDS", PATIENCE)
-    client = own_server.client
+    client = server.client
     client.execute_command("ACL", "SETUSER", "agents", "on", ">pw", "~*", "&*", "+@all")
-    hold({"calls": CALLS}, f"redis://agents:pw@127.0.0.1:{own_server.port}/3")
+    hold({"calls": CALLS}, f"redis://agents:pw@127.0.0.1:{server.port}/3")
     gate: Any = LIVE.observers.gate
     eventually(lambda: gate._client.fallback.looks > 0 and client.pubsub_channels())
     eventually(lambda: client.info("commandstats").get("cmdstat_zrangebyscore"))  # no kills
     client.config_resetstat()
     make_agent(ScriptedModel([says("done")]))("go")
-    eventually(lambda: own_server.calls() == 2)
+    eventually(lambda: server.calls() == 2)
     sent = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
     assert sent.isdisjoint({"auth", "hello", "select", "client|setinfo", "script|load"})
 
@@ -334,13 +334,13 @@ def test_exiting_process_sends_pending_settlements(
 
 
 @pytest.fixture
-def sentinel(own_server: Server, tmp_path: Path) -> Iterator[str]:
+def sentinel(server: Server, tmp_path: Path) -> Iterator[str]:
     """A sentinel that knows the address of the master."""
     port, settings = free_port(), tmp_path / "sentinel.conf"
-    settings.write_text(f"sentinel monitor fleet 127.0.0.1 {own_server.port} 1\n")
+    settings.write_text(f"sentinel monitor fleet 127.0.0.1 {server.port} 1\n")
     with ExitStack() as stack:
         command = ["redis-server", str(settings), "--sentinel", "--port", str(port)]
-        watcher = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        watcher = stack.enter_context(subprocess.Popen(tied(*command), stdout=subprocess.DEVNULL))
         stack.callback(watcher.kill)
         Server(tmp_path, port=port).wait()
         yield f"redis+sentinel://127.0.0.1:{port}/fleet"
@@ -362,7 +362,7 @@ def guarded_sentinel(redis_installed: None, tmp_path: Path, certificate: Path) -
     command = ["redis-server", str(settings), "--sentinel", "--port", str(free_port())]
     command += [*tls, "--tls-port", str(watching)]
     with ExitStack() as stack:
-        watcher = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        watcher = stack.enter_context(subprocess.Popen(tied(*command), stdout=subprocess.DEVNULL))
         stack.callback(watcher.kill)
         eventually(lambda: is_open(watching))
         options = f"tls=true&sentinel_password=watch&ssl_ca_certs={certificate}"

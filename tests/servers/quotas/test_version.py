@@ -115,12 +115,12 @@ def test_check_on_a_recent_or_unknown_version_passes(
 
 @pytest.mark.usefixtures("policy")
 def test_denied_version_is_a_missing_right_only(
-    own_server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`check` names the rule to add, and no version."""
     rights = ("on", ">hunter2", *needed(KeyNames()).split(), "-info")
-    own_server.client.execute_command("ACL", "SETUSER", "agents", *rights)
-    url = own_server.url.replace("redis://", "redis://agents:hunter2@")
+    server.client.execute_command("ACL", "SETUSER", "agents", *rights)
+    url = server.url.replace("redis://", "redis://agents:hunter2@")
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", url)
     assert cli.main(["check"]) == 1
     said = capsys.readouterr().err

@@ -358,13 +358,13 @@ def test_waiter_asks_again_after_reconnecting(
 
 @pytest.mark.parametrize("end", ["free", "max_wait"])
 def test_process_denied_subscribing_polls_while_waiting(
-    hold: Hold, make_agent: MakeAgent, own_server: Server, end: str, recorder: DecisionRecorder
+    hold: Hold, make_agent: MakeAgent, server: Server, end: str, recorder: DecisionRecorder
 ) -> None:
     """It polls once a second instead, and waits no longer than others."""
     rights = ("on", ">hunter2", "~*", "resetchannels", "+@all")
-    own_server.client.execute_command("ACL", "SETUSER", "deaf", *rights)
-    own_store = open_shared_store(StorePlace(own_server.url, 2.0))
-    url = own_server.url.replace("redis://", "redis://deaf:hunter2@")
+    server.client.execute_command("ACL", "SETUSER", "deaf", *rights)
+    own_store = open_shared_store(StorePlace(server.url, 2.0))
+    url = server.url.replace("redis://", "redis://deaf:hunter2@")
     hold({"q": TOKENS | {"max_wait": "1s" if end == "max_wait" else "30s"}}, url, [recorder])
     reserve(own_store, "elsewhere", 900)
 
