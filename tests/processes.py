@@ -26,7 +26,8 @@ SOON = 0.02
 def tied(*command: str, signal: str = "KILL", user: str = "") -> list[str]:
     """Return a command whose program does not outlive this process, not even if it is killed.
 
-    Without `setpriv`, it is the command as it is.
+    The thread that starts it must outlive it: the system sends the signal when that thread ends.
+    Without `setpriv`, the command is returned as it is.
 
     Args:
         command: The program, which does not fork into the background, and its arguments.
@@ -34,8 +35,6 @@ def tied(*command: str, signal: str = "KILL", user: str = "") -> list[str]:
             them: none of them is sent anything.
         user: Who runs it if this is root: for servers that refuse to be run by root.
     """
-    # The system sends the signal when the thread ends, not the process.
-    assert threading.current_thread() is threading.main_thread(), "Start it in the main thread."
     if SETPRIV is None:
         return list(command)
     options = ["--pdeathsig", signal]
