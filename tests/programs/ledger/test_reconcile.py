@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -21,6 +23,7 @@ from otel_limits.audit.counters import counters_of
 from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
 from otel_limits.dashboards.api import WebAddress
+from tests.launching import fresh_environment
 from tests.ledger.book import Entry, write
 from tests.ledger.conftest import eventually
 from tests.processes import free_port, tied
@@ -63,29 +66,35 @@ scrape_configs:
 """
 
 
-@pytest.fixture
-def recorded(ledger: LedgerFile, tmp_path: Path) -> Iterator[str]:
-    """Three invocations, in the ledger and scraped; yields the address of Prometheus."""
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """Three invocations, in a ledger and scraped; yields it and the address of Prometheus."""
     assert PROMETHEUS is not None, "CI needs prometheus"
+    directory = tmp_path_factory.mktemp("watched")
     metrics, port = free_port(), free_port()
-    configuration = tmp_path / "prometheus.yml"
+    configuration = directory / "prometheus.yml"
     configuration.write_text(CONFIGURATION.format(port=metrics), encoding="utf-8")
-    program = tmp_path / "agent.py"
+    program = directory / "agent.py"
     program.write_text(AGENT, encoding="utf-8")
-    environment = os.environ | {"OTEL_LIMITS_PROMETHEUS_PORT": str(metrics)}
+    ledger = directory / "ledger.db"
+    variables = {
+        "OTEL_LIMITS_LEDGER": str(ledger),
+        "OTEL_LIMITS_LEDGER_SYNC": "call",  # no row waits in a spill file
+        "OTEL_LIMITS_PROMETHEUS_PORT": str(metrics),
+    }
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     server = subprocess.Popen(
         tied(
             PROMETHEUS,
             f"--config.file={configuration}",
-            f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+            f"--storage.tsdb.path={directory / 'tsdb'}",
             f"--web.listen-address=127.0.0.1:{port}",
         ),
         **quiet,
     )
     agent = subprocess.Popen(
         [sys.executable, str(program)],
-        env=environment,
+        env=fresh_environment(**variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -95,11 +104,23 @@ def recorded(ledger: LedgerFile, tmp_path: Path) -> Iterator[str]:
         assert agent.stdout.readline() == "done\n"
         url = f"http://127.0.0.1:{port}"
         eventually(lambda: scraped(url) == "3")
-        yield url
+        yield ledger, url
     finally:
         agent.communicate()
         server.terminate()
         server.wait()
+
+
+@pytest.fixture
+def recorded(watched: tuple[Path, str], ledger: LedgerFile) -> str:
+    """The address of that Prometheus; the test's own ledger has the three invocations."""
+    source, url = watched
+    with (
+        contextlib.closing(sqlite3.connect(source)) as old,
+        contextlib.closing(sqlite3.connect(ledger.path)) as new,
+    ):
+        old.backup(new)
+    return url
 
 
 def scraped(url: str) -> str | None:
