@@ -26,13 +26,12 @@ SOON = 0.02
 def tied(*command: str, signal: str = "KILL", user: str = "") -> list[str]:
     """Return a command whose program does not outlive this process, not even if it is killed.
 
-    The thread that starts it must outlive it: the system sends the signal when that thread ends.
+    The system sends it a signal when the thread that started it ends, so that must outlive it.
     Without `setpriv`, the command is returned as it is.
 
     Args:
         command: The program, which does not fork into the background, and its arguments.
-        signal: What the system sends to it then. A program with processes of its own has to end
-            them: none of them is sent anything.
+        signal: The signal. Only the program receives it, and has to end its child processes.
         user: Who runs it if this is root: for servers that refuse to be run by root.
     """
     if SETPRIV is None:

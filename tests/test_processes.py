@@ -25,7 +25,7 @@ RUN = (
 
 @pytest.mark.skipif(SETPRIV is None, reason="Only Linux has setpriv.")
 @pytest.mark.parametrize(
-    "options", [{}, {"signal": "TERM"}, {"signal": "QUIT", "user": "nobody"}], ids=str
+    "options", [{}, {"signal": "TERM"}, {"signal": "QUIT", "user": "daemon"}], ids=str
 )
 def test_server_ends_when_its_run_is_killed(options: dict[str, str]) -> None:
     """Also one that another user runs, as PostgreSQL is where tests are run by root."""

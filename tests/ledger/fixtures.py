@@ -76,7 +76,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LedgerFile:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[servers.Server]:
-    """One server for all tests of this process, each with a database of its own."""
+    """One server for all tests of this process, each with its own database."""
     with servers.running() as server:
         yield server
 

@@ -54,7 +54,7 @@ def look() -> str:
 for _ in range(3):
     model = ScriptedModel(endless(uses("look")))
     Agent(model=model, tools=[look], callback_handler=None, name="worker")("go")
-print("done")
+print("done", flush=True)
 sys.stdin.read()
 """
 
