@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 from otel_limits.settings.children import NOTE, path_with_hook
 from tests.launching import Ended, fresh_environment
+from tests.paths import SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-PROGRAM: Final = str(Path(__file__).with_name("programs") / "forks.py")
+PROGRAM: Final = str(SCRIPTS / "forks.py")
 
 NEEDED_BY_STRANDS: Final = (
     "import boto3, docstring_parser, httpx, jsonschema, mcp, opentelemetry.sdk.metrics, "

@@ -26,10 +26,11 @@ from tests.launching import (
     execute,
     fresh_environment,
 )
+from tests.paths import ROOT, SCRIPTS
 from tests.processes import PATIENCE_SECONDS, free_port, tied
-from tests.readme import ROOT, table, with_tables
-from tests.test_autoload import Environment
-from tests.test_workers import ask
+from tests.programs.test_autoload import Environment
+from tests.programs.test_workers import ask
+from tests.readme import table, with_tables
 
 PROGRAM: Final = SCRIPTS / "launched.py"
 PAGE: Final = ROOT / "otel_limits/docs/launchers.md"

@@ -20,6 +20,7 @@ import pytest
 from otel_limits.dashboards.api import Prometheus, PrometheusError
 from otel_limits.dashboards.panels import TimeRange
 from tests.dashboards import workload
+from tests.paths import ROOT
 from tests.processes import free_port, tied
 
 RULES = ROOT / "dashboards/prometheus/rules.yaml"

@@ -17,7 +17,7 @@ from typing import Final
 from otel_limits.quotas.redis_rights import needed
 from otel_limits.quotas.redis_scripts import KeyNames
 from tests.processes import free_port, tied
-from tests.quotas.conftest import Server, Wire, eventually, require_program
+from tests.quotas.fixtures import Server, Wire, eventually, require_program
 
 USER: Final = "agents:hunter2"
 """The user with the documented rights, where there is an ACL."""

@@ -11,9 +11,8 @@ from tests.drills.callers import calling
 from tests.drills.deployments import DEPLOYMENTS
 from tests.drills.rows import FAULTS, expect, state
 from tests.postgresql import running
-from tests.quotas.conftest import eventually
+from tests.quotas.fixtures import eventually
 from tests.quotas.fleets import quota
-from tests.servers.ledger.test_postgresql import own_server
 
 DATABASE: Final = "drill"
 

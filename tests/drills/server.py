@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.drills.checking import prove
 from tests.drills.load import Place, working
-from tests.ledger.conftest import eventually
+from tests.ledger.fixtures import eventually
 from tests.postgresql import Server, running
 
 DATABASE = "drill"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.programs.wire.test_wire import calls_by_mode
 
 from tests.wire.providers import BY_NAME
 from tests.wire.run import MODES, results
-from tests.wire.test_wire import calls_by_mode
 
 if TYPE_CHECKING:
     from tests.wire.run import Results

@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 
 from otel_limits.bindings.known import FRAMEWORKS
-from otel_limits.cli.doctor.doctor_command import as_text, run_options
-from otel_limits.cli.doctor.finding import fail
+from otel_limits.cli.doctor.doctor_command import run_options
 from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
-from otel_limits.cli.doctor.program_imports import read_imports
-from otel_limits.cli.doctor.runaway import FORCED, sandboxed
 from tests.launching import (
     BIN,
     INSTRUMENT,
@@ -114,65 +111,6 @@ def test_framework_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
     assert "no such library" in found["runaway (langchain)"][1]
 
 
-@pytest.mark.parametrize(
-    ("program", "shown", "frameworks"),
-    [
-        ("python app.py", "app.py", "langchain strands"),
-        ("python -u -m app --port 1", "app", "langchain strands"),
-        ("python -um package", "package", "openai-agents"),
-        ("python -c 'import agents'", "-c", "openai-agents"),
-        ("python -c 'import package.inner'", "-c", "openai-agents"),
-        ("python -c 'import app, package'", "-c", "langchain openai-agents strands"),
-        ("python lazy.py", "lazy.py", "strands"),
-        ("python through.py", "through.py", "strands"),
-        ("python broken.py", "broken.py", ""),
-        ("python elsewhere/own.py", "own.py", ""),
-        ("python -m missing", "", ""),
-        ("python", "", ""),
-        ("./serve --all", "serve", "openai-agents"),
-        ("gunicorn -w 2 app:app", "gunicorn, app", "langchain strands"),
-        ("celery --app=package worker", "celery, package", "langchain openai-agents strands"),
-        ("uv run app.py", "app.py", "langchain strands"),
-        ("uv run --module=app", "app", "langchain strands"),
-        ("uv run gunicorn app:app", "gunicorn, app", "langchain strands"),
-        ("env A=b otel-limits run -- python app.py", "app.py", "langchain strands"),
-        ("env PYTHONPATH=. python app.py", "app.py", "langchain strands"),
-    ],
-)
-def test_imports_of_a_program_are_read(
-    program: str, shown: str, frameworks: str, programs: Path
-) -> None:
-    """Those of the program's modules, and the requirements of other packages; nothing runs."""
-    texts = {
-        "app.py": "import helper, os\nfrom strands import Agent\n",
-        "helper.py": "if True:\n    from langgraph.graph import StateGraph\n",
-        "package/__init__.py": "from .inner import deep\n",
-        "package/inner/__init__.py": "from ..part import Runner\n",
-        "package/inner/deep.py": "",
-        "package/part.py": "from agents import Runner\n",
-        "lazy.py": "def serve():\n    import strands.agent\n",
-        "through.py": "import made_of_strands\n",
-        "broken.py": "import strands\nclass\n",
-        "elsewhere/own.py": "import agents\n",
-        "elsewhere/agents/__init__.py": "",
-        "dependencies/made_of_strands/__init__.py": "import agents",
-        "dependencies/made_of_strands-1.dist-info/METADATA": "Name: made-of-strands\n"
-        "Requires-Dist: strands-agents>=1\nRequires-Dist: langgraph; extra == 'all'\n",
-    }
-    for name, text in texts.items():
-        (programs / name).parent.mkdir(parents=True, exist_ok=True)
-        (programs / name).write_text(text)
-    (programs / "serve").write_text(f"#!{PYTHON}\nimport agents\n")
-    sys.path.append(str(programs / "dependencies"))
-    try:
-        words = read_launcher(shlex.split(program), run_options).program
-        read = read_imports(words, {"PYTHONPATH": "dependencies"})
-    finally:
-        sys.path.remove(str(programs / "dependencies"))
-    assert (read.shown, " ".join(sorted(read.frameworks))) == (shown, frameworks)
-    assert not (programs / "mark").exists()
-
-
 def test_imported_framework_that_is_not_installed_is_named(tmp_path: Path, python: str) -> None:
     """It may be optional, or installed for another Python."""
     program = tmp_path / "app.py"
@@ -257,73 +195,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-RUN_PYTHON = f"otel-limits run -- {PYTHON}"
-
-
-@pytest.mark.parametrize(
-    ("launcher", "words", "replaced"),
-    [
-        ("python app.py", "python", ""),
-        ("python -u -X dev -m app --port 1", "python -u -X dev", ""),
-        ("python -c 'import app'", "python", ""),
-        ("./app.py", PYTHON, "app.py"),
-        ("serve --all", PYTHON, "serve"),
-        ("gunicorn -w 2 app:app", PYTHON, "gunicorn"),
-        ("celery -A app worker", PYTHON, "celery"),
-        ("otel-limits run --max-turns 30 python app.py", "otel-limits run -- python", ""),
-        ("otel-limits run -- gunicorn app:app", RUN_PYTHON, "gunicorn"),
-        ("otel-limits run --max-turns 30", RUN_PYTHON, ""),
-        ("env -u A B=c python app.py", "env -u A B=c python", ""),
-        ("env -S 'B=c ./app.py'", f"env B=c {PYTHON}", "app.py"),
-        ("timeout -k 1 5 nice -n 3 python app.py", "timeout -k 1 5 nice -n 3 python", ""),
-        (
-            "opentelemetry-instrument --x 1 ./app.py",
-            f"opentelemetry-instrument --x 1 {PYTHON}",
-            "app.py",
-        ),
-        ("ddtrace-run python app.py", "ddtrace-run python", ""),
-        ("uv run app.py", "uv run python", "app.py"),
-        ("uv run --with x -m app", "uv run --with x python", "app"),
-        ("uv run --frozen gunicorn app:app", "uv run --frozen python", "gunicorn"),
-        ("poetry run python -I app.py", "poetry run python -I", ""),
-        ("uv run --module=app", "uv run python", "app"),
-        ("uv run otel-limits run -- python app.py", "uv run otel-limits run -- python", ""),
-        (
-            "uv run timeout --signal KILL 5 ./app.py",
-            "uv run timeout --signal KILL 5 python",
-            "app.py",
-        ),
-        ("", PYTHON, ""),
-        ("python -W error::app.W -b app.py", "python -b", ""),
-        ("python -Werror::app.W app.py", "python", ""),
-        ("python -bW error::app.W:x:1 app.py", "python -b", ""),
-        ("python -X presite=app -X dev app.py", "python -X dev", ""),
-        ("python -W error::BytesWarning -Wonce app.py", "python -W error::BytesWarning -Wonce", ""),
-        (
-            "python -u -m otel_limits.cli run --max-turns 3 -- ./app.py",
-            f"python -u -m otel_limits.cli run -- {PYTHON}",
-            "app.py",
-        ),
-        (
-            f"python {BIN}/otel-limits run python app.py",
-            f"python {BIN}/otel-limits run -- python",
-            "",
-        ),
-        (
-            "python -W error::app.W -m otel_limits.cli run python -Wx::app.W app.py",
-            "python -m otel_limits.cli run -- python",
-            "",
-        ),
-    ],
-)
-def test_program_of_the_user_is_put_aside(
-    launcher: str, words: str, replaced: str, programs: Path
-) -> None:
-    """The remaining words start a Python, and the doctor adds its own program."""
-    read = read_launcher(shlex.split(launcher), run_options)
-    assert (" ".join(read.words), read.replaced) == (words, replaced)
-
-
 @pytest.mark.parametrize("quote", ['"', "'"])
 def test_python_of_an_installed_script_is_read(programs: Path, quote: str) -> None:
     """Its path is too long for a first line, or has a space: pip and uv then write another."""
@@ -352,39 +223,6 @@ def test_help_of_run_is_refused(option: str) -> None:
     status, found = examined("otel-limits", "run", option)
     assert (status, found["runaway"][0]) == (1, "FAIL")
     assert found["runaway"][1].startswith("otel-limits run shows its help and starts no program.")
-
-
-@pytest.mark.parametrize(
-    ("launcher", "named"),
-    [
-        ("./start.sh python app.py", "start.sh"),
-        ("sh -c 'python app.py'", "sh"),
-        ("otel-limits run -- bash start.sh", "bash"),
-        ("timeout 5 ./start.sh python app.py", "start.sh"),
-        ("flock lock -c 'KEY=secret python app.py'", "flock"),
-        ("uv run serve", "serve"),
-        ("uv run alone.py", "alone.py"),
-        ("uv run --unknown serve python", "serve"),
-        ("uv serve", "serve"),
-        ("otel-limits run -- uv serve", "serve"),
-        ("sudo -u joe elsewhere python app.py", "elsewhere"),
-        ("touch mark", "touch"),
-        ("env '--split=python app.py'", "env"),
-        ("env '-vSpython app.py'", "env"),
-        ("env '-iSpython app.py'", "env"),
-        ("env -S 'python \"app.py'", "env"),
-        ("chrt -i ./app.py", "app.py"),
-        ("uv run --script app.py", "uv"),
-    ],
-)
-def test_command_of_unknown_form_is_refused(launcher: str, named: str, programs: Path) -> None:
-    """With the line that tests it."""
-    with pytest.raises(UnknownLauncherError) as refused:
-        read_launcher(shlex.split(launcher), run_options)
-    assert refused.value.text.startswith(f"{named} ")
-    assert refused.value.text.endswith("was not started: it could be your program.")
-    run = "otel-limits run -- " if launcher.startswith("otel-limits") else ""
-    assert refused.value.advice == f"Run: otel-limits doctor -- {run}THE PYTHON IT ENDS IN"
 
 
 @pytest.mark.parametrize(
@@ -521,30 +359,3 @@ def test_child_that_is_not_limited_fails(tmp_path: Path, python: str) -> None:
     assert found["runaway"][0] == found["thread pool"][0] == "ok"
     assert (status, found["child"][0]) == (1, "FAIL")
     assert "Not halted at max_turns=3: it made 31 model calls" in found["child"][1]
-
-
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        "python app.py",
-        "python -u -m app",
-        "python -c 'import app'",
-        "./app.py",
-        "serve --all",
-        "gunicorn -w 2 app:app",
-        "celery -A app worker",
-        "env -u A B=c python app.py",
-        "env -S 'B=c ./app.py'",
-        "timeout -k 1 60 nice -n 3 python app.py",
-        "otel-limits run --max-turns 30 -- python app.py",
-        "opentelemetry-instrument --traces_exporter none ./app.py",
-    ],
-)
-def test_only_the_added_program_runs(launcher: str, programs: Path) -> None:
-    """The words that are left are run as the doctor runs them, with a program of the test."""
-    own = programs / "own.py"
-    own.write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).touch()")
-    words = read_launcher(shlex.split(launcher), run_options).words
-    ran = programs / "ran"
-    execute_in(programs, *words, str(own), str(ran), PATH=os.environ["PATH"], **NO_EXPORT)
-    assert (ran.exists(), (programs / "mark").exists()) == (True, False)

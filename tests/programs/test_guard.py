@@ -10,24 +10,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
 from otel_limits.bindings.strands.private import PRIVATE_NAMES
-from otel_limits.core.internal_errors import INTERNAL_ERRORS
-from otel_limits.runtime.enable import enable_leniently
-from otel_limits.runtime.guard import Enforcement, probed
-from otel_limits.runtime.runtime import RUNTIME
-from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.forking import NEEDED_BY_STRANDS, Forking, forking
 from tests.launching import RUN, Ended, execute, fresh_environment
-from tests.test_autoload import ROOT, Environment
+from tests.paths import ROOT
+from tests.programs.test_autoload import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from tests.conftest import MakeAgent, Metric
 
 
 Checked: TypeAlias = "Callable[..., subprocess.CompletedProcess[str]]"
@@ -428,6 +422,22 @@ def test_check_finds_framework_that_cannot_be_imported(
     done = checked(environ, "--probe")
     assert done.returncode == 1
     assert "importable strands.agent.agent (No module named 'no_such_dependency')" in done.stderr
+
+
+@pytest.mark.parametrize("ending", ["sys.exit()", "sys.exit(3)", "raise SystemExit('no GPU')"])
+def test_check_finds_framework_that_exits_when_imported(
+    renamed: Callable[[str], dict[str, str]], checked: Checked, tmp_path: Path, ending: str
+) -> None:
+    """As a failed import, rather than with the exit of the package."""
+    environ = renamed("no_such_name")
+    module = tmp_path / "strands/agent/agent.py"
+    text = module.read_text(encoding="utf-8")
+    module.unlink()
+    text = text.replace("import asyncio\n", f"import asyncio\nimport sys\n{ending}\n", 1)
+    module.write_text(text, encoding="utf-8")
+    done = checked(environ, "--probe")
+    assert done.returncode == 1
+    assert "strands-agents: probing strands failed (SystemExit(" in done.stderr
 
 
 def test_missing_module_of_agents_is_reported(moved: dict[str, str], run_away: RunAway) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.forking import NEEDED, Forking, forking
 from tests.launching import RUN, Ended, execute, fresh_environment
-from tests.test_autoload import Environment
+from tests.programs.test_autoload import Environment
 
 STRANDS = """
 import strands

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from otel_limits.bindings.strands.private import PrivateName
+from tests.forking import NEEDED_BY_STRANDS, Forking, forking
 from tests.unit.test_private_names import NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 DEPRECATED = PrivateName(
     "strands.agent.agent", "Agent.structured_output_async", "public, but deprecated", "not followed"
@@ -74,21 +80,22 @@ except AttributeError as error:
 '''
 
 
+@pytest.fixture(scope="module")
+def python() -> Iterator[Forking]:
+    """A Python without Strands and otel-limits."""
+    with forking(NEEDED_BY_STRANDS) as python:
+        yield python
+
+
 @pytest.mark.parametrize(
     "missing", [*NAMES, DEPRECATED, *WHOLE_MODULES], ids=lambda each: each.name or each.module
 )
-def test_missing_private_name_breaks_no_agent(missing: PrivateName) -> None:
+def test_missing_private_name_breaks_no_agent(python: Forking, missing: PrivateName) -> None:
     """`import strands` succeeds, and an agent runs to a halt or to its natural end."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", VANISH, missing.module, missing.name],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    ended = python.execute(VANISH, missing.module, missing.name)
+    assert ended.status == 0, ended.log[-2000:]
     ends = ("max_turns 3", "end_turn 3", "end_turn 6", "Strands itself needs")
-    assert done.stdout.startswith(ends), done.stdout + done.stderr[-2000:]
+    assert ended.output.startswith(ends), ended.output + ended.log[-2000:]
 
 
 def test_probing_imports_no_client() -> None:

@@ -24,8 +24,9 @@ from tests.launching import (
     execute,
     fresh_environment,
 )
+from tests.paths import SCRIPTS
 from tests.processes import PATIENCE_SECONDS, free_port, tied
-from tests.test_autoload import CAP, Environment
+from tests.programs.test_autoload import CAP, Environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

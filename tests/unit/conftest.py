@@ -27,7 +27,7 @@ LONGEST_SLEEP: Final = 0.05
 BREACHES: Final[list[str]] = []
 
 
-def hear(event: str, arguments: tuple[Any, ...]) -> None:
+def note_event(event: str, arguments: tuple[Any, ...]) -> None:
     """Note what the present test must not do."""
     if event in FORBIDDEN:
         BREACHES.append(f"{FORBIDDEN[event]}: {arguments}")
@@ -39,7 +39,7 @@ def note_sleep(seconds: float) -> None:
         BREACHES.append(f"sleeps for {seconds} seconds")
 
 
-sys.addaudithook(hear)
+sys.addaudithook(note_event)
 blocking_sleep, async_sleep = time.sleep, asyncio.sleep
 
 
@@ -59,8 +59,8 @@ async def sleep_in_loop(delay: float, result: Any = None) -> Any:
 
 
 # Before the test modules are imported, which may import these functions by name.
-time.sleep = sleep
-asyncio.sleep = sleep_in_loop  # type: ignore[assignment]
+time.sleep = sleep  # type: ignore[assignment]
+asyncio.sleep = sleep_in_loop
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,6 +16,7 @@ import pytest
 from otel_limits.cli.doctor.doctor_command import as_text, run_options
 from otel_limits.cli.doctor.finding import fail
 from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
+from otel_limits.cli.doctor.program_imports import read_imports
 from otel_limits.cli.doctor.runaway import FORCED, sandboxed
 from tests.launching import (
     BIN,
@@ -52,6 +53,65 @@ def python(only_strands: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     made = Environment(tmp_path_factory.mktemp("environment"))
     made.leave(ROOT, only_strands)
     return made.python
+
+
+@pytest.mark.parametrize(
+    ("program", "shown", "frameworks"),
+    [
+        ("python app.py", "app.py", "langchain strands"),
+        ("python -u -m app --port 1", "app", "langchain strands"),
+        ("python -um package", "package", "openai-agents"),
+        ("python -c 'import agents'", "-c", "openai-agents"),
+        ("python -c 'import package.inner'", "-c", "openai-agents"),
+        ("python -c 'import app, package'", "-c", "langchain openai-agents strands"),
+        ("python lazy.py", "lazy.py", "strands"),
+        ("python through.py", "through.py", "strands"),
+        ("python broken.py", "broken.py", ""),
+        ("python elsewhere/own.py", "own.py", ""),
+        ("python -m missing", "", ""),
+        ("python", "", ""),
+        ("./serve --all", "serve", "openai-agents"),
+        ("gunicorn -w 2 app:app", "gunicorn, app", "langchain strands"),
+        ("celery --app=package worker", "celery, package", "langchain openai-agents strands"),
+        ("uv run app.py", "app.py", "langchain strands"),
+        ("uv run --module=app", "app", "langchain strands"),
+        ("uv run gunicorn app:app", "gunicorn, app", "langchain strands"),
+        ("env A=b otel-limits run -- python app.py", "app.py", "langchain strands"),
+        ("env PYTHONPATH=. python app.py", "app.py", "langchain strands"),
+    ],
+)
+def test_imports_of_a_program_are_read(
+    program: str, shown: str, frameworks: str, programs: Path
+) -> None:
+    """Those of the program's modules, and the requirements of other packages; nothing runs."""
+    texts = {
+        "app.py": "import helper, os\nfrom strands import Agent\n",
+        "helper.py": "if True:\n    from langgraph.graph import StateGraph\n",
+        "package/__init__.py": "from .inner import deep\n",
+        "package/inner/__init__.py": "from ..part import Runner\n",
+        "package/inner/deep.py": "",
+        "package/part.py": "from agents import Runner\n",
+        "lazy.py": "def serve():\n    import strands.agent\n",
+        "through.py": "import made_of_strands\n",
+        "broken.py": "import strands\nclass\n",
+        "elsewhere/own.py": "import agents\n",
+        "elsewhere/agents/__init__.py": "",
+        "dependencies/made_of_strands/__init__.py": "import agents",
+        "dependencies/made_of_strands-1.dist-info/METADATA": "Name: made-of-strands\n"
+        "Requires-Dist: strands-agents>=1\nRequires-Dist: langgraph; extra == 'all'\n",
+    }
+    for name, text in texts.items():
+        (programs / name).parent.mkdir(parents=True, exist_ok=True)
+        (programs / name).write_text(text)
+    (programs / "serve").write_text(f"#!{PYTHON}\nimport agents\n")
+    sys.path.append(str(programs / "dependencies"))
+    try:
+        words = read_launcher(shlex.split(program), run_options).program
+        read = read_imports(words, {"PYTHONPATH": "dependencies"})
+    finally:
+        sys.path.remove(str(programs / "dependencies"))
+    assert (read.shown, " ".join(sorted(read.frameworks))) == (shown, frameworks)
+    assert not (programs / "mark").exists()
 
 
 # --- only its own program -------------------------------------------------------------------------
@@ -119,6 +179,26 @@ RUN_PYTHON = f"otel-limits run -- {PYTHON}"
             "app.py",
         ),
         ("", PYTHON, ""),
+        ("python -W error::app.W -b app.py", "python -b", ""),
+        ("python -Werror::app.W app.py", "python", ""),
+        ("python -bW error::app.W:x:1 app.py", "python -b", ""),
+        ("python -X presite=app -X dev app.py", "python -X dev", ""),
+        ("python -W error::BytesWarning -Wonce app.py", "python -W error::BytesWarning -Wonce", ""),
+        (
+            "python -u -m otel_limits.cli run --max-turns 3 -- ./app.py",
+            f"python -u -m otel_limits.cli run -- {PYTHON}",
+            "app.py",
+        ),
+        (
+            f"python {BIN}/otel-limits run python app.py",
+            f"python {BIN}/otel-limits run -- python",
+            "",
+        ),
+        (
+            "python -W error::app.W -m otel_limits.cli run python -Wx::app.W app.py",
+            "python -m otel_limits.cli run -- python",
+            "",
+        ),
     ],
 )
 def test_program_of_the_user_is_put_aside(

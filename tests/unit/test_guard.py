@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +15,7 @@ from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
     from tests.conftest import MakeAgent, Metric
-
-    Checked: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_installed_framework_has_every_api() -> None:

@@ -160,12 +160,12 @@ def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
             return reading.ended_by("python" if reading.runner else sys.executable)
         name = reading.name
         if PYTHON.fullmatch(name):
-            options, _script = split_python(reading.rest[1:])
-            reading.program += _program_of(reading.rest[1:], options)
-            return reading.ended_by(reading.rest[0], *options)
-        if name == "otel-limits" and reading.rest[1:2] == ["run"]:
-            variables, command = run_options(reading.rest[2:])
-            reading.settings |= variables
+            python = reading.pop_python()
+            if not words_of_run(reading.rest):
+                reading.program += reading.rest
+                return reading.ended_by(*python)
+            reading.kept += python
+        if count := words_of_run(reading.rest):
             # Keep `run`, without options, as it is the launcher under test.
             reading.kept += [*reading.rest[:count], "--"]
             variables, reading.rest = run_options(reading.rest[count:])
@@ -255,10 +255,10 @@ class _LauncherWords:
 
     def pop_python(self) -> list[str]:
         """Remove a Python with its options; return those that import nothing of the user's."""
-        options, _program = split_python(self.rest[1:])
-        python = [self.rest[0], *_without_imports(options)]
-        del self.rest[: 1 + len(options)]
-        return python
+        python, *arguments = self.rest
+        options, _script = split_python(arguments)
+        self.rest = list(_program_of(arguments, options))
+        return [python, *_without_imports(options)]
 
     def keep_runner(self) -> None:
         """Keep a runner, which looks for the command in its own environment.
@@ -318,6 +318,31 @@ class _LauncherWords:
             f"{shown} {problem}, so it was not started: it could be your program.",
             f"Run: otel-limits doctor -- {run}THE PYTHON IT ENDS IN",
         )
+
+
+def _without_imports(options: Sequence[str]) -> list[str]:
+    """Return the options of a Python without those that import a module when it starts."""
+    kept: list[str] = []
+    rest = iter(options)
+    for option in rest:
+        found = re.fullmatch(r"(-[^-WX]*)([WX])(.*)", option, re.DOTALL)
+        if found is None:
+            kept.append(option)
+            continue
+        others, letter, value = found.groups()
+        words = [option] if value else [option, next(rest, "")]
+        if _imports(letter, value or words[-1]):
+            kept += [others] if len(others) > 1 else []
+        else:
+            kept += words
+    return kept
+
+
+def _imports(letter: str, value: str) -> bool:
+    """Return whether -W has a category of a module, or -X a module of a Python that debugs."""
+    if letter == "X":
+        return value.startswith("presite=")
+    return any("." in category for category in value.split(":")[2:3])
 
 
 def _program_of(arguments: Sequence[str], options: Sequence[str]) -> Sequence[str]:

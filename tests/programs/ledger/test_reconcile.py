@@ -25,7 +25,7 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.dashboards.api import WebAddress
 from tests.launching import fresh_environment
 from tests.ledger.book import Entry, write
-from tests.ledger.conftest import eventually
+from tests.ledger.fixtures import eventually
 from tests.processes import free_port, tied
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.forking import NEEDED_BY_SDK, forking
+from tests.paths import SCRIPTS
 
 QUESTION = "otel_limits_continue"
 PROGRAM = SCRIPTS / "resumed_run.py"

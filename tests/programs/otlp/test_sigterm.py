@@ -16,8 +16,10 @@ import pytest
 from tests.launching import BIN, RUN, execute, fresh_environment
 from tests.ledger.fixtures import LedgerFile
 from tests.otlp.receiver import Received
-from tests.otlp.test_otlp import attributes, over
+from tests.paths import SCRIPTS
 from tests.processes import bounded, tied
+from tests.programs.otlp.test_otlp import attributes, over
+from tests.unit.ledger.test_durability import restore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,12 +17,12 @@ from otel_limits.cli import main
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
 from tests.ledger.book import DAY, NINE, Call, Entry, write
-from tests.ledger.conftest import eventually
-from tests.ledger.test_durability import rows_of
-from tests.ledger.test_postgresql import QUESTIONS, answer
-from tests.ledger.test_waiting import check_equivalence
+from tests.ledger.fixtures import eventually
 from tests.postgresql import OWNER, PROGRAMS, Server
 from tests.processes import PATIENCE_SECONDS, free_port, tied
+from tests.servers.ledger.test_postgresql import QUESTIONS, answer
+from tests.unit.ledger.test_durability import rows_of
+from tests.unit.ledger.test_waiting import check_equivalence
 
 PGBOUNCER = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
 

@@ -31,11 +31,13 @@ from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
-from tests.ledger.conftest import eventually
-from tests.ledger.test_durability import record_from_processes, rows_of
-from tests.ledger.test_upgrade import open_as_later_version
-from tests.ledger.test_waiting import check_equivalence
+from tests.ledger.fixtures import eventually
+from tests.paths import ROOT
 from tests.postgresql import PROGRAMS
+from tests.programs.ledger.test_durability import record_from_processes
+from tests.unit.ledger.test_durability import rows_of
+from tests.unit.ledger.test_upgrade import open_as_later_version
+from tests.unit.ledger.test_waiting import check_equivalence
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -47,9 +49,6 @@ pytestmark = pytest.mark.skipif(
     not PROGRAMS and os.environ.get("CI") != "true",
     reason="PostgreSQL is missing: apt-get install postgresql.",
 )
-
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

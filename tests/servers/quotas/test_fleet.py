@@ -31,8 +31,9 @@ from otel_limits.quotas.store import RECOVERABLE_SECONDS, Charge, Count, CountSt
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, tokens
+from tests.paths import ROOT
 from tests.processes import tied
-from tests.quotas.conftest import eventually
+from tests.quotas.fixtures import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator

@@ -42,7 +42,7 @@ from otel_limits.settings import environment as config
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.drills import deployments
 from tests.processes import free_port, tied
-from tests.quotas.conftest import PATIENCE, Server, Wire, eventually
+from tests.quotas.fixtures import PATIENCE, Server, Wire, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -327,13 +327,6 @@ def test_edited_number_of_rows_differs_from_the_rows(
     assert compare(capsys, closed) == (1, {(DAY_OF, table, "changed")})
 
 
-def test_digest_of_a_close_is_that_of_its_other_lines(closed: Path) -> None:
-    """As the page says, with the usual commands."""
-    command = f"grep -v '^ \"digest\"' {closed} | sha256sum"
-    told = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
-    assert told.stdout.split()[0] == json.loads(closed.read_text("utf-8"))["digest"]
-
-
 def test_close_of_another_format_is_refused(
     closed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

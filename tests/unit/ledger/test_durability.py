@@ -611,51 +611,6 @@ def test_rows_of_an_older_version_are_completed(ledger: LedgerFile) -> None:
     assert list(ledger.attributes()) == [("i", "k")]
 
 
-# --- concurrency ----------------------------------------------------------------------------------
-
-EIGHT = """
-import sys
-from pathlib import Path
-from otel_limits.core.events import Invocation, ModelCall
-from otel_limits.ledger.address import parse
-from otel_limits.core.usage import Usage
-from otel_limits.observers.ledger import LedgerObserver
-
-number, address, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
-observer = LedgerObserver(parse("test", address, Path(sys.argv[4])), "background")
-invocation = Invocation(agent=number, id=number, root_id=number, trace_id=number * 32)
-for each in range(1, rows + 1):
-    observer(ModelCall(invocation=invocation, number=each, model="m", kind="measured",
-                       usage=Usage(input=each), estimated=False, span_id=f"{each:016x}",
-                       seconds=None))
-observer.close()
-"""
-
-
-def record_from_processes(address: str, directory: Path, processes: int, rows: int) -> None:
-    """Let several processes record model calls concurrently."""
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", EIGHT, str(number), address, str(rows), str(directory / "data")]
-        )
-        for number in range(processes)
-    ]
-    assert [child.wait() for child in children] == [0] * processes
-
-
-def test_eight_processes_in_one_file(ledger: LedgerFile) -> None:
-    """Eight processes record 2,000 model calls each into one file: every row is there, once."""
-    record_from_processes(str(ledger.path), ledger.path.parent, 8, 2_000)
-    restore(ledger)
-    connection = sqlite3.connect(ledger.path)
-    found = connection.execute(
-        "SELECT agent, count(*), count(DISTINCT number), sum(input_tokens)"
-        " FROM otel_limits_model_calls GROUP BY 1 ORDER BY 1"
-    ).fetchall()
-    connection.close()
-    assert found == [(str(n), 2_000, 2_000, 2_001_000) for n in range(8)]
-
-
 def test_threads_share_one_writer(ledger: LedgerFile, make_agent: MakeAgent) -> None:
     """Many threads end invocations concurrently; each finds its own rows durable."""
     enable(Limits(max_turns=2))

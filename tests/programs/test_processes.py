@@ -13,7 +13,7 @@ import pytest
 
 from tests.launching import fresh_environment
 from tests.processes import SETPRIV
-from tests.readme import ROOT
+from tests.paths import ROOT
 
 RUN = (
     "import subprocess, sys; from tests.processes import tied\n"
