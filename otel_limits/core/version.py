@@ -1,8 +1,10 @@
 """The version of otel-limits."""
 
+import functools
 from importlib.metadata import PackageNotFoundError, version
 
 
+@functools.cache  # it is in a file, which takes a millisecond to parse
 def own_version() -> str:
     """Return the version of otel-limits; a frozen application may lack its metadata."""
     try:

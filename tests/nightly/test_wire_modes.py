@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.programs.wire.test_wire import calls_by_mode
 
+from tests.programs.wire.test_wire import calls_by_mode
 from tests.wire.providers import BY_NAME
 from tests.wire.run import MODES, results
 

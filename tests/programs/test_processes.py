@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from tests.launching import fresh_environment
-from tests.processes import SETPRIV
 from tests.paths import ROOT
+from tests.processes import SETPRIV
 
 RUN = (
     "import subprocess, sys; from tests.processes import tied\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -10,6 +11,10 @@ from functools import wraps
 from typing import Any, Final
 
 import pytest
+
+with contextlib.suppress(ImportError):  # with Python 3.10
+    # One list of prices for all tests, as in an application that has imported it: each would read its own.
+    import genai_prices.data  # noqa: F401
 
 FORBIDDEN: Final = {
     **dict.fromkeys(

@@ -8,6 +8,7 @@ import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -288,7 +289,8 @@ def test_a_retry_keeps_its_place(
         waiting.set()
         await asked.wait()
 
-    monkeypatch.setattr("strands.event_loop._retry.asyncio.sleep", wait_for_the_other)
+    sleeping = SimpleNamespace(sleep=wait_for_the_other)
+    monkeypatch.setattr("strands.event_loop._retry.asyncio", sleeping)
 
     class Late(Metered):
         async def stream(self, *arguments: Any, **named: Any) -> Any:
