@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 import otel_limits
 import otel_limits.testing
@@ -165,11 +165,12 @@ def public_names() -> Iterator[str]:
 
 
 def _parameters(value: object) -> str:
-    if not callable(value) or hasattr(value, "model_fields"):  # a framework's, with its fields
+    # Classes of a framework have its fields, and an alias has a signature in Python 3.10 alone.
+    if not callable(value) or hasattr(value, "model_fields") or get_origin(value) is not None:
         return ""
     try:
         names = inspect.signature(value).parameters.values()
-    except ValueError:  # a built-in or an alias of types
+    except ValueError:  # a built-in
         return ""
     shown = (str(name).partition(":")[0].partition("=")[0].strip() for name in names)
     return f"({', '.join(shown)})"

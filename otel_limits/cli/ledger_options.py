@@ -175,7 +175,9 @@ def errors_of(address: Address) -> Iterator[None]:
         raise
     except (DatabaseError, sqlite3.Error, OSError) as error:
         reason = reason_of(error)
-        has_damage = "malformed" in reason or "not a database" in reason
+        # Python 3.10 leaves out a message of SQLite that quotes damaged text.
+        is_left_out = reason == type(error).__name__
+        has_damage = is_left_out or "malformed" in reason or "not a database" in reason
         raise _unusable(address, reason, has_damage=has_damage) from None
     except (TypeError, ValueError, MemoryError):
         # A damaged file may contain values of any type.

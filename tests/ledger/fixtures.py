@@ -15,7 +15,6 @@ import pytest
 
 from otel_limits.ledger.address import Address, parse
 from otel_limits.ledger.spill import candidates
-from tests import postgresql as servers
 
 
 class LedgerFile:
@@ -72,13 +71,6 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LedgerFile:
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     return LedgerFile(path)
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[servers.Server]:
-    """One server for all tests of this process, each with its own database."""
-    with servers.running() as server:
-        yield server
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -8,7 +8,8 @@ import sysconfig
 from pathlib import Path
 
 from tests.paths import ROOT
-from tests.unit.test_pricing import listed, run
+from tests.price_list import listed
+from tests.unit.test_pricing import run
 
 FORK = """
 import os, signal, sys, threading, warnings

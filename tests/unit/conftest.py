@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 with contextlib.suppress(ImportError):  # with Python 3.10
-    # One list of prices for all tests, as in an application that has imported it: each would read its own.
+    # As in an application that has imported the list of prices: each test would read its own.
     import genai_prices.data  # noqa: F401
 
 FORBIDDEN: Final = {
@@ -72,6 +73,15 @@ asyncio.sleep = sleep_in_loop
 def pytest_runtest_setup() -> None:
     """Forget what the imports of a test module did."""
     BREACHES.clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_python() -> Iterator[None]:
+    """`python` is this one, also where no environment is active: another would be started."""
+    folder = os.path.dirname(sys.executable)  # noqa: PTH120  not that of what it links to
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from otel_limits.core.values import BOOLEAN
 from otel_limits.settings.children import ON_PATH
 from otel_limits.settings.table import SETTINGS
 from otel_limits.settings.variables import otlp_protocol
+from tests.price_list import listed
 
 ESCAPE = "\x1b"
 
@@ -126,6 +127,7 @@ def test_check_finds_a_bad_value(
     assert lines[variable].endswith("default (environment value is invalid)")
 
 
+@listed
 def test_check_names_agents_that_a_missing_price_halts(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:

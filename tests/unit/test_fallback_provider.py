@@ -8,7 +8,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from langsmith import Client
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -227,21 +226,6 @@ def test_strands_telemetry_created_later_gets_all_spans(kept: InMemorySpanExport
     telemetry.tracer_provider.add_span_processor(SimpleSpanProcessor(kept))
     call_strands()
     assert "invoke_agent boss" in names_of(kept)
-
-
-@pytest.mark.usefixtures("limited")
-def test_langsmith_client_created_in_a_run_sets_its_provider() -> None:
-    """LangChain creates the client at its first call, which is the first agent call."""
-    call_strands()
-    client = Client(
-        api_url="http://127.0.0.1:1", api_key="x", tracing_mode="otel", auto_batch_tracing=False
-    )
-    provider = trace.get_tracer_provider()
-    assert isinstance(provider, TracerProvider)
-    assert not isinstance(provider, FallbackProvider)
-    assert client.otel_exporter is not None
-    provider.shutdown()
-    client.cleanup()
 
 
 def runaway_with(work: Callable[[int], None]) -> ScriptedModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -20,15 +19,13 @@ from otel_limits.core.usage import Usage
 from otel_limits.settings.policy.policy_schema import schema
 from otel_limits.settings.policy.reader import parse
 from otel_limits.testing import ScriptedModel, endless, uses
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import MakeAgent
 
-listed = pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
-)
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
 USAGE = Usage(input=100_000, output=1_000)

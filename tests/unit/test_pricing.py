@@ -31,6 +31,7 @@ from otel_limits.core.terms import BillableCall, PricingTerms, billable_call
 from otel_limits.core.usage import MAX_TOKENS, NO_USAGE, Usage, measured
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import RunRegistry
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
     from genai_prices.types import ModelInfo, Provider
 
-listed = pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
-)
 
 GPT = Price(input=Decimal("2.50"), output=Decimal(10), cache_read=Decimal("1.25"))
 CALL = Usage(input=1_000, output=100, cache_read=200, cache_write=50)

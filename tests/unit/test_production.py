@@ -23,6 +23,7 @@ from otel_limits.settings.table import SETTINGS
 from otel_limits.testing import ScriptedModel, endless, uses
 from tests.pages import BLOCK, files
 from tests.paths import ROOT
+from tests.price_list import listed
 from tests.readme import PAGES, README
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def container() -> dict[str, Any]:
     return answer
 
 
+@listed
 def test_kubernetes_environment_passes_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

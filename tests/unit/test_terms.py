@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -29,13 +28,11 @@ from otel_limits.core.usage import Usage
 from otel_limits.otel import kinds
 from otel_limits.testing import ScriptedModel, says
 from otel_limits.vendors.vendor import HIDDEN_REGION
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-listed = pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
-)
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
 MILLION = 1_000_000

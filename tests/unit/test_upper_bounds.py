@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from otel_limits.core.terms import PricingTerms, billable_call
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from otel_limits.vendors.vendor import HIDDEN_REGION
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from otel_limits.core.price import Quote
     from tests.conftest import MakeAgent
 
-listed = pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
-)
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
 USAGE = Usage(input=100_000, output=1_000)

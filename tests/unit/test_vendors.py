@@ -20,7 +20,8 @@ from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel
 from otel_limits.vendors.records import CLASSES, VENDORS
 from otel_limits.vendors.vendor import Vendor
-from tests.unit.test_terms import asked, listed
+from tests.price_list import listed
+from tests.unit.test_terms import asked
 
 FLAGS = ("name", "is_gateway", "is_listed", "sources")
 """Fields that are no facts about a vendor's bills."""

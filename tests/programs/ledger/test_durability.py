@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -14,15 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from strands import Agent
 
 from otel_limits import enable
 from otel_limits.cli import main
 from otel_limits.ledger import database as database_module
 from otel_limits.ledger import pending as pending_module
+from otel_limits.ledger.address import parse
 from otel_limits.ledger.spill import SpillFiles
 from otel_limits.observers.ledger import LedgerObserver
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, uses
-from tests.ledger.fixtures import eventually
+from tests.conftest import MakeAgent
+from tests.ledger.fixtures import LedgerFile, eventually
 from tests.unit.ledger.test_durability import (
     has_tables,
     open_nothing,
@@ -460,3 +465,13 @@ def test_an_exit_while_the_database_hangs_is_short(program: Start, ledger: Ledge
     assert child.returncode == 0, errors
     restore(ledger)
     assert whole(ledger) == 1
+
+
+def test_the_log_names_no_password() -> None:
+    """An address is written without its password wherever it is written."""
+    address = parse("x", "postgresql://bob:s3cret@db.example/ledger?password=s3cret", Path("/d"))
+    assert "s3cret" not in f"{address} {address!r}"
+    assert re.fullmatch(
+        r"postgresql\+psycopg://bob:\*\*\*@db.example/ledger\?password=\*\*\*", str(address)
+    )
+    assert LIVE.audit_keys == ()

@@ -274,23 +274,6 @@ def test_export_sets_the_runbook_url(tmp_path: Path) -> None:
         assert exported_files.RUNBOOK not in text
 
 
-@pytest.mark.parametrize(
-    "command",
-    [("export",), ("preview", "--prometheus", "http://127.0.0.1:1", "--out")],
-    ids=lambda command: command[0],
-)
-def test_unwritable_directory_is_an_error(
-    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The message names it."""
-    file = tmp_path / "file"
-    file.write_text("mine", encoding="utf-8")
-    assert main(["dashboards", *command, str(file)]) in (1, 2)
-
-    error = capsys.readouterr().err
-    assert error.startswith(f"otel-limits: Cannot write to {file}: ")
-
-
 @pytest.mark.parametrize("length", ["1", "h", "0m", "1.5h", "-1h", "1w", ""])
 def test_invalid_duration_is_rejected(length: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The message has examples."""
@@ -306,14 +289,6 @@ def test_command_without_action_shows_help(capsys: pytest.CaptureFixture[str]) -
     """With status 2."""
     assert main(["dashboards"]) == 2
     assert "export" in capsys.readouterr().err
-
-
-def test_preview_supports_every_kind_of_panel() -> None:
-    """And no other kind."""
-    from otel_limits.dashboards.plots import DRAWINGS
-
-    kinds = {panel.kind for each in panels.read_all(DASHBOARDS) for panel in each.panels}
-    assert kinds == set(DRAWINGS)
 
 
 @pytest.mark.parametrize(("is_bars", "expected"), [(False, (910, 1210)), (True, (900, 1500))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import operator
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
@@ -232,7 +233,18 @@ def test_one_graph_object_serves_many_callers(how: str) -> None:
     assert all(graph.get_state(each).next == () for each in threads)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    "is_async",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.skipif(
+                sys.version_info < (3, 11), reason="LangGraph has no async tasks on Python 3.10"
+            ),
+        ),
+    ],
+)
 def test_tasks_of_the_functional_api_are_halted(*, is_async: bool) -> None:
     """Futures of `@task` run concurrently; the error of the limit reaches the caller."""
     enable(max_turns=4)

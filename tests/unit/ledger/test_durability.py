@@ -25,11 +25,9 @@ from otel_limits.core.internal_errors import LOG_INTERVAL_SECONDS
 from otel_limits.ledger import database as database_module
 from otel_limits.ledger import pending as pending_module
 from otel_limits.ledger import writer as writer_module
-from otel_limits.ledger.address import parse
 from otel_limits.ledger.spill import SpillFiles, restore_spilled
 from otel_limits.ledger.writer import Writer
 from otel_limits.observers.ledger import LedgerObserver
-from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger.fixtures import eventually
@@ -679,13 +677,3 @@ def test_a_ledger_that_a_later_version_upgrades_meanwhile_gets_no_row(
     worker("go")
     disable()
     assert len(ended_in_spills(ledger)) == 1
-
-
-def test_the_log_names_no_password() -> None:
-    """An address is written without its password wherever it is written."""
-    address = parse("x", "postgresql://bob:s3cret@db.example/ledger?password=s3cret", Path("/d"))
-    assert "s3cret" not in f"{address} {address!r}"
-    assert re.fullmatch(
-        r"postgresql\+psycopg://bob:\*\*\*@db.example/ledger\?password=\*\*\*", str(address)
-    )
-    assert LIVE.audit_keys == ()

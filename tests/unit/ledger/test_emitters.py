@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +10,12 @@ import pytest
 
 from otel_limits.cli.parser import main
 from tests.paths import ROOT
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from tests.ledger.fixtures import LedgerFile
 
 EMITTED = ROOT / "tests/emitters"
-
-listed = pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
-)
 
 
 ONE = ((1_200, 30, 1_000),)

@@ -20,6 +20,7 @@ from otel_limits.ledger.reading import is_damaged
 from otel_limits.ledger.upgrades import CURRENT, UNRELEASED, UPGRADES
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 from tests.ledger.fixtures import LedgerFile
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,6 +187,7 @@ def unreleased(ledger: LedgerFile, truth: Any, request: pytest.FixtureRequest) -
     return ledger
 
 
+@listed
 def test_unreleased_ledger_is_refused_and_left_unchanged(
     unreleased: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ from otel_limits.quotas.store import (
     Settle,
 )
 from otel_limits.quotas.windows import Window, Windows
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,6 +157,7 @@ def test_pace_that_contradicts_the_quota_is_an_error(
         hold({"q": quota})
 
 
+@listed
 def test_check_warns_of_small_bursts_and_vain_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
