@@ -36,7 +36,7 @@ import os, signal, sys
 from pathlib import Path
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
-from tests.ledger.test_upgrade import add_note
+from tests.unit.ledger.test_upgrade import add_note
 
 def die(connection):
     add_note(connection)
