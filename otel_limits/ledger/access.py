@@ -52,7 +52,7 @@ def _file_write_error(file: Path) -> str | None:
         return f"{file} is a directory"
     try:
         # A transaction that may write, and writes nothing.
-        connection = sqlite3.connect(f"{file.as_uri()}?mode=rw", BUSY_SECONDS, uri=True)
+        connection = sqlite3.connect(f"{file.as_uri()}?mode=rw", timeout=BUSY_SECONDS, uri=True)
         try:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("SELECT count(*) FROM sqlite_master")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from agents import Agent, ModelSettings, Runner, SQLiteSession, function_tool
 from agents.models.interface import ModelTracing
@@ -51,11 +53,16 @@ def search(query: str = "") -> str:
     return f"nothing about {query}"
 
 
-class Conversing(NamedTuple):
+@dataclass
+class Conversing:
     """An agent with its session."""
 
     agent: Agent[Any]
     session: SQLiteSession
+
+    def __post_init__(self) -> None:
+        """Close the session with the last use of it."""
+        weakref.finalize(self, self.session.close)
 
 
 class OpenAIAgentsSubject:

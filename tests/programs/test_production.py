@@ -14,13 +14,16 @@ import pytest
 from celery import Celery
 from prometheus_client.parser import text_string_to_metric_families
 
+from otel_limits.cli import main
+from otel_limits.settings.policy.reader import parse
 from tests.launching import RUN
 from tests.pages import files, sessions
 from tests.paths import SCRIPTS
+from tests.price_list import listed
 from tests.processes import PATIENCE_SECONDS, free_port
 from tests.programs.test_workers import ask, served
 from tests.quotas.fixtures import Server, require_program
-from tests.unit.test_production import DOCS
+from tests.unit.test_production import DOCS, MANIFESTS, container
 
 
 def start_command(name: str) -> list[str]:
@@ -107,3 +110,18 @@ def test_celery_task_is_limited(tmp_path: Path) -> None:
     finally:
         server.stop()
     assert answer["stop_reason"] == "max_turns"
+
+
+@listed
+def test_kubernetes_environment_passes_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The policy file is read from the mount path of the ConfigMap."""
+    (tmp_path / "limits.yaml").write_text(MANIFESTS["ConfigMap"]["data"]["limits.yaml"])
+    for name, value in MANIFESTS["Secret"]["stringData"].items():
+        monkeypatch.setenv(name, value)
+    for variable in container()["env"]:
+        value = variable["value"].replace("/etc/otel-limits", str(tmp_path))
+        monkeypatch.setenv(variable["name"], value)
+    assert main(["check"]) == 0, capsys.readouterr()
+    assert parse(MANIFESTS["ConfigMap"]["data"]["limits.yaml"], "limits.yaml")[1] == ()

@@ -16,14 +16,11 @@ import jsonschema
 import pytest
 import yaml
 
-from otel_limits.cli import main
 from otel_limits.cli.parser import make_parser
-from otel_limits.settings.policy.reader import parse
 from otel_limits.settings.table import SETTINGS
 from otel_limits.testing import ScriptedModel, endless, uses
 from tests.pages import BLOCK, files
 from tests.paths import ROOT
-from tests.price_list import listed
 from tests.readme import PAGES, README
 
 if TYPE_CHECKING:
@@ -87,21 +84,6 @@ def container() -> dict[str, Any]:
     (found,) = MANIFESTS["Deployment"]["spec"]["template"]["spec"]["containers"]
     answer: dict[str, Any] = found
     return answer
-
-
-@listed
-def test_kubernetes_environment_passes_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The policy file is read from the mount path of the ConfigMap."""
-    (tmp_path / "limits.yaml").write_text(MANIFESTS["ConfigMap"]["data"]["limits.yaml"])
-    for name, value in MANIFESTS["Secret"]["stringData"].items():
-        monkeypatch.setenv(name, value)
-    for variable in container()["env"]:
-        value = variable["value"].replace("/etc/otel-limits", str(tmp_path))
-        monkeypatch.setenv(variable["name"], value)
-    assert main(["check"]) == 0, capsys.readouterr()
-    assert parse(MANIFESTS["ConfigMap"]["data"]["limits.yaml"], "limits.yaml")[1] == ()
 
 
 def test_pod_monitor_scrapes_the_metrics_port() -> None:

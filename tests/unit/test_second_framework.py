@@ -138,8 +138,9 @@ def value(name: str, **labels: str) -> float | None:
 def rows_of(path: Path) -> list[tuple[Any, ...]]:
     """Ledger row of each invocation."""
     import sqlite3
+    from contextlib import closing
 
-    with sqlite3.connect(path) as ledger:
+    with closing(sqlite3.connect(path)) as ledger:
         return ledger.execute(
             "SELECT i.agent, i.reason, count(*), sum(c.input_tokens), sum(c.output_tokens)"
             " FROM otel_limits_invocations i JOIN otel_limits_model_calls c"

@@ -12,6 +12,7 @@ import otel_limits
 from otel_limits import Limits, ModelCall, Stop, enable
 from otel_limits.cli import main
 from otel_limits.core import pricing
+from otel_limits.core.version import own_version
 from otel_limits.observers import toollog
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.testing import ScriptedModel, endless, says, uses
@@ -148,7 +149,9 @@ def test_a_frozen_application_without_metadata_is_limited(
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr("otel_limits.core.version.version", missing)
+    own_version.cache_clear()
     enable(Limits(max_turns=1))
     assert make_agent(ScriptedModel(endless(uses("search"))))("go").stop_reason == "max_turns"
     unsaid = dict.fromkeys(("service_version", "service_namespace", "deployment_environment"), "")
     assert metric("otel_limits_build_info", version="unknown", **unsaid) == 1
+    own_version.cache_clear()

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from langchain_core.tools import tool
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langgraph.types import Command
 
 import otel_limits
 from otel_limits import (
@@ -24,7 +22,6 @@ from otel_limits import (
     ModelCall,
     Stop,
     enable,
-    is_synthetic,
     kill,
     stop_of,
 )
@@ -35,7 +32,6 @@ from tests.langchain.graphs import (
     CALLS,
     STEPS,
     agent,
-    config,
     halt_of,
     looping,
     search,
@@ -44,7 +40,6 @@ from tests.langchain.graphs import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 DEADLINE_SECONDS = 30
 
@@ -64,53 +59,6 @@ class Stuck(ScriptedChatModel):
 
 
 STUCK: Any = Stuck
-
-
-# --- AsyncSqliteSaver -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["ainvoke", "astream"])
-def test_halt_is_stored_in_an_asynchronous_database(method: str, tmp_path: Path) -> None:
-    """Another process continues the thread."""
-    enable(max_turns=2)
-    model = looping()
-
-    async def call(text: str) -> Any:
-        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "threads")) as saver:
-            graph = agent(model, checkpointer=saver)
-            given = {"messages": [("user", text)]}
-            if method == "ainvoke":
-                await graph.ainvoke(given, config("1"))
-            else:
-                async for _ in graph.astream(given, config("1")):
-                    pass
-            return await graph.aget_state(config("1"))
-
-    for calls, text in ((2, "go"), (4, "again")):
-        state = asyncio.run(call(text))
-        assert (model.calls, state.next) == (calls, ())
-        assert is_synthetic(state.values["messages"][-1])
-        assert unanswered(state.values["messages"]) == []
-
-
-def test_question_is_stored_in_an_asynchronous_database(tmp_path: Path) -> None:
-    """A human answers after a restart."""
-    enable(max_turns=2, action="ask")
-    model = looping()
-
-    async def call(given: Any) -> Any:
-        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "threads")) as saver:
-            graph = agent(model, checkpointer=saver)
-            await graph.ainvoke(given, config("1"))
-            return await graph.aget_state(config("1"))
-
-    assert len(asyncio.run(call(ASK)).interrupts) == 1
-    state = asyncio.run(call(Command(resume={"extend": {"max_turns": 1}})))
-    assert (model.calls, len(state.interrupts)) == (3, 1)
-    state = asyncio.run(call(Command(resume="no")))
-    assert (model.calls, state.next) == (3, ())
-    assert is_synthetic(state.values["messages"][-1])
-    assert unanswered(state.values["messages"]) == []
 
 
 # --- deadlines and kills within tools -------------------------------------------------------------

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, Send, interrupt
 
@@ -18,9 +17,6 @@ from otel_limits import Event, Halt, Limits, Stop, enable, is_synthetic, stop_of
 from otel_limits.bindings.langchain.halt_marks import SLOT
 from otel_limits.testing import ScriptedChatModel, endless, says, uses
 from tests.langchain.graphs import ASK, CALLS, STEPS, agent, config, halt_of, looping, unanswered
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def asked_by(graph: Any, options: Any) -> list[Any]:
@@ -33,14 +29,10 @@ def extending(turns: int) -> Any:
     return Command(resume={"extend": {"max_turns": turns}})
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def saver(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Each checkpointer that a test can have without a server."""
-    if request.param == "memory":
-        yield InMemorySaver()
-        return
-    with SqliteSaver.from_conn_string(":memory:") as sqlite:
-        yield sqlite
+@pytest.fixture
+def saver() -> Any:
+    """A checkpointer."""
+    return InMemorySaver()
 
 
 @pytest.mark.parametrize("how", ["invoke", "stream", "batch", "v2"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -115,11 +116,11 @@ def test_published_usage_is_a_number_of_tokens(
     assert (stop.usage.input, stop.usage.output) == sums
     assert told == sum(sums)
     assert 0 < sum(sums) < 2 * CAP
-    rows = sqlite3.connect(ledger).execute(
-        "SELECT sum(input_tokens), sum(output_tokens), max(cache_read_tokens), count(*),"
-        " sum(typeof(input_tokens) = 'integer') FROM otel_limits_model_calls"
-    )
-    sent, answered, cached, number, whole = rows.fetchone()
+    with closing(sqlite3.connect(ledger)) as connection:
+        sent, answered, cached, number, whole = connection.execute(
+            "SELECT sum(input_tokens), sum(output_tokens), max(cache_read_tokens), count(*),"
+            " sum(typeof(input_tokens) = 'integer') FROM otel_limits_model_calls"
+        ).fetchone()
     assert (sent, answered, number, whole) == (*sums, len(calls), len(calls))
     assert cached <= 90
 
