@@ -473,7 +473,7 @@ def make_engine(address: Address) -> sa.Engine:
             isolation_level=None,  # the driver's own transactions begin too late
         ),
     )
-    sa.event.listen(engine, "connect", _set_up_sqlite)
+    sa.event.listen(engine, "connect", _set_up_or_close)
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -542,6 +542,15 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     # A transaction that reads first and then writes fails immediately in SQLite if another one
     # wrote in between. IMMEDIATE queues instead, for up to `timeout`.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _set_up_or_close(connection: Any, record: object) -> None:
+    """Set up a new connection. SQLAlchemy would only drop one that cannot be, and Python warn."""
+    try:
+        _set_up_sqlite(connection, record)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _set_up_sqlite(connection: Any, _: object) -> None:
