@@ -82,7 +82,8 @@ def program(ledger: LedgerFile, tmp_path: Path) -> Iterator[Callable[..., subpro
     children: list[subprocess.Popen[str]] = []
 
     def start(text: str, **variables: str) -> subprocess.Popen[str]:
-        file = tmp_path / "program.py"
+        # A child may still be about to read the file of its own start.
+        file = tmp_path / f"program{len(children)}.py"
         file.write_text(text, encoding="utf-8")
         environment = os.environ | {"OTEL_LIMITS_LEDGER": str(ledger.path)} | variables
         child = subprocess.Popen(
