@@ -82,7 +82,7 @@ def program(ledger: LedgerFile, tmp_path: Path) -> Iterator[Callable[..., subpro
     children: list[subprocess.Popen[str]] = []
 
     def start(text: str, **variables: str) -> subprocess.Popen[str]:
-        # A child may still be about to read the file of its own start.
+        # An earlier child may not have read its file yet.
         file = tmp_path / f"program{len(children)}.py"
         file.write_text(text, encoding="utf-8")
         environment = os.environ | {"OTEL_LIMITS_LEDGER": str(ledger.path)} | variables

@@ -115,7 +115,7 @@ class Incomplete(NamedTuple):
 
 
 def copies(path: Path, kind: str, *, has_release: bool) -> Incomplete:
-    """Copy all frameworks without what they shall lack, and write programs that use them."""
+    """Copy all frameworks without some modules, and write programs that use them."""
     rows = [row for row in ROWS if row.kind == kind]
     for row in rows:
         program = copy(row, path, has_release=has_release)
