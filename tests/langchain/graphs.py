@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from langchain.agents import create_agent
 
 from otel_limits import Stop, stop_of
@@ -91,6 +93,14 @@ def call_v2(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
     result = graph.invoke(given, options, version="v2")
     return getattr(result, "value", result)  # ignored by releases before 1.1
 
+
+AINVOKE = pytest.param(
+    "ainvoke",
+    marks=pytest.mark.skipif(
+        sys.version_info < (3, 11), reason="LangGraph starts nodes without their context"
+    ),
+)
+"""For behavior that needs the context of a node, which LangGraph keeps from Python 3.11 on."""
 
 CALLS: dict[str, Callable[..., Any]] = {
     "invoke": call_invoke,

@@ -15,6 +15,7 @@ import pytest
 
 from otel_limits.ledger.address import Address, parse
 from otel_limits.ledger.spill import candidates
+from tests.ledger.book import DAY, NINE, Call, Entry, write
 
 
 class LedgerFile:
@@ -71,6 +72,47 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LedgerFile:
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     return LedgerFile(path)
+
+
+@pytest.fixture
+def week(ledger: LedgerFile) -> LedgerFile:
+    """Two tenants, two agents, two models, three days."""
+    write(
+        ledger.address,
+        Entry(
+            agent="research",
+            calls=[
+                Call(input=1000, output=200, cached=400, price="0.01", saved="0.009", model="big"),
+                Call(input=2000, output=300, cached=1600, price="0.02", model="big"),
+            ],
+            attributes={"tenant.id": "acme"},
+            session="s1",
+        ),
+        Entry(
+            agent="research",
+            calls=[Call(input=500, output=50, model="small")],
+            attributes={"tenant.id": "other"},
+            at=NINE + DAY,
+        ),
+        Entry(
+            agent="writer",
+            calls=[
+                Call(
+                    input=10,
+                    output=5,
+                    written=5,
+                    price="0.000000000001",
+                    saved="-0.001",
+                    model="small",
+                ),
+                Call(input=70, output=7, kind="unmeasured", estimated=True, model="small"),
+                Call(input=0, output=0, kind="zero_token", model="small"),
+            ],
+            attributes={"tenant.id": "acme"},
+            at=NINE + 2 * DAY,
+        ),
+    )
+    return ledger
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -18,6 +18,7 @@ from otel_limits.core.listings import listing_of, vendor_of
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.policy import Policy
 from otel_limits.core.regions import area_of, premium
+from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import closest_match
 from otel_limits.ledger.otlp import spans_in
 from otel_limits.ledger.spill import rows_in
@@ -132,6 +133,11 @@ DOORS: Final[Mapping[str, tuple[Callable[[str], object], int, tuple[str, ...]]]]
         lambda text: environment.read({"OTEL_LIMITS_QUOTA_STORE": f"redis://{text}"}),
         5_000,
         ("/", "/a", ",a:1", "?a=b&"),
+    ),
+    "redacted address": (
+        lambda text: redact_url(f"redis://{text}"),
+        10_000,
+        ("a", ".", "pass", "password=", "key='", "key ", "a:1,", "a@", "token = ", "["),
     ),
     "name": (misspell, 5_000, ("A", "MAX_")),
     "spill file": (spilled, 5_000, ("a", "[", "{", '["', "\n", "{}\n")),

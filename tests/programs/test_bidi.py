@@ -1,4 +1,4 @@
-"""Realtime agents (`BidiAgent`): a session is one invocation, and limits end it."""
+"""Realtime agents under their former name, in a process of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line itself: what `check` says, what help there is, which mistakes are found."""
+"""The command line as a program: terminals, pipes, and what it imports."""
 
 from __future__ import annotations
 
@@ -7,47 +7,15 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from otel_limits import docs
-from otel_limits.cli import main
 from tests.processes import PATIENCE_SECONDS, bounded
 from tests.unit.test_cli import ESCAPE
 
 COMMAND = str(Path(sys.executable).with_name("otel-limits"))
-
-
-@pytest.fixture
-def check(
-    capsys: pytest.CaptureFixture[str],
-) -> Callable[..., tuple[int, dict[str, str], list[str]]]:
-    """Run `otel-limits check`: its status, each setting's line, and mistakes on stderr.
-
-    Without the warnings that most tests would get.
-    """
-
-    def run(*arguments: str) -> tuple[int, dict[str, str], list[str]]:
-        status = main(["check", *arguments])
-        captured = capsys.readouterr()
-        # Without what depends on the environment.
-        installed = ("price_list ", "strands ", "langchain ", "openai-agents ", "Frameworks ")
-        lines = (
-            line.split(maxsplit=1)
-            for line in captured.out.splitlines()
-            if not line.startswith(installed)
-        )
-        usual = ("No limits set", "can change policy file")
-        said = [
-            line
-            for line in captured.err.splitlines()
-            if not any(phrase in line for phrase in usual)
-        ]
-        return status, dict(lines), said
-
-    return run
 
 
 def test_a_value_that_is_no_text_is_shown_escaped() -> None:

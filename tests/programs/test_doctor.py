@@ -1,4 +1,4 @@
-"""`otel-limits doctor`: a runaway under real launchers, in a place that nothing leaves."""
+"""`otel-limits doctor` as a program: a runaway under real launchers, and nothing left of it."""
 
 from __future__ import annotations
 

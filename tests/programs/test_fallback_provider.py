@@ -1,8 +1,6 @@
-"""The program's own tracer provider replaces ours, whenever it is set, and loses no span."""
+"""LangSmith's client sets its own tracer provider, which replaces ours."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 from langsmith import Client
@@ -14,7 +12,7 @@ from strands.telemetry import tracer as strands_tracer
 from otel_limits import Event, Limits, enable
 from otel_limits.otel.fallback_provider import FallbackProvider
 from otel_limits.runtime.runtime import RUNTIME
-from tests.unit.test_fallback_provider import REJECTED, call_strands
+from tests.unit.test_fallback_provider import call_strands
 
 
 @pytest.fixture(autouse=True)
@@ -23,21 +21,6 @@ def no_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
     monkeypatch.setattr(strands_tracer, "_tracer_instance", strands_tracer.Tracer())
-
-
-@pytest.fixture(autouse=True)
-def nothing_rejected(
-    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, no_provider: None
-) -> Any:
-    """OpenTelemetry accepts every provider of the test, unless it uses `rejecting`."""
-    yield
-    rejections = [each.getMessage() for each in caplog.get_records("call")].count(REJECTED)
-    assert rejections == ("rejecting" in request.fixturenames)
-
-
-@pytest.fixture
-def rejecting() -> None:
-    """OpenTelemetry rejects one provider of the test."""
 
 
 @pytest.fixture

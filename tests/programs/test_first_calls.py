@@ -1,4 +1,4 @@
-"""One-time messages: the limits of a process, agents without limits, and no limits at all."""
+"""One-time messages on the standard error of programs and their children."""
 
 from __future__ import annotations
 

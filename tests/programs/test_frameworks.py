@@ -1,4 +1,4 @@
-"""Several frameworks in one process: each is recognized, and fails, on its own."""
+"""Frameworks that a program imports in unusual ways, and packages with the name of one."""
 
 from __future__ import annotations
 

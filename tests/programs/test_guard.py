@@ -1,4 +1,4 @@
-"""On guard: every name of Strands that is used is probed, and no loss of one is silent."""
+"""Programs whose framework lacks a name: none loses a limit in silence."""
 
 from __future__ import annotations
 

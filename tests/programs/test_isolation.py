@@ -1,4 +1,4 @@
-"""Which commands `otel-limits run` refuses, because their Python would not load it from outside."""
+"""The Python, script or archive that a command starts, as `otel-limits run` examines it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The date of the price list is shown where prices matter, with a warning once it is old."""
+"""The date of the price list is read without an import of the list."""
 
 from __future__ import annotations
 

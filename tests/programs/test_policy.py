@@ -1,4 +1,4 @@
-"""The policy file: what it says to whom, what wins over it, and what becomes of a bad one."""
+"""A bad policy file ends a strict process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prices are those of the policy file and of genai-prices, to the last digit, or unknown."""
+"""The price list in a process: what is imported, kept in memory, fetched and forked."""
 
 from __future__ import annotations
 

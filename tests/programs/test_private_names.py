@@ -1,4 +1,4 @@
-"""Private names of Strands: each is listed and exists, and `import strands` works without it."""
+"""A program whose framework lacks a private name works as without otel-limits."""
 
 from __future__ import annotations
 

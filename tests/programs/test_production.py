@@ -1,4 +1,4 @@
-"""The guides for production work: workers, notebooks, images and Kubernetes."""
+"""The guides for production work: FastAPI, Celery and Kubernetes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings are read whatever they say: a sentence per mistake, and every other one in force."""
+"""Processes with a ledger of an unknown user, and with a setting that a test adds."""
 
 from __future__ import annotations
 

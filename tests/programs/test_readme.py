@@ -1,4 +1,4 @@
-"""README and pages: links, generated tables, examples and size."""
+"""The built wheel contains every page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tool log keeps what was asked and answered, whatever the disk and the processes do."""
+"""The tool log of forked processes, and on a full disk."""
 
 from __future__ import annotations
 

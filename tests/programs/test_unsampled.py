@@ -1,4 +1,4 @@
-"""Missing spans: the hooks take over, caps are enforced, and a metric counts the invocation."""
+"""Processes that record no spans halt at their limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `otel-limits doctor` says of the OTLP endpoints that are configured."""
+"""`otel-limits doctor` asks real endpoints for OTLP."""
 
 from __future__ import annotations
 

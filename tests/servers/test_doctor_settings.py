@@ -1,4 +1,4 @@
-"""What `otel-limits doctor` says of the settings as they are; servers have their own tests."""
+"""`otel-limits doctor` looks at ports and at a store."""
 
 from __future__ import annotations
 

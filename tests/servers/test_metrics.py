@@ -1,4 +1,4 @@
-"""An application's `/metrics`: its content, and its address."""
+"""An application's `/metrics`: its address, and its connections."""
 
 from __future__ import annotations
 

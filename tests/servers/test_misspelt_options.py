@@ -1,4 +1,4 @@
-"""Misspelt options are rejected, with a suggestion of the closest name."""
+"""Misspelt options of a command that asks a store."""
 
 from __future__ import annotations
 

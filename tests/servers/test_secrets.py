@@ -1,4 +1,4 @@
-"""No command shows a secret, however the address is written that has it, or ends in a traceback."""
+"""No command and no log shows a secret that a server repeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pricing terms come from a call's request and response; missing ones are unknown."""
+"""Pricing terms of requests that are sent to a server."""
 
 from __future__ import annotations
 

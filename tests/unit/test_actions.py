@@ -34,12 +34,6 @@ if TYPE_CHECKING:
 # --- wrap_up --------------------------------------------------------------------------------------
 
 
-def wrapping(model: ScriptedModel, make_agent: MakeAgent, **limits: Any) -> Any:
-    """Let an agent run into its limit with the action `wrap_up`."""
-    enable(Limits(**limits), action="wrap_up")
-    return make_agent(model)("go")
-
-
 def test_last_call_gets_the_reason(make_agent: MakeAgent, source: str) -> None:
     """The model learns that the budget is spent; the history does not keep that note."""
     model = ScriptedModel([uses("search"), says("summary")])

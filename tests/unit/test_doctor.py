@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,6 @@ from tests.launching import (
     Ended,
     execute,
 )
-from tests.paths import ROOT
-from tests.processes import SOON
-from tests.programs.test_autoload import Environment
 
 DOCTOR = (str(BIN / "otel-limits"), "doctor")
 PYTHON = sys.executable
@@ -45,14 +39,6 @@ def findings(ended: Ended) -> tuple[int, dict[str, tuple[str, str]]]:
     }
     assert json.loads(ended.output)["ok"] is (ended.status == 0)
     return ended.status, found
-
-
-@pytest.fixture(scope="module")
-def python(only_strands: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python with Strands alone."""
-    made = Environment(tmp_path_factory.mktemp("environment"))
-    made.leave(ROOT, only_strands)
-    return made.python
 
 
 @pytest.mark.parametrize(
@@ -273,29 +259,6 @@ def test_the_settings_of_a_launcher_are_taken_out_of_it(
 
 
 # --- nothing is left ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def collector() -> Iterator[tuple[str, list[str]]]:
-    """Serve what takes everything: its URL, and the paths that something was sent to."""
-    requests: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            if self.headers["Content-Length"] != "0":  # such as the doctor itself sends
-                requests.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(SOON,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", requests
-    server.shutdown()
-    server.server_close()
 
 
 def test_the_sandbox_keeps_what_makes_exporters_and_not_where_they_lead() -> None:

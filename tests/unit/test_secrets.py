@@ -125,27 +125,6 @@ def test_no_password_of_any_characters_is_shown(password: str, scheme: str) -> N
     assert redact_url(f"{scheme}://bob:<{password}>@h:1/d") == f"{scheme}://bob:***@h:1/d"
 
 
-@pytest.mark.parametrize(
-    "unit",
-    ["a", ".", "pass", "password=", "key='", "key ", "a:1,", "a@", "token = ", "["],
-    ids=repr,
-)
-def test_time_to_redact_is_linear(unit: str) -> None:
-    """A refused setting of any length is shown without delay."""
-
-    def seconds(length: int) -> float:
-        text = f"redis://{(unit * length)[:length]}"
-        times = []
-        for _ in range(5):
-            begin = time.process_time()
-            redact_url(text)
-            times.append(time.process_time() - begin)
-        return min(times)  # the least disturbed by other processes
-
-    # Long enough to measure: three times twice the length, each at most 2.5 times the CPU.
-    assert seconds(40_000) <= 2.5**3 * max(seconds(5_000), 0.0005)
-
-
 def test_long_setting_is_refused_quickly(capsys: pytest.CaptureFixture[str]) -> None:
     """60,000 characters took more than a minute."""
     begin = time.process_time()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.ledger.fixtures import ledger, program
+from tests.ledger.fixtures import ledger, program, week
 
-__all__ = ["ledger", "program"]
+__all__ = ["ledger", "program", "week"]

@@ -1,4 +1,4 @@
-"""Audit answers: every number, checked against known invocations."""
+"""Audit commands as programs: what they import, and their progress bar."""
 
 from __future__ import annotations
 
@@ -12,51 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.ledger.book import DAY, NINE, Call, Entry, write
-
 if TYPE_CHECKING:
     from tests.ledger.fixtures import LedgerFile
-
-
-@pytest.fixture
-def week(ledger: LedgerFile) -> LedgerFile:
-    """Two tenants, two agents, two models, three days."""
-    write(
-        ledger.address,
-        Entry(
-            agent="research",
-            calls=[
-                Call(input=1000, output=200, cached=400, price="0.01", saved="0.009", model="big"),
-                Call(input=2000, output=300, cached=1600, price="0.02", model="big"),
-            ],
-            attributes={"tenant.id": "acme"},
-            session="s1",
-        ),
-        Entry(
-            agent="research",
-            calls=[Call(input=500, output=50, model="small")],
-            attributes={"tenant.id": "other"},
-            at=NINE + DAY,
-        ),
-        Entry(
-            agent="writer",
-            calls=[
-                Call(
-                    input=10,
-                    output=5,
-                    written=5,
-                    price="0.000000000001",
-                    saved="-0.001",
-                    model="small",
-                ),
-                Call(input=70, output=7, kind="unmeasured", estimated=True, model="small"),
-                Call(input=0, output=0, kind="zero_token", model="small"),
-            ],
-            attributes={"tenant.id": "acme"},
-            at=NINE + 2 * DAY,
-        ),
-    )
-    return ledger
 
 
 def test_a_question_needs_neither_strands_nor_opentelemetry(week: LedgerFile) -> None:

@@ -1,4 +1,4 @@
-"""Closed books: the same bytes from the same rows, and every later alteration found."""
+"""The digest of a close, as a shell computes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durability: acknowledged rows survive any failure of process and database."""
+"""Durability when processes are killed, end, fork or write concurrently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places for spill files: next to the ledger, in the data directory, or in the temporary one."""
+"""Spill files of child processes are found and restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording of real agents: every model call once, exactly, and none of its text."""
+"""Recording by several processes, and what a process without a ledger imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ledgers of another schema version: upgraded in place, or refused and left as they are."""
+"""An upgrade whose process is killed changes nothing."""
 
 from __future__ import annotations
 

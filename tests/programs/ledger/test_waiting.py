@@ -1,4 +1,4 @@
-"""A query sees rows that wait in spill files exactly as it sees them once they are restored."""
+"""A query of many waiting rows needs little memory."""
 
 from __future__ import annotations
 

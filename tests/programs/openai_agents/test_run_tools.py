@@ -1,4 +1,4 @@
-"""Tools of a run: those that fail, end it, come from MCP servers, or wait for a human."""
+"""Tools of a run that come from an MCP server in another process."""
 
 from __future__ import annotations
 

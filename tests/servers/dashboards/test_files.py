@@ -1,4 +1,4 @@
-"""The shipped files are consistent, and are exported and installed."""
+"""The shipped rules as Prometheus reads them, and pictures of the dashboards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of Grafana's dashboard-linter, and our own, without exclusions."""
+"""Committed dashboards are the generated ones, and Prometheus parses their queries."""
 
 from __future__ import annotations
 

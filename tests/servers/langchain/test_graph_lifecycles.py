@@ -1,4 +1,4 @@
-"""Graphs that end early or late: by deadlines in tools, `disable()`, and readers in other tasks."""
+"""Halts and questions of graphs that are stored in an asynchronous database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Concurrency quotas: slots are leased, renewed and released."""
+"""Concurrency quotas on a server: slots are leased, renewed and released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reservations for a model call: its worst case, or the expected size."""
+"""Reservations on a server for calls whose worst case exceeds the quota."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Later calls of a fleet leave room for a waiting one, and sharers of a queue take turns."""
+"""Later calls of a fleet leave room for a waiting one, on a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grace in an outage: each worker may use an equal share of the remaining amount."""
+"""The grace in an outage of a server: each worker may use an equal share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The details of a refused call: the quota, its usage and the retry time."""
+"""Refusals in an outage, and the remaining quota of a server."""
 
 from __future__ import annotations
 

@@ -1,14 +1,8 @@
-"""The table of stores: the URLs of each kind, and what adding a new kind takes."""
+"""A store without channels is polled for kills."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import pytest
 
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.redis_store import RedisStore
@@ -16,6 +10,8 @@ from otel_limits.runs.registry import LIVE
 from tests.quotas.fixtures import eventually
 
 if TYPE_CHECKING:
+    import pytest
+
     from otel_limits.quotas.store import (
         SharedStore,
     )
@@ -43,35 +39,3 @@ def test_store_without_channels_is_polled_for_kills(
     eventually(lambda: bool(store.kill("research-*") or received))
     assert not server.client.pubsub_channels(KeyNames().kill_channel)
     assert "cannot subscribe" not in caplog.text
-
-
-IN_MEMORY = """
-import sys
-import otel_limits
-from strands import Agent
-from otel_limits.runs.registry import LIVE
-from otel_limits.testing import ScriptedModel, says
-otel_limits.enable()
-agent = Agent(model=ScriptedModel([says("done")]), callback_handler=None)
-print([agent("go").stop_reason for _ in range(2)])
-sys.exit(any(name.startswith(("redis", "otel_limits.quotas.redis")) for name in sys.modules))
-"""
-
-
-@pytest.mark.parametrize("url", [None, "memory://"])
-def test_quotas_in_memory_import_no_client(url: str | None, tmp_path: Path) -> None:
-    """Users without Redis neither need its client nor pay for its import."""
-    policy = tmp_path / "limits.yaml"
-    policy.write_text("quotas: {calls: {model_calls: 1, window: month}}")
-    variables = {"OTEL_LIMITS_POLICY": str(policy)}
-    if url is not None:
-        variables["OTEL_LIMITS_QUOTA_STORE"] = url
-    done = subprocess.run(
-        [sys.executable, "-c", IN_MEMORY],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (0, "['end_turn', 'quota_exceeded']\n")

@@ -1,4 +1,4 @@
-"""Reading `/metrics`: real agents behind a real endpoint, and everything else that may answer."""
+"""Reading `/metrics` over HTTP: real agents, and everything else that may answer."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from otel_limits import (
     stop_of,
 )
 from otel_limits.testing import ScriptedChatModel, says, uses
-from tests.langchain.graphs import ASK, CALLS, STEPS, config, halt_of, search
+from tests.langchain.graphs import AINVOKE, ASK, CALLS, STEPS, config, halt_of, search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -541,7 +541,7 @@ def with_note(text: AnyMessage, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("text", [HumanMessage("thanks"), AIMessage("bye")], ids=["user", "model"])
-@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("how", ["invoke", AINVOKE])
 def test_thread_shows_the_halt_whatever_follows_the_last_answer(text: Any, how: str) -> None:
     """Its state is that of the result, with the answer once."""
     enable(max_turns=TURNS, action="wrap_up")

@@ -16,7 +16,17 @@ from langgraph.types import Command, Send, interrupt
 from otel_limits import Event, Halt, Limits, Stop, enable, is_synthetic, stop_of
 from otel_limits.bindings.langchain.halt_marks import SLOT
 from otel_limits.testing import ScriptedChatModel, endless, says, uses
-from tests.langchain.graphs import ASK, CALLS, STEPS, agent, config, halt_of, looping, unanswered
+from tests.langchain.graphs import (
+    AINVOKE,
+    ASK,
+    CALLS,
+    STEPS,
+    agent,
+    config,
+    halt_of,
+    looping,
+    unanswered,
+)
 
 
 def asked_by(graph: Any, options: Any) -> list[Any]:
@@ -183,7 +193,7 @@ def test_extension_is_for_the_agent_that_asked() -> None:
     assert state["messages"][-2].content == "found"
 
 
-@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("how", ["invoke", AINVOKE])
 def test_parallel_branches_ask_once(how: str) -> None:
     """A human reads one question, and the answer continues every branch."""
     enable(max_turns=4, action="ask")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.ledger.fixtures import ledger
+from tests.ledger.fixtures import ledger, week
 
-__all__ = ["ledger"]
+__all__ = ["ledger", "week"]

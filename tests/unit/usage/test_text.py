@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from otel_limits.usage.text import as_json, tokens_of_text
 TEXTS = json.loads((Path(__file__).parent / "texts.json").read_text(encoding="utf-8"))
 """Texts with the number of tokens that tiktoken's `o200k_base` makes of each. The articles are of
 the Universal Declaration of Human Rights."""
-
-MILLISECOND = 0.001
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -26,20 +23,10 @@ def test_an_estimate_is_near_the_tokenizer(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["english", "chinese", "python", "hex"])
 def test_an_estimate_is_linear(name: str) -> None:
-    """A text a hundred times as long has a hundred times the tokens, and 100 kB take about 1 ms.
-
-    Ten times that is permitted, for machines that are slow and busy.
-    """
+    """A text a hundred times as long has a hundred times the tokens."""
     text = TEXTS[name]["text"] + " "
-    long = text * (100_000 // len(text.encode()) + 1)
     once = tokens_of_text(text * 10)
     assert tokens_of_text(text * 1000) == pytest.approx(once * 100, rel=0.01)
-    times = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        tokens_of_text(long)
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 10 * MILLISECOND
 
 
 def test_bytes_are_never_text() -> None:
