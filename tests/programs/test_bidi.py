@@ -1,4 +1,4 @@
-"""Realtime agents under their former name, in a process of their own."""
+"""Realtime agents under their former name."""
 
 from __future__ import annotations
 

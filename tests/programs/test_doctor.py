@@ -1,4 +1,4 @@
-"""`otel-limits doctor` as a program: a runaway under real launchers, and nothing left of it."""
+"""`otel-limits doctor` as a program: a runaway under real launchers, which leaves no files."""
 
 from __future__ import annotations
 

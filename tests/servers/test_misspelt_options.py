@@ -1,4 +1,4 @@
-"""Misspelt options of a command that asks a store."""
+"""A misspelt option of a command that needs a store."""
 
 from __future__ import annotations
 
