@@ -53,6 +53,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Strands: a third of the time that it takes one to begin.
 os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 
+# Otherwise `import litellm` asks the network for a list of prices, and warns minutes later, in the
+# middle of another test.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+
 
 LONGEST = (
     *("test_compositions.py", "test_durability.py", "test_workers.py", "test_wire.py"),
