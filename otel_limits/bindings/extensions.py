@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from otel_limits.bindings.span_writer import json_value
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean, quoted
 from otel_limits.core.limits import LIMIT_NAMES, Breach, Limits
 from otel_limits.core.origins import EXTENSION
@@ -18,6 +20,8 @@ from otel_limits.core.wording import closest_match
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Invocation
+
+logger = logging.getLogger("otel_limits")
 
 EXTEND: Final = "extend"
 """Key of the answer that raises limits."""
@@ -48,6 +52,25 @@ def question(verdict: Verdict, invocation: Invocation) -> dict[str, Any]:
         f"{place_of(breach)} Answer {{'extend': {{{breach.limit!r}: N}}}} to allow N "
         f"more, or anything else to stop. Invocation ID: {invocation.id}.",
     }
+
+
+NOT_ASKED: Final[set[tuple[str, str]]] = set()
+"""Agents that were halted where a human should have been asked, and why."""
+
+
+@suppress_errors("binding")
+def report_not_asked(agent: str, reason: str) -> None:
+    """Log, once for each agent, that no human could be asked.
+
+    Args:
+        agent: The name of the agent.
+        reason: Why, as a clause that begins with "because", and what to do about it.
+    """
+    if (agent, reason) not in NOT_ASKED:
+        NOT_ASKED.add((agent, reason))
+        logger.warning(
+            "otel-limits: agent %s is halted instead of asking, %s", quoted(agent), reason
+        )
 
 
 def extension_of(response: object) -> Limits | None:

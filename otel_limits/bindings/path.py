@@ -74,6 +74,16 @@ class Path:
     """Pending waits of the invocation, which a deadline or a kill ends."""
 
     @property
+    def enders(self) -> tuple[Path, ...]:
+        """The invocations whose limit, deadline or kill ends its model calls."""
+        return (self,)
+
+    @property
+    def end(self) -> Verdict | None:
+        """The halt that ends its model calls: that of the first of its `enders`."""
+        return next((each.verdict for each in self.enders if each.verdict is not None), None)
+
+    @property
     def wrapped_up(self) -> bool:
         """True once the model was asked for its only last answer."""
         return self.run.budget.wrapped_up or self.wrapping is not None

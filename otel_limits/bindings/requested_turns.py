@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
+from opentelemetry import trace
 
 from otel_limits.bindings.path import Path
 from otel_limits.core.internal_errors import suppress_errors
@@ -16,7 +17,7 @@ from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.tree import TASK_SCOPE, TaskScope, for_threads, is_within
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from otel_limits.core.events import Stop
     from otel_limits.core.limits import Breach
@@ -67,6 +68,11 @@ class RequestedTurn:
 class TurnPath(Path):
     """The state of an invocation whose turns and tools the binding follows itself."""
 
+    attributes: Mapping[str, object] = field(default_factory=dict, kw_only=True)
+    """Attributes for quotas and the audit, from the configuration of the call."""
+    span: trace.Span = field(default=trace.INVALID_SPAN, kw_only=True)
+    is_halted: bool = field(default=False, kw_only=True)
+    """True once the agent was made to end, by our text or exception or the model's last answer."""
     turns: list[RequestedTurn] = field(default_factory=list, kw_only=True)
     """Turns whose tools have not all ended."""
     tools: dict[str, RequestedTool] = field(default_factory=dict, kw_only=True)

@@ -106,6 +106,8 @@ class EnclosingCall:
     call: InFlightCall | None = None
     model: object = None
     """The model that is called."""
+    request: object = None
+    """The binding's own state of the call."""
     is_carried = False
     """True if a request was made further in, and is this call."""
     is_over = False

@@ -31,7 +31,6 @@ class AgentPath(TurnPath):
     """The invocation of one agent within a run."""
 
     agent_run: AgentRun = field(kw_only=True)
-    span: trace.Span = field(default=trace.INVALID_SPAN, kw_only=True)
     error: Exception | None = field(default=None, kw_only=True)
     """The exception that has ended the run."""
     answered_items: int = field(default=0, kw_only=True)
@@ -40,10 +39,14 @@ class AgentPath(TurnPath):
     """The first of these items; an application may send only the last ones."""
     answered_tokens: int = field(default=0, kw_only=True)
     """Tokens of these items, as the vendor reported them, or as they were estimated."""
-    is_halted: bool = field(default=False, kw_only=True)
-    """True once the run was made to end, by our text or exception or the model's last answer."""
     is_synthetic: bool = field(default=False, kw_only=True)
     """True if the final output is our text."""
+
+    @property
+    def enders(self) -> tuple[AgentPath, ...]:
+        """The active agent and the first one, whose invocation contains those of all others."""
+        root = self.agent_run.root
+        return (self,) if self is root else (self, root)
 
 
 class AgentRun:
@@ -102,7 +105,7 @@ class AgentRun:
             session_id=self._session_id,
             attributes=_audited(self.attributes, host.runs.audit_keys),
         )
-        path = run.state = AgentPath(run, agent_run=self, span=span)
+        path = run.state = AgentPath(run, agent_run=self, attributes=self.attributes, span=span)
         run.cancel = path.cancel
         run.time_limit.start()
         return path
@@ -119,11 +122,8 @@ class AgentRun:
 
     @property
     def ended(self) -> AgentPath | None:
-        """The invocation whose limit or kill ends the run: that of the active or the first agent.
-
-        The first agent's invocation contains those of all others.
-        """
-        return next((each for each in (self.active, self.root) if each.verdict is not None), None)
+        """The invocation whose limit or kill ends the run, if any."""
+        return next((each for each in self.active.enders if each.verdict is not None), None)
 
     # --- the SDK's own code -----------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from otel_limits.bindings.openai_agents.model_requests import RequestArguments
     from otel_limits.core.limits import Breach
     from otel_limits.core.policy import Verdict
-
-logger = logging.getLogger("otel_limits")
 
 NAME: Final = "otel_limits_continue"
 """The name of the tool, by which a program recognizes our questions."""
@@ -163,17 +160,3 @@ def _parsed(text: str) -> object:
         return json.loads(text)
     except ValueError:  # a stored state may be damaged
         return None
-
-
-@suppress_errors("binding")
-def report_not_asked(path: AgentPath) -> None:
-    """Log, once for each agent, that no human could be asked."""
-    agent = path.run.invocation.agent
-    if agent not in SLOT.not_asked:
-        SLOT.not_asked.add(agent)
-        logger.warning(
-            "otel-limits: agent %s is halted instead of asking, because its run cannot be "
-            "interrupted. An agent can ask if its own action is ask and its tool_use_behavior is "
-            "run_llm_again.",
-            quoted(agent),
-        )

@@ -1,0 +1,646 @@
+"""A request to a model, in any framework: admitted, sent, counted, or ended by a halt.
+
+A binding's subclass of `ModelCallInProgress` says what a request and an answer of its framework
+are, and how a halt reaches the framework. The four functions at the beginning are what happens at
+a model call, in this order, for a whole answer or a stream, with an event loop or without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from otel_limits.bindings.extensions import report_not_asked
+from otel_limits.bindings.own_spans import write_call_span
+from otel_limits.bindings.path import (
+    IMMEDIATE,
+    Refusal,
+    admit_side_call,
+    can_be_extended,
+    settle_call,
+)
+from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
+from otel_limits.bindings.requested_turns import TurnPath
+from otel_limits.bindings.span_writer import write_halt
+from otel_limits.core.errors import LimitReachedError, limit_reached
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.texts import (
+    EMPTY_REMARK,
+    NUDGE_NOTE,
+    budget_note,
+    failed_remark,
+    wrap_up_note,
+)
+from otel_limits.runs.calls import ENCLOSING_CALL, EnclosingCall
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+
+    from otel_limits.core.policy import Verdict
+    from otel_limits.core.usage import UsageRecord
+    from otel_limits.runs.calls import InFlightCall
+    from otel_limits.runs.run import Run
+
+IDS: Final = itertools.count(1)
+"""IDs of calls, as an agent's loop may have several in flight."""
+
+LEFT: Final = (GeneratorExit, asyncio.CancelledError)
+"""How a stream ends for the model if its reader does not read it to the end."""
+
+
+# --- what happens at a model call -----------------------------------------------------------------
+
+
+async def answered(request: ModelCallInProgress, send: Callable[[], Awaitable[Any]]) -> Any:
+    """Send an admitted request, and return its answer or that of the halt.
+
+    Args:
+        request: The request.
+        send: Calls the model, with what `request` then contains.
+    """
+    if (refusal := await request.admit()) is not None:
+        return request.refused(refusal)
+    wait = request.wait()
+    try:
+        with request:
+            answer = await wait.next_of(_only(send()))
+    except BaseException as error:
+        await request.settle(error)
+        if (verdict := request.verdict_after(error)) is not None:
+            return request.end_by(verdict, error)
+        raise
+    finally:
+        wait.close()
+    request.take_answer(answer)
+    await request.settle()
+    return answer if request.failed_last is None else request.end_by(request.failed_last)
+
+
+def answered_blocking(request: ModelCallInProgress, send: Callable[[], Any]) -> Any:
+    """Do the same as `answered` in a thread that may block."""
+    if (refusal := request.admit_blocking()) is not None:
+        return request.refused(refusal)
+    try:
+        with request:
+            answer = send()
+    except BaseException as error:
+        request.settle_blocking(error)
+        if (verdict := request.verdict_after(error)) is not None:
+            return request.end_by(verdict, error)
+        raise
+    request.take_answer(answer)
+    request.settle_blocking()
+    return answer if request.failed_last is None else request.end_by(request.failed_last)
+
+
+async def streamed(  # noqa: C901, PLR0912  one story, read from top to bottom
+    request: ModelCallInProgress, send: Callable[[], Any]
+) -> AsyncIterator[Any]:
+    """Do the same as `answered` for a stream: its parts, then those of a halt that ends it."""
+    if (refusal := await request.admit()) is not None:
+        for each in request.parts_of_refusal(refusal):
+            yield each
+        return
+    wait, parts = request.wait(), aiter(send())
+    error: BaseException | None = None
+    verdict: Verdict | None = None
+    try:
+        while verdict is None:
+            with request:
+                try:
+                    part = await wait.next_of(parts)
+                except StopAsyncIteration:
+                    break
+            if request.take_part(part):  # the last one, after which the reader may leave
+                await request.settle()
+                if (verdict := request.failed_last) is not None:
+                    break
+            with request.read_elsewhere():
+                yield part
+        request.take_end_of_parts()
+    except BaseException as failure:
+        error = request.end_of_stream(failure)
+        await request.settle(error)
+        if (verdict := request.verdict_after(error)) is None:
+            raise
+    finally:
+        wait.close()
+        try:
+            if hasattr(parts, "aclose"):
+                await parts.aclose()
+        finally:  # an event loop that ends closes both concurrently, which is an error here
+            await request.settle(error)
+    if (verdict := verdict or request.failed_last) is not None:
+        for each in request.parts_of_end(verdict, error):
+            yield each
+
+
+def streamed_blocking(request: ModelCallInProgress, send: Callable[[], Any]) -> Iterator[Any]:
+    """Do the same as `streamed` in a thread: it can be ended between two parts only."""
+    if (refusal := request.admit_blocking()) is not None:
+        yield from request.parts_of_refusal(refusal)
+        return
+    parts = iter(send())
+    error: BaseException | None = None
+    verdict: Verdict | None = None
+    try:
+        while verdict is None:
+            with request:
+                try:
+                    part = next(parts)
+                except StopIteration:
+                    break
+            if request.take_part(part):
+                request.settle_blocking()
+                if (verdict := request.failed_last) is not None:
+                    break
+            with request.read_elsewhere():
+                yield part
+            request.raise_if_cut()
+        request.take_end_of_parts()
+    except BaseException as failure:
+        error = request.end_of_stream(failure)
+        request.settle_blocking(error)
+        if (verdict := request.verdict_after(error)) is None:
+            raise
+    finally:
+        try:
+            if hasattr(parts, "close"):
+                parts.close()
+        finally:
+            request.settle_blocking(error)
+    if (verdict := verdict or request.failed_last) is not None:
+        yield from request.parts_of_end(verdict, error)
+
+
+async def _only(awaitable: Awaitable[Any]) -> AsyncIterator[Any]:
+    yield await awaitable
+
+
+# --- one request ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class ModelCallInProgress(ABC):
+    """One request to a model, as a context manager while the model's own code runs.
+
+    A request may be several model calls, as LangChain's `generate` takes several conversations.
+    """
+
+    cannot_ask: ClassVar[str] = ""
+    """Why no human can be asked if `can_ask` is false, and what to do about it."""
+
+    run: Run
+    path: TurnPath | None
+    """The invocation whose turn it is; `None` for a side call."""
+    calls: list[InFlightCall]
+    outer: ModelCallInProgress | None = field(default=None, kw_only=True)
+    """The request within which this one is made, by a model that calls its parent or another one.
+    The first such request is the outer one's call; each further one is a call of its own."""
+    can_ask: bool = field(default=False, kw_only=True)
+    """True if the framework can interrupt the agent for a human."""
+    obstacle: str = field(default="", kw_only=True)
+    """Why it cannot be the model's last answer, for the operator."""
+    answers: list[Any] = field(default_factory=list, kw_only=True)
+    """The answer to each call."""
+    has_ended: bool = field(default=False, kw_only=True)
+    failed_last: Verdict | None = field(default=None, kw_only=True)
+    """The halt, if the model's last answer cannot be the agent's."""
+    is_taken_over: bool = field(default=False, kw_only=True)
+    """True if a request within this one is its call."""
+    is_admitted: bool = field(default=False, kw_only=True)
+    """True if it is the outer request's call."""
+    _token: Any = field(default=None, kw_only=True)
+    _thrown: BaseException | None = field(default=None, kw_only=True)
+
+    # --- what a binding says of its framework -----------------------------------------------------
+
+    @abstractmethod
+    def add_note(self, note: str) -> None:
+        """Add a sentence for the model to the request, but not to the conversation."""
+
+    @abstractmethod
+    def remove_tools(self, note: str) -> None:
+        """Make it a request for a last answer: add a sentence, and declare no tools."""
+
+    def nudge(self, identity: str, note: str) -> None:  # noqa: B027  not every framework can
+        """Add a sentence for the model to the result of a tool call.
+
+        Args:
+            identity: The ID of the tool call.
+            note: The sentence.
+        """
+
+    def note_part(self, part: Any) -> bool:  # noqa: ARG002  for frameworks without streams
+        """Note a part of a stream. Return whether the answer is complete."""
+        return False
+
+    def note_end_of_parts(self) -> None:  # noqa: B027  the last part may say so
+        """Note that a stream has ended."""
+
+    @abstractmethod
+    def note_answer(self, answer: Any) -> None:
+        """Note the answer to a request, and what it used, by calls of `note`."""
+
+    def partial_answer(self) -> Any:
+        """Return what the reader of a stream has read before it left; `None` if nothing."""
+        return None
+
+    def is_cached(self, answer: Any) -> bool:  # noqa: ARG002  most frameworks have no cache
+        """Return whether an answer comes from a cache of the framework, so nothing was sent."""
+        return False
+
+    @abstractmethod
+    def text_of(self, answer: Any) -> str:
+        """Return the text of an answer."""
+
+    @abstractmethod
+    def tools_of(self, answer: Any) -> Iterable[tuple[str, str, object]]:
+        """Return the ID, the name and the arguments of each tool call that an answer requests."""
+
+    def flaw_of_last(self, text: str) -> Exception | None:  # noqa: ARG002  most output is text
+        """Return why a last answer with some text cannot be the output of the agent."""
+        return None
+
+    def end_with_last(self, answer: Any, text: str) -> None:  # noqa: B027  it may be as it is
+        """Make a last answer the end of the agent: without tool calls, and marked if possible."""
+
+    def obstacle_to_last(self, path: TurnPath) -> str:  # noqa: ARG002  most agents end with it
+        """Return why the request cannot be the model's last answer, for the operator."""
+        return ""
+
+    def check_questions(self, path: TurnPath) -> None:  # noqa: B027  few wait there
+        """Raise what interrupts the agent if it still waits for a human."""
+
+    @abstractmethod
+    def halted(self, verdict: Verdict, cause: BaseException | None) -> Any:
+        """End the agent: return an answer of ours, or raise what ends the agent's loop."""
+
+    def halted_parts(self, verdict: Verdict, cause: BaseException | None) -> Iterable[Any]:
+        """Do the same as `halted` for a stream."""
+        return (self.halted(verdict, cause),)
+
+    def asked(self, verdict: Verdict) -> Any:
+        """Interrupt the agent for a human: return an answer of ours, or raise."""
+        return self.halted(verdict, None)
+
+    def asked_parts(self, verdict: Verdict) -> Iterable[Any]:
+        """Do the same as `asked` for a stream."""
+        return (self.asked(verdict),)
+
+    # --- while the model's code runs --------------------------------------------------------------
+
+    @suppress_errors("binding")
+    def __enter__(self) -> None:
+        """Let the model's own requests belong to this one."""
+        within = EnclosingCall()
+        within.run, within.call, within.request = self.run, self.calls[0], self
+        self._token = ENCLOSING_CALL.set(within)
+
+    @suppress_errors("binding")
+    def __exit__(self, *_: object) -> None:
+        """Leave the model's code."""
+        token, self._token = self._token, None
+        if token is not None:
+            ENCLOSING_CALL.reset(token)
+
+    @contextmanager
+    def read_elsewhere(self) -> Iterator[None]:
+        """Note an error that the reader of a stream throws into it."""
+        try:
+            yield
+        except Exception as error:
+            self._thrown = error
+            raise
+
+    def gives_call(self, call: InFlightCall) -> bool:
+        """Return whether a request within this one is its call, which `call` describes better.
+
+        A class that calls its parent's method, or another model, makes one call to the model
+        further in. What the outer one calls after it, such as a fallback, is another call.
+        """
+        if self.is_taken_over:
+            return False
+        self.is_taken_over = True
+        own = self.calls[0]
+        own.model, own.provider, own.terms = call.model, call.provider, call.terms
+        return True
+
+    def wait(self) -> Wait:
+        """Return a wait that a deadline or a kill ends."""
+        wait = Wait()
+        if (path := self._invocation()) is not None:
+            for each in path.enders:
+                wait.join(each.waits)
+        return wait
+
+    @suppress_errors("binding")
+    def _invocation(self) -> TurnPath | None:
+        """Return the invocation whose deadline or kill ends this request, or side call."""
+        path = self.path or self.run.state
+        return path if isinstance(path, TurnPath) and not self.run.finished else None
+
+    @property
+    def is_cut(self) -> bool:
+        """True once the invocation was ended: by a deadline, or by a kill."""
+        path = self._invocation()
+        return path is not None and any(each.waits.is_cut for each in path.enders)
+
+    def raise_if_cut(self) -> None:
+        """End a stream whose invocation was ended between two parts."""
+        if self.is_cut:
+            raise InvocationEndedError
+
+    # --- admission --------------------------------------------------------------------------------
+
+    async def admit(self) -> Refusal | None:
+        """Admit the calls, or return why the agent must end.
+
+        Raises:
+            LimitReachedError: It is a side call, and refused.
+        """
+        path = self.path
+        if path is None or self.is_admitted:
+            self._admit_aside()
+            return None
+        if (refusal := self._prepare(path)) is not None:
+            return refusal
+        for call in self.calls:
+            refusal = await path.admit(
+                call, path.attributes, can_be_last=not self.obstacle, can_ask=self.asks
+            )
+            if refusal is not None:
+                return self._released(refusal)
+        return self._opened(path)
+
+    def admit_blocking(self) -> Refusal | None:
+        """Do the same as `admit` in a thread that may block."""
+        path = self.path
+        if path is None or self.is_admitted:
+            self._admit_aside()
+            return None
+        if (refusal := self._prepare(path)) is not None:
+            return refusal
+        for call in self.calls:
+            refusal = path.admit_blocking(
+                call, path.attributes, can_be_last=not self.obstacle, can_ask=self.asks
+            )
+            if refusal is not None:
+                return self._released(refusal)
+        return self._opened(path)
+
+    @property
+    def asks(self) -> bool:
+        """True if a human can be asked now: a model within a model only raises."""
+        return self.can_ask and self.outer is None
+
+    def _admit_aside(self) -> None:
+        if not self.is_admitted:
+            for call in self.calls:
+                admit_side_call(self.run, call)
+                self.run.calls.open(call)
+
+    def _prepare(self, path: TurnPath) -> Refusal | None:
+        if (end := path.end) is not None and path.verdict is None:  # of what it continues
+            return Refusal(end)
+        self.check_questions(path)
+        self._note_obstacle(path)
+        return None
+
+    @suppress_errors("binding")
+    def _note_obstacle(self, path: TurnPath) -> None:
+        if path.may_wrap_up and not path.wrapped_up:
+            self.obstacle = self.obstacle_to_last(path)
+
+    def _released(self, refusal: Refusal) -> Refusal:
+        for call in self.calls:
+            if call.reservation is not None and call.is_open:
+                self.run.calls.release(call)
+        return refusal
+
+    def _opened(self, path: TurnPath) -> Refusal | None:
+        """Send calls whose invocation has ended while they waited, as its threads may do."""
+        for call in self.calls:
+            if not call.is_open:
+                if path.verdict is not None:
+                    return Refusal(path.verdict)
+                call.is_open, call.is_of_loop = True, False  # counted like any call after the end
+        self._begin(path)
+        return None
+
+    @suppress_errors("binding")
+    def _begin(self, path: TurnPath) -> None:
+        run = self.run
+        for call in self.calls:
+            run.calls.open(call)
+        run.cycle()
+        if (wrapping := self.wrapping) is not None:
+            self.remove_tools(wrap_up_note(wrapping))
+            return
+        repeated, path.nudge_for = path.nudge_for, None
+        if repeated is not None:
+            self.nudge(repeated, NUDGE_NOTE)
+        if run.policy.budget_hints and (levels := run.levels()):
+            self.add_note(budget_note(levels))
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    @suppress_errors("binding")
+    def take_part(self, part: Any) -> bool:
+        """Note a part of a stream. Return whether the answer is complete."""
+        self.calls[0].answered = True
+        return self.note_part(part)
+
+    @suppress_errors("binding")
+    def take_end_of_parts(self) -> None:
+        """Note that a stream has ended."""
+        self.note_end_of_parts()
+
+    @suppress_errors("binding")
+    def take_answer(self, answer: Any) -> None:
+        """Note the answer to a request."""
+        self.note_answer(answer)
+
+    def note(self, call: InFlightCall, answer: Any, usage: UsageRecord, text: str) -> None:
+        """Note the answer to a call.
+
+        Args:
+            call: The call.
+            answer: Its answer.
+            usage: What the vendor reports that it used.
+            text: All that the model wrote, to estimate its tokens if they are not reported.
+        """
+        call.answered = call.has_content = True
+        call.record = usage
+        if not any(call.parts):
+            call.parts.append(text)
+        self.answers.append(answer)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    async def settle(self, error: BaseException | None = None) -> None:
+        """Count the calls, and their turns, once."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        for number, call in enumerate(self.calls):
+            if self._is_counted_here(number, call, error):
+                if self.path is None:
+                    settle_call(self.run, call, error)
+                else:
+                    await self.path.settle(call, error)
+            self._end(number, call, error)
+
+    def settle_blocking(self, error: BaseException | None = None) -> None:
+        """Do the same as `settle` in a thread that may block."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        for number, call in enumerate(self.calls):
+            if self._is_counted_here(number, call, error):
+                if self.path is None:
+                    settle_call(self.run, call, error)
+                else:
+                    self.path.settle_blocking(call, error)
+            self._end(number, call, error)
+
+    def _is_counted_here(
+        self, number: int, call: InFlightCall, error: BaseException | None
+    ) -> bool:
+        """Return whether a call was sent and is not counted yet; write its span before it is."""
+        if not call.is_open:
+            return False
+        if self._was_cached(number):
+            self.run.calls.release(call)
+            return False
+        self._write_span(call, error)
+        return True
+
+    @suppress_errors("binding")
+    def _was_cached(self, number: int) -> bool:
+        return number < len(self.answers) and self.is_cached(self.answers[number])
+
+    @suppress_errors("binding")
+    def _write_span(self, call: InFlightCall, error: BaseException | None) -> None:
+        path = self.run.state
+        if isinstance(path, TurnPath) and call.started is not None:
+            seconds = self.run.services.now() - call.started
+            write_call_span(path.span, call, seconds, error)
+
+    @suppress_errors("binding")
+    def _end(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
+        """Count the turn of a call, or let the outer request decide whether it is one."""
+        path = self.path
+        if path is None:
+            return
+        answer = self._used(number, error)
+        if answer is None:
+            self.run.calls.on_response_rejected(call)
+        elif self.outer is not None:
+            self.outer.calls[0] = call
+        elif (wrapping := self.wrapping) is not None:
+            self._end_with_last(path, wrapping, answer, call)
+        else:
+            path.begin_turn(self.text_of(answer), self.tools_of(answer), call)
+
+    def _used(self, number: int, error: BaseException | None) -> Any:
+        """Return the answer that the agent got, as far as it has read it; `None` if none."""
+        if error is None:
+            return self.answers[number] if number < len(self.answers) else None
+        # It left the stream, and has what it read. A call that failed or was ended gave no answer.
+        is_ended = self.run.finished or (self.path is not None and self.path.verdict is not None)
+        return self.partial_answer() if isinstance(error, LEFT) and not is_ended else None
+
+    @property
+    def wrapping(self) -> Verdict | None:
+        """The halt that follows this request, if it is for the model's last answer."""
+        path = self.path
+        return path.wrapping if path is not None and path.last_call in self.calls else None
+
+    def _end_with_last(
+        self, path: TurnPath, verdict: Verdict, answer: Any, call: InFlightCall
+    ) -> None:
+        """Make the model's last answer the end of the agent."""
+        self.run.turn(call)
+        text = self.text_of(answer)
+        if not text.strip():
+            self.failed_last = replace(verdict, remark=EMPTY_REMARK)
+        elif (flaw := self.flaw_of_last(text)) is not None:
+            self.failed_last = replace(verdict, remark=failed_remark(flaw))
+        else:
+            path.is_halted = True
+            self.run.halt(verdict, "wrapped_up")
+            # Without tools, none can have been requested; some models write such calls anyway.
+            self.end_with_last(answer, text)
+            write_halt(path.span, verdict, self.run, synthetic=False)
+
+    def end_of_stream(self, error: BaseException) -> BaseException:
+        """Return how a stream has ended for the model: its reader has left it, or it failed."""
+        return GeneratorExit() if error is self._thrown else error
+
+    @suppress_errors("binding")
+    def verdict_after(self, error: BaseException) -> Verdict | None:
+        """Return the halt if the calls were ended, or were the last ones and failed."""
+        path = self._invocation()
+        if path is None or self.outer is not None:
+            return None
+        is_of_loop = self.path is not None
+        # A model that was called within may have been refused.
+        if isinstance(error, InvocationEndedError) or (
+            is_of_loop and isinstance(error, LimitReachedError)
+        ):
+            return path.end
+        wrapping = self.wrapping
+        if wrapping is not None and isinstance(error, Exception):
+            return replace(wrapping, remark=failed_remark(error))
+        return None
+
+    # --- what the framework gets ------------------------------------------------------------------
+
+    def refused(self, refusal: Refusal) -> Any:
+        """Interrupt the agent for a human, or end it."""
+        if refusal.asks:
+            return self.asked(refusal.verdict)
+        return self.halted(self._remarked(refusal.verdict), None)
+
+    def parts_of_refusal(self, refusal: Refusal) -> Iterable[Any]:
+        """Do the same as `refused` for a stream."""
+        if refusal.asks:
+            return self.asked_parts(refusal.verdict)
+        return self.halted_parts(self._remarked(refusal.verdict), None)
+
+    def _remarked(self, verdict: Verdict) -> Verdict:
+        """Say why neither a human nor the model was asked, where that was the action."""
+        action = verdict.action or self.run.policy.action
+        if action == "ask" and not self.can_ask and can_be_extended(verdict):
+            report_not_asked(self.run.invocation.agent, self.cannot_ask)
+        if action == "wrap_up" and verdict.reason not in IMMEDIATE:
+            return replace(verdict, remark=verdict.remark or self.obstacle)
+        return verdict
+
+    def end_by(self, verdict: Verdict, cause: BaseException | None = None) -> Any:
+        """End the agent, or raise the limit's error to the code that made a side call."""
+        self._raise_to_side(verdict, cause)
+        return self.halted(verdict, cause)
+
+    def parts_of_end(self, verdict: Verdict, cause: BaseException | None = None) -> Iterable[Any]:
+        """Do the same as `end_by` for a stream."""
+        self._raise_to_side(verdict, cause)
+        return self.halted_parts(verdict, cause)
+
+    def _raise_to_side(self, verdict: Verdict, cause: BaseException | None) -> None:
+        if self.path is None:
+            raise limit_reached(verdict, self.run.stop(verdict.reason)) from cause
+
+
+def enclosing_request(run: Run) -> ModelCallInProgress | None:
+    """Return the request of an invocation within which the current code runs, if any."""
+    around = ENCLOSING_CALL.get()
+    outer = around.request if around is not None else None
+    if not isinstance(outer, ModelCallInProgress):
+        return None
+    return None if outer.run is not run or outer.has_ended else outer
