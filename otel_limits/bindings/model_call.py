@@ -246,6 +246,9 @@ class ModelCallInProgress(ABC):
     def note_answer(self, answer: Any) -> None:
         """Note the answer to a request, and what it used, by calls of `note`."""
 
+    def note_failure(self, error: BaseException) -> None:  # noqa: B027  few have more to note
+        """Note why a request has failed, was ended or left."""
+
     def partial_answer(self) -> Any:
         """Return what the reader of a stream has read before it left; `None` if nothing."""
         return None
@@ -486,7 +489,7 @@ class ModelCallInProgress(ABC):
         """Count the calls, and their turns, once."""
         if self.has_ended:
             return
-        self.has_ended = True
+        self._note_end(error)
         for number, call in enumerate(self.calls):
             if self._is_counted_here(number, call, error):
                 if self.path is None:
@@ -499,7 +502,7 @@ class ModelCallInProgress(ABC):
         """Do the same as `settle` in a thread that may block."""
         if self.has_ended:
             return
-        self.has_ended = True
+        self._note_end(error)
         for number, call in enumerate(self.calls):
             if self._is_counted_here(number, call, error):
                 if self.path is None:
@@ -507,6 +510,12 @@ class ModelCallInProgress(ABC):
                 else:
                     self.path.settle_blocking(call, error)
             self._end(number, call, error)
+
+    @suppress_errors("binding")
+    def _note_end(self, error: BaseException | None) -> None:
+        self.has_ended = True
+        if error is not None:
+            self.note_failure(error)
 
     def _is_counted_here(
         self, number: int, call: InFlightCall, error: BaseException | None

@@ -27,7 +27,8 @@ def track_stream_events(original: Any) -> Any:
         request = request_of_stream(model, input, options) if is_tracked else None
         if request is None:
             return original(model, input, config, **options)
-        request.admit_blocking()
+        if (refusal := request.admit_blocking()) is not None:
+            return request.refused(refusal)
         config = merge_configs(ensure_config(config), {"callbacks": [EndOfStream(request)]})
         try:
             return original(model, request.messages[0], config, **request.options)
@@ -56,7 +57,8 @@ async def _astream_events(
     request = request_of_stream(model, asked, options)
     if request is None:
         return await original(model, asked, config, **options)
-    await request.admit()
+    if (refusal := await request.admit()) is not None:
+        return request.refused(refusal)
     config = merge_configs(ensure_config(config), {"callbacks": [EndOfAsyncStream(request)]})
     try:
         return await original(model, request.messages[0], config, **request.options)
@@ -76,13 +78,12 @@ class EndOfStream(BaseCallbackHandler):
 
     def on_stream_event(self, event: Any, **_: Any) -> None:  # noqa: ARG002  LangChain's name
         """End the stream of a turn if its invocation was ended."""
-        if self._request.path is not None:  # LangChain would only log the error of a side call
-            self._request.raise_if_cut()
+        _end_if_cut(self._request)
 
     @suppress_errors("binding")
     def on_llm_end(self, response: Any, **_: Any) -> None:
         """Count the answer."""
-        self._request.note_result(response)
+        self._request.take_answer(response)
         self._request.settle_blocking()
 
     @suppress_errors("binding")
@@ -103,12 +104,11 @@ class EndOfAsyncStream(AsyncCallbackHandler):
 
     async def on_stream_event(self, event: Any, **_: Any) -> None:  # noqa: ARG002
         """End the stream of a turn if its invocation was ended."""
-        if self._request.path is not None:  # as above
-            self._request.raise_if_cut()
+        _end_if_cut(self._request)
 
     async def on_llm_end(self, response: Any, **_: Any) -> None:
         """Count the answer."""
-        self._request.note_result(response)
+        self._request.take_answer(response)
         await self._settle(None)
 
     async def on_llm_error(self, error: BaseException, **more: Any) -> None:
@@ -119,6 +119,13 @@ class EndOfAsyncStream(AsyncCallbackHandler):
     @suppress_errors_async("binding")
     async def _settle(self, error: BaseException | None) -> None:
         await self._request.settle(error)
+
+
+def _end_if_cut(request: ChatRequest) -> None:
+    path = request.path
+    # LangChain would only log the error of a side call.
+    if path is not None and request.is_cut and path.end is not None:
+        request.end_by(path.end)
 
 
 @suppress_errors("binding")

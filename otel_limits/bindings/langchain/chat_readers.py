@@ -9,6 +9,7 @@ from langchain_core.messages import AIMessage
 
 from otel_limits.bindings.langchain.chat_terms import terms_of
 from otel_limits.bindings.langchain.model_classes import model_id, provider_of
+from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.normaliser import record_of_usage
 from otel_limits.usage.numbers import token_count
@@ -58,19 +59,18 @@ def call_to(
         options: Arguments of the call, with the tools.
         known: Estimates of messages seen before.
     """
-    call = InFlightCall(
-        model_id(model),
-        _projected_input(messages, options, known),
-        provider_of(type(model)),
-        _output_cap(model, options),
-    )
-    call.terms = terms_of(model, messages, options)
+    try:
+        call = InFlightCall(
+            model_id(model),
+            _projected_input(messages, options, known),
+            provider_of(type(model)),
+            _output_cap(model, options),
+        )
+        call.terms = terms_of(model, messages, options)
+    except Exception as error:  # noqa: BLE001  the graph must not feel it
+        report_suppressed("binding", error)
+        return InFlightCall("unknown")
     return call
-
-
-def unread_call(*_: Any) -> InFlightCall:
-    """Describe a model call whose request could not be read."""
-    return InFlightCall("unknown")
 
 
 def _output_cap(model: Any, options: Mapping[str, Any]) -> int | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from opentelemetry import trace
-
 from otel_limits.bindings.requested_turns import TurnPath
 from otel_limits.runs.tree import current_scope
 
@@ -57,9 +55,6 @@ class GraphPath(TurnPath):
     """The state of an invocation of a graph."""
 
     graph: Any = field(kw_only=True)
-    attributes: Mapping[str, object] = field(default_factory=dict, kw_only=True)
-    """Attributes for quotas and the audit, from the configuration of the call."""
-    span: trace.Span = field(default=trace.INVALID_SPAN, kw_only=True)
     answer: Any = field(default=None, kw_only=True)
     """The model's last answer after a limit, if it gave one."""
     place: Mapping[str, Any] = field(default_factory=dict, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import uuid
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ from otel_limits.bindings.langchain.graph_path import UNANSWERED, LimitQuestion
 from otel_limits.bindings.langchain.halt_marks import SLOT
 from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.core.internal_errors import suppress_errors, suppress_errors_async
-from otel_limits.core.labels import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.langchain.graph_path import GraphPath
     from otel_limits.core.policy import Verdict
-
-logger = logging.getLogger("otel_limits")
 
 NAME: Final = "otel_limits"
 """Value of `name` in our questions."""
@@ -185,16 +181,3 @@ def _interruption(path: GraphPath, task: str) -> GraphInterrupt | None:
 
 def _task() -> str:
     return str((ensure_config().get("metadata") or {}).get(PLACE, ""))
-
-
-@suppress_errors("binding")
-def report_not_asked(path: GraphPath) -> None:
-    """Log, once for each agent, that no human could be asked."""
-    agent = path.run.invocation.agent
-    if agent not in SLOT.not_asked:
-        SLOT.not_asked.add(agent)
-        logger.warning(
-            "otel-limits: agent %s is halted instead of asking, because its graph has no "
-            "checkpointer. Compile it with one, e.g. checkpointer=InMemorySaver().",
-            quoted(agent),
-        )

@@ -22,11 +22,6 @@ class LangChainHost:
 
     host: Host | None = None
 
-    def __init__(self) -> None:
-        """Start without a runtime."""
-        self.not_asked: set[str] = set()
-        """Agents that were halted where a human should have been asked, which is logged once."""
-
 
 SLOT: Final = LangChainHost()
 

@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 class AnswerEndedError(BaseException):
-    """Carries an exception from a callback: LangChain only logs those that are an `Exception`."""
-
-    # No `__init__`: an error raised in it would reach the application.
-    error: Exception
+    """Ends an answer from a callback: LangChain only logs those that are an `Exception`."""
 
 
 class AnswerReader(BaseCallbackHandler):
@@ -26,27 +23,23 @@ class AnswerReader(BaseCallbackHandler):
 
     Args:
         note: Called with each part.
-        raise_if_ended: Called after each part. Its exception ends the answer.
+        is_cut: Returns, after each part, whether the invocation was ended.
     """
 
     run_inline = True
     ignore_chat_model = True
 
-    def __init__(self, note: Callable[[Any], None], raise_if_ended: Callable[[], None]) -> None:
+    def __init__(self, note: Callable[[Any], object], is_cut: Callable[[], bool]) -> None:
         """Create a reader."""
         self._note = note
-        self._raise_if_ended = raise_if_ended
+        self._is_cut = is_cut
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Note a part."""
         if chunk is not None:
             self._note(chunk.message)
-        try:
-            self._raise_if_ended()
-        except Exception as error:
-            carrier = AnswerEndedError()
-            carrier.error = error
-            raise carrier from error
+        if self._is_cut():
+            raise AnswerEndedError
 
 
 def with_reader(callbacks: Any, reader: AnswerReader) -> Any:

@@ -7,42 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from otel_limits.bindings.langchain.chat_readers import text_of
-from otel_limits.core.texts import NUDGE_NOTE, budget_note, wrap_up_note
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from otel_limits.bindings.langchain.graph_path import GraphPath
-    from otel_limits.core.policy import Verdict
-
-
 NO_RESULT: Final = "[The tool returned nothing.]"
 
 
-def noted(messages: Any, path: GraphPath) -> Any:
-    """Return the messages of a request with a warning about a repetition or a budget, if due."""
-    repeated, path.nudge_for = path.nudge_for, None
-    if repeated is not None and isinstance(messages, list):
-        messages = [_nudged(each, repeated) for each in messages]
-    if path.run.policy.budget_hints and (levels := path.run.levels()):
-        return _with_note(messages, budget_note(levels))
-    return messages
-
-
-def without_tools(messages: Any, verdict: Verdict) -> Any:
-    """Return the messages of the last request, with a note and without tool calls.
-
-    Several vendors refuse tool calls in a conversation for which no tools are declared.
-    """
-    if hasattr(messages, "to_messages"):
-        messages = messages.to_messages()
-    if isinstance(messages, list):
-        messages = list(_as_texts(messages))
-    return _with_note(messages, wrap_up_note(verdict))
-
-
-def _with_note(messages: Any, note: str) -> Any:
+def with_note(messages: Any, note: str) -> Any:
+    """Return the messages of a request with a sentence for the model."""
     # At the end, so that everything before it stays identical and the vendor's prompt cache still
     # applies. In the last message, as several vendors refuse two of one role in a row.
     if isinstance(messages, str):
@@ -59,14 +33,33 @@ def _with_note(messages: Any, note: str) -> Any:
     return [*messages, HumanMessage(note)]
 
 
-def _nudged(message: Any, repeated: str) -> Any:
+def nudged(messages: Any, repeated: str, note: str) -> Any:
+    """Return the messages with a sentence in the result of a tool call, by its ID."""
+    return (
+        [_nudged(each, repeated, note) for each in messages]
+        if isinstance(messages, list)
+        else messages
+    )
+
+
+def _nudged(message: Any, repeated: str, note: str) -> Any:
     if not isinstance(message, ToolMessage) or message.tool_call_id != repeated:
         return message
-    return message.model_copy(update={"content": f"{text_of(message)}\n\n{NUDGE_NOTE}"})
+    return message.model_copy(update={"content": f"{text_of(message)}\n\n{note}"})
+
+
+def as_texts(messages: Any) -> Any:
+    """Return the messages without tool calls, which are texts then.
+
+    Several vendors refuse tool calls in a conversation for which no tools are declared. All results
+    of a turn become one message.
+    """
+    if hasattr(messages, "to_messages"):
+        messages = messages.to_messages()
+    return list(_as_texts(messages)) if isinstance(messages, list) else messages
 
 
 def _as_texts(messages: Sequence[Any]) -> Iterator[Any]:
-    """Write tool calls and their results as texts, one message for all results of a turn."""
     results: list[str] = []
     for message in messages:
         if isinstance(message, ToolMessage):

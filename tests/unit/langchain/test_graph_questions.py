@@ -14,7 +14,6 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, Send, interrupt
 
 from otel_limits import Event, Halt, Limits, Stop, enable, is_synthetic, stop_of
-from otel_limits.bindings.langchain.halt_marks import SLOT
 from otel_limits.testing import ScriptedChatModel, endless, says, uses
 from tests.langchain.graphs import (
     AINVOKE,
@@ -116,18 +115,15 @@ def test_run_without_an_answer_asks_again() -> None:
     assert model.calls == 4
 
 
-def test_graph_without_a_checkpointer_is_halted(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It could not be resumed, as the log says once."""
-    monkeypatch.setattr(SLOT, "not_asked", set())  # an earlier test may have an agent of this name
+def test_graph_without_a_checkpointer_is_halted(caplog: pytest.LogCaptureFixture) -> None:
+    """It could not be resumed, as the log says once for each name of an agent."""
     enable(max_turns=3, action="ask")
     model = looping()
-    graph = agent(model)
+    graph = agent(model, name="unasked")
     assert halt_of(graph.invoke(ASK, STEPS)).reason == "max_turns"
     assert halt_of(graph.invoke(ASK, STEPS)).reason == "max_turns"
     assert model.calls == 6
-    logged = [each for each in caplog.messages if "'boss' is halted instead of asking" in each]
+    logged = [each for each in caplog.messages if "'unasked' is halted instead of asking" in each]
     assert len(logged) == 1
 
 
