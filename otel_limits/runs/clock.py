@@ -243,8 +243,8 @@ class FakeTime:
         time.advance(30)
 
     In this process, it moves `max_duration_seconds`, durations of invocations, waits for a quota
-    and for its store, and windows of quotas in memory. It does not move timestamps in a ledger, a
-    shared quota store, or the sleeps of a program and of its framework.
+    and for its store, windows of quotas in memory, and checks of the policy file. It does not move
+    timestamps in a ledger, a shared quota store, or the sleeps of a program and of its framework.
 
     Time is frozen between two calls of `advance`. Only one can be active in a process. Afterwards,
     time passes again.

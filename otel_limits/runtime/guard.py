@@ -74,6 +74,8 @@ class Guard:
         self._unfit: set[str] = set()
         self._obstacles: dict[str, list[str]] = {EVERY_FRAMEWORK: []}
         self._fallbacks: dict[str, list[str]] = {}
+        self._until_off: list[tuple[str, str]] = []
+        """Frameworks and obstacles that end when it is disabled."""
 
     def enforcement(self, framework: str | None = None) -> Enforcement:
         """Return the current state of a framework, by its name, or of all."""
@@ -95,8 +97,11 @@ class Guard:
         self._strict = strict
 
     def switch_off(self) -> None:
-        """Disable. The results of probes are kept."""
+        """Disable. The results of probes are kept, and failures of this period are forgotten."""
         self._source = None
+        while self._until_off:
+            framework, sentence = self._until_off.pop()
+            self._obstacles[framework].remove(sentence)
 
     def is_fit(self, framework: Framework) -> bool:
         """Return whether agents of a framework can be halted; probe it on the first call."""
@@ -132,12 +137,22 @@ class Guard:
         logger.debug("otel-limits: %s failed", action, exc_info=error)
 
     @suppress_errors("guard")
-    def report_not_enforcing(self, sentence: str, framework: str = EVERY_FRAMEWORK) -> None:
-        """Log once, and publish, why limits are not enforced."""
+    def report_not_enforcing(
+        self, sentence: str, framework: str = EVERY_FRAMEWORK, *, until_off: bool = False
+    ) -> None:
+        """Log once, and publish, why limits are not enforced.
+
+        Args:
+            sentence: Explains it.
+            framework: The name of the framework that it concerns.
+            until_off: Forget it when otel-limits is disabled.
+        """
         found = self._obstacles.setdefault(framework, [])
         if sentence in found:
             return
         found.append(sentence)
+        if until_off:
+            self._until_off.append((framework, sentence))
         note_agent()  # of which this process will not know
         logger.error("otel-limits: %s", NOT_ENFORCED % sentence)
         if self._source is not None and self._strict:

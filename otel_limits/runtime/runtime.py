@@ -118,7 +118,7 @@ class Runtime:
     def report_disabled(self, source: Source, reason: str) -> None:
         """Report that `start` failed, so limits are not enforced."""
         self._guard.switch_on(source, strict=False)
-        self._guard.report_not_enforcing(reason)
+        self._guard.report_not_enforcing(reason, until_off=True)
 
     def stop(self) -> None:
         """Undo `start`. Agents with their own limits keep them.
@@ -243,7 +243,9 @@ class Runtime:
     def report_untracked_agent(self, framework: str, agent: str) -> None:
         """Report that an invocation of an agent cannot be tracked, so it is not limited."""
         self._guard.report_not_enforcing(
-            f"calls of agent {quoted(agent)} cannot be tracked; see the log.", framework
+            f"calls of agent {quoted(agent)} cannot be tracked; see the log.",
+            framework,
+            until_off=True,
         )
 
     def variable(self, name: str) -> str | None:

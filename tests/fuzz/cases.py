@@ -183,22 +183,22 @@ def limited(
     settings = {"OTEL_LIMITS_MAX_TURNS": str(CAP), **settings}
     cap = config.read(settings).settings.policy.limits.max_turns
     assert cap is not None
-    obstacles: list[str] = []
+    obstacles: tuple[str, ...] = ()
     with (
         surroundings(settings, place),
         patch("otel_limits.runtime.enable.end_process", refuse),
         readable_log(),
-        patch.object(RUNTIME._guard, "_obstacles", obstacles),  # or they stay known
     ):
         try:
             enable_leniently(source)
+            obstacles = RUNTIME.enforcement().obstacles
             call(Agent(model=model, tools=[search], callback_handler=None))
         except RefusedError:
             return
         finally:
             disable()
     assert model.calls <= cap, f"{model.calls} calls at a cap of {cap}"
-    assert obstacles == []
+    assert obstacles == ()
 
 
 def call(agent: Agent) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import dataclasses
 import importlib
 import pkgutil
@@ -241,9 +242,11 @@ def test_fork_leaves_the_queue_to_the_parent() -> None:
     gate = threading.Event()
     observer = SlowObserver(gate)
     observer(TURN)
+    parent = copy.copy(observer)  # with the same queue and thread
     observer.after_fork()
     observer.flush()  # returns: nothing is queued here
     gate.set()
+    parent.close()
     last = dataclasses.replace(TURN, number=9)
     observer(last)
     observer.close()

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import sys
-import time
 from decimal import Decimal
 from importlib import resources
 from pathlib import Path
@@ -44,7 +43,7 @@ from otel_limits.settings.policy import NO_DOCUMENT, Document, PolicyFile
 from otel_limits.settings.policy.document import SECTION_KEYS
 from otel_limits.settings.policy.policy_schema import schema
 from otel_limits.settings.policy.reader import parse
-from otel_limits.testing import ScriptedModel, endless, says, uses
+from otel_limits.testing import FakeTime, ScriptedModel, endless, says, uses
 from tests.paths import ROOT
 
 if TYPE_CHECKING:
@@ -73,13 +72,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 
 
 @pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Let five seconds pass for the policy file."""
-
-    def pass_time() -> None:
-        monkeypatch.setattr(RUNTIME._policy_file, "_next_look", time.monotonic() - 4)
-
-    return pass_time
+def later(fake_time: FakeTime) -> Callable[[], None]:
+    """Let five seconds pass."""
+    return lambda: fake_time.advance(5)
 
 
 @pytest.fixture
@@ -600,7 +595,7 @@ def test_enable_raises_every_mistake(
     ]
     agent = make_agent(ScriptedModel([says("done")]))
     assert reason(agent("go")) == "end_turn"
-    assert RUNTIME._settings is None
+    assert not RUNTIME.is_on
 
 
 def test_a_missing_file_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

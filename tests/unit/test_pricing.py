@@ -382,19 +382,8 @@ def test_highest_reached_tier_applies() -> None:
 
 
 @listed
-def test_price_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that makes up model ids does not fill the memory with them."""
-    monkeypatch.setattr("otel_limits.core.catalogue.MODELS", 3)
-    prices = Prices()
-    for number in range(10):
-        prices.price(f"made-up-{number}", CALL)
-    assert prices._catalogue is not None
-    assert list(prices._catalogue._found[1]) == [("made-up-9", "unknown")]
-
-
-@listed
 def test_price_cache_keeps_a_thousand_models() -> None:
-    """One more resets it."""
+    """One more resets it: a program that makes up model IDs does not fill the memory with them."""
     prices = Prices()
     prices.price("made-up", CALL)
     assert prices._catalogue is not None

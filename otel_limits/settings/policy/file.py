@@ -7,7 +7,6 @@ import logging
 import os
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -17,6 +16,7 @@ from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import Policy
 from otel_limits.core.pricing import MISSING, Prices
 from otel_limits.core.secrets import redact_url
+from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings.policy.changeable import CHANGEABLE, is_changeable, is_shared
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
@@ -51,9 +51,7 @@ class PolicyFile:
         mistakes: The mistakes in the latest version.
     """
 
-    def __init__(
-        self, path: str | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, path: str | None = None, clock: Callable[[], float] = CLOCK.now) -> None:
         """Read the file, if there is one."""
         self.path = path
         self._shown = redact_url(path or "")

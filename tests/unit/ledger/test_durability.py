@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sqlalchemy as sa
 from strands import tool
 
 from otel_limits import Limits, disable, enable
@@ -98,14 +99,14 @@ def test_unannounced_fork_is_detected(ledger: LedgerFile) -> None:
 # --- the database does not take rows --------------------------------------------------------------
 
 
-def locked(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
+def locked(ledger: LedgerFile, _request: object = None) -> Callable[[], None]:
     """Another program holds the write lock."""
     connection = sqlite3.connect(ledger.path, isolation_level=None, check_same_thread=False)
     connection.execute("BEGIN EXCLUSIVE")
     return connection.close
 
 
-def vanished_for_good(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
+def vanished_for_good(ledger: LedgerFile, _request: pytest.FixtureRequest) -> Callable[[], None]:
     """The file was replaced by a directory."""
     aside = ledger.path.with_name("aside.db")
     ledger.path.rename(aside)
@@ -118,23 +119,14 @@ def vanished_for_good(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callabl
     return repair
 
 
-def unreadable(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """The file was overwritten."""
-    close_connections()
-    content = ledger.path.read_bytes()
-    ledger.path.write_bytes(b"this is no database at all" * 100)
-    for name in ("-wal", "-shm"):
-        Path(f"{ledger.path}{name}").unlink(missing_ok=True)
-
-    def repair() -> None:
-        backup = ledger.path.with_name("backup.db")
-        backup.write_bytes(content)
-        backup.replace(ledger.path)  # atomic: an empty file would be taken for a new ledger
-
-    return repair
+def unreadable(ledger: LedgerFile, _request: pytest.FixtureRequest) -> Callable[[], None]:
+    """The file was replaced by something else."""
+    content = content_of(ledger)
+    replace(ledger, b"this is no database at all" * 100)
+    return lambda: replace(ledger, content)
 
 
-def newer(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
+def newer(ledger: LedgerFile, _request: pytest.FixtureRequest) -> Callable[[], None]:
     """A newer otel-limits has taken the ledger over."""
 
     def make_newer_by(versions: int) -> None:
@@ -143,42 +135,49 @@ def newer(ledger: LedgerFile, _patch: pytest.MonkeyPatch) -> Callable[[], None]:
         connection.commit()
         connection.close()
 
-    close_connections()
     make_newer_by(99)
+    replace(ledger, content_of(ledger))
     return lambda: make_newer_by(-99)
 
 
-def full(_ledger: LedgerFile, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+def full(_ledger: LedgerFile, request: pytest.FixtureRequest) -> Callable[[], None]:
     """The database has no room for another page: SQLite's own error."""
-    close_connections()
-    set_up = database_module._set_up_sqlite
+    is_full = True
 
-    def without_room(connection: Any, record: object) -> None:
-        set_up(connection, record)
-        pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA max_page_count = {pages}")
-
-    patch.setattr(database_module, "_set_up_sqlite", without_room)
+    def limit(connection: Any, *_: object) -> None:
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages if is_full else 2**30}")
 
     def repair() -> None:
-        patch.setattr(database_module, "_set_up_sqlite", set_up)
-        close_connections()
+        nonlocal is_full
+        is_full = False
 
+    sa.event.listen(sa.pool.Pool, "checkout", limit)
+    request.addfinalizer(lambda: sa.event.remove(sa.pool.Pool, "checkout", limit))
     return repair
 
 
-def close_connections() -> None:
-    """Make the next write reopen the database."""
-    assert RUNTIME._wiring.opened("ledger") is not None
-    RUNTIME._wiring.opened("ledger").writer._database.close()
+def content_of(ledger: LedgerFile) -> bytes:
+    """Return the whole database, with what SQLite has only in its log."""
+    connection = sqlite3.connect(ledger.path)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    return ledger.path.read_bytes()
+
+
+def replace(ledger: LedgerFile, content: bytes) -> None:
+    """Replace the file, so that the next write opens the new one.
+
+    Atomically: an empty file would be taken for a new ledger.
+    """
+    other = ledger.path.with_name("other.db")
+    other.write_bytes(content)
+    for name in ("-wal", "-shm"):
+        Path(f"{ledger.path}{name}").unlink(missing_ok=True)
+    other.replace(ledger.path)
 
 
 OUTAGES = (locked, vanished_for_good, unreadable, newer, full)
-
-# It is closed while another thread may use it, and Python 3.13 reports the connection that is left.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*sqlite3.Connection:pytest.PytestUnraisableExceptionWarning"
-)
 
 
 @pytest.mark.parametrize("breakage", OUTAGES)
@@ -189,7 +188,7 @@ def test_an_outage_loses_nothing(  # noqa: PLR0913, PLR0917  fixtures
     worker: Agent,
     metric: Metric,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
     breakage: Callable[..., Callable[[], None]],
 ) -> None:
     """The agent feels nothing, rows wait in a spill file and are taken back, exactly once."""
@@ -197,7 +196,7 @@ def test_an_outage_loses_nothing(  # noqa: PLR0913, PLR0917  fixtures
     enable()
     worker("go")
     eventually(lambda: not ledger.spills())
-    repair = breakage(ledger, monkeypatch)
+    repair = breakage(ledger, request)
 
     def failures() -> float:
         return metric("otel_limits_internal_errors_total", component="ledger")
@@ -370,7 +369,7 @@ def test_memory_takes_what_no_file_takes(
     monkeypatch.setattr(SpillFiles, "_create", refuse)
     enable()
     worker("go")
-    repair = locked(ledger, monkeypatch)
+    repair = locked(ledger)
     for _ in range(3):
         worker("go")
     assert ledger.spills() == []
@@ -392,7 +391,7 @@ def test_rows_in_memory_are_written_at_exit_after_recovery(
     monkeypatch.setattr(SpillFiles, "_create", lambda *_: open_nothing())
     enable()
     worker("go")
-    repair = locked(ledger, monkeypatch)
+    repair = locked(ledger)
     worker("go")
     eventually(lambda: "rows kept in memory" in caplog.text)
     repair()
@@ -524,7 +523,7 @@ def test_long_lock_does_not_delay_agents(
     agent("go")
     eventually(lambda: whole(ledger) == 1)
     waits.clear()
-    release = locked(ledger, monkeypatch)
+    release = locked(ledger)
     monkeypatch.setattr(database_module.Database, "write", watched)
     assert asyncio.run(agent.invoke_async("go")).stop_reason == "end_turn"
     assert (waits.is_set(), has_ended.is_set()) == (True, False)

@@ -24,7 +24,7 @@ from otel_limits.core.errors import QuotaExceededError
 from otel_limits.core.events import ModelCall, QuotaDecision, QuotaUse, Stop
 from otel_limits.quotas.estimates import HALF_LIFE_SECONDS
 from otel_limits.runs.registry import LIVE
-from otel_limits.testing import ScriptedModel, endless, fails, says, uses
+from otel_limits.testing import FakeTime, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,10 +155,9 @@ def test_without_quotas_there_is_no_gate() -> None:
 
 
 def test_first_quota_added_to_a_policy_file_is_enforced(
-    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_time: FakeTime
 ) -> None:
     """It applies from the next invocation, without a restart."""
-    monkeypatch.setattr("otel_limits.settings.policy.file.LOOK_INTERVAL_SECONDS", 0.0)
     path = tmp_path / "limits.yaml"
     path.write_text("defaults: {limits: {max_turns: 5}}")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
@@ -166,6 +165,7 @@ def test_first_quota_added_to_a_policy_file_is_enforced(
     agent = make_agent(ScriptedModel(endless(says("done"))))
     assert [agent("go").stop_reason for _ in range(3)] == ["end_turn"] * 3
     path.write_text("quotas: {calls: {model_calls: 1, window: month}}")
+    fake_time.advance(1)
     assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
 
 
@@ -180,14 +180,14 @@ def test_disable_stops_enforcing_quotas(hold: Hold, make_agent: MakeAgent) -> No
 
 
 def test_policy_file_change_updates_quotas(
-    hold: Hold, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+    hold: Hold, make_agent: MakeAgent, fake_time: FakeTime
 ) -> None:
     """Usage survives the reload."""
-    monkeypatch.setattr("otel_limits.settings.policy.file.LOOK_INTERVAL_SECONDS", 0.0)
     hold({"calls": {"model_calls": 1, "window": "day"}})
     agent = make_agent(ScriptedModel(endless(says("done"))))
     assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
     hold({"calls": {"model_calls": 2, "window": "day"}})
+    fake_time.advance(1)
     assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
 
 
