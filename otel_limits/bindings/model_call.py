@@ -75,7 +75,7 @@ async def answered(request: ModelCallInProgress, send: Callable[[], Awaitable[An
         raise
     finally:
         wait.close()
-    request.take_answer(answer)
+    request.read_answer(answer)
     await request.settle()
     return answer if request.failed_last is None else request.end_by(request.failed_last)
 
@@ -92,7 +92,7 @@ def answered_blocking(request: ModelCallInProgress, send: Callable[[], Any]) -> 
         if (verdict := request.verdict_after(error)) is not None:
             return request.end_by(verdict, error)
         raise
-    request.take_answer(answer)
+    request.read_answer(answer)
     request.settle_blocking()
     return answer if request.failed_last is None else request.end_by(request.failed_last)
 
@@ -115,13 +115,13 @@ async def streamed(  # noqa: C901, PLR0912  one story, read from top to bottom
                     part = await wait.next_of(parts)
                 except StopAsyncIteration:
                     break
-            if request.take_part(part):  # the last one, after which the reader may leave
+            if request.read_part(part):  # the last one, after which the reader may leave
                 await request.settle()
                 if (verdict := request.failed_last) is not None:
                     break
             with request.read_elsewhere():
                 yield part
-        request.take_end_of_parts()
+        request.read_end_of_parts()
     except BaseException as failure:
         error = request.end_of_stream(failure)
         await request.settle(error)
@@ -154,14 +154,14 @@ def streamed_blocking(request: ModelCallInProgress, send: Callable[[], Any]) -> 
                     part = next(parts)
                 except StopIteration:
                     break
-            if request.take_part(part):
+            if request.read_part(part):
                 request.settle_blocking()
                 if (verdict := request.failed_last) is not None:
                     break
             with request.read_elsewhere():
                 yield part
             request.raise_if_cut()
-        request.take_end_of_parts()
+        request.read_end_of_parts()
     except BaseException as failure:
         error = request.end_of_stream(failure)
         request.settle_blocking(error)
@@ -200,7 +200,7 @@ class ModelCallInProgress(ABC):
     calls: list[InFlightCall]
     outer: ModelCallInProgress | None = field(default=None, kw_only=True)
     """The request within which this one is made, by a model that calls its parent or another one.
-    The first such request is the outer one's call; each further one is a call of its own."""
+    The first such request is the outer one's call; each further one is another call."""
     can_ask: bool = field(default=False, kw_only=True)
     """True if the framework can interrupt the agent for a human."""
     obstacle: str = field(default="", kw_only=True)
@@ -324,7 +324,7 @@ class ModelCallInProgress(ABC):
         """Return whether a request within this one is its call, which `call` describes better.
 
         A class that calls its parent's method, or another model, makes one call to the model
-        further in. What the outer one calls after it, such as a fallback, is another call.
+        further in. Calls of the outer one after it, such as a fallback, are other calls.
         """
         if self.is_taken_over:
             return False
@@ -453,18 +453,18 @@ class ModelCallInProgress(ABC):
     # --- the answer -------------------------------------------------------------------------------
 
     @suppress_errors("binding")
-    def take_part(self, part: Any) -> bool:
+    def read_part(self, part: Any) -> bool:
         """Note a part of a stream. Return whether the answer is complete."""
         self.calls[0].answered = True
         return self.note_part(part)
 
     @suppress_errors("binding")
-    def take_end_of_parts(self) -> None:
+    def read_end_of_parts(self) -> None:
         """Note that a stream has ended."""
         self.note_end_of_parts()
 
     @suppress_errors("binding")
-    def take_answer(self, answer: Any) -> None:
+    def read_answer(self, answer: Any) -> None:
         """Note the answer to a request."""
         self.note_answer(answer)
 
@@ -474,7 +474,7 @@ class ModelCallInProgress(ABC):
         Args:
             call: The call.
             answer: Its answer.
-            usage: What the vendor reports that it used.
+            usage: The usage that the vendor reports.
             text: All that the model wrote, to estimate its tokens if they are not reported.
         """
         call.answered = call.has_content = True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -17,7 +19,7 @@ from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.tree import TASK_SCOPE, TaskScope, for_threads, is_within
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable
 
     from otel_limits.core.events import Stop
     from otel_limits.core.limits import Breach
@@ -40,9 +42,20 @@ class RequestedTool:
     seconds: float | None = None
 
     @property
-    def has_run(self) -> bool:
-        """Whether it has run to its end."""
+    def is_answered(self) -> bool:
+        """Whether it was answered, if by a tool or not."""
         return self.status in ("success", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """The result of a tool call, as the conversation shows it."""
+
+    text: str
+    is_error: bool = False
+
+
+NO_ANSWERS: Final[Mapping[str, ToolAnswer]] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -113,21 +126,30 @@ class TurnPath(Path):
         return tool
 
     @suppress_errors("binding")
-    def end_turns(self, shown: Collection[str] | None = None) -> None:
+    def end_turns(
+        self,
+        answers: Mapping[str, ToolAnswer] = NO_ANSWERS,
+        shown: Collection[str] | None = None,
+    ) -> None:
         """Record the tools of turns that have ended.
 
         Args:
-            shown: IDs of the tool calls at the end of the conversation that is sent now; `None`
-                ends all turns.
+            answers: The results that the conversation shows that is sent now, by the ID of the tool
+                call. Not every one comes from a tool: its name may be unknown, its arguments
+                invalid, or the application answers instead of it.
+            shown: IDs of the tool calls at the end of that conversation; `None` ends all turns.
         """
         for turn in tuple(self.turns):
             if shown is None or turn.has_ended(shown):
                 with contextlib.suppress(ValueError):  # another thread ends it
                     self.turns.remove(turn)
-                    self._end(turn)
+                    self._end(turn, answers)
 
-    def _end(self, turn: RequestedTurn) -> None:
-        """Record the tools of a turn in the order of the response, and check for loops."""
+    def _end(self, turn: RequestedTurn, answers: Mapping[str, ToolAnswer]) -> None:
+        """Record the tools of a turn in the order of the response, and check for loops.
+
+        A request of the model counts for loops, however it was answered.
+        """
         run, tools = self.run, turn.tools
         for identity in tools:
             self.tools.pop(identity, None)
@@ -136,17 +158,18 @@ class TurnPath(Path):
         for identity, tool in tools.items():
             if tool.refusal is not None:
                 run.tools.record(tool.name, "refused", None, None)
-            elif not tool.has_run:  # such as structured output, which is requested like a tool
-                run.tools.release(tool.name)
-            else:
-                shown = None
-                if run.loops is not None or run.services.keeps_fingerprints:
-                    call = self._fingerprints_of(tool)
-                    calls.append(call)
-                    identities.append(identity)
-                    shown = fingerprint(call.request, call.result)
-                status: Any = tool.status
-                run.tools.record(tool.name, status, tool.seconds, shown)
+                continue
+            self._note_answer(tool, answers.get(identity))
+            if not tool.is_answered:  # such as the last one, which is structured output
+                continue
+            shown = None
+            if run.loops is not None or run.services.keeps_fingerprints:
+                call = self._fingerprints_of(tool)
+                calls.append(call)
+                identities.append(identity)
+                shown = fingerprint(call.request, call.result)
+            status: Any = tool.status
+            run.tools.record(tool.name, status, tool.seconds, shown)
         if run.loops is not None:
             run.check_loops(calls, turn.text)
             if (repeated := run.nudge()) is not None and identities:
@@ -154,10 +177,20 @@ class TurnPath(Path):
         if run.policy.warn_at:
             run.warn()
         verdict = run.check_limits() if run.services.tool_log is not None else None
-        ended = [tool for tool in tools.values() if tool.has_run and tool.refusal is None]
+        ended = [tool for tool in tools.values() if tool.is_answered and tool.refusal is None]
         for number, tool in enumerate(ended, start=1):
             halts = verdict is not None and number == len(ended)
             run.tools.log(tool.name, tool.arguments, tool.result, trigger=halts)
+
+    def _note_answer(self, tool: RequestedTool, answer: ToolAnswer | None) -> None:
+        """Note how a call was answered that no tool of the framework has run."""
+        if tool.is_answered:
+            return
+        if answer is not None:
+            tool.status = "error" if answer.is_error else "success"
+            tool.result = answer.text
+        if tool.status != "success":  # only calls that ran use a limit on tool calls
+            self.run.tools.release(tool.name)
 
     def _fingerprints_of(self, tool: RequestedTool) -> Call:
         return Call(

@@ -201,8 +201,8 @@ class ToolCall:
     """1 for the first tool call of the invocation, in the order of the requests."""
     tool: str
     status: ToolStatus
-    """`refused` if a limit blocked it; `error` also if a hook denied it, or if no tool can have its
-    name."""
+    """`refused` if a limit blocked it; `error` also if no tool answered it: the application denied
+    it, or its name or arguments are invalid."""
     seconds: float | None
     """Duration of that attempt; `None` if no tool ran, or if it continues in the background."""
     fingerprint: str | None

@@ -218,7 +218,7 @@ class ChatRequest(ModelCallInProgress):
             positional: The other positional arguments; LangChain itself passes callbacks by name.
         """
         if len(self.calls) == 1 and len(positional) < 2:  # noqa: PLR2004  `stop` and the callbacks
-            reader = AnswerReader(self.take_part, lambda: self.is_cut)
+            reader = AnswerReader(self.read_part, lambda: self.is_cut)
             self.options["callbacks"] = with_reader(self.options.get("callbacks"), reader)
 
     # --- the answer -------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ class EndOfStream(BaseCallbackHandler):
     @suppress_errors("binding")
     def on_llm_end(self, response: Any, **_: Any) -> None:
         """Count the answer."""
-        self._request.take_answer(response)
+        self._request.read_answer(response)
         self._request.settle_blocking()
 
     @suppress_errors("binding")
@@ -108,7 +108,7 @@ class EndOfAsyncStream(AsyncCallbackHandler):
 
     async def on_llm_end(self, response: Any, **_: Any) -> None:
         """Count the answer."""
-        self._request.take_answer(response)
+        self._request.read_answer(response)
         await self._settle(None)
 
     async def on_llm_error(self, error: BaseException, **more: Any) -> None:

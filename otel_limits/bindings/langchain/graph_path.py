@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.requested_turns import TurnPath
+from otel_limits.bindings.requested_turns import ToolAnswer, TurnPath
 from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class GraphPath(TurnPath):
     def end_turns_before(self, messages: Sequence[Any]) -> None:
         """Record the tools of turns that have ended before a conversation is sent."""
         if self.turns:
-            self.end_turns(_last_tools_in(messages))
+            self.end_turns(_answers_in(messages), _last_tools_in(messages))
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -87,6 +87,15 @@ class GraphPath(TurnPath):
         error = GraphHaltedError("halted by otel-limits")
         error.path = self
         return error
+
+
+def _answers_in(messages: Sequence[Any]) -> dict[str, ToolAnswer]:
+    """Return the results of tools in a conversation."""
+    return {
+        each.tool_call_id: ToolAnswer(str(each.content), each.status == "error")
+        for each in messages
+        if hasattr(each, "tool_call_id")
+    }
 
 
 def _last_tools_in(messages: Sequence[Any]) -> set[str]:

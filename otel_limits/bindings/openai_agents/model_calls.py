@@ -30,6 +30,7 @@ from otel_limits.bindings.openai_agents.limit_questions import (
     question_item,
 )
 from otel_limits.bindings.openai_agents.model_readers import (
+    answers_in,
     arguments_in,
     call_to,
     items_in,
@@ -113,7 +114,7 @@ def _request(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Mode
         )
     call.id = str(next(IDS)) if path is not None else ""
     if path is not None and outer is None:
-        path.end_turns()
+        path.end_turns(answers_in(arguments["input"]))
         path.agent_run.called.clear()  # the model, not its tools, answers
     request = ModelRequest(run, path, [call], outer=outer, can_ask=is_askable, arguments=arguments)
     request.previous_response_id = arguments["previous_response_id"]

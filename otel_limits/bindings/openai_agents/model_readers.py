@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.openai_agents.private_sdk_names import client_of
 from otel_limits.bindings.request_settings import PricedRequest, settings_in
+from otel_limits.bindings.requested_turns import ToolAnswer
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.listings import vendor_at
 from otel_limits.core.regions import place_of
@@ -219,6 +220,20 @@ def tools_in(output: Sequence[Any], handoffs: Sequence[Any]) -> Iterator[tuple[s
             name = str(_field(item, "name"))
             identity = _field(item, "call_id") or name
             yield str(identity), name, arguments_of(_field(item, "arguments"))
+
+
+def answers_in(given: Any) -> dict[str, ToolAnswer]:
+    """Return the results of function tools in the input of a request, by the ID of the call."""
+    results = {
+        str(item["call_id"]): item.get("output")
+        for item in (given if isinstance(given, list) else ())
+        if isinstance(item, Mapping) and item.get("type") == "function_call_output"
+    }
+    # The SDK marks no result as an error. One that no tool gave says why it was rejected.
+    return {
+        identity: ToolAnswer(output if isinstance(output, str) else as_json(output), is_error=True)
+        for identity, output in results.items()
+    }
 
 
 def arguments_in(output: Sequence[Any]) -> str:

@@ -206,8 +206,8 @@ def test_output_guardrail_may_reject_the_text_of_a_halt(how: str, events: list[E
 
 
 @each_way
-def test_tool_that_a_guardrail_rejects_is_no_tool_call(how: str, events: list[Event]) -> None:
-    """It has not run, so that it does not use up its limit."""
+def test_tool_that_a_guardrail_rejects_uses_no_limit(how: str, events: list[Event]) -> None:
+    """It has not run, and is reported as an error."""
     enable(max_tool_calls=2, max_turns=9, observers=[events.append])
 
     @tool_input_guardrail
@@ -222,4 +222,5 @@ def test_tool_that_a_guardrail_rejects_is_no_tool_call(how: str, events: list[Ev
     script = [*[uses("delete")] * 3, uses("search"), uses("search"), says("done")]
     result = CALLS[how](agent(ScriptedAgentsModel(script), delete))
     assert (result.final_output, stop_of(result)) == ("done", None)
-    assert [each.tool for each in events if isinstance(each, ToolCall)] == ["search", "search"]
+    calls = [(each.tool, each.status) for each in events if isinstance(each, ToolCall)]
+    assert calls == [*[("delete", "error")] * 3, *[("search", "success")] * 2]

@@ -120,10 +120,10 @@ def test_a_row_is_chosen_and_stays_chosen() -> None:
 
 def test_nothing_is_chosen_where_there_is_nothing() -> None:
     """No key does harm."""
-    nobody = fleet_of()
+    empty = fleet_of()
     for key in ("down", "k", "c", "/", "?", "escape", "x"):
-        after(key, fleet=nobody)
-    assert after("k", fleet=nobody).mode == "rows"
+        after(key, fleet=empty)
+    assert after("k", fleet=empty).mode == "rows"
 
 
 def test_q_leaves() -> None:
