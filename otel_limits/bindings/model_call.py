@@ -281,14 +281,14 @@ class ModelCallInProgress(ABC):
 
     @abstractmethod
     def halted(self, verdict: Verdict, cause: BaseException | None) -> Any:
-        """End the agent: return an answer of ours, or raise what ends the agent's loop."""
+        """End the agent: return our answer, or raise what ends the agent's loop."""
 
     def halted_parts(self, verdict: Verdict, cause: BaseException | None) -> Iterable[Any]:
         """Do the same as `halted` for a stream."""
         return (self.halted(verdict, cause),)
 
     def asked(self, verdict: Verdict) -> Any:
-        """Interrupt the agent for a human: return an answer of ours, or raise."""
+        """Interrupt the agent for a human: return our answer, or raise."""
         return self.halted(verdict, None)
 
     def asked_parts(self, verdict: Verdict) -> Iterable[Any]:

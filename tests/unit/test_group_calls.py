@@ -1,4 +1,4 @@
-"""Members of a graph that are no agents: what they ask of a model counts, and is held."""
+"""Members of a graph that are not agents: their model calls count, and are limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tool calls are counted, told and looked at by loop limits, whatever became of them."""
+"""Which tool calls are counted, published and seen by loop limits, however they end."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class ModelRequest(ModelCallInProgress):
     """A call of a model's method."""
 
     cannot_ask = (
-        "because its run cannot be interrupted. An agent can ask if its own action is ask and its "
+        "because its run cannot be interrupted. An agent can ask if its action is ask and its "
         "tool_use_behavior is run_llm_again."
     )
 

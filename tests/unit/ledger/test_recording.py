@@ -334,7 +334,7 @@ def test_money_is_exact(ledger: LedgerFile, make_agent: MakeAgent, tmp_path: Any
         patch.setenv("OTEL_LIMITS_POLICY", str(policy))
         enable()
     make_agent(ScriptedModel([says("x")]))("go")
-    make_agent(ScriptedModel([says("x")], model_id="nobody-knows"))("go")
+    make_agent(ScriptedModel([says("x")], model_id="unknown-model"))("go")
     known, unknown = ledger.calls()
     assert dollars(known["price_pico"]) == Decimal("0.000000875")
     assert known["price_source"].startswith("policy")
