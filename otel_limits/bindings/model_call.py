@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from otel_limits.bindings.extensions import report_not_asked
+from otel_limits.bindings.invocation import InvocationInProgress
 from otel_limits.bindings.own_spans import write_call_span
 from otel_limits.bindings.path import (
     IMMEDIATE,
@@ -24,7 +25,6 @@ from otel_limits.bindings.path import (
     settle_call,
 )
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
-from otel_limits.bindings.requested_turns import TurnPath
 from otel_limits.bindings.span_writer import write_halt
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors
@@ -195,7 +195,7 @@ class ModelCallInProgress(ABC):
     """Why no human can be asked if `can_ask` is false, and what to do about it."""
 
     run: Run
-    path: TurnPath | None
+    path: InvocationInProgress | None
     """The invocation whose turn it is; `None` for a side call."""
     calls: list[InFlightCall]
     outer: ModelCallInProgress | None = field(default=None, kw_only=True)
@@ -272,11 +272,11 @@ class ModelCallInProgress(ABC):
     def end_with_last(self, answer: Any, text: str) -> None:  # noqa: B027  it may be as it is
         """Make a last answer the end of the agent: without tool calls, and marked if possible."""
 
-    def obstacle_to_last(self, path: TurnPath) -> str:  # noqa: ARG002  most agents end with it
+    def obstacle_to_last(self, path: InvocationInProgress) -> str:  # noqa: ARG002  most agents end with it
         """Return why the request cannot be the model's last answer, for the operator."""
         return ""
 
-    def check_questions(self, path: TurnPath) -> None:  # noqa: B027  few wait there
+    def check_questions(self, path: InvocationInProgress) -> None:  # noqa: B027  few wait there
         """Raise what interrupts the agent if it still waits for a human."""
 
     @abstractmethod
@@ -342,10 +342,10 @@ class ModelCallInProgress(ABC):
         return wait
 
     @suppress_errors("binding")
-    def _invocation(self) -> TurnPath | None:
+    def _invocation(self) -> InvocationInProgress | None:
         """Return the invocation whose deadline or kill ends this request, or side call."""
         path = self.path or self.run.state
-        return path if isinstance(path, TurnPath) and not self.run.finished else None
+        return path if isinstance(path, InvocationInProgress) and not self.run.finished else None
 
     @property
     def is_cut(self) -> bool:
@@ -407,7 +407,7 @@ class ModelCallInProgress(ABC):
                 admit_side_call(self.run, call)
                 self.run.calls.open(call)
 
-    def _prepare(self, path: TurnPath) -> Refusal | None:
+    def _prepare(self, path: InvocationInProgress) -> Refusal | None:
         if (end := path.end) is not None and path.verdict is None:  # of what it continues
             return Refusal(end)
         self.check_questions(path)
@@ -415,7 +415,7 @@ class ModelCallInProgress(ABC):
         return None
 
     @suppress_errors("binding")
-    def _note_obstacle(self, path: TurnPath) -> None:
+    def _note_obstacle(self, path: InvocationInProgress) -> None:
         if path.may_wrap_up and not path.wrapped_up:
             self.obstacle = self.obstacle_to_last(path)
 
@@ -425,7 +425,7 @@ class ModelCallInProgress(ABC):
                 self.run.calls.release(call)
         return refusal
 
-    def _opened(self, path: TurnPath) -> Refusal | None:
+    def _opened(self, path: InvocationInProgress) -> Refusal | None:
         """Send calls whose invocation has ended while they waited, as its threads may do."""
         for call in self.calls:
             if not call.is_open:
@@ -436,7 +436,7 @@ class ModelCallInProgress(ABC):
         return None
 
     @suppress_errors("binding")
-    def _begin(self, path: TurnPath) -> None:
+    def _begin(self, path: InvocationInProgress) -> None:
         run = self.run
         for call in self.calls:
             run.calls.open(call)
@@ -536,7 +536,7 @@ class ModelCallInProgress(ABC):
     @suppress_errors("binding")
     def _write_span(self, call: InFlightCall, error: BaseException | None) -> None:
         path = self.run.state
-        if isinstance(path, TurnPath) and call.started is not None:
+        if isinstance(path, InvocationInProgress) and call.started is not None:
             seconds = self.run.services.now() - call.started
             write_call_span(path.span, call, seconds, error)
 
@@ -571,7 +571,7 @@ class ModelCallInProgress(ABC):
         return path.wrapping if path is not None and path.last_call in self.calls else None
 
     def _end_with_last(
-        self, path: TurnPath, verdict: Verdict, answer: Any, call: InFlightCall
+        self, path: InvocationInProgress, verdict: Verdict, answer: Any, call: InFlightCall
     ) -> None:
         """Make the model's last answer the end of the agent."""
         self.run.turn(call)

@@ -251,7 +251,7 @@ def test_result_of_delegation_has_the_stop_of_the_delegate() -> None:
     result = caller("go")
     assert result.stop_reason == "end_turn"
     assert names_of(result) == [("delegate", "halted")]
-    assert not is_synthetic(result.message)
+    assert is_synthetic(result.message)
     assert stop_of(caller("go")) is None
 
 

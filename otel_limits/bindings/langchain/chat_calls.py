@@ -150,7 +150,7 @@ def _request(model: Any, messages: list[Any], options: dict[str, Any]) -> ChatRe
     outer = enclosing_request(run)
     told: dict[str, Any] = {"messages": messages, "options": options, "outer": outer}
     if outer is not None and outer.gives_call(calls[0]):  # such as `invoke` within `stream`
-        return ChatRequest(run, path, outer.calls, is_admitted=True, **told)
+        return ChatRequest(run, path, [*outer.calls], is_admitted=True, **told)
     if path is not None:
         for call, each in zip(calls, messages, strict=True):
             call.id = str(next(IDS))

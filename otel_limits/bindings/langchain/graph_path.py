@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.requested_turns import ToolAnswer, TurnPath
+from otel_limits.bindings.invocation import InvocationInProgress, ToolAnswer
 from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class LimitQuestion:
 
 
 @dataclass(slots=True, eq=False)
-class GraphPath(TurnPath):
+class GraphPath(InvocationInProgress):
     """The state of an invocation of a graph."""
 
     graph: Any = field(kw_only=True)
@@ -116,14 +116,3 @@ def path_of_task() -> GraphPath | None:
     if not isinstance(path, GraphPath) or path.run.finished:
         return None
     return None if scope is not None and scope.owner is run else path
-
-
-LIVE: Final[set[GraphPath]] = set()
-"""Invocations in progress, to end them when otel-limits is disabled."""
-
-
-def abort_all() -> None:
-    """End all invocations when otel-limits is disabled."""
-    for path in list(LIVE):
-        path.run.released = True
-        path.run.finish("aborted")

@@ -13,15 +13,12 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphInterrupt, GraphRecursionError
 from langgraph.graph import END
 from langgraph.types import StateUpdate
-from opentelemetry import baggage, trace
-from opentelemetry import context as otel_context
 
 from otel_limits.bindings.extensions import declined_verdict, extend
 from otel_limits.bindings.gateways import chain_of
 from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.graph_events import ends_of_task
 from otel_limits.bindings.langchain.graph_path import (
-    LIVE,
     UNANSWERED,
     GraphHaltedError,
     GraphPath,
@@ -30,22 +27,20 @@ from otel_limits.bindings.langchain.graph_path import (
 from otel_limits.bindings.langchain.graph_questions import Resumed, aresumed, can_ask, resumed
 from otel_limits.bindings.langchain.graph_streams import GraphStream
 from otel_limits.bindings.langchain.halt_marks import SLOT, mark, with_mark_of
+from otel_limits.bindings.langchain.last_answers import is_own_loop
 from otel_limits.bindings.langchain.private_graph_names import TASK
-from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.path import halt_from_error
-from otel_limits.bindings.span_writer import write_end, write_halt
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.policy import KILLED
 from otel_limits.core.texts import not_run_note
 from otel_limits.runs.run import Run
-from otel_limits.runs.tree import CURRENT, TASK_SCOPE, current_scope, for_threads
+from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
-    from otel_limits.core.events import ActionTaken
     from otel_limits.core.policy import Policy, Verdict
 
 Saved: TypeAlias = "tuple[Any, list[list[StateUpdate]]]"
@@ -79,7 +74,7 @@ def track_stream(original: Any) -> Any:
         try:
             try:
                 while True:
-                    with invocation:
+                    with invocation.path:
                         try:
                             chunk = next(chunks)
                         except StopIteration:
@@ -124,7 +119,7 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
         try:
             try:
                 while True:
-                    with invocation:
+                    with invocation.path:
                         try:
                             chunk = await anext(chunks)
                         except StopAsyncIteration:
@@ -166,50 +161,22 @@ async def _asave(graph: Any, saved: Saved) -> None:
 # --- one invocation -------------------------------------------------------------------------------
 
 
+@suppress_errors("binding")
 def _begun(
     graph: Any, config: Any, options: Mapping[str, Any], resume: Resumed | None
 ) -> GraphInvocation | None:
-    """Begin an invocation; `None` if graphs are not limited.
-
-    After an internal error it is begun without a span, so that its limits apply.
-    """
-    try:
-        return _begin(graph, config, options, resume, is_traced=True)
-    except Exception as error:  # noqa: BLE001  the graph must not feel it
-        report_suppressed("binding", error)
-    return _begun_untraced(graph, config, options, resume)
-
-
-@suppress_errors("binding")
-def _begun_untraced(
-    graph: Any, config: Any, options: Mapping[str, Any], resume: Resumed | None
-) -> GraphInvocation | None:
-    return _begin(graph, config, options, resume, is_traced=False)
-
-
-def _begin(
-    graph: Any,
-    config: Any,
-    options: Mapping[str, Any],
-    resume: Resumed | None,
-    *,
-    is_traced: bool,
-) -> GraphInvocation | None:
+    """Begin an invocation; `None` if graphs are not limited."""
     host = SLOT.host
     if host is None or not host.is_on:
         return None
     host.prepare(has_own=False)
     stream = GraphStream(graph, config, options)
     questions = () if resume is None else resume.questions
-    span = start_agent_span(graph.get_name()) if is_traced else None
-    return GraphInvocation(graph, merge_configs(graph.config, config), stream, questions, span)
+    return GraphInvocation(graph, merge_configs(graph.config, config), stream, questions)
 
 
 class GraphInvocation:
-    """One call of a graph. As a context manager it is entered for each step of the stream.
-
-    Between two steps the reader's code runs, which is not the graph's work.
-    """
+    """One call of a graph."""
 
     def __init__(
         self,
@@ -217,7 +184,6 @@ class GraphInvocation:
         config: Mapping[str, Any],
         stream: GraphStream,
         questions: Sequence[LimitQuestion],
-        span: trace.Span | None,
     ) -> None:
         """Begin an invocation."""
         host, name = SLOT.host, graph.get_name()
@@ -229,68 +195,32 @@ class GraphInvocation:
             **{key: value for key, value in configurable.items() if not key.startswith("__")},
             **(config.get("metadata") or {}),
         }
-        context = (span or trace.INVALID_SPAN).get_span_context()
         thread = configurable.get("thread_id")
         parent, within = _graph_around(), ensure_config(cast("Any", config))["configurable"]
         if TASK in within and parent is not None:
             questions = parent.questions
         policy, declined = _answered(host.policy(name), name, within, questions)
-        can_be_asked = can_ask(graph, within, parent)
-        self._run = run = host.runs.start(
+        self.path = GraphPath.start(
+            host,
             name,
-            policy,
-            context.trace_id,
-            context.span_id,
-            sampled=context.trace_flags.sampled,
-            traced=context.is_valid,
+            policy=policy,
+            attributes=attributes,
             session_id=None if thread is None else str(thread),
-            attributes=_audited(attributes, host.runs.audit_keys),
             note=UNNAMED if name == DEFAULT_NAME else "",
-        )
-        self.path = run.state = GraphPath(
-            run,
             graph=graph,
             verdict=declined,
-            attributes=attributes,
-            span=span or trace.INVALID_SPAN,
-            can_ask=can_be_asked,
+            can_ask=can_ask(graph, within, parent),
             questions=questions,
         )
-        LIVE.add(self.path)
-        run.cancel = self.path.cancel
-        run.time_limit.start()
-        self._scope = TASK_SCOPE.get()
+        self._run = self.path.run
         self._reason = "aborted"
         self._failure: Exception | None = None
         self._cause: BaseException | None = None
         """The error of the graph at the last answer of its model."""
-        self._tokens: list[tuple[Any, Any]] = []
         self._last: list[Any] = []
         """The messages of a halt."""
         self._unseen: list[Any] = []
         """The model's last answer, if its reader got parts without the mark only."""
-
-    # --- steps ------------------------------------------------------------------------------------
-
-    def __enter__(self) -> None:
-        """Let the graph work in the context of its invocation."""
-        self._tokens.append((CURRENT.set(self._run), self._attach()))
-
-    @suppress_errors("binding")
-    def _attach(self) -> Any:
-        """Make its span the current one, also of the threads that the graph starts."""
-        context = otel_context.get_current()
-        if self.path.span.get_span_context().is_valid:
-            context = trace.set_span_in_context(self.path.span, context)
-        return otel_context.attach(for_threads(self._run, self._scope, context) or context)
-
-    @suppress_errors("binding")
-    def __exit__(self, *_: object) -> None:
-        """Restore the context of the reader."""
-        entered, attached = self._tokens.pop()
-        if attached is not None:  # otherwise an internal error, which was reported
-            otel_context.detach(attached)
-        CURRENT.reset(entered)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -345,17 +275,19 @@ class GraphInvocation:
         if path.answer is not None:  # the model gave a last answer, and the graph continued
             self._show(path.answer)
             return
-        action = verdict.action or run.policy.action
-        taken: ActionTaken = "raised" if action == "raise" else "halted"
-        run.halt(verdict, taken)
-        run.note_halt(run.sentence, verdict)
-        stop = run.stop(verdict.reason)
-        message = AIMessage(path.text_of(verdict), id=str(uuid.uuid4()))
-        mark(message, stop, synthetic=True)
-        write_halt(path.span, verdict, run, synthetic=True)
+        text = path.halt(verdict, can_show=self.stream.can_carry) or ""
+        message = AIMessage(text, id=str(uuid.uuid4()), name=self._name_of_answers)
+        mark(message, run.stop(verdict.reason), synthetic=True)
         if self.stream.has_conversation:
             self._last = [*_results_of_unanswered(self.stream.messages, verdict), message]
-        run.raised = run.raised or not self.stream.can_carry
+
+    @property
+    def _name_of_answers(self) -> str | None:
+        """The name that the agent's own messages have, if any."""
+        answers = (each for each in reversed(self.stream.messages) if isinstance(each, AIMessage))
+        name = self._run.invocation.agent
+        own = name if name != DEFAULT_NAME and is_own_loop(self._graph) else None
+        return next((each.name for each in answers if each.name), own)
 
     def _show(self, answer: Any) -> None:
         """Show the halt in a result that has lost the mark of the model's answer, or never had it.
@@ -430,20 +362,7 @@ class GraphInvocation:
 
     def finish(self) -> None:
         """End the invocation, however the graph ended."""
-        self._close()
-        self._finish_run()
-
-    @suppress_errors("binding")
-    def _finish_run(self) -> None:
-        self._run.finish(self._reason)
-
-    @suppress_errors("binding")
-    def _close(self) -> None:
-        path, run = self.path, self._run
-        path.end_turns()
-        LIVE.discard(path)
-        write_end(path.span, run)
-        end_span(path.span, self._failure)
+        self.path.finish(self._reason, self._failure)
 
     @suppress_errors("binding")
     def succeed(self) -> Saved | None:
@@ -528,11 +447,3 @@ def _results_of_unanswered(messages: Sequence[Any], verdict: Verdict) -> list[To
         for call in each.tool_calls
         if call["id"] not in answered
     ]
-
-
-def _audited(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:
-    """Return the values of `keys` in the call's configuration, or in the caller's baggage."""
-    if not keys:
-        return {}
-    found = {**baggage.get_all(), **attributes}
-    return {key: str(found[key]) for key in keys if key in found}

@@ -43,9 +43,15 @@ def with_mark_of(message: Any, answer: Any) -> Any:
     return message.model_copy(update={"response_metadata": kept})
 
 
-def mark_inner(message: Any, stops: Iterable[Stop]) -> None:
-    """Write the stops of agents that a tool has called into its message."""
-    kept = [stop_to_json(stop) for stop in stops]
+def mark_inner(message: Any, stops: Iterable[Stop], *, synthetic: bool) -> None:
+    """Write the stops of agents that a tool has called into its message.
+
+    Args:
+        message: The message.
+        stops: The stops.
+        synthetic: Its content is the text of a halt.
+    """
+    kept = [{**stop_to_json(stop), "synthetic": synthetic} for stop in stops]
     message.response_metadata = {**message.response_metadata, INNER: kept}
 
 
@@ -53,7 +59,10 @@ def marker_of(result: Any) -> Mapping[str, Any] | None:
     """Return what `mark` wrote into a message, or into the last message of a state."""
     messages = _conversation_in(result)
     message = messages[-1] if messages else result
-    marker = _metadata_of(message).get(MARKER)
+    metadata = _metadata_of(message)
+    # A tool whose result is the answer may have returned the text of a halt.
+    inner = [each for each in metadata.get(INNER, ()) if each.get("synthetic") is True]
+    marker = metadata.get(MARKER, next(iter(inner), None))
     return marker if isinstance(marker, dict) else None
 
 

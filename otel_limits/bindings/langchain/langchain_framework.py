@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.class_patches import Patches
+from otel_limits.bindings.invocation import abort_all
 from otel_limits.bindings.langchain.halt_marks import SLOT, marker_of, stops_of
 from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.core.internal_errors import suppress_errors
@@ -126,9 +127,9 @@ class LangChainFramework:
         """Stop tracking graphs. No graph has its own limits."""
         self._is_on = False
         # Looked up, not imported: without the module, no graph was ever tracked.
-        paths = sys.modules.get(f"{__package__}.graph_path")
-        if paths is not None:
-            paths.abort_all()
+        module = sys.modules.get(f"{__package__}.graph_path")
+        if module is not None:
+            abort_all(module.GraphPath)
         self._patches.restore()
         return False
 

@@ -51,21 +51,21 @@ def _reason_against(path: GraphPath, options: Mapping[str, Any]) -> str:
     graph, run = path.graph, path.run
     node = str((ensure_config().get("metadata") or {}).get("langgraph_node", ""))
     place = f"the call in node {node!r}" if node else "the call"
-    is_own_loop = _is_own_loop(graph, node)
+    is_agent = is_own_loop(graph, node)
     if not run.is_outermost_loop:
         return f"{run.invocation.agent!r} is a part of another graph or agent"
     if not any(options.get(each) for each in TOOLS):
         return f"{place} offers no tools, so it belongs to no loop of tools"
-    if options.get(WITH_SCHEMA) or (not is_own_loop and _is_bound(options)):
+    if options.get(WITH_SCHEMA) or (not is_agent and _is_bound(options)):
         return f"{place} must return more than text"
-    if is_own_loop or _can_end_at(graph, node):
+    if is_agent or _can_end_at(graph, node):
         return ""
     if not node:  # called without the node's context, e.g. in a thread
         return "the node of the call is unknown"
     return f"no edge from node {node!r} leads to END"
 
 
-def _is_own_loop(graph: Any, node: str) -> bool:
+def is_own_loop(graph: Any, node: str = "") -> bool:
     """Return whether a node, or any node if it is unknown, is the model's in an agent's own loop.
 
     Before Python 3.11, an asynchronous node does not know its name.

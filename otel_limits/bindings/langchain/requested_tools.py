@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.messages import ToolMessage
 from langgraph.errors import GraphBubbleUp
 
-from otel_limits.bindings.halted_agents import reworded_text
 from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.graph_path import GraphPath
 from otel_limits.bindings.langchain.halt_marks import mark_inner
-from otel_limits.bindings.requested_turns import RunningTool
+from otel_limits.bindings.tool_call import ToolCallInProgress, run_tool, run_tool_blocking
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from otel_limits.bindings.requested_turns import RequestedTool
+    from otel_limits.bindings.invocation import RequestedTool
+    from otel_limits.core.events import Stop
 
 
 def track_run(original: Any) -> Any:
@@ -30,15 +30,7 @@ def track_run(original: Any) -> Any:
         running = _begun(tool, tool_input, options)
         if running is None:
             return original(tool, tool_input, *args, **options)
-        if (refusal := running.refusal()) is not None:
-            return refusal
-        try:
-            with running:
-                result = original(tool, tool_input, *args, **options)
-        except BaseException as error:
-            running.fail(error)
-            raise
-        return running.ended(result)
+        return run_tool_blocking(running, lambda: original(tool, tool_input, *args, **options))
 
     return run
 
@@ -51,15 +43,7 @@ def track_arun(original: Any) -> Any:
         running = _begun(tool, tool_input, options)
         if running is None:
             return await original(tool, tool_input, *args, **options)
-        if (refusal := running.refusal()) is not None:
-            return refusal
-        try:
-            with running:
-                result = await original(tool, tool_input, *args, **options)
-        except BaseException as error:
-            running.fail(error)
-            raise
-        return running.ended(result)
+        return await run_tool(running, lambda: original(tool, tool_input, *args, **options))
 
     return arun
 
@@ -83,46 +67,41 @@ def _begun(tool: Any, asked: Any, options: Mapping[str, Any]) -> RunningGraphToo
     return RunningGraphTool(path, requested, identity, tool)
 
 
-class RunningGraphTool(RunningTool):
+class RunningGraphTool(ToolCallInProgress):
     """One call of a tool of LangChain."""
 
     def __init__(self, path: GraphPath, requested: RequestedTool, identity: str, tool: Any) -> None:
         """Begin the call."""
-        super().__init__(path, requested)
+        super().__init__(path, requested, is_answer=tool.return_direct)
         self._identity = identity
         self._name = tool.name
-        self._is_answer = tool.return_direct
 
-    @suppress_errors("binding")
-    def refusal(self) -> ToolMessage | None:
-        """Return the result of a call that must not run, for the model."""
-        note = self.refusal_text()
-        if note is None:
-            return None
+    def refused(self, note: str) -> ToolMessage:
+        """Return the message of a call that must not run."""
         return ToolMessage(note, name=self._name, tool_call_id=self._identity, status="error")
 
-    @suppress_errors("binding")
-    def fail(self, error: BaseException) -> None:
-        """Note an exception of the tool. One that waits for a human has not ended."""
-        if not isinstance(error, Exception) or isinstance(error, GraphBubbleUp):
-            return
-        self.note("error", str(error))
+    def text_of(self, result: Any) -> str:
+        """Return the content of a message."""
+        return text_of(result)
 
-    def ended(self, result: Any) -> Any:
-        """Note the result, and return it with the texts for the model around a halted agent."""
-        return self._worded(result) or result
+    def is_error(self, result: Any) -> bool:
+        """Return whether a message is that of a tool that failed."""
+        return getattr(result, "status", "") == "error"
 
-    @suppress_errors("binding")
-    def _worded(self, result: Any) -> Any:
-        run = self.path.run
-        stops = self.inner_stops
-        if isinstance(result, ToolMessage) and run.halted:
-            result = result.model_copy()
-            # The answer of the graph keeps the text for the end user.
-            if isinstance(result.content, str) and not self._is_answer:
-                result.content = reworded_text(result.content, run, self.scope)
-            if stops:
-                mark_inner(result, stops)
-        status = getattr(result, "status", "success")
-        self.note(status if status in ("success", "error") else "success", text_of(result))
+    def with_text(self, result: Any, text: str) -> Any:
+        """Return a copy of a message with another content."""
+        if not isinstance(result, ToolMessage) or not isinstance(result.content, str):
+            return result
+        return result.model_copy(update={"content": text})
+
+    def with_stops(self, result: Any, stops: Sequence[Stop], *, synthetic: bool) -> Any:
+        """Return a copy of a message with the stops of the agents that it has called."""
+        if not isinstance(result, ToolMessage):
+            return result
+        result = result.model_copy()
+        mark_inner(result, stops, synthetic=synthetic)
         return result
+
+    def is_pause(self, error: Exception) -> bool:
+        """Return whether the tool waits for a human, or hands off to the graph around it."""
+        return isinstance(error, GraphBubbleUp)

@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from opentelemetry import baggage, trace
-from opentelemetry import context as otel_context
-
+from otel_limits.bindings.invocation import InvocationInProgress
 from otel_limits.bindings.openai_agents.run_marks import mark, mark_inner
-from otel_limits.bindings.own_spans import end_span, start_agent_span
-from otel_limits.bindings.requested_turns import TurnPath
-from otel_limits.bindings.span_writer import write_end
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import KILLED
-from otel_limits.runs.tree import CURRENT, TASK_SCOPE, current_scope, for_threads
+from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +22,7 @@ HANDOFF: Final = "handoff"
 
 
 @dataclass(slots=True, eq=False)
-class AgentPath(TurnPath):
+class AgentPath(InvocationInProgress):
     """The invocation of one agent within a run."""
 
     agent_run: AgentRun = field(kw_only=True)
@@ -53,7 +48,7 @@ class AgentRun:
     """One run: a call of `Runner.run`, `run_sync` or `run_streamed`.
 
     Each agent that is active in it is an invocation: the first one, and within it each agent that a
-    hand-off makes active. As a context manager it is entered while the SDK's own code runs.
+    hand-off makes active.
 
     Args:
         host: The runtime of the process.
@@ -82,33 +77,20 @@ class AgentRun:
         """The halts of agents that its tools have called since the last model call."""
         self.next_input: Any = None
         """The input of the loop's next request; a guardrail, for example, sends its own."""
-        self.is_over = False
         self._host = host
         self._session_id = session_id
-        self._tokens: list[tuple[Any, Any]] = []
         self._reason = "aborted"
         self.root = self.active = self._begin(agent)
         self._paths = {agent: self.root}
-        LIVE.add(self)
 
     def _begin(self, agent: str) -> AgentPath:
-        host = self._host
-        span = start_agent_span(agent, self._session_id) or trace.INVALID_SPAN
-        context = span.get_span_context()
-        run = host.runs.start(
+        return AgentPath.start(
+            self._host,
             agent,
-            host.policy(agent),
-            context.trace_id,
-            context.span_id,
-            sampled=context.trace_flags.sampled,
-            traced=context.is_valid,
+            attributes=self.attributes,
             session_id=self._session_id,
-            attributes=_audited(self.attributes, host.runs.audit_keys),
+            agent_run=self,
         )
-        path = run.state = AgentPath(run, agent_run=self, attributes=self.attributes, span=span)
-        run.cancel = path.cancel
-        run.time_limit.start()
-        return path
 
     # --- the active agent -------------------------------------------------------------------------
 
@@ -124,26 +106,6 @@ class AgentRun:
     def ended(self) -> AgentPath | None:
         """The invocation whose limit or kill ends the run, if any."""
         return next((each for each in self.active.enders if each.verdict is not None), None)
-
-    # --- the SDK's own code -----------------------------------------------------------------------
-
-    @suppress_errors("binding")
-    def __enter__(self) -> None:
-        """Let what runs now belong to the first agent."""
-        context = otel_context.get_current()
-        if self.root.span.get_span_context().is_valid:
-            context = trace.set_span_in_context(self.root.span, context)
-        run = self.root.run
-        attached = otel_context.attach(for_threads(run, TASK_SCOPE.get(), context) or context)
-        self._tokens.append((CURRENT.set(run), attached))
-
-    @suppress_errors("binding")
-    def __exit__(self, *_: object) -> None:
-        """Restore the context of the caller."""
-        if self._tokens:  # else an internal error, which was reported
-            entered, attached = self._tokens.pop()
-            otel_context.detach(attached)
-            CURRENT.reset(entered)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -181,52 +143,19 @@ class AgentRun:
 
     def finish(self) -> None:
         """End the invocations of all agents, however the run has ended."""
-        self.is_over = True
-        LIVE.discard(self)
         for path in reversed(tuple(self._paths.values())):  # the first agent's contains the others
-            self._close(path)
-            self._finish_run(path)
-
-    @suppress_errors("binding")
-    def _close(self, path: AgentPath) -> None:
-        path.end_turns()
-        write_end(path.span, path.run)
-        end_span(path.span, path.error)
-
-    @suppress_errors("binding")
-    def _finish_run(self, path: AgentPath) -> None:
-        run = path.run
-        if run.verdict is not None and run.action != "observed":
-            run.finish(run.verdict.reason)
-        else:
-            run.finish(self._reason if path is self.active else HANDOFF)
+            run, reason = path.run, self._reason if path is self.active else HANDOFF
+            if run.verdict is not None and run.action != "observed":
+                reason = run.verdict.reason
+            path.finish(reason, path.error)
 
 
 def path_of_task() -> AgentPath | None:
     """Return the active agent of the run in whose own task the code runs, outside of its tools."""
     run, scope = current_scope()
     path = getattr(run, "state", None)
-    if not isinstance(path, AgentPath) or path.agent_run.is_over:
+    if not isinstance(path, AgentPath) or path.agent_run.root.run.finished:
         return None
     if scope is not None and scope.owner is run:
         return None
     return path.agent_run.active
-
-
-def _audited(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:
-    """Return the values of `keys` in the attributes of the run, or in the caller's baggage."""
-    if not keys:
-        return {}
-    found = {**baggage.get_all(), **attributes}
-    return {key: str(found[key]) for key in keys if key in found}
-
-
-LIVE: Final[set[AgentRun]] = set()
-"""Runs in progress, to end them when otel-limits is disabled."""
-
-
-def abort_all() -> None:
-    """End all runs when otel-limits is disabled."""
-    for agent_run in list(LIVE):
-        agent_run.root.run.released = agent_run.active.run.released = True
-        agent_run.finish()

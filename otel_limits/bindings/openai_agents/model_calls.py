@@ -39,7 +39,6 @@ from otel_limits.bindings.openai_agents.model_readers import (
     usage_of,
 )
 from otel_limits.bindings.openai_agents.model_requests import RequestArguments
-from otel_limits.bindings.span_writer import write_halt
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import failed_remark
 from otel_limits.runs.run import Run
@@ -110,7 +109,7 @@ def _request(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Mode
     call = call_to(model, arguments, path)
     if outer is not None and outer.gives_call(call):
         return ModelRequest(
-            run, path, outer.calls, outer=outer, is_admitted=True, arguments=arguments
+            run, path, [*outer.calls], outer=outer, is_admitted=True, arguments=arguments
         )
     call.id = str(next(IDS)) if path is not None else ""
     if path is not None and outer is None:
@@ -275,18 +274,12 @@ class ModelRequest(ModelCallInProgress):
         if self.outer is not None:  # which may recover, and otherwise halts
             path.verdict = verdict
             return None
-        run, agent_run = path.run, path.agent_run
-        if not path.is_halted:
-            is_raised = (verdict.action or run.policy.action) == "raise"
-            path.is_halted, path.verdict, path.wrapping = True, verdict, None
-            path.is_synthetic = not (is_raised or self._is_typed)
-            run.halt(verdict, "raised" if is_raised else "halted")
-            run.raised = not path.is_synthetic
-            run.note_halt(run.sentence, verdict)
-            write_halt(path.span, verdict, run, synthetic=path.is_synthetic)
+        was_halted, agent_run = path.is_halted, path.agent_run
+        text = path.halt(verdict, can_show=not self._is_typed)
+        path.is_synthetic = path.is_synthetic if was_halted else not path.run.raised
         if agent_run.result is not None:  # before the reader of the stream sees its end
             agent_run.write_marks(agent_run.result)
-        return path.text_of(verdict)
+        return text
 
     @suppress_errors("binding")
     def _error(self, verdict: Verdict) -> LimitReachedError | None:

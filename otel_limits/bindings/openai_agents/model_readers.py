@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.bindings.invocation import ToolAnswer
 from otel_limits.bindings.openai_agents.private_sdk_names import client_of
 from otel_limits.bindings.request_settings import PricedRequest, settings_in
-from otel_limits.bindings.requested_turns import ToolAnswer
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.listings import vendor_at
 from otel_limits.core.regions import place_of

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.class_patches import Patches, subclasses_of
+from otel_limits.bindings.invocation import abort_all
 from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.bindings.openai_agents.private_sdk_names import INVOKE, TOOLS
 from otel_limits.bindings.openai_agents.run_marks import SLOT, marker_of, stops_of
@@ -167,9 +168,9 @@ class OpenAIAgentsFramework:
         """Stop tracking runs. No agent has its own limits."""
         self._is_on = False
         # Looked up, not imported: without the module, no run was ever tracked.
-        runs = sys.modules.get(f"{__package__}.agent_runs")
-        if runs is not None:
-            runs.abort_all()
+        module = sys.modules.get(f"{__package__}.agent_runs")
+        if module is not None:
+            abort_all(module.AgentPath)
         self._patches.restore()
         return False
 

@@ -45,7 +45,7 @@ def track_run(original: Any) -> Any:
         if agent_run is None:
             return await original(runner, starting_agent, input, **options)
         try:
-            with agent_run:
+            with agent_run.root:
                 result = await original(runner, starting_agent, input, **options)
             agent_run.succeed(result)
         except BaseException as error:
@@ -67,7 +67,7 @@ def track_run_streamed(original: Any) -> Any:
         if agent_run is None:
             return original(runner, starting_agent, input, **options)
         try:
-            with agent_run:  # the task inherits the context
+            with agent_run.root:  # the task inherits the context
                 result = original(runner, starting_agent, input, **options)
         except BaseException as error:
             note_failure(agent_run, error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.bindings.halted_agents import is_text_of_halt
 from otel_limits.bindings.strands.marks import INNER, mark, stops_of
 from otel_limits.core.events import Stop
 from otel_limits.core.internal_errors import suppress_errors
@@ -96,7 +97,11 @@ def put_delegated(live: LiveInvocation, message: MutableMapping[str, Any]) -> No
     stops, live.delegated = live.delegated, ()
     if stops:
         metadata = message.get("metadata", {})
-        inner = {INNER: [stop_to_json(each) for each in stops]}
+        text = "".join(block.get("text", "") for block in message["content"])
+        halts = live.run.halted.values()
+        inner: dict[str, Any] = {INNER: [stop_to_json(each) for each in stops]}
+        if any(is_text_of_halt(text, child, verdict) for child, verdict in halts):
+            inner["synthetic"] = True
         message["metadata"] = {**metadata, "custom": {**metadata.get("custom", {}), **inner}}
 
 

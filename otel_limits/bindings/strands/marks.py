@@ -54,9 +54,11 @@ def mark(message: MutableMapping[str, Any], stop: Stop, *, synthetic: bool = Tru
 def marker_of(result: Any) -> Mapping[str, Any] | None:
     """Return what `mark` wrote into a message, or into the message of a result."""
     custom = custom_of(result)
-    if not isinstance(marker := custom.get(MARKER), dict):
-        return None
-    return {**marker, "synthetic": custom.get("synthetic") is True}
+    is_synthetic = custom.get("synthetic") is True
+    # A delegation may have answered with the text of a halt.
+    inner = custom.get(INNER, ()) if is_synthetic else ()
+    marker = custom.get(MARKER, next(iter(inner), None))
+    return {**marker, "synthetic": is_synthetic} if isinstance(marker, dict) else None
 
 
 def custom_of(result: Any) -> Mapping[str, Any]:

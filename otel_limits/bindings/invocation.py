@@ -1,4 +1,7 @@
-"""Turns and their tools, for frameworks whose spans do not report them."""
+"""An invocation in progress: its start, its turns with their tools, and its end.
+
+For frameworks that report neither by spans; Strands does both.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,26 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
-from opentelemetry import trace
 
+from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.path import Path
+from otel_limits.bindings.span_writer import write_end, write_halt
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
-from otel_limits.core.texts import not_run_note, refusal_note
-from otel_limits.runs.clock import CLOCK
-from otel_limits.runs.tree import TASK_SCOPE, TaskScope, for_threads, is_within
+from otel_limits.runs.tree import CURRENT, TASK_SCOPE, for_threads
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from otel_limits.core.events import Stop
+    from typing_extensions import Self
+
+    from otel_limits.bindings.framework import Host
     from otel_limits.core.limits import Breach
+    from otel_limits.core.policy import Policy, Verdict
     from otel_limits.runs.calls import InFlightCall
+    from otel_limits.runs.tree import TaskScope
 
 
 @dataclass(slots=True)
@@ -78,8 +85,12 @@ class RequestedTurn:
 
 
 @dataclass(slots=True, eq=False)
-class TurnPath(Path):
-    """The state of an invocation whose turns and tools the binding follows itself."""
+class InvocationInProgress(Path):
+    """One invocation, as a context manager while the framework's or the application's code runs.
+
+    Between two parts of a stream its reader's code runs, which is not the agent's work. So leave it
+    before a part is handed on, and enter it again.
+    """
 
     attributes: Mapping[str, object] = field(default_factory=dict, kw_only=True)
     """Attributes for quotas and the audit, from the configuration of the call."""
@@ -94,6 +105,73 @@ class TurnPath(Path):
     """Tools that a response of an earlier, interrupted invocation has requested."""
     nudge_for: str | None = field(default=None, kw_only=True)
     """The repeated tool call to warn the model about."""
+    scope: TaskScope | None = field(default=None, kw_only=True)
+    """The tool call or the node that has started it, if any."""
+    _tokens: list[tuple[Any, Any]] = field(default_factory=list, kw_only=True)
+
+    # --- its begin --------------------------------------------------------------------------------
+
+    @classmethod
+    def start(
+        cls,
+        host: Host,
+        agent: str,
+        *,
+        policy: Policy | None = None,
+        attributes: Mapping[str, object] = MappingProxyType({}),
+        session_id: str | None = None,
+        note: str = "",
+        **state: Any,
+    ) -> Self:
+        """Start an invocation, with a span below the current one.
+
+        Args:
+            host: The runtime of the process.
+            agent: The name of the agent.
+            policy: Its policy, if that differs from the one of its name.
+            attributes: Attributes for quotas and the audit.
+            session_id: The ID of its conversation, if any.
+            note: A remark on the name for the log.
+            state: Further fields of the binding's own class.
+        """
+        span = start_agent_span(agent, session_id) or trace.INVALID_SPAN
+        context = span.get_span_context()
+        run = host.runs.start(
+            agent,
+            policy or host.policy(agent),
+            context.trace_id,
+            context.span_id,
+            sampled=context.trace_flags.sampled,
+            traced=context.is_valid,
+            session_id=session_id,
+            attributes=_audited(attributes, host.runs.audit_keys),
+            note=note,
+        )
+        own = cls(run, attributes=attributes, span=span, scope=TASK_SCOPE.get(), **state)
+        run.state = own
+        run.cancel = own.cancel
+        run.time_limit.start()
+        LIVE[own] = None
+        return own
+
+    @suppress_errors("binding")
+    def __enter__(self) -> None:
+        """Let what runs now belong to it, in threads as well."""
+        context = otel_context.get_current()
+        if self.span.get_span_context().is_valid:
+            context = trace.set_span_in_context(self.span, context)
+        attached = otel_context.attach(for_threads(self.run, self.scope, context) or context)
+        self._tokens.append((CURRENT.set(self.run), attached))
+
+    @suppress_errors("binding")
+    def __exit__(self, *_: object) -> None:
+        """Restore the context of the caller."""
+        if self._tokens:  # else an internal error, which was reported
+            entered, attached = self._tokens.pop()
+            otel_context.detach(attached)
+            CURRENT.reset(entered)
+
+    # --- its turns --------------------------------------------------------------------------------
 
     @suppress_errors("binding")
     def begin_turn(
@@ -200,60 +278,62 @@ class TurnPath(Path):
             exempt=self.run.policy.exempts(tool.name),
         )
 
-
-class RunningTool:
-    """One call of a tool, as a context manager while the tool's own code runs."""
-
-    def __init__(self, path: TurnPath, requested: RequestedTool) -> None:
-        """Begin the call."""
-        self.path = path
-        self.requested = requested
-        self.scope = requested.scope = TaskScope(path.run, TASK_SCOPE.get())
-        self._started = CLOCK.now()
-        self._tokens: tuple[Any, Any] | None = None
+    # --- its end ----------------------------------------------------------------------------------
 
     @suppress_errors("binding")
-    def __enter__(self) -> None:
-        """Let what the tool starts belong to it, in plain threads as well."""
-        context = otel_context.get_current()
-        context = for_threads(self.path.run, self.scope, context) or context
-        self._tokens = TASK_SCOPE.set(self.scope), otel_context.attach(context)
+    def halt(self, verdict: Verdict, *, can_show: bool = True) -> str:
+        """Publish a halt, once, and return its text for the end user.
+
+        Args:
+            verdict: Its reason.
+            can_show: The framework's result can be that text; else an exception must be raised.
+        """
+        run = self.run
+        if not self.is_halted:
+            is_raised = (verdict.action or run.policy.action) == "raise"
+            self.is_halted, self.verdict, self.wrapping = True, verdict, None
+            run.halt(verdict, "raised" if is_raised else "halted")
+            run.raised = is_raised or not can_show
+            run.note_halt(run.sentence, verdict)
+            write_halt(self.span, verdict, run, synthetic=not run.raised)
+        return self.text_of(verdict)
+
+    def finish(self, reason: str, error: BaseException | None = None) -> None:
+        """End it, however it has ended, once.
+
+        Args:
+            reason: The framework's stop reason.
+            error: The exception that it has ended with.
+        """
+        LIVE.pop(self, None)
+        self._close(error)
+        self._finish_run(reason)
 
     @suppress_errors("binding")
-    def __exit__(self, *_: object) -> None:
-        """Leave the tool's code."""
-        tokens, self._tokens = self._tokens, None
-        if tokens is not None:  # else an internal error, which was reported
-            scope, context = tokens
-            otel_context.detach(context)
-            TASK_SCOPE.reset(scope)
+    def _close(self, error: BaseException | None) -> None:
+        self.end_turns()
+        write_end(self.span, self.run)
+        end_span(self.span, error)
 
     @suppress_errors("binding")
-    def refusal_text(self) -> str | None:
-        """Return the result of a call that must not run, for the model."""
-        breach = self.requested.refusal
-        pending = self.path.verdict or self.path.wrapping
-        if breach is not None:
-            note = refusal_note(breach)
-        elif pending is not None:
-            note = not_run_note(pending)
-        else:
-            return None
-        self.requested.status = "refused"
-        return note
+    def _finish_run(self, reason: str) -> None:
+        self.run.finish(reason)
 
-    @property
-    def inner_stops(self) -> list[Stop]:
-        """The halts of agents that it has called."""
-        return [
-            child.stop(verdict.reason)
-            for child, verdict in self.path.run.halted.values()
-            if is_within(child, self.scope)
-        ]
 
-    def note(self, status: str, text: str) -> None:
-        """Note how the call ended."""
-        requested = self.requested
-        requested.status, requested.result = status, text
-        requested.seconds = CLOCK.now() - self._started
-        self.scope.has_ended = True
+LIVE: Final[dict[InvocationInProgress, None]] = {}
+"""Invocations in progress, to end them when otel-limits is disabled."""
+
+
+def abort_all(kind: type[InvocationInProgress]) -> None:
+    """End the invocations of one framework when otel-limits is disabled."""
+    for each in [live for live in reversed(LIVE) if isinstance(live, kind)]:  # inner ones first
+        each.run.released = True
+        each.finish("aborted")
+
+
+def _audited(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:
+    """Return the values of `keys` in the call's attributes, or in the caller's baggage."""
+    if not keys:
+        return {}
+    found = {**baggage.get_all(), **attributes}
+    return {key: str(found[key]) for key in keys if key in found}

@@ -1,0 +1,173 @@
+"""A tool call in progress, in any framework: refused at a limit, run, and worded for the model.
+
+A binding's subclass of `ToolCallInProgress` says what a result of its framework is. The two
+functions at the beginning run it, with an event loop and without.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context as otel_context
+
+from otel_limits.bindings.halted_agents import is_text_of_halt, raised_text, reworded_text
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.texts import not_run_note, refusal_note
+from otel_limits.runs.clock import CLOCK
+from otel_limits.runs.tree import CURRENT, TASK_SCOPE, TaskScope, for_threads, is_within
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from otel_limits.bindings.invocation import InvocationInProgress, RequestedTool
+    from otel_limits.core.events import Stop
+
+
+async def run_tool(running: ToolCallInProgress, run: Callable[[], Awaitable[Any]]) -> Any:
+    """Run a tool, unless a limit refuses it, and return its result for the model."""
+    if (note := running.refusal()) is not None:
+        return running.refused(note)
+    try:
+        with running:
+            result = await run()
+    except BaseException as error:
+        running.fail(error)
+        raise
+    return running.end(result) or result
+
+
+def run_tool_blocking(running: ToolCallInProgress, run: Callable[[], Any]) -> Any:
+    """Do the same as `run_tool` in a thread that may block."""
+    if (note := running.refusal()) is not None:
+        return running.refused(note)
+    try:
+        with running:
+            result = run()
+    except BaseException as error:
+        running.fail(error)
+        raise
+    return running.end(result) or result
+
+
+class ToolCallInProgress(ABC):
+    """One call of a tool, as a context manager while the tool's own code runs.
+
+    Args:
+        path: The invocation that has requested it.
+        requested: The request.
+        is_answer: Its result is the answer to the end user, not to the model.
+    """
+
+    def __init__(
+        self, path: InvocationInProgress, requested: RequestedTool, *, is_answer: bool = False
+    ) -> None:
+        """Begin the call."""
+        self.path = path
+        self.requested = requested
+        self.is_answer = is_answer
+        self.scope = requested.scope = TaskScope(path.run, TASK_SCOPE.get())
+        self._started = CLOCK.now()
+        self._tokens: tuple[Any, Any, Any] | None = None
+
+    # --- what a binding says of its framework -----------------------------------------------------
+
+    @abstractmethod
+    def refused(self, note: str) -> Any:
+        """Return the result of a call that must not run, for the model."""
+
+    @abstractmethod
+    def text_of(self, result: Any) -> str:
+        """Return the text of a result."""
+
+    @abstractmethod
+    def with_text(self, result: Any, text: str) -> Any:
+        """Return a result with another text, or the same if that is not text."""
+
+    def is_error(self, result: Any) -> bool:  # noqa: ARG002  others raise
+        """Return whether a result is that of a tool that failed."""
+        return False
+
+    def with_stops(
+        self,
+        result: Any,
+        stops: Sequence[Stop],  # noqa: ARG002  few keep them
+        *,
+        synthetic: bool,  # noqa: ARG002
+    ) -> Any:
+        """Return a result that shows the halts of agents that the tool has called.
+
+        Args:
+            result: The result.
+            stops: The halts.
+            synthetic: The result is the text of a halt, as the answer to the end user.
+        """
+        return result
+
+    def is_pause(self, error: Exception) -> bool:  # noqa: ARG002  few raise one
+        """Return whether an exception of the tool is none: it waits for a human, or hands off."""
+        return False
+
+    # --- the call ---------------------------------------------------------------------------------
+
+    @suppress_errors("binding")
+    def __enter__(self) -> None:
+        """Let what the tool starts belong to it, in plain threads as well."""
+        context = otel_context.get_current()
+        context = for_threads(self.path.run, self.scope, context) or context
+        attached = otel_context.attach(context)
+        self._tokens = CURRENT.set(self.path.run), TASK_SCOPE.set(self.scope), attached
+
+    @suppress_errors("binding")
+    def __exit__(self, *_: object) -> None:
+        """Leave the tool's code."""
+        tokens, self._tokens = self._tokens, None
+        if tokens is not None:  # else an internal error, which was reported
+            run, scope, context = tokens
+            otel_context.detach(context)
+            TASK_SCOPE.reset(scope)
+            CURRENT.reset(run)
+
+    @suppress_errors("binding")
+    def refusal(self) -> str | None:
+        """Return why the call must not run, for the model."""
+        breach = self.requested.refusal
+        pending = self.path.verdict or self.path.wrapping
+        if breach is not None:
+            note = refusal_note(breach)
+        elif pending is not None:
+            note = not_run_note(pending)
+        else:
+            return None
+        self.requested.status = "refused"
+        return note
+
+    @suppress_errors("binding")
+    def fail(self, error: BaseException) -> None:
+        """Note an exception of the tool."""
+        if isinstance(error, Exception) and not self.is_pause(error):
+            self._note("error", str(error))
+
+    @suppress_errors("binding")
+    def end(self, result: Any) -> Any:
+        """Note the result, and return it with the texts for the model around a halted agent."""
+        run, is_error, text = self.path.run, self.is_error(result), self.text_of(result)
+        if run.halted:
+            if not self.is_answer:  # which keeps the text for the end user
+                # A framework's text for an exception suggests another attempt.
+                raised = raised_text(run, self.scope) if is_error else None
+                text = raised or reworded_text(text, run, self.scope)
+                result = self.with_text(result, text)
+            halts = [each for each in run.halted.values() if is_within(each[0], self.scope)]
+            if halts:
+                stops = [child.stop(verdict.reason) for child, verdict in halts]
+                is_ours = self.is_answer and any(is_text_of_halt(text, *each) for each in halts)
+                result = self.with_stops(result, stops, synthetic=is_ours)
+        self._note("error" if is_error else "success", text)
+        return result
+
+    def _note(self, status: str, text: str) -> None:
+        requested = self.requested
+        requested.status, requested.result = status, text
+        requested.seconds = CLOCK.now() - self._started
+        self.scope.has_ended = True
