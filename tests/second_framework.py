@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 
-from otel_limits.bindings.framework import SpanNames
 from otel_limits.bindings.path import Path
 from otel_limits.core.stop_json import stop_from_json, stop_to_json
 from otel_limits.core.usage import Usage, measured
+from otel_limits.otel.span_names import SpanNames
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.tree import CURRENT
 

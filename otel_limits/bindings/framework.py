@@ -8,39 +8,15 @@ A new framework is a package next to `strands` with an object of this type, one 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from otel_limits.core.events import Stop
     from otel_limits.core.policy import Overrides, Policy
+    from otel_limits.otel.span_names import SpanNames
     from otel_limits.runs.registry import RunRegistry
-
-
-# By names, not by attributes: Strands sets attributes after a span has started, and its invocation
-# must be known at the start.
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanNames:
-    """Names by which a framework's own spans are recognized."""
-
-    scope: str
-    """Its instrumentation scope."""
-    agent: str
-    """Prefix of the name of an invocation's span."""
-    session: str | None = None
-    """Prefix of the name of a realtime session's span, if there are sessions."""
-    cycle: str | None = None
-    """Name of the span of one loop cycle: a model call and the tools it requested."""
-
-    @property
-    def invocations(self) -> tuple[str, ...]:
-        """Prefixes of the names of all spans that are a whole invocation."""
-        return (self.agent,) if self.session is None else (self.agent, self.session)
-
-
-OWN_SPANS: Final = SpanNames(scope="otel_limits", agent="invoke_agent")
-"""Our own spans, for frameworks that make none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.framework import OWN_SPANS
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.stop_json import stop_from_json
+from otel_limits.otel.span_names import OWN_SPANS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from otel_limits.bindings.framework import Framework, SpanNames
+    from otel_limits.bindings.framework import Framework
     from otel_limits.core.events import Stop
+    from otel_limits.otel.span_names import SpanNames
 
 FRAMEWORKS: Final[tuple[Framework, ...]] = (STRANDS, LANGCHAIN, OPENAI_AGENTS)
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 
-from otel_limits.bindings.framework import OWN_SPANS
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.otel import semconv
+from otel_limits.otel.span_names import OWN_SPANS
 
 if TYPE_CHECKING:
     from otel_limits.runs.calls import InFlightCall

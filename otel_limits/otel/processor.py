@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, cast
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import StatusCode, format_span_id
 
-from otel_limits.bindings.known import FRAMEWORKS, span_names
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import (
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
-    from otel_limits.bindings.framework import Framework, SpanNames
     from otel_limits.core.usage import UsageRecord
     from otel_limits.otel.kinds import OperationKind
+    from otel_limits.otel.span_names import SpanNames
     from otel_limits.runs.registry import RunRegistry
     from otel_limits.runs.span_tree import SpanNode
 
@@ -49,10 +48,10 @@ class LimitsSpanProcessor(SpanProcessor):
     agent loop is counted by its response, independently of sampling; its span adds the ID.
     """
 
-    def __init__(self, runs: RunRegistry, frameworks: Iterable[Framework] = FRAMEWORKS) -> None:
-        """Assign spans of these frameworks to `runs`."""
+    def __init__(self, runs: RunRegistry, names: Iterable[SpanNames]) -> None:
+        """Assign spans with these names, and those below them, to `runs`."""
         self._runs = runs
-        self._names = {each.scope: each for each in span_names(frameworks)}
+        self._names = {each.scope: each for each in names}
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
         """Register agent spans, and assign the spans below them to their run."""

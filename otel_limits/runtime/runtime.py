@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import wrapt
 from opentelemetry import trace
 
-from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.bindings.known import FRAMEWORKS, span_names
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
@@ -66,7 +66,7 @@ class Runtime:
         """The module of each framework that has been imported, by the framework's name."""
         self._used: set[str] = set()
         """Frameworks of agents with their own limits, wherever they are installed."""
-        self._installer = ProcessorInstaller(LimitsSpanProcessor(runs, frameworks))
+        self._installer = ProcessorInstaller(LimitsSpanProcessor(runs, span_names(frameworks)))
         self._provides = False
         self._loads_prices = False
         self._carries_into_threads = False

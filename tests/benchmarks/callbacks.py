@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 from opentelemetry.sdk.trace import Span
 
+from otel_limits.bindings.known import span_names
 from otel_limits.bindings.strands.marks import SPANS
 from otel_limits.core.limits import Limits
 from otel_limits.core.policy import Policy
@@ -73,7 +74,7 @@ def measure(live: int) -> dict[str, float]:
     set_provider()
     enable()
     agents = [invoke() for _ in range(live)]
-    processor = LimitsSpanProcessor(LIVE)
+    processor = LimitsSpanProcessor(LIVE, span_names())
     agent = agents[live // 2]
     cycle = begin("execute_event_loop_cycle", under=agent)
     call, other = chat(cycle), begin("GET", scope="some.library")

@@ -16,8 +16,9 @@ from otel_limits.core.internal_errors import suppress_errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from otel_limits.bindings.framework import Gap, Host, SpanNames
+    from otel_limits.bindings.framework import Gap, Host
     from otel_limits.core.events import Stop
+    from otel_limits.otel.span_names import SpanNames
 
 GRAPHS: Final = "langgraph.pregel.main"
 MODELS: Final = "langchain_core.language_models.chat_models"

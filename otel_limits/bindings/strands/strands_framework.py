@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from types import ModuleType
 
-    from otel_limits.bindings.framework import Gap, Host, SpanNames
+    from otel_limits.bindings.framework import Gap, Host
     from otel_limits.bindings.strands.patches import ClassPatcher
     from otel_limits.core.events import Stop
+    from otel_limits.otel.span_names import SpanNames
 
 
 class StrandsFramework:
