@@ -6,7 +6,6 @@ import html
 import io
 import re
 from typing import Final
-from unittest.mock import patch
 
 from rich.console import Console
 from rich.text import Text
@@ -26,8 +25,7 @@ def recorded() -> Text:
     """Run the demo and return its output in color."""
     # Not a terminal, or every frame of the live display would be recorded.
     screen = Console(file=io.StringIO(), record=True, width=100, highlight=False, markup=False)
-    with patch("otel_limits.demo.main.console", lambda: screen):
-        assert main(base_url=None, model=None, as_json=False) == 0
+    assert main(base_url=None, model=None, screen=screen) == 0
     return Text.from_ansi(screen.export_text(styles=True))
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from otel_limits.bindings.installed import require
 from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.cli.command import add_command, refuse
+from otel_limits.cli.terminal import console
 
 HELP: Final = """\
 Demo a runaway agent with and without limits.
@@ -51,12 +52,11 @@ def demo(options: Namespace) -> int:
         require(STRANDS, "The demo")
     except ModuleNotFoundError as error:
         return refuse([str(error)], FAILED)
-    # Imported here because the demo depends on the command line, not the other way round.
     from otel_limits.demo.main import main as play
 
     return play(
         base_url=options.base_url,
         model=options.model,
-        as_json=options.json,
+        screen=None if options.json else console(),
         api_key_env=options.api_key_env,
     )

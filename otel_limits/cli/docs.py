@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from typing import Any, Final
 
-from otel_limits import docs as pages
+import otel_limits.docs as pages
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console
 from otel_limits.core.secrets import redact_url

@@ -9,18 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from otel_limits.settings.children import NOTE, RUN, path_with_hook
+from otel_limits.settings.children import NOTE
 
 NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126
-
-
-def environment_for(base: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` updated with `variables`, and with what enables otel-limits at startup."""
-    # `run` replaces this process, whose ID the program keeps; its child processes have others and
-    # print no notice at exit.
-    by_run = {"PYTHONPATH": path_with_hook(base.get("PYTHONPATH")), RUN: str(os.getpid())}
-    return {**base, **variables, **by_run}
 
 
 def replace_process(command: list[str], environ: Mapping[str, str]) -> tuple[int, str]:

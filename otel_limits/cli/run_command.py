@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.isolation import isolation_problem
-from otel_limits.cli.launch import environment_for, replace_process
+from otel_limits.cli.launch import replace_process
 from otel_limits.core.values import BOOLEAN, CAP, SWITCHABLE_CAP, WHOLE_NUMBER
 from otel_limits.settings import environment as config
+from otel_limits.settings.children import environment_for_run
 from otel_limits.settings.ledgers import default_ledger
 from otel_limits.settings.policy import PolicyFile
 from otel_limits.settings.table import PREFIX, SETTINGS, Setting
@@ -91,7 +92,7 @@ def run(options: Namespace) -> int:
     mistakes = [
         *setting_mistakes(inherited, given),
         *policy_mistakes(reading, PolicyFile(reading.settings.policy_path)),
-        *program_mistakes(command, environment_for(inherited, variables)),
+        *program_mistakes(command, environment_for_run(inherited, variables)),
     ]
     if mistakes:
         return refuse(mistakes)
@@ -100,7 +101,7 @@ def run(options: Namespace) -> int:
         with contextlib.suppress(ValueError):  # the user has no home directory
             variables.setdefault(LEDGER, default_ledger())
     # Returns only if the program cannot be started.
-    status, sentence = replace_process(command, environment_for(inherited, variables))
+    status, sentence = replace_process(command, environment_for_run(inherited, variables))
     return refuse([sentence], status)
 
 

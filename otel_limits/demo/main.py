@@ -7,15 +7,17 @@ import json
 import socket
 import sys
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from otel_limits.cli.terminal import console
 from otel_limits.core.secrets import redact_url
 from otel_limits.demo.output import events, show_outcomes, show_setup, watch
 from otel_limits.demo.play import AgentFailedError, DemoRun, Scenario, ScenarioOutcome, Setup
 from otel_limits.demo.server import DemoServers
 from otel_limits.settings.variables import environment
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SCENARIOS: Final = (
     Scenario(name="no_limits", variables={}, ends_with="end_turn"),
@@ -50,14 +52,18 @@ INTERRUPTED: Final = 130
 
 
 def main(
-    *, base_url: str | None, model: str | None, as_json: bool, api_key_env: str | None = None
+    *,
+    base_url: str | None,
+    model: str | None,
+    screen: Console | None,
+    api_key_env: str | None = None,
 ) -> int:
     """Run the demo.
 
     Args:
         base_url: A real model server, with or without /v1. Default: the built-in one.
         model: Its model.
-        as_json: Print JSON instead of text.
+        screen: Where to print. Without one, JSON goes to standard output.
         api_key_env: Name of the environment variable with its API key.
 
     Returns:
@@ -69,7 +75,7 @@ def main(
         sys.stderr.write(f"otel-limits demo: {error}\n")
         return BAD_ARGUMENT
     try:
-        return play(setup, as_json=as_json)
+        return play(setup, screen)
     except AgentFailedError as error:
         sys.stderr.write(f"otel-limits demo: {error}\n")
         return FAILED
@@ -151,18 +157,17 @@ def host_and_port(base_url: str) -> tuple[str, int]:
     )
 
 
-def play(setup: Setup, *, as_json: bool) -> int:
+def play(setup: Setup, screen: Console | None) -> int:
     """Run all scenarios and print their outcomes; return the exit status."""
-    screen = console()
     started = time.monotonic()
     with DemoServers(setup.pending_polls) as servers, DemoRun(setup, servers) as running:
-        if not as_json:
+        if screen is not None:
             show_setup(screen, setup, servers)
             watch(screen, running)
         # Raises the error of a failed program, after progress has been shown.
         outcomes = [future.result() for future in running.futures]
     seconds = time.monotonic() - started
-    if as_json:
+    if screen is None:
         print(json.dumps(events(setup, outcomes, seconds), indent=2))  # noqa: T201  its output
     else:
         show_outcomes(screen, setup, outcomes, seconds)

@@ -17,9 +17,9 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from otel_limits.bindings.known import is_synthetic
-from otel_limits.cli.launch import environment_for
 from otel_limits.core.stop_json import MARKER
 from otel_limits.demo.server import GUARDED, JOB, DemoServers, RequestCounts
+from otel_limits.settings.children import environment_for_run
 from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class DemoRun:
                 raise AgentFailedError("The demo was interrupted.")
             program = subprocess.Popen(  # noqa: S603  our own program
                 [sys.executable, *AGENT_PROGRAM, f"{self.servers.url(scenario.name)}/jobs"],
-                env=environment_for(environ, variables),
+                env=environment_for_run(environ, variables),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -54,12 +54,15 @@ TRIGGERS = ("opentelemetry.sdk.trace", "prometheus_client") + tuple(FRAMEWORKS) 
 """Imports after which otel-limits can attach, also to a provider that is created early, and export
 that limits are enforced before there is an agent."""
 
+ENABLING = "otel_limits.runtime.enable"
+"""The module to import once agents can be limited."""
+
 WAYS = {
     "run": "enable_for_run",
     "autoload": "enable_for_autoload",
     "parent": "enable_for_parent",
 }
-"""The function of `otel_limits.runtime.enable` to call, by source."""
+"""Its function to call, by source."""
 
 RUN = "_RUN_BY_OTEL_LIMITS"
 """Variable with the ID of the process that `otel-limits run` became."""
@@ -250,8 +253,8 @@ class TriggerFinder(OutermostFinder):
 
     def _enable(self, name: str) -> None:
         try:
-            from otel_limits.runtime import enable as starting
-
+            __import__(ENABLING)
+            starting = sys.modules[ENABLING]
             # It is incomplete while the program itself imports otel-limits, and thereby the SDK.
             # The import of a framework enables later.
             if name not in FRAMEWORKS and not hasattr(starting, WAYS[self.way]):

@@ -21,9 +21,9 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import otel_limits
 from otel_limits.bindings.known import FRAMEWORKS
-from otel_limits.cli.launch import environment_for
 from otel_limits.otel.export import tracer_provider
 from otel_limits.settings.children import RUN as RUN_BY
+from otel_limits.settings.children import environment_for_run
 from otel_limits.startup import otel_limits_startup
 from tests.launching import (
     ENDLESS,
@@ -330,7 +330,7 @@ def foreign(tmp_path: Path) -> dict[str, str]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strands-agents\nVersion: 1.62.0\n")
     (tmp_path / "otel_limits.py").write_text("raise ImportError('it is not here')")
     (tmp_path / "sitecustomize.py").write_text("print('theirs')")
-    return {**environment_for({"PYTHONPATH": str(tmp_path)}, {}), RUN_BY: "another"}
+    return {**environment_for_run({"PYTHONPATH": str(tmp_path)}, {}), RUN_BY: "another"}
 
 
 IMPORTS = "import strands.agent.agent; print('ran')"

@@ -20,26 +20,12 @@ EVERY_MODULE = {
     for path in ROOT.rglob("*.py")
 }
 MODULES = {
-    # Python runs `startup` before anything else: it imports no room and reads the environment.
+    # Python runs `startup` before anything else: it reads the environment itself.
     module: path
     for module, path in EVERY_MODULE.items()
     if "startup" not in path.parts
 }
-
-FLOORS = (
-    ("vendors",),
-    ("core",),
-    ("usage",),
-    ("runs",),
-    ("otel", "bindings", "observers", "ledger", "quotas"),
-    ("settings",),
-    ("runtime",),
-    ("plugin", "testing", "instrumentor", "environment_variables", "audit", "dashboards", "docs"),
-    ("top",),
-    ("cli",),
-    ("demo",),
-)
-"""From the bottom up: a module may import from its own floor and from those below."""
+CONTRIBUTING = ROOT.parent / ".github" / "CONTRIBUTING.md"
 
 OUTSIDE = {
     "opentelemetry.sdk": ("otel", "observers"),
@@ -72,13 +58,19 @@ PUBLIC_NAMES_OF_EXCEPTIONS = {
 
 def room(module: str) -> str:
     """Return the part of the package that a module belongs to."""
-    return module.split(".")[1] if "." in module else ""
+    return module.split(".")[1] if "." in module else "__init__"
 
 
-def floor(module: str) -> int:
-    """Return the floor of a module; the package itself, a table of contents, is above all."""
-    found = [number for number, rooms in enumerate(FLOORS) if room(module) in rooms]
-    return found[0] if found else len(FLOORS)
+@cache
+def order() -> dict[str, int]:
+    """Return the line of each room in the table of rooms. A room imports from those above it."""
+    table = CONTRIBUTING.read_text("utf-8").partition("## Rooms\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    return {
+        name.removesuffix(".py"): line
+        for line, cell in enumerate(cells)
+        for name in re.findall("`(.*?)`", cell)
+    }
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -113,15 +105,20 @@ def imports_of(path: Path, *, functions: bool = False, types: bool = False) -> t
     return tuple(imports_in(parsed(path), functions=functions, types=types))
 
 
-def test_modules_import_only_from_their_floor_and_below() -> None:
-    """A room can be read, tested and changed without the rooms above it."""
-    above = [
+def test_every_room_has_one_place_in_the_order() -> None:
+    """A contributor finds it in the table, and what it may import follows from its line."""
+    assert order().keys() == {room(module) for module in EVERY_MODULE}
+
+
+def test_modules_import_only_from_their_room_and_those_before_it() -> None:
+    """A room can be read, tested and changed without those that follow in the order."""
+    against = {
         (module, name)
-        for module, path in MODULES.items()
-        for name in imports_of(path)
-        if name in MODULES and name != "otel_limits" and floor(name) > floor(module)
-    ]
-    assert above == []
+        for module, path in EVERY_MODULE.items()
+        for name in imports_of(path, functions=True, types=True)
+        if name in EVERY_MODULE and order()[room(name)] > order()[room(module)]
+    }
+    assert against == set()
 
 
 def test_third_party_packages_are_imported_by_few_rooms() -> None:
@@ -170,14 +167,14 @@ def test_time_limits_and_waits_read_one_clock() -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    """Not for types either: modules that need each other are one subject in several files."""
+    """Not in functions or for types either: they would be one subject in several files."""
     needs = {
         module: {
             name
-            for name in imports_of(path, types=True)
-            if name in MODULES and not f"{module}.".startswith(f"{name}.")  # its own package
+            for name in imports_of(path, functions=True, types=True)
+            if name in EVERY_MODULE and not f"{module}.".startswith(f"{name}.")  # its own package
         }
-        for module, path in MODULES.items()
+        for module, path in EVERY_MODULE.items()
     }
     while leaves := {module for module, needed in needs.items() if not needed & needs.keys()}:
         for leaf in leaves:
@@ -246,7 +243,7 @@ def test_module_docstrings_are_sentences() -> None:
 
 def test_contributing_page_names_existing_files_and_tables() -> None:
     """A contributor who follows the page finds every file and every table where it says."""
-    page = (ROOT.parent / ".github" / "CONTRIBUTING.md").read_text("utf-8")
+    page = CONTRIBUTING.read_text("utf-8")
     files = set(re.findall(r"[\w./]+/[\w/]+\.(?:py|md|yaml)", page))
     missing = [
         name

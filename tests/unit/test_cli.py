@@ -11,9 +11,8 @@ import pytest
 
 from otel_limits import docs
 from otel_limits.cli import main, run_command
-from otel_limits.cli.launch import environment_for
 from otel_limits.core.values import BOOLEAN
-from otel_limits.settings.children import ON_PATH
+from otel_limits.settings.children import ON_PATH, environment_for_run
 from otel_limits.settings.table import SETTINGS
 from otel_limits.settings.variables import otlp_protocol
 from tests.price_list import listed
@@ -326,7 +325,7 @@ def test_the_path_of_a_program_is_kept_behind_us(
     inherited: dict[str, str], path: list[str]
 ) -> None:
     """Once, and also an empty entry, which means the current directory."""
-    assert environment_for(inherited, {})["PYTHONPATH"].split(os.pathsep) == path
+    assert environment_for_run(inherited, {})["PYTHONPATH"].split(os.pathsep) == path
 
 
 @pytest.mark.parametrize(
