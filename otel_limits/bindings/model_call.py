@@ -198,6 +198,7 @@ class ModelCallInProgress(ABC):
     path: InvocationInProgress | None
     """The invocation whose turn it is; `None` for a side call."""
     calls: list[InFlightCall]
+    model: Any = field(default=None, kw_only=True)
     outer: ModelCallInProgress | None = field(default=None, kw_only=True)
     """The request within which this one is made, by a model that calls its parent or another one.
     The first such request is the outer one's call; each further one is another call."""
@@ -301,7 +302,8 @@ class ModelCallInProgress(ABC):
     def __enter__(self) -> None:
         """Let the model's own requests belong to this one."""
         within = EnclosingCall()
-        within.run, within.call, within.request = self.run, self.calls[0], self
+        within.run, within.call = self.run, self.calls[0]
+        within.model, within.request = self.model, self
         self._token = ENCLOSING_CALL.set(within)
 
     @suppress_errors("binding")

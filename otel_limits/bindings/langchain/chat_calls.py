@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -13,8 +14,10 @@ from langchain_core.runnables.config import ensure_config
 from otel_limits.bindings.langchain.chat_readers import (
     answer_in,
     call_to,
+    chunk_of,
     is_blocked,
     is_cached,
+    messages_in,
     usage_of,
 )
 from otel_limits.bindings.langchain.graph_path import GraphPath, path_of_task
@@ -34,6 +37,7 @@ from otel_limits.bindings.model_call import (
 )
 from otel_limits.bindings.pending_waits import InvocationEndedError
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.runs.calls import ENCLOSING_CALL
 from otel_limits.runs.run import Run
 from otel_limits.runs.tree import current_scope
 
@@ -42,6 +46,12 @@ if TYPE_CHECKING:
 
     from otel_limits.core.policy import Verdict
     from otel_limits.runs.calls import InFlightCall
+
+ASKED: Final = ("input", "messages", "prompts", "prompt")
+"""Names of the first argument of a model's methods."""
+
+FOLLOWED_BY_EVENTS: Final[weakref.WeakSet[ChatRequest]] = weakref.WeakSet()
+"""Requests in progress whose events are read, as the model's code runs when its reader wants."""
 
 WITH_TOOLS: Final = (
     *("tools", "tool_choice", "tool_config"),
@@ -52,82 +62,92 @@ WITH_TOOLS: Final = (
 
 # --- wrappers of a model's methods ----------------------------------------------------------------
 
-
-def track_generate(original: Any) -> Any:
-    """Wrap `BaseChatModel.generate`, which `invoke` and `batch` call."""
-
-    @functools.wraps(original)
-    def generate(model: Any, messages: Any, *args: Any, **options: Any) -> Any:
-        request = _request(model, list(messages), options)
-        if request is None:
-            return original(model, messages, *args, **options)
-
-        def send() -> Any:
-            request.read_along(args)
-            try:
-                return original(model, request.messages, *args, **request.options)
-            except AnswerEndedError as error:
-                raise InvocationEndedError from error
-
-        return answered_blocking(request, send)
-
-    return generate
+# A method takes one conversation or a list of them, and returns answers or a stream of parts, at
+# once or in an event loop.
 
 
-def track_agenerate(original: Any) -> Any:
-    """Wrap `BaseChatModel.agenerate`, which `ainvoke` and `abatch` call."""
+def track_all(original: Any) -> Any:
+    """Wrap a method that answers several conversations: `generate`, and `_generate` of an `LLM`."""
+    is_own = _is_own(original)
 
     @functools.wraps(original)
-    async def agenerate(model: Any, messages: Any, *args: Any, **options: Any) -> Any:
-        request = _request(model, list(messages), options)
+    def answer_all(model: Any, *args: Any, **options: Any) -> Any:
+        request = request_for(model, args, options, is_own=is_own, has_several=True)
         if request is None:
-            return await original(model, messages, *args, **options)
+            return original(model, *args, **options)
+        return answered_blocking(request, lambda: request.send(original))
 
-        async def send() -> Any:
-            request.read_along(args)
-            try:
-                return await original(model, request.messages, *args, **request.options)
-            except AnswerEndedError as error:
-                raise InvocationEndedError from error
-
-        return await answered(request, send)
-
-    return agenerate
+    return answer_all
 
 
-def track_stream(original: Any) -> Any:
-    """Wrap `BaseChatModel.stream`."""
+def track_all_async(original: Any) -> Any:
+    """Wrap the asynchronous form of such a method."""
+    is_own = _is_own(original)
 
     @functools.wraps(original)
-    def stream(model: Any, input: Any, *args: Any, **options: Any) -> Iterator[Any]:  # noqa: A002
-        request = request_of_stream(model, input, options)
+    async def answer_all(model: Any, *args: Any, **options: Any) -> Any:
+        request = request_for(model, args, options, is_own=is_own, has_several=True)
         if request is None:
-            yield from original(model, input, *args, **options)
+            return await original(model, *args, **options)
+        return await answered(request, lambda: request.send_async(original))
+
+    return answer_all
+
+
+def track_one(original: Any) -> Any:
+    """Wrap a method that answers one conversation: `invoke`, `_generate` or `_call`."""
+    is_own = _is_own(original)
+
+    @functools.wraps(original)
+    def answer(model: Any, *args: Any, **options: Any) -> Any:
+        request = request_for(model, args, options, is_own=is_own)
+        if request is None:
+            return original(model, *args, **options)
+        return answered_blocking(request, lambda: request.send(original))
+
+    return answer
+
+
+def track_one_async(original: Any) -> Any:
+    """Wrap the asynchronous form of such a method."""
+    is_own = _is_own(original)
+
+    @functools.wraps(original)
+    async def answer(model: Any, *args: Any, **options: Any) -> Any:
+        request = request_for(model, args, options, is_own=is_own)
+        if request is None:
+            return await original(model, *args, **options)
+        return await answered(request, lambda: request.send_async(original))
+
+    return answer
+
+
+def track_parts(original: Any) -> Any:
+    """Wrap a method that streams an answer: `stream` or `_stream`."""
+    is_own = _is_own(original)
+
+    @functools.wraps(original)
+    def stream(model: Any, *args: Any, **options: Any) -> Iterator[Any]:
+        request = request_for(model, args, options, is_own=is_own)
+        if request is None:
+            yield from original(model, *args, **options)
             return
-        yield from streamed_blocking(
-            request, lambda: original(model, request.messages[0], *args, **request.options)
-        )
+        yield from streamed_blocking(request, lambda: request.send(original))
 
     return stream
 
 
-def track_astream(original: Any) -> Any:
-    """Wrap `BaseChatModel.astream`."""
+def track_parts_async(original: Any) -> Any:
+    """Wrap the asynchronous form of such a method."""
+    is_own = _is_own(original)
 
     @functools.wraps(original)
-    async def astream(
-        model: Any,
-        input: Any,  # noqa: A002  the name of LangChain
-        *args: Any,
-        **options: Any,
-    ) -> AsyncIterator[Any]:
-        request = request_of_stream(model, input, options)
+    async def astream(model: Any, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        request = request_for(model, args, options, is_own=is_own)
         if request is None:
-            chunks = original(model, input, *args, **options)
+            chunks = original(model, *args, **options)
         else:
-            chunks = streamed(
-                request, lambda: original(model, request.messages[0], *args, **request.options)
-            )
+            chunks = streamed(request, lambda: request.send(original))
         async with aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
@@ -135,38 +155,68 @@ def track_astream(original: Any) -> Any:
     return astream
 
 
+def _is_own(method: Any) -> bool:
+    """Return whether other methods of a class call a method: those of its author, and `invoke`."""
+    return method.__name__.startswith("_") or method.__name__ in ("invoke", "ainvoke")
+
+
 # --- one request ----------------------------------------------------------------------------------
 
 
 @suppress_errors("binding")
-def _request(model: Any, messages: list[Any], options: dict[str, Any]) -> ChatRequest | None:
-    """Describe the model calls of a request; `None` if they belong to no invocation."""
+def request_for(
+    model: Any,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    *,
+    is_own: bool = False,
+    has_several: bool = False,
+) -> ChatRequest | None:
+    """Describe the model calls of a request; `None` if they belong to no invocation.
+
+    Args:
+        model: The model.
+        args: The positional arguments of its method; the first one is what is asked.
+        options: The others.
+        is_own: The method is one that others of the model call, for which it is the same call.
+        has_several: It takes a list of conversations.
+    """
+    if is_own and _is_asked(model):
+        return None
+    keyword = "" if args else next((each for each in ASKED if each in options), None)
+    if keyword is None:
+        return None
+    given, rest = (options[keyword], ()) if keyword else (args[0], args[1:])
+    messages = list(given) if has_several else [given]
     path = path_of_task()
     run = path.run if path is not None else current_scope()[0]
     if not isinstance(run, Run) or run.released:
         return None
     known: dict[int, tuple[Any, int]] = path.tokens if path is not None else {}
-    calls = [call_to(model, each, options, known) for each in messages]
+    conversations = [_messages_in(each) for each in messages]
+    calls = [call_to(model, each, options, known) for each in conversations]
     outer = enclosing_request(run)
-    told: dict[str, Any] = {"messages": messages, "options": options, "outer": outer}
+    told: dict[str, Any] = {"model": model, "outer": outer, "messages": messages}
+    told |= {"rest": rest, "keyword": keyword, "options": options, "has_several": has_several}
     if outer is not None and outer.gives_call(calls[0]):  # such as `invoke` within `stream`
         return ChatRequest(run, path, [*outer.calls], is_admitted=True, **told)
     if path is not None:
-        for call, each in zip(calls, messages, strict=True):
+        for call, each in zip(calls, conversations, strict=True):
             call.id = str(next(IDS))
             path.end_turns_before(each)
     return ChatRequest(run, path, calls, can_ask=path is not None and path.can_ask, **told)
 
 
-def request_of_stream(model: Any, asked: Any, options: dict[str, Any]) -> ChatRequest | None:
-    """Describe the model call of a stream; `None` if it belongs to no invocation."""
-    request = _request(model, [_messages_in(asked)], options)
-    if request is not None:
-        request.messages = [asked]
-    return request
+def _is_asked(model: Any) -> bool:
+    """Return whether the code runs within a request of the same model."""
+    around = ENCLOSING_CALL.get()
+    if around is not None and around.model is model:
+        return True
+    return any(each.model is model and not each.has_ended for each in FOLLOWED_BY_EVENTS)
 
 
 def _messages_in(asked: Any) -> Any:
+    """Return the messages of a conversation."""
     try:
         if hasattr(asked, "to_messages"):
             return asked.to_messages()
@@ -175,7 +225,7 @@ def _messages_in(asked: Any) -> Any:
         return ()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class ChatRequest(ModelCallInProgress):
     """A call of a model's method. `generate` takes several conversations: each is a model call."""
 
@@ -188,6 +238,11 @@ class ChatRequest(ModelCallInProgress):
     messages: list[Any] = field(kw_only=True)
     """The conversations, as LangChain's method takes them."""
     options: dict[str, Any] = field(kw_only=True)
+    rest: tuple[Any, ...] = field(kw_only=True)
+    """The other positional arguments."""
+    keyword: str = field(kw_only=True)
+    """The name by which the conversations were given; empty if by position."""
+    has_several: bool = field(kw_only=True)
     chunks: list[Any] = field(default_factory=list, kw_only=True)
 
     # --- the request ------------------------------------------------------------------------------
@@ -210,14 +265,40 @@ class ChatRequest(ModelCallInProgress):
         """Return why the request cannot be the model's last answer."""
         return obstacle_to_last_answer(path, self.options)
 
-    @suppress_errors("binding")
-    def read_along(self, positional: tuple[Any, ...]) -> None:
-        """Read an answer that the model streams although it returns it as a whole.
+    def send(self, method: Any) -> Any:
+        """Call the model's method.
 
-        Args:
-            positional: The other positional arguments; LangChain itself passes callbacks by name.
+        Raises:
+            InvocationEndedError: The invocation has ended between two parts of the answer.
         """
-        if len(self.calls) == 1 and len(positional) < 2:  # noqa: PLR2004  `stop` and the callbacks
+        self._read_along()
+        args, options = self._arguments
+        try:
+            return method(self.model, *args, **options)
+        except AnswerEndedError as error:
+            raise InvocationEndedError from error
+
+    async def send_async(self, method: Any) -> Any:
+        """Do the same as `send` for a coroutine."""
+        self._read_along()
+        args, options = self._arguments
+        try:
+            return await method(self.model, *args, **options)
+        except AnswerEndedError as error:
+            raise InvocationEndedError from error
+
+    @property
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = self.messages if self.has_several else self.messages[0]
+        if self.keyword:
+            return self.rest, {**self.options, self.keyword: given}
+        return (given, *self.rest), self.options
+
+    @suppress_errors("binding")
+    def _read_along(self) -> None:
+        """Read an answer that the model streams although it returns it as a whole."""
+        # LangChain itself passes callbacks by name; positional are `stop` and the callbacks.
+        if self.has_several and len(self.calls) == 1 and len(self.rest) < 2:  # noqa: PLR2004
             reader = AnswerReader(self.read_part, lambda: self.is_cut)
             self.options["callbacks"] = with_reader(self.options.get("callbacks"), reader)
 
@@ -225,10 +306,10 @@ class ChatRequest(ModelCallInProgress):
 
     def note_part(self, part: Any) -> bool:
         """Note a part of a streamed answer."""
-        call = self.calls[0]
+        call, chunk = self.calls[0], chunk_of(part)
         call.has_content = True
-        self.chunks.append(part)
-        call.parts.append(answer_in(part))
+        self.chunks.append(chunk)
+        call.parts.append(answer_in(chunk))
         return False
 
     def note_end_of_parts(self) -> None:
@@ -246,9 +327,9 @@ class ChatRequest(ModelCallInProgress):
 
     def note_answer(self, answer: Any) -> None:
         """Note the answers of a request."""
-        for call, generations in zip(self.calls, answer.generations, strict=False):
-            first, *others = (each.message for each in generations)
-            self._note(call, first, answer.llm_output)
+        for call, messages in zip(self.calls, messages_in(answer), strict=False):
+            first, *others = messages
+            self._note(call, first, getattr(answer, "llm_output", None))
             # The vendor reports and bills all of them, which were requested with `n`.
             call.parts += [answer_in(each) for each in others]
             call.is_unbilled = call.is_unbilled and all(map(is_blocked, others))

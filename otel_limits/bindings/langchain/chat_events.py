@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.runnables.config import ensure_config, merge_configs
 
-from otel_limits.bindings.langchain.chat_calls import request_of_stream
+from otel_limits.bindings.langchain.chat_calls import FOLLOWED_BY_EVENTS, request_for
 from otel_limits.core.internal_errors import suppress_errors, suppress_errors_async
 
 if TYPE_CHECKING:
@@ -24,11 +24,12 @@ def track_stream_events(original: Any) -> Any:
     @functools.wraps(original)
     def stream_events(model: Any, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
         is_tracked = options.get("version") == VERSION
-        request = request_of_stream(model, input, options) if is_tracked else None
+        request = request_for(model, (input,), options) if is_tracked else None
         if request is None:
             return original(model, input, config, **options)
         if (refusal := request.admit_blocking()) is not None:
             return request.refused(refusal)
+        FOLLOWED_BY_EVENTS.add(request)
         config = merge_configs(ensure_config(config), {"callbacks": [EndOfStream(request)]})
         try:
             return original(model, request.messages[0], config, **request.options)
@@ -54,11 +55,12 @@ def track_astream_events(original: Any) -> Any:
 async def _astream_events(
     original: Any, model: Any, asked: Any, config: Any, options: dict[str, Any]
 ) -> Any:
-    request = request_of_stream(model, asked, options)
+    request = request_for(model, (asked,), options)
     if request is None:
         return await original(model, asked, config, **options)
     if (refusal := await request.admit()) is not None:
         return request.refused(refusal)
+    FOLLOWED_BY_EVENTS.add(request)
     config = merge_configs(ensure_config(config), {"callbacks": [EndOfAsyncStream(request)]})
     try:
         return await original(model, request.messages[0], config, **request.options)

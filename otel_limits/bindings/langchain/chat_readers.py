@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, AIMessageChunk
 
 from otel_limits.bindings.langchain.chat_terms import terms_of
 from otel_limits.bindings.langchain.model_classes import model_id, provider_of
@@ -168,6 +168,37 @@ def answer_in(message: Any) -> str:
         requested = (getattr(message, name, None) for name in ("tool_calls", "invalid_tool_calls"))
         tools = "".join(str(calls) for calls in requested if calls)
     return reasoning + text_of(message) + tools
+
+
+def messages_in(answer: Any) -> list[list[Any]]:
+    """Return the messages in an answer, for each conversation those that were requested.
+
+    A model that completes text has none: its texts become messages.
+    """
+    if not hasattr(answer, "generations"):
+        return [[_message_of(answer)]]
+    generations = answer.generations
+    if generations and not isinstance(generations[0], list):  # of one conversation
+        generations = [generations]
+    return [[_message_of(each) for each in several] for several in generations]
+
+
+def _message_of(generation: Any) -> Any:
+    if isinstance(generation, str):
+        return AIMessage(generation)
+    if hasattr(generation, "message"):
+        return generation.message
+    if not hasattr(generation, "generation_info"):  # a message itself
+        return generation
+    return AIMessage(generation.text, response_metadata=generation.generation_info or {})
+
+
+def chunk_of(part: Any) -> Any:
+    """Return a part of a stream as a part of a message."""
+    message = _message_of(part)
+    if isinstance(message, AIMessage) and not isinstance(message, AIMessageChunk):
+        return AIMessageChunk(content=message.content, response_metadata=message.response_metadata)
+    return message
 
 
 def is_blocked(message: Any) -> bool:

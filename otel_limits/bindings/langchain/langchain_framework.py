@@ -7,7 +7,7 @@ import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.class_patches import Patches
+from otel_limits.bindings.class_patches import Patches, subclasses_of
 from otel_limits.bindings.invocation import abort_all
 from otel_limits.bindings.langchain.halt_marks import SLOT, marker_of, stops_of
 from otel_limits.bindings.late_wrappers import wrapped_at_first_call
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 GRAPHS: Final = "langgraph.pregel.main"
 MODELS: Final = "langchain_core.language_models.chat_models"
+LLMS: Final = "langchain_core.language_models.llms"
 TOOLS: Final = "langchain_core.tools.base"
 
 
@@ -105,11 +106,29 @@ class LangChainFramework:
 
     @suppress_errors("binding")
     def _patch(self, module: Any) -> None:
+        if not self._is_on:
+            return
+        owner, methods = METHODS[module.__name__]
+        base = getattr(module, owner)
+        self._wrap(base, methods)
+        if module.__name__ in OF_AUTHORS:
+            self._patches.watch_subclasses(base, self._patch_model)
+            for derived in subclasses_of(base):
+                self._patch_model(derived)
+
+    @suppress_errors("binding")
+    def _patch_model(self, derived: type) -> None:
+        """Patch the methods that a class of models defines itself."""
         if self._is_on:
-            owner, methods = METHODS[module.__name__]
-            for name, (ours, wrapper) in methods.items():
+            is_text = any(each.__name__ == "BaseLLM" for each in derived.__mro__)
+            methods = METHODS[LLMS if is_text else MODELS][1]
+            self._wrap(derived, {**methods, **OF_AUTHORS[LLMS if is_text else MODELS]})
+
+    def _wrap(self, owner: Any, methods: Mapping[str, tuple[str, str]]) -> None:
+        for name, (ours, wrapper) in methods.items():
+            if not getattr(vars(owner).get(name), "__isabstractmethod__", False):
                 wrap = functools.partial(_wrapped, ours, wrapper)
-                self._patches.wrap(getattr(module, owner), name, wrap)
+                self._patches.wrap(owner, name, wrap)
 
     def renew(self) -> None:
         """Forget the classes of an earlier import; `watch` patches those of the next one.
@@ -149,6 +168,37 @@ class LangChainFramework:
         return run_away(most_calls, observe)
 
 
+ANSWERS: Final = {
+    "generate": ("chat_calls", "track_all"),
+    "agenerate": ("chat_calls", "track_all_async"),
+    "stream": ("chat_calls", "track_parts"),
+    "astream": ("chat_calls", "track_parts_async"),
+}
+"""The methods by which models answer: `invoke`, `batch` and their variants call one of these."""
+
+OWN: Final = {
+    "invoke": ("chat_calls", "track_one"),
+    "ainvoke": ("chat_calls", "track_one_async"),
+    "_call": ("chat_calls", "track_one"),
+    "_acall": ("chat_calls", "track_one_async"),
+    "_stream": ("chat_calls", "track_parts"),
+    "_astream": ("chat_calls", "track_parts_async"),
+}
+OF_AUTHORS: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    MODELS: {
+        **OWN,
+        "_generate": ("chat_calls", "track_one"),
+        "_agenerate": ("chat_calls", "track_one_async"),
+    },
+    LLMS: {
+        **OWN,
+        "_generate": ("chat_calls", "track_all"),
+        "_agenerate": ("chat_calls", "track_all_async"),
+    },
+}
+"""Methods that a class of models may define itself, and that an application may call:
+https://docs.langchain.com/oss/python/contributing/implement-langchain."""
+
 METHODS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
     # `invoke`, `batch` and their variants call one of these.
     GRAPHS: (
@@ -162,14 +212,12 @@ METHODS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
     MODELS: (
         "BaseChatModel",
         {
-            "generate": ("chat_calls", "track_generate"),
-            "agenerate": ("chat_calls", "track_agenerate"),
-            "stream": ("chat_calls", "track_stream"),
-            "astream": ("chat_calls", "track_astream"),
+            **ANSWERS,
             "stream_events": ("chat_events", "track_stream_events"),
             "astream_events": ("chat_events", "track_astream_events"),
         },
     ),
+    LLMS: ("BaseLLM", ANSWERS),
     TOOLS: (
         "BaseTool",
         {"run": ("requested_tools", "track_run"), "arun": ("requested_tools", "track_arun")},

@@ -1,0 +1,120 @@
+"""Models whose classes answer by other methods than LangChain's own: each call counts once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.language_models.llms import LLM
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langgraph.graph import START, MessagesState, StateGraph
+
+from otel_limits import ModelCall, enable
+from tests.langchain import graphs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from otel_limits import Event
+
+
+class Completing(LLM):
+    """A model that completes text."""
+
+    calls: list[str] = []  # noqa: RUF012  a field
+
+    @property
+    def _llm_type(self) -> str:
+        return "completing"
+
+    def _call(self, prompt: str, *_: Any, **__: Any) -> str:
+        self.calls.append(prompt)
+        return "a completed text"
+
+
+class Overriding(BaseChatModel):
+    """A model whose `invoke` does not call that of its parent, nor any other method."""
+
+    calls: list[str] = []  # noqa: RUF012  a field
+
+    @property
+    def _llm_type(self) -> str:
+        return "overriding"
+
+    def invoke(self, *_: Any, **__: Any) -> AIMessage:
+        """Answer."""
+        self.calls.append("invoke")
+        return AIMessage("an answer")
+
+    async def ainvoke(self, *_: Any, **__: Any) -> AIMessage:
+        """Answer."""
+        return self.invoke()
+
+    def stream(self, *_: Any, **__: Any) -> Iterator[Any]:
+        """Answer."""
+        yield self.invoke()
+
+    def _generate(self, *_: Any, **__: Any) -> ChatResult:
+        self.calls.append("_generate")
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("an answer"))])
+
+
+class Calling(Overriding):
+    """A model whose `invoke` calls that of its parent."""
+
+    def invoke(self, *args: Any, **options: Any) -> AIMessage:
+        """Answer."""
+        return super().invoke(*args, **options)
+
+
+WAYS: dict[str, tuple[type[Any], Callable[[Any], Any]]] = {
+    "LLM.invoke": (Completing, lambda model: model.invoke("go")),
+    "LLM.ainvoke": (Completing, lambda model: asyncio.run(model.ainvoke("go"))),
+    "LLM.stream": (Completing, lambda model: list(model.stream("go"))),
+    "LLM.generate": (Completing, lambda model: model.generate(["go"])),
+    "LLM._call": (Completing, lambda model: model._call("go")),
+    "invoke": (Overriding, lambda model: model.invoke("go")),
+    "ainvoke": (Overriding, lambda model: asyncio.run(model.ainvoke("go"))),
+    "stream": (Overriding, lambda model: list(model.stream("go"))),
+    "generate": (Overriding, lambda model: model.generate([[AIMessage("go")]])),
+    "_generate": (Overriding, lambda model: model._generate([])),
+    "invoke of a parent": (Calling, lambda model: model.invoke("go")),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_node_that_calls_a_model_is_halted(way: str, events: list[Event]) -> None:
+    """At the cap, and each call is published once."""
+    kind, call = WAYS[way]
+    enable(max_model_calls=3, observers=[events.append])
+    model = kind(calls=[])
+
+    def node(_: Any) -> dict[str, Any]:
+        call(model)
+        return {"messages": [AIMessage("more")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    graph.add_edge("node", "node")
+    state = graph.compile(name="boss").invoke({"messages": []}, graphs.STEPS)
+    assert graphs.halt_of(state).reason == "max_model_calls"
+    assert len(model.calls) == 3
+    assert [each.kind for each in events if isinstance(each, ModelCall)] == ["unmeasured"] * 3
+
+
+def test_two_prompts_are_two_calls(events: list[Event]) -> None:
+    """A list of prompts is a call for each."""
+    enable(max_model_calls=9, observers=[events.append])
+    model = Completing(calls=[])
+    graph = StateGraph(MessagesState)
+    graph.add_node(
+        "node",
+        lambda _: {"messages": [model.generate(["a", "b"]).flatten()[0].generations[0][0].text]},
+    )
+    graph.add_edge(START, "node")
+    graph.compile(name="boss").invoke({"messages": []})
+    assert len([each for each in events if isinstance(each, ModelCall)]) == len(model.calls) == 2
