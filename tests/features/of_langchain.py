@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware, wrap_tool_call
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
@@ -13,13 +16,16 @@ from langgraph_swarm import create_handoff_tool, create_swarm
 
 from otel_limits.bindings import langchain
 from otel_limits.testing import ScriptedChatModel, uses
+from tests.compositions.of_langchain import history_of
 from tests.features.private_names import private_names_in
 from tests.features.subject import Ending
+from tests.langchain.graphs import CALLS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from otel_limits.testing import Answer
+    from tests.compositions.judge import Entry
     from tests.features.subject import Pause
 
 
@@ -65,6 +71,11 @@ class LangChainSubject:
     name = "langchain"
     private_names = len(private_names_in(langchain))
 
+    def __init__(self) -> None:
+        self.ways: dict[str, Callable[[Any], Ending]] = {
+            name: partial(called, call) for name, call in CALLS.items()
+        }
+
     def model(self, script: Iterable[Answer], pause: Pause | None = None) -> Any:
         """Return a model."""
         return PausingModel(script, pause=pause)
@@ -79,15 +90,48 @@ class LangChainSubject:
         """Return an agent with a middleware."""
         return create_agent(model, [search], middleware=[plugin], checkpointer=InMemorySaver())
 
-    def calling(self, agent: Any) -> Any:
+    def calling(self, agent: Any, wrap: Callable[[str], str] | None = None) -> Any:
         """Return a tool that calls an agent."""
+        return self.doing(lambda: (wrap or str)(self.call(agent).text))
+
+    def delegating(self, model: Any, agent: Any) -> Any:
+        """Return an agent whose tool returns directly."""
+        ask = self.calling(agent)
+        ask.return_direct = True
+        return self.agent(model, ask)
+
+    def doing(self, work: Callable[[], str]) -> Any:
+        """Return a tool that calls a function."""
 
         @tool
         def ask() -> str:
             """Ask."""
-            return self.call(agent).text
+            return work()
 
         return ask
+
+    def denying(self, model: Any) -> Any:
+        """Return an agent with a middleware that answers for its tools."""
+
+        @wrap_tool_call
+        def deny(request: Any, _: Any) -> ToolMessage:
+            identity = request.tool_call["id"]
+            return ToolMessage("denied", tool_call_id=identity, name="search", status="error")
+
+        return create_agent(
+            model, [search], name="boss", middleware=[deny], checkpointer=InMemorySaver()
+        )
+
+    def asking_first(self, model: Any) -> Any:
+        """Return an agent with a human in the loop."""
+        middleware: Any = HumanInTheLoopMiddleware(interrupt_on={"search": True})
+        return create_agent(
+            model, [search], name="boss", middleware=[middleware], checkpointer=InMemorySaver()
+        )
+
+    def reject(self, agent: Any, ending: Ending) -> Ending:  # noqa: ARG002
+        """Reject the tool call."""
+        return self.call(agent, Command(resume={"decisions": [{"type": "reject"}]}))
 
     def asking(self, model: Any) -> Any:
         """Return a tool that calls a model."""
@@ -120,13 +164,24 @@ class LangChainSubject:
         """Call an agent in an event loop."""
         return ending_of(await agent.ainvoke(asked("go"), OPTIONS))
 
-    async def stream(self, agent: Any) -> Ending:
+    async def stream(self, agent: Any, reading: Pause | None = None) -> Ending:
         """Read the stream of an agent."""
         modes = ["messages", "values"]
-        chunks = [chunk async for chunk in agent.astream(asked("go"), OPTIONS, stream_mode=modes)]
+        chunks = []
+        async for chunk in agent.astream(asked("go"), OPTIONS, stream_mode=modes):
+            chunks.append(chunk)
+            if reading is not None:
+                await reading()
         state = next(payload for mode, payload in reversed(chunks) if mode == "values")
         texts = [payload[0] for mode, payload in chunks if mode == "messages"]
-        return Ending(state, "".join(str(each.content) for each in texts if each.type != "tool"))
+        text = "".join(str(each.content) for each in texts if each.type != "tool")
+        return Ending(state, text, message=state["messages"][-1])
+
+    async def leave(self, agent: Any) -> None:
+        """Close the stream of an agent after its first part."""
+        stream = agent.astream(asked("go"), OPTIONS, stream_mode="updates")
+        await anext(stream)
+        await stream.aclose()
 
     def approve(self, agent: Any, ending: Ending, more_turns: int | None) -> Ending:  # noqa: ARG002
         """Answer the interrupt."""
@@ -136,6 +191,19 @@ class LangChainSubject:
     def stored(self, agent: Any) -> Any:
         """Return the state of the thread."""
         return agent.get_state(OPTIONS).values
+
+    def history(self, request: Any) -> Iterable[Entry]:
+        """Describe messages."""
+        return history_of(request)
+
+    def results(self, request: Any) -> list[str]:
+        """Return the texts of the tool messages."""
+        return [str(each.content) for each in request if each.type == "tool"]
+
+
+def called(call: Callable[..., Any], agent: Any) -> Ending:
+    """Call an agent in one of the ways."""
+    return ending_of(call(agent, asked("go"), OPTIONS))
 
 
 def asked(prompt: Any) -> Any:
@@ -147,4 +215,5 @@ def ending_of(state: Any) -> Ending:
     """Describe the state of a graph."""
     question = next(iter(state.get("__interrupt__", ())), None)
     text = str(state["messages"][-1].content)
-    return Ending(state, text, state.get("structured_response"), question)
+    output = state.get("structured_response")
+    return Ending(state, text, output, question, state["messages"][-1])

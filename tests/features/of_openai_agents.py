@@ -7,25 +7,40 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from agents import Agent, ModelSettings, Runner, SQLiteSession, function_tool
+from agents import (
+    Agent,
+    ModelSettings,
+    RunConfig,
+    Runner,
+    SQLiteSession,
+    ToolGuardrailFunctionOutput,
+    function_tool,
+    tool_input_guardrail,
+)
 from agents.models.interface import ModelTracing
 
 from otel_limits.bindings import openai_agents
 from otel_limits.testing import ScriptedAgentsModel, uses
+from tests.compositions.of_openai_agents import history_of
 from tests.features.private_names import private_names_in
 from tests.features.subject import Ending
-from tests.openai_agents.runs import UNTRACED, call_run_sync
+from tests.openai_agents.runs import call_run_sync
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from agents import RunResultBase
 
     from otel_limits.testing import Answer
+    from tests.compositions.judge import Entry
     from tests.features.subject import Pause
 
 MAX_TURNS: Final = 99
 """The SDK's own limit, which is never reached."""
+
+CONFIG: Final = RunConfig(tracing_disabled=True, tool_not_found_behavior="return_error_to_model")
+
+OPTIONS: Final[Any] = {"max_turns": MAX_TURNS, "run_config": CONFIG}
 
 
 class PausingModel(ScriptedAgentsModel):
@@ -47,10 +62,12 @@ class PausingModel(ScriptedAgentsModel):
             yield event
 
 
-@function_tool
-def search(query: str = "") -> str:
+def look(query: str = "") -> str:
     """Search."""
     return f"nothing about {query}"
+
+
+search = function_tool(look, name_override="search")
 
 
 @dataclass
@@ -72,6 +89,13 @@ class OpenAIAgentsSubject:
     name = "openai-agents"
     private_names = len(private_names_in(openai_agents))
 
+    def __init__(self) -> None:
+        self.ways: dict[str, Callable[[Any], Ending]] = {
+            "run": lambda agent: asyncio.run(self.call_later(agent)),
+            "run_sync": self.call,
+            "run_streamed": lambda agent: asyncio.run(self.stream(agent)),
+        }
+
     def model(self, script: Iterable[Answer], pause: Pause | None = None) -> Any:
         """Return a model."""
         model = PausingModel(script)
@@ -88,9 +112,52 @@ class OpenAIAgentsSubject:
         agent = Agent[Any]("boss", model=model, tools=[search], hooks=plugin)
         return Conversing(agent, SQLiteSession("1"))
 
-    def calling(self, agent: Any) -> Any:
+    def calling(self, agent: Any, wrap: Callable[[str], str] | None = None) -> Any:
         """Return an agent as a tool."""
-        return agent.agent.as_tool("ask", "Ask.", run_config=UNTRACED, max_turns=MAX_TURNS)
+
+        async def extract(result: RunResultBase) -> str:
+            return (wrap or str)(str(result.final_output))
+
+        extractor = extract if wrap is not None else None
+        return agent.agent.as_tool("ask", "Ask.", custom_output_extractor=extractor, **OPTIONS)
+
+    def delegating(self, model: Any, agent: Any) -> Any:
+        """Return an agent that stops at its first tool."""
+        boss = self.agent(model, self.calling(agent))
+        boss.agent.tool_use_behavior = "stop_on_first_tool"
+        return boss
+
+    def doing(self, work: Callable[[], str]) -> Any:
+        """Return a tool that calls a function."""
+
+        @function_tool
+        def ask() -> str:
+            """Ask."""
+            return work()
+
+        return ask
+
+    def denying(self, model: Any) -> Any:
+        """Return an agent with a guardrail that rejects the input of its tool."""
+
+        @tool_input_guardrail
+        def deny(_: Any) -> ToolGuardrailFunctionOutput:
+            """Reject everything."""
+            return ToolGuardrailFunctionOutput.reject_content("denied")
+
+        denied = function_tool(look, name_override="search", tool_input_guardrails=[deny])
+        return Conversing(Agent[Any]("boss", model=model, tools=[denied]), SQLiteSession("1"))
+
+    def asking_first(self, model: Any) -> Any:
+        """Return an agent whose tool needs an approval."""
+        gated = function_tool(look, name_override="search", needs_approval=True)
+        return Conversing(Agent[Any]("boss", model=model, tools=[gated]), SQLiteSession("1"))
+
+    def reject(self, agent: Any, ending: Ending) -> Ending:
+        """Reject the interruption."""
+        state = ending.result.to_state()
+        state.reject(ending.question)
+        return self.call(agent, state)
 
     def asking(self, model: Any) -> Any:
         """Return a tool that calls a model."""
@@ -123,22 +190,29 @@ class OpenAIAgentsSubject:
 
     def call(self, agent: Any, prompt: Any = "go") -> Ending:
         """Call an agent."""
-        result = call_run_sync(agent.agent, prompt, session=agent.session, max_turns=MAX_TURNS)
-        return ending_of(result)
+        return ending_of(call_run_sync(agent.agent, prompt, session=agent.session, **OPTIONS))
 
     async def call_later(self, agent: Any) -> Ending:
         """Call an agent in an event loop."""
-        options: Any = {"max_turns": MAX_TURNS, "run_config": UNTRACED}
-        return ending_of(await Runner.run(agent.agent, "go", session=agent.session, **options))
+        return ending_of(await Runner.run(agent.agent, "go", session=agent.session, **OPTIONS))
 
-    async def stream(self, agent: Any) -> Ending:
+    async def stream(self, agent: Any, reading: Pause | None = None) -> Ending:
         """Read the stream of an agent."""
-        options: Any = {"max_turns": MAX_TURNS, "run_config": UNTRACED}
-        result = Runner.run_streamed(agent.agent, "go", session=agent.session, **options)
-        events = [event async for event in result.stream_events()]
+        result = Runner.run_streamed(agent.agent, "go", session=agent.session, **OPTIONS)
+        events = []
+        async for event in result.stream_events():
+            events.append(event)
+            if reading is not None:
+                await reading()
         deltas = [each.data for each in events if each.type == "raw_response_event"]
         texts = [each.delta for each in deltas if each.type == "response.output_text.delta"]
-        return Ending(result, "".join(texts))
+        return Ending(result, "".join(texts), message=result)
+
+    async def leave(self, agent: Any) -> None:
+        """Cancel a stream after its first event."""
+        result = Runner.run_streamed(agent.agent, "go", session=agent.session, **OPTIONS)
+        async for _ in result.stream_events():
+            result.cancel()
 
     def approve(self, agent: Any, ending: Ending, more_turns: int | None) -> Ending:  # noqa: ARG002
         """Approve the interruption, which has no place for an amount."""
@@ -150,9 +224,18 @@ class OpenAIAgentsSubject:
         """Return the last item of the session."""
         return asyncio.run(agent.session.get_items())[-1]
 
+    def history(self, request: Any) -> Iterable[Entry]:
+        """Describe items."""
+        return history_of(request)
+
+    def results(self, request: Any) -> list[str]:
+        """Return the outputs of functions."""
+        return [str(each["output"]) for each in request if "output" in each]
+
 
 def ending_of(result: RunResultBase) -> Ending:
     """Describe the result of a run."""
     output = result.final_output
     question = next(iter(result.interruptions), None)
-    return Ending(result, str(output), None if isinstance(output, str) else output, question)
+    typed = None if isinstance(output, str) else output
+    return Ending(result, str(output), typed, question, result)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from strands import Agent, tool
+from strands.hooks import BeforeToolCallEvent
 from strands.multiagent import Swarm
 
 from otel_limits.bindings.strands.private import PRIVATE_NAMES
 from otel_limits.testing import ScriptedModel, says, uses
+from tests.compositions.of_strands import history_of
 from tests.features.subject import Ending
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Iterable
+    from collections.abc import AsyncIterable, Callable, Iterable
 
     from strands.types.streaming import StreamEvent
 
     from otel_limits.testing import Answer
+    from tests.compositions.judge import Entry
     from tests.features.subject import Pause
 
 
@@ -47,6 +51,13 @@ class StrandsSubject:
     private_names = len(PRIVATE_NAMES)
     """With public names in private modules: `tests/unit/test_private_names.py`."""
 
+    def __init__(self) -> None:
+        self.ways: dict[str, Callable[[Any], Ending]] = {
+            "call": self.call,
+            "invoke_async": lambda agent: asyncio.run(self.call_later(agent)),
+            "stream_async": lambda agent: asyncio.run(self.stream(agent)),
+        }
+
     def model(self, script: Iterable[Answer], pause: Pause | None = None) -> Any:
         """Return a model."""
         model = PausingModel(script)
@@ -67,9 +78,51 @@ class StrandsSubject:
         """Return an agent with a plugin."""
         return Agent(model=model, tools=[search], callback_handler=None, plugins=[plugin])
 
-    def calling(self, agent: Any) -> Any:
-        """Return an agent as a tool."""
+    def calling(self, agent: Any, wrap: Callable[[str], str] | None = None) -> Any:
+        """Return an agent as a tool, or a tool that calls it."""
+        if wrap is not None:
+            return self.doing(lambda: wrap(self.call(agent).text))
         return agent.as_tool(name="ask", description="Ask.")
+
+    def delegating(self, model: Any, agent: Any) -> Any:
+        """Return an agent that delegates."""
+        return self.agent(model, agent.as_tool(name="ask", description="Ask.", delegate=True))
+
+    def doing(self, work: Callable[[], str]) -> Any:
+        """Return a tool that calls a function."""
+
+        @tool
+        def ask() -> str:
+            """Ask."""
+            return work()
+
+        return ask
+
+    def denying(self, model: Any) -> Any:
+        """Return an agent with a hook that cancels tools."""
+
+        def deny(event: BeforeToolCallEvent) -> None:
+            event.cancel_tool = "denied"
+
+        agent = self.agent(model)
+        agent.hooks.add_callback(BeforeToolCallEvent, deny)
+        return agent
+
+    def asking_first(self, model: Any) -> Any:
+        """Return an agent with a hook that interrupts tools."""
+
+        def ask(event: BeforeToolCallEvent) -> None:
+            if event.interrupt("approval", reason="May it run?") != "yes":
+                event.cancel_tool = "rejected"
+
+        agent = self.agent(model)
+        agent.hooks.add_callback(BeforeToolCallEvent, ask)
+        return agent
+
+    def reject(self, agent: Any, ending: Ending) -> Ending:
+        """Answer the interrupt with no."""
+        answer = {"interruptId": ending.question.id, "response": "no"}
+        return self.call(agent, [{"interruptResponse": answer}])
 
     def asking(self, model: Any) -> Any:
         """Return a tool that calls a model."""
@@ -101,11 +154,22 @@ class StrandsSubject:
         """Call an agent in an event loop."""
         return ending_of(await agent.invoke_async("go"))
 
-    async def stream(self, agent: Any) -> Ending:
+    async def stream(self, agent: Any, reading: Pause | None = None) -> Ending:
         """Read the stream of an agent."""
-        events = [event async for event in agent.stream_async("go")]
+        events = []
+        async for event in agent.stream_async("go"):
+            events.append(event)
+            if reading is not None:
+                await reading()
         (result,) = [event["result"] for event in events if "result" in event]
-        return Ending(result, "".join(event.get("data", "") for event in events))
+        text = "".join(event.get("data", "") for event in events)
+        return Ending(result, text, message=result.message)
+
+    async def leave(self, agent: Any) -> None:
+        """Close the stream of an agent after its first event."""
+        stream = agent.stream_async("go")
+        await anext(stream)
+        await stream.aclose()
 
     def approve(self, agent: Any, ending: Ending, more_turns: int | None) -> Ending:
         """Answer the interrupt."""
@@ -117,6 +181,16 @@ class StrandsSubject:
         """Return the last message."""
         return agent.messages[-1]
 
+    def history(self, request: Any) -> Iterable[Entry]:
+        """Describe messages."""
+        return history_of(request)
+
+    def results(self, request: Any) -> list[str]:
+        """Return the texts of the tool results."""
+        blocks = [block for message in request for block in message["content"]]
+        found = [block["toolResult"] for block in blocks if "toolResult" in block]
+        return ["".join(part.get("text", "") for part in each["content"]) for each in found]
+
 
 def ending_of(result: Any) -> Ending:
     """Describe the result of an agent, or of a swarm."""
@@ -124,5 +198,6 @@ def ending_of(result: Any) -> Ending:
         result,
         str(result),
         getattr(result, "structured_output", None),
-        next(iter(result.interrupts or ()), None),
+        next(iter(getattr(result, "interrupts", None) or ()), None),
+        getattr(result, "message", None),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,6 +10,7 @@ from otel_limits import Stop, stop_of
 
 if TYPE_CHECKING:
     from otel_limits.testing import Answer
+    from tests.compositions.judge import Entry
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Ending:
     """The typed output."""
     question: Any = None
     """The question to a human, if any."""
+    message: Any = None
+    """The last message, or the object that has it."""
 
     @property
     def stop(self) -> Stop | None:
@@ -43,6 +46,8 @@ class Subject(Protocol):
     """Name of the framework in otel-limits."""
     private_names: int
     """Private names of the framework that its binding uses."""
+    ways: Mapping[str, Callable[[Any], Ending]]
+    """Every method of the framework that calls an agent."""
 
     def model(self, script: Iterable[Answer], pause: Pause | None = None) -> Any:
         """Return a model that counts its `calls`."""
@@ -53,8 +58,28 @@ class Subject(Protocol):
     def agent_with_plugin(self, model: Any, plugin: Any) -> Any:
         """Return an agent with `LimitsPlugin`."""
 
-    def calling(self, agent: Any) -> Any:
-        """Return a tool named `ask` that calls another agent."""
+    def calling(self, agent: Any, wrap: Callable[[str], str] | None = None) -> Any:
+        """Return a tool named `ask` that calls another agent.
+
+        Args:
+            agent: The other agent.
+            wrap: Makes the tool's result from the agent's answer.
+        """
+
+    def delegating(self, model: Any, agent: Any) -> Any:
+        """Return an agent whose tool `ask` calls another agent, whose answer ends the call."""
+
+    def doing(self, work: Callable[[], str]) -> Any:
+        """Return a tool named `ask` that calls a function."""
+
+    def denying(self, model: Any) -> Any:
+        """Return an agent in which code of the application denies each call of `search`."""
+
+    def asking_first(self, model: Any) -> Any:
+        """Return an agent in which a human decides about each call of `search`."""
+
+    def reject(self, agent: Any, ending: Ending) -> Ending:
+        """Let a human reject the tool call that a call has ended with."""
 
     def asking(self, model: Any) -> Any:
         """Return a tool named `ask` that calls a model itself."""
@@ -71,8 +96,11 @@ class Subject(Protocol):
     async def call_later(self, agent: Any) -> Ending:
         """Call an agent in an event loop."""
 
-    async def stream(self, agent: Any) -> Ending:
-        """Call an agent and read its stream."""
+    async def stream(self, agent: Any, reading: Pause | None = None) -> Ending:
+        """Call an agent and read its stream, and await a function after each part."""
+
+    async def leave(self, agent: Any) -> None:
+        """Call an agent, and leave its stream after the first part."""
 
     def approve(self, agent: Any, ending: Ending, more_turns: int | None) -> Ending:
         """Let a human answer the question that a call has ended with.
@@ -85,3 +113,9 @@ class Subject(Protocol):
 
     def stored(self, agent: Any) -> Any:
         """Return the last message of the agent's conversation, as it is stored."""
+
+    def history(self, request: Any) -> Iterable[Entry]:
+        """Describe the conversation in a request that a model has received."""
+
+    def results(self, request: Any) -> list[str]:
+        """Return the texts of the tool results in a request."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -81,11 +81,8 @@ def call_abatch(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
 
 def call_thread(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:
     """`invoke` in a plain thread."""
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(graph.invoke(given, options)))
-    thread.start()
-    thread.join()
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(graph.invoke, given, options).result()
 
 
 def call_v2(graph: Any, given: Any = ASK, options: Any = STEPS) -> Any:

@@ -1,0 +1,878 @@
+"""The behavior of agents with otel-limits, the same in every framework.
+
+Each row is a function that builds agents of a framework, calls them, and compares what is seen: the
+requests at the model, the events, the text for the end user, the marker of the last message, and
+the validity of the conversation. `tests/unit/test_behaviours.py` runs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from opentelemetry.trace import StatusCode
+
+from otel_limits import (
+    LimitReachedError,
+    Limits,
+    MaxTurnsReachedException,
+    ModelCall,
+    ToolCall,
+    kill,
+    stop_of,
+    stops_of,
+)
+from otel_limits.core.limits import LIMITS
+from otel_limits.testing import Answer, FakeTime, endless, fails, only, says, tokens, uses
+from tests.features.observed import (
+    CALL_OTHER,
+    CAPS,
+    PRICES,
+    SEARCH,
+    TURNS,
+    exporter,
+    handed_over,
+)
+from tests.features.seen import (
+    FOR_MODEL,
+    KILLED,
+    MANY,
+    QUOTA,
+    STEPS,
+    TIME,
+    Row,
+    Way,
+    causes_of,
+    error_of,
+    expect,
+    facts,
+    in_every_way,
+    published,
+    recording,
+    tool_entries,
+)
+
+if TYPE_CHECKING:
+    from tests.features.subject import Subject
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def every_limit(subject: Subject) -> None:
+    """Each limit counts the same, without an event loop and in a stream."""
+    ways = {"call": subject.call, "stream": lambda agent: asyncio.run(subject.stream(agent))}
+    for name, (cap, calls) in CAPS.items():
+        if name != "max_duration_seconds":
+            in_every_way(ways, functools.partial(check_limit, subject, only(name, cap), calls))
+
+
+def check_limit(subject: Subject, limits: Limits, calls: int, call: Way) -> None:
+    """Compare a runaway agent under one limit."""
+    ((name, _),) = limits.items()
+    pair = (SEARCH, uses("search", arguments={"query": "x"}))
+    script = itertools.cycle(pair) if name == "max_repeated_tool_cycles" else endless(SEARCH)
+    with recording(PRICES, limits=limits) as events:
+        model = subject.model(script)
+        ending = call(subject.agent(model))
+    reason = LIMITS[name].reason
+    is_refusal = reason == "max_tool_calls"
+    expect(
+        {"limit": name, **facts(subject, model, ending, events)},
+        limit=name,
+        calls=calls,
+        reason=reason,
+        action="halted",
+        valid=True,
+        synthetic=True,
+        kinds=["measured"] * calls,
+        tools=[
+            *[("search", "success")] * (calls - is_refusal),
+            *[("search", "refused")] * is_refusal,
+        ],
+        halts=[(reason, "halted")],
+        ends=[("boss", reason, "halted")],
+    )
+
+
+def halted(subject: Subject) -> None:
+    """A halt is the same in every way to call an agent: calls, events, text and marker."""
+
+    def check(call: Way) -> None:
+        with recording(limits=Limits(max_turns=3)) as events:
+            model = subject.model(endless(SEARCH))
+            ending = call(subject.agent(model))
+        expect(
+            facts(subject, model, ending, events),
+            calls=3,
+            reason="max_turns",
+            action="halted",
+            agent="boss",
+            text=STEPS,
+            synthetic=True,
+            valid=True,
+            kinds=["measured"] * 3,
+            tokens=[15] * 3,
+            side=[False] * 3,
+            turns=[1, 2, 3],
+            tools=[("search", "success")] * 3,
+            halts=[("max_turns", "halted")],
+            ends=[("boss", "max_turns", "halted")],
+        )
+        stop = ending.stop
+        assert stop is not None
+        counted = {
+            "stop": (stop.turns, stop.model_calls, stop.tool_calls, stop.usage.total),
+            "stops": len(stops_of(ending.result)),
+        }
+        expect(counted, stop=(3, 3, 3, 45), stops=1)
+
+    in_every_way(subject.ways, check)
+
+
+def own_halt_message(subject: Subject) -> None:
+    """The text for the end user is that of the setting."""
+    with recording(limits=TURNS, halt_message="Sorry, {agent} stopped.") as events:
+        model = subject.model(endless(SEARCH))
+        ending = subject.call(subject.agent(model))
+    expect(facts(subject, model, ending, events), text="Sorry, boss stopped.", synthetic=True)
+
+
+def natural_end(subject: Subject) -> None:
+    """An agent that is done with its last permitted turn is a success."""
+
+    def check(call: Way) -> None:
+        with recording(limits=TURNS) as events:
+            model = subject.model([SEARCH, says("done")])
+            ending = call(subject.agent(model))
+        expect(
+            facts(subject, model, ending, events),
+            calls=2,
+            reason=None,
+            text="done",
+            synthetic=False,
+            turns=[1, 2],
+            tokens=[15, 15],
+            halts=[],
+            ends=[("boss", "end_turn", "none")],
+        )
+
+    in_every_way(subject.ways, check)
+
+
+def failed_call(subject: Subject) -> None:
+    """The application gets the error of the vendor; the call counts, and is no turn."""
+    with recording(limits=TURNS) as events:
+        model = subject.model([SEARCH, fails(ZeroDivisionError("down"))])
+        error = error_of(lambda: subject.call(subject.agent(model)))
+    seen = {
+        "calls": model.calls,
+        "error": any(isinstance(each, ZeroDivisionError) for each in causes_of(error)),
+        "stop": stop_of(error),
+        **published(events),
+    }
+    expect(
+        seen,
+        calls=2,
+        error=True,
+        stop=None,
+        kinds=["measured", "failed"],
+        turns=[1],
+        halts=[],
+        ends=[("boss", "error", "none")],
+    )
+
+
+def unmeasured_stream(subject: Subject) -> None:
+    """A stream without usage is never counted as zero tokens."""
+    with recording(limits=TURNS) as events:
+        model = subject.model([says("word " * 50, usage=None)])
+        asyncio.run(subject.stream(subject.agent(model)))
+    (call,) = [each for each in events if isinstance(each, ModelCall)]
+    seen = {"kind": (call.kind, call.estimated), "many": call.usage.output > 20}
+    expect(seen, kind=("unmeasured", True), many=True)
+
+
+def tokens_once(subject: Subject) -> None:
+    """However an agent is called, each request counts once, with its own usage."""
+
+    def check(call: Way) -> None:
+        with recording(limits=Limits(max_turns=9)) as events:
+            script = [uses("search", usage=tokens(40)), says("done", usage=tokens(50))]
+            model = subject.model(script)
+            call(subject.agent(model))
+        expect(published(events), tokens=[40, 50], kinds=["measured"] * 2)
+
+    in_every_way(subject.ways, check)
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+def observed(subject: Subject) -> None:
+    """A trial in production halts no agent, and records once what would have been halted."""
+
+    def check(call: Way) -> None:
+        with recording(limits=Limits(max_turns=1), action="observe") as events:
+            model = subject.model([SEARCH, SEARCH, says("done")])
+            ending = call(subject.agent(model))
+        expect(
+            facts(subject, model, ending, events),
+            calls=3,
+            reason=None,
+            text="done",
+            synthetic=False,
+            valid=True,
+            tools=[("search", "success")] * 2,
+            halts=[("max_turns", "observed")],
+            ends=[("boss", "end_turn", "observed")],
+        )
+
+    in_every_way(subject.ways, check)
+
+
+def raised(subject: Subject) -> None:
+    """The application handles the error of the limit."""
+
+    def check(call: Way) -> None:
+        with recording(limits=TURNS, action="raise") as events:
+            model = subject.model(endless(SEARCH))
+            error = error_of(lambda: call(subject.agent(model)))
+        stop = stop_of(error)
+        seen = {
+            "error": isinstance(error, MaxTurnsReachedException),
+            "stop": stop and (stop.reason, stop.turns, stop.action, stop.raised),
+            "calls": model.calls,
+            **published(events),
+        }
+        expect(
+            seen,
+            error=True,
+            calls=2,
+            stop=("max_turns", 2, "raised", True),
+            tools=[("search", "success")] * 2,
+            halts=[("max_turns", "raised")],
+            ends=[("boss", "max_turns", "raised")],
+        )
+
+    in_every_way(subject.ways, check)
+
+
+def wrapped_up(subject: Subject) -> None:
+    """One last call without tools writes the answer, and the model reads why."""
+
+    def check(call: Way) -> None:
+        with recording(limits=TURNS, action="wrap_up") as events:
+            model = subject.model([SEARCH, SEARCH, says("what I know")])
+            ending = call(subject.agent(model))
+        last = model.requests[-1]
+        seen = {
+            **facts(subject, model, ending, events),
+            "answer": ending.text.partition("\n")[0],
+            "last_tools": bool(model.tool_specs[-1]),
+            "last_tool_calls": tool_entries(subject, last),
+            "note": "This task must end now" in str(last),
+        }
+        expect(
+            seen,
+            calls=3,
+            reason="max_turns",
+            action="wrapped_up",
+            answer="what I know",
+            synthetic=False,
+            note=True,
+            valid=True,
+            kinds=["measured"] * 3,
+            tools=[("search", "success")] * 2,
+            halts=[("max_turns", "wrapped_up")],
+            ends=[("boss", "max_turns", "wrapped_up")],
+            last_tools=False,
+            last_tool_calls=[],
+        )
+
+    in_every_way(subject.ways, check)
+
+
+LAST_ANSWERS: Final[Mapping[str, tuple[Answer, str]]] = {
+    "fails": (
+        fails(RuntimeError("overloaded")),
+        "Its final answer failed (RuntimeError: overloaded).",
+    ),
+    "is empty": (says(""), "Its final answer was empty."),
+    "requests tools": (SEARCH, "Instead of a final answer, the model requested tools."),
+}
+"""Last answers that are none, and what the operator reads about them."""
+
+
+def without_last_answer(last: Answer, remark: str) -> Row:
+    """Return a row about a last answer that is none."""
+
+    def row(subject: Subject) -> None:
+        """It becomes a plain halt without another call or tool, and the operator reads why."""
+
+        def check(call: Way) -> None:
+            with recording(limits=Limits(max_turns=1), action="wrap_up") as events:
+                model = subject.model([SEARCH, last])
+                ending = call(subject.agent(model))
+            stop = ending.stop
+            seen = facts(subject, model, ending, events)
+            seen["remark"] = stop is not None and f" {remark} " in stop.sentence
+            expect(
+                seen,
+                calls=2,
+                text=STEPS,
+                reason="max_turns",
+                action="halted",
+                synthetic=True,
+                remark=True,
+                tools=[("search", "success")],
+                halts=[("max_turns", "halted")],
+                ends=[("boss", "max_turns", "halted")],
+            )
+
+        in_every_way(subject.ways, check)
+
+    return row
+
+
+def asked(subject: Subject) -> None:
+    """A human is asked instead of a halt, and again at the next limit."""
+    with recording(limits=TURNS, action="ask") as events:
+        model = subject.model(endless(SEARCH))
+        agent = subject.agent(model)
+        first = subject.call(agent)
+        second = subject.approve(agent, first, 2)
+    seen = {
+        **facts(subject, model, second, events),
+        "questions": [bool(each.question) for each in (first, second)],
+        "first": stop_of(first.result),
+    }
+    expect(
+        seen,
+        calls=4,
+        questions=[True, True],
+        reason=None,
+        first=None,
+        valid=True,
+        halts=[],
+        tools=[("search", "success")] * 4,
+        ends=[("boss", "interrupt", "none")] * 2,
+    )
+
+
+TAKEN: Final = {"halt": "halted", "raise": "raised", "wrap_up": "wrapped_up"}
+
+
+def next_call(action: str, taken: str) -> Row:
+    """Return a row about the call after a limit.
+
+    Args:
+        action: The setting.
+        taken: What was done at the limit.
+    """
+
+    def row(subject: Subject) -> None:
+        """The conversation is kept and valid, and the next call is a new invocation."""
+        last = [says("until now")] if action == "wrap_up" else []
+        with recording(limits=TURNS, action=action) as events:
+            model = subject.model([SEARCH, SEARCH, *last, SEARCH, says("done")])
+            agent = subject.agent(model)
+            with contextlib.suppress(LimitReachedError):
+                subject.call(agent)
+            first = model.calls
+            ending = subject.call(agent, "go on")
+        kept = [len(tool_entries(subject, each)) for each in model.requests[first:]]
+        expect(
+            {**facts(subject, model, ending, events), "kept": kept},
+            calls=4 + len(last),
+            kept=[4, 6],  # each tool call, and each result
+            reason=None,
+            text="done",
+            synthetic=False,
+            valid=True,
+            turns=[1, 2, *[3] * len(last), 1, 2],
+            ends=[("boss", "max_turns", taken), ("boss", "end_turn", "none")],
+        )
+
+    return row
+
+
+# --- notes for the model --------------------------------------------------------------------------
+
+
+def nudged(subject: Subject) -> None:
+    """The model is warned one repetition before a loop limit, and not earlier."""
+    with recording(limits=Limits(max_identical_tool_calls=3)) as events:
+        model = subject.model(endless(SEARCH))
+        ending = subject.call(subject.agent(model))
+    warned = ["repeating yourself" in str(request) for request in model.requests]
+    seen = {**facts(subject, model, ending, events), "warned": warned}
+    expect(seen, calls=3, reason="loop_detected", warned=[False, False, True])
+
+
+def refused_tool(subject: Subject) -> None:
+    """A tool beyond its cap does not run, unlike another one of the same turn."""
+    ran: list[str] = []
+
+    def work() -> str:
+        ran.append("ask")
+        return "found"
+
+    with recording(limits=Limits(max_calls_per_tool={"search": 1})) as events:
+        model = subject.model([uses("search", "search", "ask"), says("done")])
+        ending = subject.call(subject.agent(model, subject.doing(work)))
+    statuses = sorted((each.tool, each.status) for each in events if isinstance(each, ToolCall))
+    expect(
+        {**facts(subject, model, ending, events), "ran": ran, "tools": statuses},
+        ran=["ask"],
+        tools=[("ask", "success"), ("search", "refused"), ("search", "success")],
+        calls=1,
+        reason="max_tool_calls",
+        synthetic=True,
+    )
+
+
+# --- streams, deadlines and kills -----------------------------------------------------------------
+
+
+def streamed(subject: Subject) -> None:
+    """The reader of a stream gets the text of a halt once, and nothing below a natural end."""
+    for script, text in ((endless(SEARCH), "too long"), ([SEARCH, says("done")], "done")):
+        with recording(limits=TURNS, halt_message="too long") as events:
+            model = subject.model(script)
+            ending = asyncio.run(subject.stream(subject.agent(model)))
+        expect(facts(subject, model, ending, events), text=text, calls=2)
+
+
+def left_stream(subject: Subject) -> None:
+    """A chat page that is closed is not a success."""
+    with recording(limits=Limits(max_turns=9)) as events:
+        model = subject.model(endless(SEARCH))
+        asyncio.run(subject.leave(subject.agent(model)))
+    expect(published(events), halts=[], ends=[("boss", "aborted", "none")])
+
+
+def reader_of_a_stream(subject: Subject) -> None:
+    """Agents that the reader of a stream calls have their own budget."""
+    with recording(tree=Limits(max_turns=3)):
+        outer, inner = subject.model(endless(SEARCH)), subject.model(endless(SEARCH))
+        other = subject.agent(inner, name="other")
+
+        async def read() -> None:
+            if inner.calls == 0:
+                await subject.call_later(other)
+
+        asyncio.run(subject.stream(subject.agent(outer), read))
+    expect({"calls": (outer.calls, inner.calls)}, calls=(3, 3))
+
+
+class Ended(NamedTuple):
+    """How an agent is ended from outside."""
+
+    reason: str
+    action: str
+    text: str
+    apply: Callable[[FakeTime], object]
+
+
+ENDED: Final[Mapping[str, Ended]] = {
+    "kill": Ended("killed", "killed", KILLED, lambda _: kill(agent="boss")),
+    "deadline": Ended("max_duration", "halted", TIME, lambda time: time.advance(30)),
+}
+
+
+def interrupted(by: Ended) -> Row:
+    """Return a row about a model call that does not return."""
+
+    def row(subject: Subject) -> None:
+        """A call ends although its model never answers, in an event loop and in a stream."""
+
+        def check(call: Way) -> None:
+            with FakeTime() as time, recording(limits=Limits(max_duration_seconds=30)) as events:
+
+                async def hang() -> None:
+                    by.apply(time)
+                    await asyncio.wait_for(asyncio.Event().wait(), 20)  # it fails, and is no hang
+
+                model = subject.model([], hang)
+                ending = call(subject.agent(model))
+            expect(
+                facts(subject, model, ending, events),
+                calls=0,  # nothing was taken from the script
+                reason=by.reason,
+                action=by.action,
+                text=by.text,
+                synthetic=True,
+                kinds=["failed"],
+                turns=[],
+                halts=[(by.reason, by.action)],
+                ends=[("boss", by.reason, by.action)],
+            )
+
+        in_every_way(in_a_loop(subject), check)
+
+    return row
+
+
+def in_a_loop(subject: Subject) -> Mapping[str, Way]:
+    """Return the ways to call an agent in an event loop."""
+    return {
+        "call": lambda agent: asyncio.run(subject.call_later(agent)),
+        "stream": lambda agent: asyncio.run(subject.stream(agent)),
+    }
+
+
+def ended_in_a_tool(by: Ended) -> Row:
+    """Return a row about the end of an agent during one of its tools."""
+
+    def row(subject: Subject) -> None:
+        """A running tool is waited for and has its result; no model call follows it."""
+
+        def check(call: Way) -> None:
+            with FakeTime() as time, recording(limits=Limits(max_duration_seconds=30)) as events:
+
+                def work() -> str:
+                    by.apply(time)
+                    return "finished"
+
+                model = subject.model([uses("ask"), says("done")])
+                agent = subject.agent(model, subject.doing(work))
+                seen = facts(subject, model, call(agent), events)
+                subject.call(agent)
+            expect(
+                {**seen, "results": subject.results(model.requests[-1])},
+                calls=1,
+                reason=by.reason,
+                action=by.action,
+                text=by.text,
+                synthetic=True,
+                results=["finished"],
+                tools=[("ask", "success")],
+                halts=[(by.reason, by.action)],
+                ends=[("boss", by.reason, by.action)],
+            )
+
+        in_every_way(subject.ways, check)
+
+    return row
+
+
+# --- quotas ---------------------------------------------------------------------------------------
+
+
+def quota(subject: Subject) -> None:
+    """A quota halts an agent before the call that it does not admit, and the next one as well."""
+
+    def check(call: Way) -> None:
+        with recording("quotas: {calls: {model_calls: 4, window: P1D}}") as events:
+            model = subject.model(endless(SEARCH))
+            ending = call(subject.agent(model))
+            other = subject.model(endless(SEARCH))
+            refused = call(subject.agent(other, name="other"))
+        expect(
+            facts(subject, model, ending, events),
+            calls=4,
+            reason="quota_exceeded",
+            text=QUOTA,
+            synthetic=True,
+            valid=True,
+            kinds=["measured"] * 4,
+            halts=[("quota_exceeded", "halted")] * 2,
+            ends=[(name, "quota_exceeded", "halted") for name in ("boss", "other")],
+        )
+        seen = facts(subject, other, refused, events)
+        expect(seen, calls=0, reason="quota_exceeded", text=QUOTA, synthetic=True)
+
+    in_every_way(subject.ways, check)
+
+
+# --- trees ----------------------------------------------------------------------------------------
+
+
+def tree(subject: Subject) -> None:
+    """An agent and the one that its tool calls share a budget, and each is halted once."""
+    with recording(tree=Limits(max_turns=4)) as events:
+        boss, helper = subject.model(endless(CALL_OTHER)), subject.model(endless(SEARCH))
+        tool = subject.calling(subject.agent(helper, name="helper"))
+        ending = subject.call(subject.agent(boss, tool))
+    roots = {each.invocation.root_id for each in events if isinstance(each, ModelCall)}
+    seen = {**facts(subject, boss, ending, events), "helper": helper.calls, "roots": len(roots)}
+    expect(
+        seen,
+        calls=1,
+        helper=3,
+        roots=1,
+        reason="max_turns",
+        text=STEPS,
+        synthetic=True,
+        turns=[1, 1, 2, 3],
+        ends=[("helper", "max_turns", "halted"), ("boss", "max_turns", "halted")],
+    )
+
+
+def last_answer_of_a_tree(subject: Subject) -> None:
+    """It belongs to the root; a member is halted without one."""
+    with recording(tree=Limits(max_turns=4), action="wrap_up") as events:
+        helper = subject.model(endless(SEARCH))
+        boss = subject.model([CALL_OTHER, says("in short")])
+        tool = subject.calling(subject.agent(helper, name="helper"))
+        ending = subject.call(subject.agent(boss, tool))
+    seen = {
+        **facts(subject, boss, ending, events),
+        "helper": helper.calls,
+        "answer": ending.text.partition("\n")[0],
+    }
+    expect(
+        seen,
+        calls=2,
+        helper=3,
+        answer="in short",
+        action="wrapped_up",
+        ends=[("helper", "max_turns", "halted"), ("boss", "max_turns", "wrapped_up")],
+    )
+
+
+def halted_helper(subject: Subject) -> None:
+    """The model around it reads that the answer is unfinished, and its own answer is no halt."""
+    with recording(limits=TURNS) as events:
+        helper = subject.model(endless(SEARCH))
+        boss = subject.model([CALL_OTHER, says("done")])
+        tool = subject.calling(subject.agent(helper, name="helper"))
+        ending = subject.call(subject.agent(boss, tool))
+    seen = {
+        **facts(subject, boss, ending, events),
+        "helper": helper.calls,
+        "read": [each.strip() for each in subject.results(boss.requests[-1])],
+        "own": [each.reason for each in stops_of(ending.result) if each.agent == "boss"],
+    }
+    expect(
+        seen,
+        calls=2,
+        helper=2,
+        read=[FOR_MODEL],
+        reason=None,
+        own=[],
+        text="done",
+        synthetic=False,
+        ends=[("helper", "max_turns", "halted"), ("boss", "end_turn", "none")],
+    )
+
+
+def halted_helper_in_json(subject: Subject) -> None:
+    """The model reads the same if the tool puts the text for the end user into its result."""
+    with recording(limits=TURNS):
+        helper = subject.model(endless(SEARCH))
+        boss = subject.model([CALL_OTHER, says("done")])
+        agent = subject.agent(helper, name="helper")
+        tool = subject.calling(agent, lambda text: json.dumps({"answer": text.strip()}))
+        subject.call(subject.agent(boss, tool))
+    (read,) = subject.results(boss.requests[-1])
+    expect({"read": json.loads(read)}, read={"answer": FOR_MODEL})
+
+
+def delegated(subject: Subject) -> None:
+    """The text of a halted helper whose answer is that of its caller is for the end user."""
+    with recording(limits=TURNS) as events:
+        helper = subject.model(endless(SEARCH))
+        boss = subject.model([CALL_OTHER, says("never")])
+        agent = subject.delegating(boss, subject.agent(helper, name="helper"))
+        ending = subject.call(agent)
+    expect(
+        {**facts(subject, boss, ending, events), "helper": helper.calls},
+        calls=1,
+        helper=2,
+        reason="max_turns",
+        agent="helper",
+        text=STEPS,
+        synthetic=True,
+        ends=[("helper", "max_turns", "halted"), ("boss", "end_turn", "none")],
+    )
+
+
+def hand_off(subject: Subject) -> None:
+    """Agents that hand over to each other are halted together, in one tree."""
+    with recording(tree=Limits(max_turns=4)) as events:
+        calls, ending = handed_over(subject)
+    made = [each for each in events if isinstance(each, ModelCall)]
+    seen = {
+        "calls": calls,
+        "reason": ending.stop and ending.stop.reason,
+        "text": ending.text.strip(),
+        "roots": len({each.invocation.root_id for each in made}),
+        **published(events),
+    }
+    expect(
+        seen,
+        calls=4,
+        reason="max_turns",
+        roots=1,
+        kinds=["measured"] * 4,
+        halts=[("max_turns", "halted")],
+    )
+
+
+def side_call(subject: Subject) -> None:
+    """A model call of a tool counts, is no turn, and is refused beyond a limit."""
+    with recording(limits=Limits(max_model_calls=3)) as events:
+        boss, other = subject.model(endless(CALL_OTHER)), subject.model(endless(says("an answer")))
+        ending = subject.call(subject.agent(boss, subject.asking(other)))
+    expect(
+        {**facts(subject, boss, ending, events), "other": other.calls},
+        calls=2,
+        other=1,
+        reason="max_model_calls",
+        text=STEPS,
+        side=[False, True, False],
+        turns=[1, 2],
+        halts=[("max_model_calls", "halted")],
+        ends=[("boss", "max_model_calls", "halted")],
+    )
+
+
+# --- tools that do not run ------------------------------------------------------------------------
+
+
+def in_a_row(subject: Subject, request: Any, build: Callable[[Any], Any], name: str) -> None:
+    """Compare the calls of a model that requests the same tool in each turn."""
+    cap = 5
+    # The request beyond a cap of tool calls is refused, and needs a model call.
+    calls = cap + 1 if name == "max_tool_calls" else cap
+    with recording(limits=only(name, cap)) as events:
+        model = subject.model([*[request] * MANY, says("gave up")])
+        agent = build(model)
+        ending = subject.call(agent)
+        while ending.question is not None:
+            ending = subject.reject(agent, ending)
+    seen = facts(subject, model, ending, events)
+    expect(seen, calls=calls, reason=LIMITS[name].reason, valid=True)
+
+
+def unknown_tool(name: str) -> Row:
+    """Return a row about an agent that requests an unknown tool forever."""
+    return lambda subject: in_a_row(subject, uses("nope"), subject.agent, name)
+
+
+def invalid_arguments(name: str) -> Row:
+    """Return a row about an agent whose arguments are invalid forever."""
+    request = uses("search", arguments={"query": {"not": "text"}})
+    return lambda subject: in_a_row(subject, request, subject.agent, name)
+
+
+def denied_tool(name: str) -> Row:
+    """Return a row about an agent whose tool is denied by code of the application forever."""
+    return lambda subject: in_a_row(subject, SEARCH, subject.denying, name)
+
+
+def rejected_tool(name: str) -> Row:
+    """Return a row about an agent whose tool is rejected by a human forever."""
+    return lambda subject: in_a_row(subject, SEARCH, subject.asking_first, name)
+
+
+NOT_RUN: Final = {
+    "an unknown tool": unknown_tool,
+    "invalid arguments": invalid_arguments,
+    "a tool denied by code": denied_tool,
+    "a tool rejected by a human": rejected_tool,
+}
+NOT_RUN_LIMITS: Final = (
+    "max_identical_tool_calls",
+    "max_consecutive_same_tool",
+    "max_tool_calls",
+)
+
+
+# --- spans ----------------------------------------------------------------------------------------
+
+
+def spans(subject: Subject) -> None:
+    """A trace shows the invocation with its stop, and each call with its usage."""
+    with recording(limits=TURNS) as events:
+        made = spans_of(lambda: subject.call(subject.agent(subject.model(endless(SEARCH)))))
+    (agent,) = made["invoke_agent"]
+    shown = [f"{each.context.span_id:016x}" for each in made["chat"]]
+    seen = {
+        "name": agent.name,
+        "reason": agent.attributes["otel_limits.stop.reason"],
+        "failed": agent.status.status_code is StatusCode.ERROR,
+        "same": shown == [each.span_id for each in events if isinstance(each, ModelCall)],
+        "input": [each.attributes["gen_ai.usage.input_tokens"] for each in made["chat"]],
+    }
+    expect(
+        seen,
+        name="invoke_agent boss",
+        reason="max_turns",
+        failed=False,
+        same=True,
+        input=[10, 10],
+    )
+
+
+def span_of_a_side_call(subject: Subject) -> None:
+    """A trace shows every request that costs money."""
+    boss, other = subject.model([uses("ask"), says("done")]), subject.model([says("an answer")])
+    with recording(limits=TURNS):
+        agent = subject.agent(boss, subject.asking(other))
+        made = spans_of(lambda: subject.call(agent))
+    expect({"shown": len(made["chat"])}, shown=3)
+
+
+def spans_of(call: Callable[[], object]) -> Mapping[str, list[Any]]:
+    """Return the spans of a call by their operation."""
+    memory = exporter()
+    memory.clear()
+    call()
+    made: dict[str, list[Any]] = defaultdict(list)
+    for each in memory.get_finished_spans():
+        made[str((each.attributes or {}).get("gen_ai.operation.name"))].append(each)
+    memory.clear()
+    return made
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+ROWS: Final[Mapping[str, Row]] = {
+    "every limit": every_limit,
+    "halt": halted,
+    "own halt message": own_halt_message,
+    "natural end on the last turn": natural_end,
+    "failed model call": failed_call,
+    "unmeasured stream": unmeasured_stream,
+    "tokens count once": tokens_once,
+    "observe": observed,
+    "raise": raised,
+    "wrap_up": wrapped_up,
+    **{
+        f"wrap_up whose answer {what}": without_last_answer(last, remark)
+        for what, (last, remark) in LAST_ANSWERS.items()
+    },
+    "ask": asked,
+    **{f"next call after {action}": next_call(action, taken) for action, taken in TAKEN.items()},
+    "warning before a loop limit": nudged,
+    "refused tool": refused_tool,
+    "stream": streamed,
+    "stream that is left": left_stream,
+    "reader of a stream": reader_of_a_stream,
+    **{f"{name} during a model call": interrupted(by) for name, by in ENDED.items()},
+    **{f"{name} during a tool": ended_in_a_tool(by) for name, by in ENDED.items()},
+    "quota": quota,
+    "tree": tree,
+    "wrap_up of a tree": last_answer_of_a_tree,
+    "halted helper": halted_helper,
+    "halted helper in JSON": halted_helper_in_json,
+    "delegation to a halted helper": delegated,
+    "hand-off": hand_off,
+    "side call": side_call,
+    **{
+        f"{what} under {name}": build(name)
+        for what, build in NOT_RUN.items()
+        for name in NOT_RUN_LIMITS
+    },
+    "spans": spans,
+    "span of a side call": span_of_a_side_call,
+}
+"""Rows that every framework has."""

@@ -1,0 +1,151 @@
+"""Our own faults: never felt by the agents of any framework."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+from unittest.mock import patch
+
+import otel_limits
+from otel_limits import Event, InternalError, Limits, ModelCall
+from otel_limits.core.policy import Policy
+from otel_limits.core.pricing import Prices
+from otel_limits.runs.registry import LIVE
+from otel_limits.testing import endless, says
+from tests.features.observed import SEARCH, TURNS, enabled
+from tests.features.seen import STEPS, Row, expect, facts, recording
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+    from tests.features.subject import Subject
+
+
+def failing(*_: Any, **__: Any) -> Any:
+    """A function that always fails."""
+    raise OSError("out of order")
+
+
+def failing_observer(subject: Subject) -> None:
+    """Each failure is counted, no other observer misses an event, and the agent is halted."""
+    events: list[Event] = []
+    with enabled(limits=TURNS, observers=[failing, events.append]):
+        model = subject.model(endless(SEARCH))
+        ending = subject.call(subject.agent(model))
+    seen = facts(subject, model, ending, events)
+    faults = {each.component for each in events if isinstance(each, InternalError)}
+    expect({**seen, "faults": faults}, calls=2, reason="max_turns", text=STEPS, faults={"observer"})
+
+
+def failing_prices(subject: Subject) -> None:
+    """A call without a price counts with its tokens, and is not free."""
+    with patch.object(Prices, "quote", failing), recording(limits=TURNS) as events:
+        model = subject.model(endless(SEARCH))
+        ending = subject.call(subject.agent(model))
+    prices = [each.price for each in events if isinstance(each, ModelCall)]
+    seen = {**facts(subject, model, ending, events), "prices": prices}
+    expect(seen, calls=2, reason="max_turns", prices=[None] * 2, tokens=[15] * 2)
+
+
+def failing_judgement(subject: Subject) -> None:
+    """A fault in comparing with the limits permits one further call, and no more."""
+    judge, numbers = Policy.breaches, itertools.count(1)
+
+    def fail_once(policy: Policy, *tallies: Any) -> Any:
+        if next(numbers) == 2:
+            failing()
+        return judge(policy, *tallies)
+
+    with patch.object(Policy, "breaches", fail_once), recording(limits=TURNS) as events:
+        model = subject.model(endless(SEARCH))
+        ending = subject.call(subject.agent(model))
+    seen = facts(subject, model, ending, events)
+    expect({**seen, "few": model.calls in (2, 3)}, few=True, reason="max_turns", synthetic=True)
+
+
+PACKAGE: Final = Path(otel_limits.__file__).parent
+ROOMS: Final = tuple(f"{PACKAGE / room}/" for room in ("core", "runs", "usage"))
+"""Rooms whose functions every binding calls."""
+ENTRANCES: Final = {"guarded", "finish", "forget"}
+"""Functions on the way in and out, which do nothing that can fail but call what they guard."""
+
+
+@contextlib.contextmanager
+def profiled(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Set a profile function, also for threads that begin within."""
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(cast("Any", None))  # as documented
+
+
+def fault_in_each_function(subject: Subject) -> None:
+    """A fault in any function that bindings share is reported, and never felt by the agent.
+
+    It can cost one more turn, or the message of a halt.
+    """
+
+    def run(profile: Callable[[FrameType, str, Any], None]) -> tuple[str, int]:
+        model = subject.model([SEARCH, SEARCH, says("done")])
+        agent = subject.agent(model)
+        try:
+            with profiled(profile):
+                ending = asyncio.run(subject.call_later(agent))
+        except Exception as felt:  # noqa: BLE001  compared below
+            return repr(felt), model.calls
+        return ending.stop.reason if ending.stop else "end", model.calls
+
+    called: dict[CodeType, str] = {}
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(ROOMS) and code.co_name[0] != "<":
+            called[code] = f"{Path(code.co_filename).stem}.{code.co_name}"
+
+    wrong, is_limited = {}, True
+    with recording(limits=Limits(max_turns=1)) as events:
+        run(lambda *_: None)  # what is done once per process
+        run(note)
+        for code, name in called.items():
+            if code.co_name in ENTRANCES:
+                continue
+            events.clear()
+            outcome = run(throwing_in(code))
+            reported = sum(isinstance(each, InternalError) for each in events)
+            is_limited &= outcome != ("end", 3)
+            permitted = [("max_turns", 1), ("max_turns", 2), *(("end", n) for n in (1, 2, 3))]
+            if outcome not in permitted or reported != 1 or len(LIVE):
+                wrong[name] = (*outcome, reported, len(LIVE))
+            LIVE.after_fork()
+    seen = {"functions": len(called) > 50, "wrong": wrong, "limited": is_limited}
+    expect(seen, functions=True, wrong={}, limited=True)
+
+
+def throwing_in(code: CodeType) -> Callable[[FrameType, str, Any], None]:
+    """Make a profile function that throws an error when a function is called first."""
+    thrown: list[bool] = []
+
+    def throw(frame: FrameType, event: str, _: Any) -> None:
+        if frame.f_code is code and event == "call" and not thrown:
+            thrown.append(True)
+            raise RuntimeError("thrown")
+
+    return throw
+
+
+FAULT_ROWS: Final[Mapping[str, Row]] = {
+    "observer that fails": failing_observer,
+    "prices that fail": failing_prices,
+    "judgement that fails once": failing_judgement,
+    "fault in each shared function": fault_in_each_function,
+}
+"""Rows in which otel-limits logs errors."""
