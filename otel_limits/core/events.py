@@ -202,7 +202,7 @@ class ToolCall:
     tool: str
     status: ToolStatus
     """`refused` if a limit blocked it; `error` also if no tool answered it: the application denied
-    it, or its name or arguments are invalid."""
+    it, or no tool has its name."""
     seconds: float | None
     """Duration of that attempt; `None` if no tool ran, or if it continues in the background."""
     fingerprint: str | None

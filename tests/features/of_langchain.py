@@ -22,7 +22,7 @@ from tests.features.subject import Ending
 from tests.langchain.graphs import CALLS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from otel_limits.testing import Answer
     from tests.compositions.judge import Entry
@@ -72,7 +72,7 @@ class LangChainSubject:
     private_names = len(private_names_in(langchain))
 
     def __init__(self) -> None:
-        self.ways: dict[str, Callable[[Any], Ending]] = {
+        self.ways: Mapping[str, Callable[[Any], Ending]] = {
             name: partial(called, call) for name, call in CALLS.items()
         }
 

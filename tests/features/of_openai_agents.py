@@ -27,7 +27,7 @@ from tests.features.subject import Ending
 from tests.openai_agents.runs import call_run_sync
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from agents import RunResultBase
 
@@ -90,7 +90,7 @@ class OpenAIAgentsSubject:
     private_names = len(private_names_in(openai_agents))
 
     def __init__(self) -> None:
-        self.ways: dict[str, Callable[[Any], Ending]] = {
+        self.ways: Mapping[str, Callable[[Any], Ending]] = {
             "run": lambda agent: asyncio.run(self.call_later(agent)),
             "run_sync": self.call,
             "run_streamed": lambda agent: asyncio.run(self.stream(agent)),

@@ -15,7 +15,7 @@ from tests.compositions.of_strands import history_of
 from tests.features.subject import Ending
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Iterable
+    from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 
     from strands.types.streaming import StreamEvent
 
@@ -52,7 +52,7 @@ class StrandsSubject:
     """With public names in private modules: `tests/unit/test_private_names.py`."""
 
     def __init__(self) -> None:
-        self.ways: dict[str, Callable[[Any], Ending]] = {
+        self.ways: Mapping[str, Callable[[Any], Ending]] = {
             "call": self.call,
             "invoke_async": lambda agent: asyncio.run(self.call_later(agent)),
             "stream_async": lambda agent: asyncio.run(self.stream(agent)),

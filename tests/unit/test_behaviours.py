@@ -28,49 +28,21 @@ OWN_ROWS: Final[Mapping[str, Mapping[str, Row]]] = {"langchain": rows_of_langcha
 # --- the known failures ---------------------------------------------------------------------------
 
 NO_LOOP: Final = "calls: 21 instead of 5; reason: None instead of 'loop_detected'"
-NO_CAP: Final = "calls: 21 instead of 6; reason: None instead of 'max_tool_calls'"
-NO_LIMIT: Final = (
-    "calls: 20 instead of 3; reason: None instead of 'max_model_calls'; "
-    "synthetic: False instead of True"
-)
-FOR_END_USER: Final = (
-    "read: {'answer': 'This request could not be completed because it took too many steps.'} "
-    "instead of {'answer': \"Agent 'helper' stopped before it finished: the limit of 2 turns was "
-    "reached. Do not call it again for this task. Answer with what you have, and say what is "
-    'missing."}'
-)
-NO_NAME: Final = "names: ['clerk', 'clerk', None] instead of ['clerk', 'clerk', 'clerk']"
 NOT_FAILED: Final = "kinds: ['unmeasured'] instead of ['failed']"
 NO_REMARK: Final = "remark: False instead of True"
-NOT_SYNTHETIC: Final = "synthetic: False instead of True"
 
 STRANDS: Final = f"{HOOKS} strands"
 OTHERS: Final = "langchain openai-agents"
 ALL: Final = f"{STRANDS} {OTHERS}"
 
 KNOWN_FAILURES: Final = (
-    ("an unknown tool under max_identical_tool_calls", OTHERS, NO_LOOP),
-    ("an unknown tool under max_consecutive_same_tool", OTHERS, NO_LOOP),
-    ("an unknown tool under max_tool_calls", OTHERS, NO_CAP),
-    ("a tool denied by code under max_identical_tool_calls", OTHERS, NO_LOOP),
-    ("a tool denied by code under max_consecutive_same_tool", OTHERS, NO_LOOP),
-    ("a tool denied by code under max_tool_calls", ALL, NO_CAP),
     ("a tool rejected by a human under max_identical_tool_calls", ALL, NO_LOOP),
     ("a tool rejected by a human under max_consecutive_same_tool", ALL, NO_LOOP),
-    ("a tool rejected by a human under max_tool_calls", ALL, NO_CAP),
-    ("invalid output under max_identical_tool_calls", "langchain", NO_LOOP),
-    ("invalid output under max_consecutive_same_tool", "langchain", NO_LOOP),
-    ("a model for text in a node", "langchain", NO_LIMIT),
-    ("a model with its own invoke in a node", "langchain", NO_LIMIT),
-    ("a direct call of _generate in a node", "langchain", NO_LIMIT),
-    ("delegation to a halted helper", ALL, NOT_SYNTHETIC),
-    ("name of the agent in a halt", "langchain", NO_NAME),
-    ("halted helper in JSON", ALL, FOR_END_USER),
     ("wrap_up whose answer requests tools", OTHERS, NO_REMARK),
     ("kill during a model call", STRANDS, NOT_FAILED),
     ("deadline during a model call", STRANDS, NOT_FAILED),
     ("span of a side call", "strands", "shown: 2 instead of 3"),
-    ("fault in each shared function", "openai-agents", "limited: False instead of True"),
+    ("fault in each shared function", OTHERS, "limited: False instead of True"),
 )
 """Rows with the columns in which they fail, and how. A cell that passes, or fails in another way,
 fails its test until its line is changed."""

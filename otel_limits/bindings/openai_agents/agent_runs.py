@@ -73,8 +73,9 @@ class AgentRun:
         """Our questions that the run resumes with and that are not answered yet, by their IDs."""
         self.has_questions = True
         """False once its first request was seen to contain none: no later one can, either."""
-        self.called: list[Stop] = []
-        """The halts of agents that its tools have called since the last model call."""
+        self.called: list[tuple[Stop, bool]] = []
+        """The halts of agents that its tools have called since the last model call, and whether
+        the answer is the text of the halt."""
         self.next_input: Any = None
         """The input of the loop's next request; a guardrail, for example, sends its own."""
         self._host = host

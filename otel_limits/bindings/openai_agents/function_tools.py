@@ -94,7 +94,7 @@ class RunningFunctionTool(ToolCallInProgress):
             return result
         return dataclasses.replace(result, **{OUTPUT: text})
 
-    def with_stops(self, result: Any, stops: Sequence[Stop], *, synthetic: bool) -> Any:  # noqa: ARG002  the result of the run says so
+    def with_stops(self, result: Any, stops: Sequence[Stop], *, synthetic: bool) -> Any:
         """Note the stops for the result of the run, which this result may become."""
-        self.path.agent_run.called += stops
+        self.path.agent_run.called += [(stop, synthetic) for stop in stops]
         return result

@@ -35,14 +35,22 @@ def mark(result: Any, stop: Stop, *, synthetic: bool) -> None:
     setattr(result, MARKER, {**stop_to_json(stop), "synthetic": synthetic})
 
 
-def mark_inner(result: Any, stops: Iterable[Stop]) -> None:
-    """Write the stops of agents whose answers are a run's final output into its result."""
-    setattr(result, INNER, [stop_to_json(stop) for stop in stops])
+def mark_inner(result: Any, stops: Iterable[tuple[Stop, bool]]) -> None:
+    """Write the stops of agents whose answers are a run's final output into its result.
+
+    Args:
+        result: The result.
+        stops: Each stop, and whether the output is the text of that halt.
+    """
+    kept = [{**stop_to_json(stop), "synthetic": synthetic} for stop, synthetic in stops]
+    setattr(result, INNER, kept)
 
 
 def marker_of(result: Any) -> Mapping[str, Any] | None:
     """Return what `mark` wrote into a result."""
-    marker = _own(result).get(MARKER)
+    own = _own(result)
+    inner = [each for each in own.get(INNER, ()) if each["synthetic"]]
+    marker = own.get(MARKER, next(iter(inner), None))
     return marker if isinstance(marker, dict) else None
 
 
@@ -52,7 +60,7 @@ def stops_of(result: Any) -> Sequence[Stop]:
         stop = stop_of_error(result)
         return () if stop is None else (stop,)
     stops = [stop_from_json(each) for each in _own(result).get(INNER, ())]
-    if (marker := marker_of(result)) is not None:
+    if isinstance(marker := _own(result).get(MARKER), dict):
         stops.append(stop_from_json(marker))
     return stops
 

@@ -148,7 +148,7 @@ def _finish_batch(live: LiveInvocation, event: AfterToolsEvent) -> list[Answered
 def _answer_to(position: int, run: Run, batch: Batch, event: AfterToolsEvent) -> Answered | None:
     """Return the answer to a call that no limit refused; only calls that ran count."""
     request, done = batch.requests[position], batch.results.get(position)
-    if done is not None and done.cancel_message is None:
+    if done is not None and done.cancel_message is None and done.selected_tool is not None:
         return done.tool_use, done.result, done.duration
     # Success without an event: the tool continues as a background task.
     told = batch.result_in(position, [block["toolResult"] for block in event.message["content"]])
