@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
@@ -19,7 +19,7 @@ from otel_limits.bindings.path import Path
 from otel_limits.bindings.span_writer import write_end, write_halt
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
-from otel_limits.runs.tree import CURRENT, TASK_SCOPE, for_threads
+from otel_limits.runs.tree import CURRENT, TASK_SCOPE, current_scope, for_threads
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -320,6 +320,8 @@ class InvocationInProgress(Path):
         self.run.finish(reason)
 
 
+P = TypeVar("P", bound=InvocationInProgress)
+
 LIVE: Final[dict[InvocationInProgress, None]] = {}
 """Invocations in progress, to end them when otel-limits is disabled."""
 
@@ -329,6 +331,19 @@ def abort_all(kind: type[InvocationInProgress]) -> None:
     for each in [live for live in reversed(LIVE) if isinstance(live, kind)]:  # inner ones first
         each.run.released = True
         each.finish("aborted")
+
+
+def invocation_of_task(kind: type[P]) -> P | None:
+    """Return the invocation in whose own task the current code runs, outside of its tools.
+
+    Args:
+        kind: The class of a binding: another framework's invocation is none.
+    """
+    run, scope = current_scope()
+    path = getattr(run, "state", None)
+    if not isinstance(path, kind) or path.run.finished:
+        return None
+    return None if scope is not None and scope.owner is run else path
 
 
 def _audited(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messages
 from langchain_core.runnables.config import ensure_config
 
+from otel_limits.bindings.invocation import invocation_of_task
 from otel_limits.bindings.langchain.chat_readers import (
     answer_in,
     call_to,
@@ -20,7 +21,7 @@ from otel_limits.bindings.langchain.chat_readers import (
     messages_in,
     usage_of,
 )
-from otel_limits.bindings.langchain.graph_path import GraphPath, path_of_task
+from otel_limits.bindings.langchain.graph_path import GraphPath
 from otel_limits.bindings.langchain.graph_questions import ask, unanswered
 from otel_limits.bindings.langchain.halt_marks import mark
 from otel_limits.bindings.langchain.inner_streams import AnswerEndedError, AnswerReader, with_reader
@@ -188,7 +189,7 @@ def request_for(
         return None
     given, rest = (options[keyword], ()) if keyword else (args[0], args[1:])
     messages = list(given) if has_several else [given]
-    path = path_of_task()
+    path = invocation_of_task(GraphPath)
     run = path.run if path is not None else current_scope()[0]
     if not isinstance(run, Run) or run.released:
         return None

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.invocation import InvocationInProgress, ToolAnswer
-from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -107,12 +106,3 @@ def _last_tools_in(messages: Sequence[Any]) -> set[str]:
         if calls := getattr(message, "tool_calls", None):
             return shown.union(call["id"] or call["name"] for call in calls)
     return shown
-
-
-def path_of_task() -> GraphPath | None:
-    """Return the graph in whose own task the current code runs, outside of its tools."""
-    run, scope = current_scope()
-    path = getattr(run, "state", None)
-    if not isinstance(path, GraphPath) or path.run.finished:
-        return None
-    return None if scope is not None and scope.owner is run else path

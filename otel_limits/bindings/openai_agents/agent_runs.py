@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.invocation import InvocationInProgress
+from otel_limits.bindings.invocation import InvocationInProgress, invocation_of_task
 from otel_limits.bindings.openai_agents.run_marks import mark, mark_inner
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import KILLED
-from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,10 +152,5 @@ class AgentRun:
 
 def path_of_task() -> AgentPath | None:
     """Return the active agent of the run in whose own task the code runs, outside of its tools."""
-    run, scope = current_scope()
-    path = getattr(run, "state", None)
-    if not isinstance(path, AgentPath) or path.agent_run.root.run.finished:
-        return None
-    if scope is not None and scope.owner is run:
-        return None
-    return path.agent_run.active
+    path = invocation_of_task(AgentPath)
+    return None if path is None else path.agent_run.active
