@@ -8,7 +8,12 @@ A new framework is a package next to `strands` with an object of this type, one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
+
+from otel_limits.bindings.class_patches import Patches
+from otel_limits.core.errors import stop_of_error
+from otel_limits.core.stop_json import stop_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -154,3 +159,50 @@ class Framework(Protocol):
         Returns:
             The number of its model calls, and the reason for its end.
         """
+
+
+class BaseFramework:
+    """A framework whose names are not checked, and whose spans are made by otel-limits.
+
+    A binding overrides what is different: at least `name`, `module`, `distribution`, `watch`,
+    `release`, `marker_of` and `run_away`.
+    """
+
+    name = module = distribution = requirement = ""
+    packages: Collection[str] = ()
+    needed: Mapping[str, Sequence[str]] = MappingProxyType({})
+    importers: Sequence[str] = ()
+    without = ""
+    parts: Collection[str] = ()
+    spans: SpanNames | None = None
+    stop_reasons: Collection[str] = ()
+    successes: Collection[str] = ()
+    host: Host | None = None
+
+    def __init__(self) -> None:
+        """Create a framework without patches."""
+        self.patches = Patches()
+
+    def renew(self) -> None:
+        """Forget the classes of an earlier import."""
+        self.patches = Patches()
+
+    def gaps(self) -> Sequence[Gap]:
+        """Return no gap."""
+        return ()
+
+    def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has no parts
+        """Return no gap."""
+        return ()
+
+    def marker_of(self, result: Any) -> Mapping[str, Any] | None:
+        """Return the stop that a halt left in a message or a result, else `None`."""
+        raise NotImplementedError
+
+    def stops_of(self, result: Any) -> Sequence[Stop]:
+        """Return the stop in a message or a result, or that of an exception."""
+        if isinstance(result, BaseException):
+            stop = stop_of_error(result)
+            return () if stop is None else (stop,)
+        marker = self.marker_of(result)
+        return () if marker is None else (stop_from_json(marker),)

@@ -19,6 +19,7 @@ from otel_limits.bindings.path import Path
 from otel_limits.bindings.span_writer import write_end, write_halt
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
+from otel_limits.runs.run import Run
 from otel_limits.runs.tree import CURRENT, TASK_SCOPE, current_scope, for_threads
 
 if TYPE_CHECKING:
@@ -344,6 +345,16 @@ def invocation_of_task(kind: type[P]) -> P | None:
     if not isinstance(path, kind) or path.run.finished:
         return None
     return None if scope is not None and scope.owner is run else path
+
+
+def scope_of_task(kind: type[P]) -> tuple[P | None, Run | None]:
+    """Return the invocation whose turn a request of the current code is, and that it belongs to.
+
+    The first is `None` if it is a side call, e.g. of a tool; both are if nothing is limited there.
+    """
+    path = invocation_of_task(kind)
+    run = path.run if path is not None else current_scope()[0]
+    return path, run if isinstance(run, Run) and not run.released else None
 
 
 def _audited(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:

@@ -8,11 +8,12 @@ a model call, in this order, for a whole answer or a stream, with an event loop 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from otel_limits.bindings.extensions import report_not_asked
 from otel_limits.bindings.invocation import InvocationInProgress
@@ -45,11 +46,82 @@ if TYPE_CHECKING:
     from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.run import Run
 
+Begin: TypeAlias = "Callable[..., ModelCallInProgress | None]"
+Wrapper: TypeAlias = "Callable[[Any], Any]"
+
 IDS: Final = itertools.count(1)
 """IDs of calls, as an agent's loop may have several in flight."""
 
 LEFT: Final = (GeneratorExit, asyncio.CancelledError)
 """How a stream ends for the model if its reader does not read it to the end."""
+
+
+# --- wrappers of a model's methods ----------------------------------------------------------------
+
+# Each takes a function that describes a request, with the arguments of the method; `None` means
+# that it belongs to no invocation. It returns the wrapper of a method of one kind.
+
+
+def follow(begin: Begin) -> Wrapper:
+    """Follow a method that returns an answer."""
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def answer(*args: Any, **options: Any) -> Any:
+            if (request := begin(*args, **options)) is None:
+                return original(*args, **options)
+            return answered_blocking(request, lambda: request.send(original))
+
+        return answer
+
+    return wrap
+
+
+def follow_async(begin: Begin) -> Wrapper:
+    """Follow a coroutine method that returns an answer."""
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        async def answer(*args: Any, **options: Any) -> Any:
+            if (request := begin(*args, **options)) is None:
+                return await original(*args, **options)
+            return await answered(request, lambda: request.send(original))
+
+        return answer
+
+    return wrap
+
+
+def follow_parts(begin: Begin) -> Wrapper:
+    """Follow a method that yields the parts of an answer."""
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def stream(*args: Any, **options: Any) -> Iterator[Any]:
+            if (request := begin(*args, **options)) is None:
+                yield from original(*args, **options)
+            else:
+                yield from streamed_blocking(request, lambda: request.send(original))
+
+        return stream
+
+    return wrap
+
+
+def follow_parts_async(begin: Begin) -> Wrapper:
+    """Follow an asynchronous method that yields the parts of an answer."""
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def stream(*args: Any, **options: Any) -> AsyncIterator[Any]:
+            if (request := begin(*args, **options)) is None:
+                parts: AsyncIterator[Any] = original(*args, **options)
+                return parts
+            return streamed(request, lambda: request.send(original))
+
+        return stream
+
+    return wrap
 
 
 # --- what happens at a model call -----------------------------------------------------------------
@@ -219,6 +291,10 @@ class ModelCallInProgress(ABC):
     _thrown: BaseException | None = field(default=None, kw_only=True)
 
     # --- what a binding says of its framework -----------------------------------------------------
+
+    @abstractmethod
+    def send(self, method: Any) -> Any:
+        """Call the method of the model with the request, as it is now."""
 
     @abstractmethod
     def add_note(self, note: str) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import weakref
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messages
 from langchain_core.runnables.config import ensure_config
 
-from otel_limits.bindings.invocation import invocation_of_task
+from otel_limits.bindings.invocation import scope_of_task
 from otel_limits.bindings.langchain.chat_readers import (
     answer_in,
     call_to,
@@ -30,20 +29,18 @@ from otel_limits.bindings.langchain.notes_for_chat import as_texts, nudged, with
 from otel_limits.bindings.model_call import (
     IDS,
     ModelCallInProgress,
-    answered,
-    answered_blocking,
     enclosing_request,
-    streamed,
-    streamed_blocking,
+    follow,
+    follow_async,
+    follow_parts,
+    follow_parts_async,
 )
 from otel_limits.bindings.pending_waits import InvocationEndedError
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.calls import ENCLOSING_CALL
-from otel_limits.runs.run import Run
-from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from collections.abc import Coroutine, Iterable, Mapping
 
     from otel_limits.core.policy import Verdict
     from otel_limits.runs.calls import InFlightCall
@@ -61,117 +58,32 @@ WITH_TOOLS: Final = (
 """Options of a request that its last answer does without."""
 
 
-# --- wrappers of a model's methods ----------------------------------------------------------------
-
-# A method takes one conversation or a list of them, and returns answers or a stream of parts, at
-# once or in an event loop.
-
-
-def track_all(original: Any) -> Any:
-    """Wrap a method that answers several conversations: `generate`, and `_generate` of an `LLM`."""
-    is_own = _is_own(original)
-
-    @functools.wraps(original)
-    def answer_all(model: Any, *args: Any, **options: Any) -> Any:
-        request = request_for(model, args, options, is_own=is_own, has_several=True)
-        if request is None:
-            return original(model, *args, **options)
-        return answered_blocking(request, lambda: request.send(original))
-
-    return answer_all
-
-
-def track_all_async(original: Any) -> Any:
-    """Wrap the asynchronous form of such a method."""
-    is_own = _is_own(original)
-
-    @functools.wraps(original)
-    async def answer_all(model: Any, *args: Any, **options: Any) -> Any:
-        request = request_for(model, args, options, is_own=is_own, has_several=True)
-        if request is None:
-            return await original(model, *args, **options)
-        return await answered(request, lambda: request.send_async(original))
-
-    return answer_all
-
-
-def track_one(original: Any) -> Any:
-    """Wrap a method that answers one conversation: `invoke`, `_generate` or `_call`."""
-    is_own = _is_own(original)
-
-    @functools.wraps(original)
-    def answer(model: Any, *args: Any, **options: Any) -> Any:
-        request = request_for(model, args, options, is_own=is_own)
-        if request is None:
-            return original(model, *args, **options)
-        return answered_blocking(request, lambda: request.send(original))
-
-    return answer
-
-
-def track_one_async(original: Any) -> Any:
-    """Wrap the asynchronous form of such a method."""
-    is_own = _is_own(original)
-
-    @functools.wraps(original)
-    async def answer(model: Any, *args: Any, **options: Any) -> Any:
-        request = request_for(model, args, options, is_own=is_own)
-        if request is None:
-            return await original(model, *args, **options)
-        return await answered(request, lambda: request.send_async(original))
-
-    return answer
-
-
-def track_parts(original: Any) -> Any:
-    """Wrap a method that streams an answer: `stream` or `_stream`."""
-    is_own = _is_own(original)
-
-    @functools.wraps(original)
-    def stream(model: Any, *args: Any, **options: Any) -> Iterator[Any]:
-        request = request_for(model, args, options, is_own=is_own)
-        if request is None:
-            yield from original(model, *args, **options)
-            return
-        yield from streamed_blocking(request, lambda: request.send(original))
-
-    return stream
-
-
-def track_parts_async(original: Any) -> Any:
-    """Wrap the asynchronous form of such a method."""
-    is_own = _is_own(original)
-
-    @functools.wraps(original)
-    async def astream(model: Any, *args: Any, **options: Any) -> AsyncIterator[Any]:
-        request = request_for(model, args, options, is_own=is_own)
-        if request is None:
-            chunks = original(model, *args, **options)
-        else:
-            chunks = streamed(request, lambda: request.send(original))
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
-
-    return astream
-
-
-def _is_own(method: Any) -> bool:
-    """Return whether other methods of a class call a method: those of its author, and `invoke`."""
-    return method.__name__.startswith("_") or method.__name__ in ("invoke", "ainvoke")
-
-
 # --- one request ----------------------------------------------------------------------------------
 
 
+def request_for(model: Any, *args: Any, **options: Any) -> ChatRequest | None:
+    """Describe the model call of a method that takes one conversation."""
+    return _described(model, args, options)
+
+
+def _request_for_all(model: Any, *args: Any, **options: Any) -> ChatRequest | None:
+    """Describe the model calls of a method that takes a list of conversations."""
+    return _described(model, args, options, has_several=True)
+
+
+def _request_within(model: Any, *args: Any, **options: Any) -> ChatRequest | None:
+    """Describe a call of a method that others of a model call: within these, it is their call."""
+    return None if _is_asked(model) else _described(model, args, options)
+
+
+def _request_for_all_within(model: Any, *args: Any, **options: Any) -> ChatRequest | None:
+    """Do the same for a method that takes a list of conversations."""
+    return None if _is_asked(model) else _described(model, args, options, has_several=True)
+
+
 @suppress_errors("binding")
-def request_for(
-    model: Any,
-    args: tuple[Any, ...],
-    options: dict[str, Any],
-    *,
-    is_own: bool = False,
-    has_several: bool = False,
+def _described(
+    model: Any, args: tuple[Any, ...], options: dict[str, Any], *, has_several: bool = False
 ) -> ChatRequest | None:
     """Describe the model calls of a request; `None` if they belong to no invocation.
 
@@ -179,19 +91,15 @@ def request_for(
         model: The model.
         args: The positional arguments of its method; the first one is what is asked.
         options: The others.
-        is_own: The method is one that others of the model call, for which it is the same call.
         has_several: It takes a list of conversations.
     """
-    if is_own and _is_asked(model):
-        return None
     keyword = "" if args else next((each for each in ASKED if each in options), None)
     if keyword is None:
         return None
     given, rest = (options[keyword], ()) if keyword else (args[0], args[1:])
     messages = list(given) if has_several else [given]
-    path = invocation_of_task(GraphPath)
-    run = path.run if path is not None else current_scope()[0]
-    if not isinstance(run, Run) or run.released:
+    path, run = scope_of_task(GraphPath)
+    if run is None:
         return None
     known: dict[int, tuple[Any, int]] = path.tokens if path is not None else {}
     conversations = [_messages_in(each) for each in messages]
@@ -206,6 +114,16 @@ def request_for(
             call.id = str(next(IDS))
             path.end_turns_before(each)
     return ChatRequest(run, path, calls, can_ask=path is not None and path.can_ask, **told)
+
+
+# Wrappers of the methods that other code calls, and of those that they call in turn.
+track_generate, track_agenerate = follow(_request_for_all), follow_async(_request_for_all)
+track_stream, track_astream = follow_parts(request_for), follow_parts_async(request_for)
+track_inner, track_ainner = follow(_request_within), follow_async(_request_within)
+track_inner_stream = follow_parts(_request_within)
+track_inner_astream = follow_parts_async(_request_within)
+track_inner_all = follow(_request_for_all_within)
+track_inner_aall = follow_async(_request_for_all_within)
 
 
 def _is_asked(model: Any) -> bool:
@@ -267,7 +185,7 @@ class ChatRequest(ModelCallInProgress):
         return obstacle_to_last_answer(path, self.options)
 
     def send(self, method: Any) -> Any:
-        """Call the model's method.
+        """Call the model's method, and read its answer along.
 
         Raises:
             InvocationEndedError: The invocation has ended between two parts of the answer.
@@ -275,18 +193,10 @@ class ChatRequest(ModelCallInProgress):
         self._read_along()
         args, options = self._arguments
         try:
-            return method(self.model, *args, **options)
+            answer = method(self.model, *args, **options)
         except AnswerEndedError as error:
             raise InvocationEndedError from error
-
-    async def send_async(self, method: Any) -> Any:
-        """Do the same as `send` for a coroutine."""
-        self._read_along()
-        args, options = self._arguments
-        try:
-            return await method(self.model, *args, **options)
-        except AnswerEndedError as error:
-            raise InvocationEndedError from error
+        return _ended_in_time(answer) if inspect.iscoroutine(answer) else answer
 
     @property
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -396,6 +306,13 @@ class ChatRequest(ModelCallInProgress):
         assert path is not None  # side calls are never halted
         path.wrapping = None
         raise path.refuse(verdict, _place()) from cause
+
+
+async def _ended_in_time(answer: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await answer
+    except AnswerEndedError as error:
+        raise InvocationEndedError from error
 
 
 def _place() -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ def track_stream_events(original: Any) -> Any:
     @functools.wraps(original)
     def stream_events(model: Any, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
         is_tracked = options.get("version") == VERSION
-        request = request_for(model, (input,), options) if is_tracked else None
+        request = request_for(model, input, **options) if is_tracked else None
         if request is None:
             return original(model, input, config, **options)
         if (refusal := request.admit_blocking()) is not None:
@@ -55,7 +55,7 @@ def track_astream_events(original: Any) -> Any:
 async def _astream_events(
     original: Any, model: Any, asked: Any, config: Any, options: dict[str, Any]
 ) -> Any:
-    request = request_for(model, (asked,), options)
+    request = request_for(model, asked, **options)
     if request is None:
         return await original(model, asked, config, **options)
     if (refusal := await request.admit()) is not None:

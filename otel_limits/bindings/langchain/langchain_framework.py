@@ -169,31 +169,31 @@ class LangChainFramework:
 
 
 ANSWERS: Final = {
-    "generate": ("chat_calls", "track_all"),
-    "agenerate": ("chat_calls", "track_all_async"),
-    "stream": ("chat_calls", "track_parts"),
-    "astream": ("chat_calls", "track_parts_async"),
+    "generate": ("chat_calls", "track_generate"),
+    "agenerate": ("chat_calls", "track_agenerate"),
+    "stream": ("chat_calls", "track_stream"),
+    "astream": ("chat_calls", "track_astream"),
 }
 """The methods by which models answer: `invoke`, `batch` and their variants call one of these."""
 
 OWN: Final = {
-    "invoke": ("chat_calls", "track_one"),
-    "ainvoke": ("chat_calls", "track_one_async"),
-    "_call": ("chat_calls", "track_one"),
-    "_acall": ("chat_calls", "track_one_async"),
-    "_stream": ("chat_calls", "track_parts"),
-    "_astream": ("chat_calls", "track_parts_async"),
+    "invoke": ("chat_calls", "track_inner"),
+    "ainvoke": ("chat_calls", "track_ainner"),
+    "_call": ("chat_calls", "track_inner"),
+    "_acall": ("chat_calls", "track_ainner"),
+    "_stream": ("chat_calls", "track_inner_stream"),
+    "_astream": ("chat_calls", "track_inner_astream"),
 }
 OF_AUTHORS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     MODELS: {
         **OWN,
-        "_generate": ("chat_calls", "track_one"),
-        "_agenerate": ("chat_calls", "track_one_async"),
+        "_generate": ("chat_calls", "track_inner"),
+        "_agenerate": ("chat_calls", "track_ainner"),
     },
     LLMS: {
         **OWN,
-        "_generate": ("chat_calls", "track_all"),
-        "_agenerate": ("chat_calls", "track_all_async"),
+        "_generate": ("chat_calls", "track_inner_all"),
+        "_agenerate": ("chat_calls", "track_inner_aall"),
     },
 }
 """Methods that a class of models may define itself, and that an application may call:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from agents import ModelBehaviorError
 
+from otel_limits.bindings.invocation import scope_of_task
 from otel_limits.bindings.model_call import (
     IDS,
     ModelCallInProgress,
-    answered,
     enclosing_request,
-    streamed,
+    follow_async,
+    follow_parts_async,
 )
-from otel_limits.bindings.openai_agents.agent_runs import AgentPath, path_of_task
+from otel_limits.bindings.openai_agents.agent_runs import AgentPath
 from otel_limits.bindings.openai_agents.halt_responses import (
     TEXT,
     error_of,
@@ -41,12 +41,10 @@ from otel_limits.bindings.openai_agents.model_readers import (
 from otel_limits.bindings.openai_agents.model_requests import RequestArguments
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import failed_remark
-from otel_limits.runs.run import Run
-from otel_limits.runs.tree import current_scope
 from otel_limits.usage.normaliser import completed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from otel_limits.core.errors import LimitReachedError
     from otel_limits.core.policy import Verdict
@@ -58,48 +56,18 @@ ITEM_ADDED: Final = "response.output_item.added"
 ITEM_DONE: Final = "response.output_item.done"
 
 
-# --- wrappers of a model's methods ----------------------------------------------------------------
-
-
-def track_get_response(original: Any) -> Any:
-    """Wrap `get_response` of a class of models."""
-
-    @functools.wraps(original)
-    async def get_response(model: Any, *args: Any, **options: Any) -> Any:
-        request = _request(model, args, options)
-        if request is None:
-            return await original(model, *args, **options)
-        given = request.arguments
-        return await answered(request, lambda: original(model, *given.positional, **given.named))
-
-    return get_response
-
-
-def track_stream_response(original: Any) -> Any:
-    """Wrap `stream_response` of a class of models."""
-
-    @functools.wraps(original)
-    def stream_response(model: Any, *args: Any, **options: Any) -> AsyncIterator[Any]:
-        request = _request(model, args, options)
-        if request is None:
-            events: AsyncIterator[Any] = original(model, *args, **options)
-            return events
-        given = request.arguments
-        return streamed(request, lambda: original(model, *given.positional, **given.named))
-
-    return stream_response
-
-
 # --- one request ----------------------------------------------------------------------------------
 
 
 @suppress_errors("binding")
-def _request(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> ModelRequest | None:
+def _request(model: Any, *args: Any, **options: Any) -> ModelRequest | None:
     """Describe a model call; `None` if it belongs to no run."""
-    path = path_of_task()
-    run = path.run if path is not None else current_scope()[0]
-    if not isinstance(run, Run) or run.released:
+    path, run = scope_of_task(AgentPath)
+    if run is None:
         return None
+    if path is not None:
+        path = path.agent_run.active
+        run = path.run
     arguments = RequestArguments(args, options)
     outer = enclosing_request(run)
     if path is not None and outer is None and arguments["input"] is not path.agent_run.next_input:
@@ -109,15 +77,29 @@ def _request(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Mode
     call = call_to(model, arguments, path)
     if outer is not None and outer.gives_call(call):
         return ModelRequest(
-            run, path, [*outer.calls], outer=outer, is_admitted=True, arguments=arguments
+            run,
+            path,
+            [*outer.calls],
+            model=model,
+            outer=outer,
+            is_admitted=True,
+            arguments=arguments,
         )
     call.id = str(next(IDS)) if path is not None else ""
     if path is not None and outer is None:
         path.end_turns(answers_in(arguments["input"]))
         path.agent_run.called.clear()  # the model, not its tools, answers
-    request = ModelRequest(run, path, [call], outer=outer, can_ask=is_askable, arguments=arguments)
+    request = ModelRequest(
+        run, path, [call], model=model, outer=outer, can_ask=is_askable, arguments=arguments
+    )
     request.previous_response_id = arguments["previous_response_id"]
     return request
+
+
+track_get_response = follow_async(_request)
+"""Wraps `get_response` of a class of models."""
+track_stream_response = follow_parts_async(_request)
+"""Wraps `stream_response` of a class of models."""
 
 
 @dataclass(slots=True, eq=False)
@@ -139,6 +121,10 @@ class ModelRequest(ModelCallInProgress):
     """The items of a stream."""
 
     # --- the request ------------------------------------------------------------------------------
+
+    def send(self, method: Any) -> Any:
+        """Call the model's method."""
+        return method(self.model, *self.arguments.positional, **self.arguments.named)
 
     def add_note(self, note: str) -> None:
         """Add a message to the input."""
