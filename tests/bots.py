@@ -49,28 +49,23 @@ class Bot:
     """Calls a model and the tools that it requests, until it requests none."""
 
     name: str
-    model: Model
+    model: Any
     tools: dict[str, Callable[[Any], Awaitable[str]]] = field(default_factory=dict)
     said: list[Message] = field(default_factory=list)
 
-    async def run(self, text: str) -> Ending:
-        """Answer a text of the user."""
-        return [each async for each in self.stream(text)][-1]
-
-    async def stream(self, text: str) -> AsyncIterator[Any]:
-        """Do the same and show the parts of the texts; the last one is the ending."""
-        self.said.append({"by": "user", "text": text})
+    async def run(self, text: Any, show: Callable[[str], object] = len) -> Ending:
+        """Answer a text of the user, and show the parts of each answer."""
+        self.said.append({"by": "user", "text": str(text)})
         while True:
             reply = Reply()
             async for part in self.model.tell(self.said, list(self.tools)):
                 if isinstance(part, Reply):
                     reply = part
                 else:
-                    yield part
+                    show(part)
             self.said.append({"by": "bot", "text": reply.text})
             if not reply.tools:
-                yield Ending("done", self.said[-1])
-                return
+                return Ending("done", self.said[-1])
             for identity, name, argument in reply.tools:
                 result = await self.use(identity, name, argument)
                 self.said.append({"by": "tool", "id": identity, "text": result})

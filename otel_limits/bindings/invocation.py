@@ -6,6 +6,7 @@ For frameworks that report neither by spans; Strands does both.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from otel_limits.runs.run import Run
 from otel_limits.runs.tree import CURRENT, TASK_SCOPE, current_scope, for_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from typing_extensions import Self
 
@@ -106,6 +107,8 @@ class InvocationInProgress(Path):
     """Tools that a response of an earlier, interrupted invocation has requested."""
     nudge_for: str | None = field(default=None, kw_only=True)
     """The repeated tool call to warn the model about."""
+    reason: str = field(default="aborted", kw_only=True)
+    """The framework's stop reason, once it has ended by itself."""
     scope: TaskScope | None = field(default=None, kw_only=True)
     """The tool call or the node that has started it, if any."""
     _tokens: list[tuple[Any, Any]] = field(default_factory=list, kw_only=True)
@@ -171,6 +174,14 @@ class InvocationInProgress(Path):
             entered, attached = self._tokens.pop()
             otel_context.detach(attached)
             CURRENT.reset(entered)
+
+    def succeed(self, result: Any) -> Any:
+        """Note that the agent has ended by itself, and return what the application gets."""
+        return result
+
+    def end_by(self, error: BaseException) -> Any:
+        """Return the end of an agent that was halted, or raise the exception that has ended it."""
+        raise error
 
     # --- its turns --------------------------------------------------------------------------------
 
@@ -319,6 +330,40 @@ class InvocationInProgress(Path):
     @suppress_errors("binding")
     def _finish_run(self, reason: str) -> None:
         self.run.finish(reason)
+
+
+def follow_run(begin: Callable[..., InvocationInProgress | None]) -> Callable[[Any], Any]:
+    """Follow a coroutine method that runs an agent, from its start to its end.
+
+    Args:
+        begin: Begins an invocation, with the arguments of the method; `None` if there are no
+            limits.
+    """
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        async def run(*args: Any, **options: Any) -> Any:
+            if (invocation := begin(*args, **options)) is None:
+                return await original(*args, **options)
+            failure: Exception | None = None
+            try:
+                with invocation:
+                    try:
+                        result = await original(*args, **options)
+                    except BaseException as error:  # noqa: BLE001  raised again if it is not ours
+                        result = invocation.end_by(error)
+                return invocation.succeed(result)
+            except Exception as error:
+                failure, invocation.reason = error, "error"
+                raise
+            finally:
+                if (verdict := invocation.run.verdict) and invocation.run.action != "observed":
+                    invocation.reason = verdict.reason
+                invocation.finish(invocation.reason, failure)
+
+        return run
+
+    return wrap
 
 
 P = TypeVar("P", bound=InvocationInProgress)

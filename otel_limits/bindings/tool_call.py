@@ -1,13 +1,14 @@
 """A tool call in progress, in any framework: refused at a limit, run, and worded for the model.
 
 A binding's subclass of `ToolCallInProgress` says what a result of its framework is. The two
-functions at the beginning run it, with an event loop and without.
+functions at the beginning wrap the method that runs it.
 """
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from opentelemetry import context as otel_context
 
@@ -18,36 +19,64 @@ from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.tree import CURRENT, TASK_SCOPE, TaskScope, for_threads, is_within
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from otel_limits.bindings.invocation import InvocationInProgress, RequestedTool
     from otel_limits.core.events import Stop
 
 
-async def run_tool(running: ToolCallInProgress, run: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a tool, unless a limit refuses it, and return its result for the model."""
-    if (note := running.refusal()) is not None:
-        return running.refused(note)
-    try:
-        with running:
-            result = await run()
-    except BaseException as error:
-        running.fail(error)
-        raise
-    return running.end(result) or result
+Begin: TypeAlias = "Callable[..., ToolCallInProgress | None]"
+Wrapper: TypeAlias = "Callable[[Any], Any]"
 
 
-def run_tool_blocking(running: ToolCallInProgress, run: Callable[[], Any]) -> Any:
-    """Do the same as `run_tool` in a thread that may block."""
-    if (note := running.refusal()) is not None:
-        return running.refused(note)
-    try:
-        with running:
-            result = run()
-    except BaseException as error:
-        running.fail(error)
-        raise
-    return running.end(result) or result
+def follow_tool(begin: Begin) -> Wrapper:
+    """Follow a method that runs a tool.
+
+    Args:
+        begin: Describes a call, with the arguments of the method; `None` if it is not followed.
+    """
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def run(*args: Any, **options: Any) -> Any:
+            if (running := begin(*args, **options)) is None:
+                return original(*args, **options)
+            if (note := running.refusal()) is not None:
+                return running.refused(note)
+            try:
+                with running:
+                    result = original(*args, **options)
+            except BaseException as error:
+                running.fail(error)
+                raise
+            return running.end(result) or result
+
+        return run
+
+    return wrap
+
+
+def follow_tool_async(begin: Begin) -> Wrapper:
+    """Do the same as `follow_tool` for a coroutine method."""
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        async def run(*args: Any, **options: Any) -> Any:
+            if (running := begin(*args, **options)) is None:
+                return await original(*args, **options)
+            if (note := running.refusal()) is not None:
+                return running.refused(note)
+            try:
+                with running:
+                    result = await original(*args, **options)
+            except BaseException as error:
+                running.fail(error)
+                raise
+            return running.end(result) or result
+
+        return run
+
+    return wrap
 
 
 class ToolCallInProgress(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import importlib
 import importlib.util
@@ -22,8 +23,9 @@ from otel_limits.core.policy import Policy
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import Runtime
 from otel_limits.settings.table import Settings
-from tests.second_framework import BotFramework
-from tests.unit.test_second_framework import install
+from tests.bots import Bot
+from tests.second_framework import BOTS, BotFramework
+from tests.unit.test_second_framework import Scripted, install, look
 
 SETTINGS = Settings(policy=Policy(limits=Limits(max_turns=3)))
 
@@ -129,13 +131,10 @@ def test_fault_of_one_framework_leaves_the_other_in_force(
     write_robots(path)
     install(path, "robots")
     install(path, "bots", editable=True)
-    bots, robots = BotFramework(), RobotFramework(fault)
-    import tests.second_framework as bot_module
-
-    runtime = start(robots, bots, observers=[events.append])
+    robots = RobotFramework(fault)
+    runtime = start(robots, BOTS, observers=[events.append])
     importlib.import_module("robots")
-    bot = bot_module.Bot("bob", ask=lambda _: ("on and on", 10, 5))
-    assert bot.run()["reason"] == "max_turns"
+    assert asyncio.run(Bot("bob", Scripted(None), {"look": look}).run("go")).reason == "max_turns"
     last = {each.framework: each.in_force for each in events if isinstance(each, Enforcing)}
     assert last == {"": True, "bots": True, "robots": False}
     assert runtime.enforcement("bots").is_enforcing

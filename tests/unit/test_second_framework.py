@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from prometheus_client import REGISTRY
 
 import otel_limits
-from otel_limits import Cycle, Event, Halt, Limits, ModelCall, Started, Stop, Turn
+from otel_limits import Cycle, Event, Halt, Limits, ModelCall, Started, Stop, ToolCall, Turn
 from otel_limits.bindings import known
 from otel_limits.core.policy import Policy
 from otel_limits.ledger.address import parse
@@ -19,10 +21,14 @@ from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import Runtime
 from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.table import Settings
-from tests.second_framework import Bot, BotFramework
+from otel_limits.testing import FakeTime
+from tests.bots import Bot, Model, Reply
+from tests.second_framework import BOTS, BotFramework
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from tests.bots import Ending
 
 ROOT = Path(otel_limits.__file__).parent
 
@@ -37,15 +43,48 @@ def install(path: Path, name: str, *, editable: bool = False, place: Path = ROOT
         (metadata / "direct_url.json").write_text(json.dumps(origin))
 
 
+class Scripted(Model):
+    """A model with a script; `None` requests the tool `look`."""
+
+    def __init__(self, *script: str | None, ask: Callable[[int], object] = id) -> None:
+        self.script, self.calls, self.on_call = list(script), 0, ask
+        self.asked: list[tuple[list[Any], list[str]]] = []
+
+    async def ask(self, messages: Any, tools: Any) -> Reply:
+        """Answer, and repeat the last answer for ever."""
+        self.asked.append((list(messages), list(tools)))
+        if inspect.isawaitable(waited := self.on_call(self.calls)):
+            await waited
+        text = self.script[min(self.calls, len(self.script) - 1)]
+        self.calls += 1
+        tools = [(str(self.calls), "look", "around")] if text is None else []
+        return Reply(text or "thought", tools, (10, 5))
+
+
+async def look(_: Any) -> str:
+    """A tool."""
+    return "nothing"
+
+
+def bot(*script: str | None, **options: Any) -> Bot:
+    """Make a bot with a tool and a scripted model."""
+    return Bot("bob", Scripted(*script, **options), {"look": look})
+
+
+def run(bot: Bot, text: Any = "go", **options: Any) -> Ending:
+    """Run a bot."""
+    return asyncio.run(bot.run(text, **options))
+
+
 @pytest.fixture
-def framework(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BotFramework:
+def framework(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BotFramework]:
     """The second framework, installed, and registered with the readers of halt markers."""
     install(tmp_path, "bots", editable=True)
     monkeypatch.syspath_prepend(str(tmp_path))
-    framework = BotFramework()
-    frameworks = (*known.FRAMEWORKS, framework)
+    frameworks = (*known.FRAMEWORKS, BOTS)
     monkeypatch.setattr(known, "FRAMEWORKS", frameworks)
-    return framework
+    yield BOTS
+    BOTS.release()
 
 
 @pytest.fixture
@@ -66,27 +105,24 @@ def test_second_framework_is_limited(runtime: Runtime, events: list[Event], tmp_
     """Turns, tokens, a halt, events, metrics and a ledger row work as with Strands."""
     path = tmp_path / "ledger.db"
     runtime.start(settings(path, Limits(max_turns=3)), [events.append])
-    bot = Bot("bob", ask=lambda step: (f"thought {step}", 10, 5))
+    one = bot(None)
 
-    ending = bot.run()
+    ending = run(one)
 
-    assert [each["text"] for each in bot.said[:-1]] == ["thought 0", "thought 1", "thought 2"]
+    assert [each["text"] for each in one.said] == [
+        *("go", *["thought", "nothing"] * 3),
+        "This request could not be completed because it took too many steps.",
+    ]
     stop = otel_limits.stop_of(ending)
     assert stop is not None
-    assert (stop.reason, stop.turns, stop.usage.total, stop.cycles) == ("max_turns", 3, 45, 4)
-    assert otel_limits.is_synthetic(ending["message"])
+    assert (stop.reason, stop.turns, stop.usage.total) == ("max_turns", 3, 45)
+    assert otel_limits.is_synthetic(ending.message)
     kinds = [type(event) for event in events]
-    assert [kinds.count(each) for each in (Started, Cycle, ModelCall, Turn, Halt, Stop)] == [
-        1,
-        4,
-        3,
-        3,
-        1,
-        1,
-    ]
+    counted = (Started, Cycle, ModelCall, Turn, ToolCall, Halt, Stop)
+    assert [kinds.count(each) for each in counted] == [1, 3, 3, 3, 3, 1, 1]
     assert value("stops_total", reason="max_turns", action="halted") == 1
     assert value("turns_total") == 3
-    assert value("tokens_total", model="bot-model", type="input") == 30
+    assert value("tokens_total", model="Scripted", type="input") == 30
     runtime.stop()
     assert rows_of(path) == [("bob", "max_turns", 3, 30, 15)]
 
@@ -94,16 +130,31 @@ def test_second_framework_is_limited(runtime: Runtime, events: list[Event], tmp_
 def test_natural_end_keeps_framework_stop_reason(runtime: Runtime, tmp_path: Path) -> None:
     """The stop reason of the framework passes through, in the metrics as well."""
     runtime.start(settings(tmp_path / "ledger.db", Limits(max_turns=3)))
-    assert Bot("bob", ask=lambda _: ("done", 10, 5)).run()["reason"] == "done"
+    assert run(bot("done")).reason == "done"
     assert value("stops_total", reason="done", action="none") == 1
 
 
-def test_token_budget_limits_second_framework(runtime: Runtime, tmp_path: Path) -> None:
-    """Limits on tokens and on turns use the same counts."""
-    runtime.start(settings(tmp_path / "ledger.db", Limits(max_token_budget=30)))
-    bot = Bot("bob", ask=lambda _: ("on and on", 10, 5))
-    assert bot.run()["reason"] == "max_token_budget"
-    assert len(bot.said) == 3
+LIMITED: Final[dict[str, tuple[Limits, str, int]]] = {
+    "tokens": (Limits(max_token_budget=30), "max_token_budget", 2),
+    "tool calls": (Limits(max_tool_calls=2), "max_tool_calls", 3),
+    "loops": (Limits(max_identical_tool_calls=3), "loop_detected", 3),
+}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_limits_hold(name: str, runtime: Runtime, tmp_path: Path) -> None:
+    """They use the same counts as in any framework."""
+    limits, reason, calls = LIMITED[name]
+    runtime.start(settings(tmp_path / "ledger.db", limits))
+    one = bot(None)
+    assert (run(one).reason, one.model.calls) == (reason, calls)
+
+
+def test_unknown_tool_is_a_loop(runtime: Runtime, tmp_path: Path) -> None:
+    """Although no tool runs."""
+    runtime.start(settings(tmp_path / "ledger.db", Limits(max_identical_tool_calls=3)))
+    one = Bot("bob", Scripted(None))
+    assert (run(one).reason, one.model.calls) == ("loop_detected", 3)
 
 
 def test_quota_limits_second_framework(runtime: Runtime, tmp_path: Path) -> None:
@@ -111,23 +162,109 @@ def test_quota_limits_second_framework(runtime: Runtime, tmp_path: Path) -> None
     policy = tmp_path / "policy.yaml"
     policy.write_text("quotas: {calls: {model_calls: 2, window: P1D}}")
     runtime.start(settings(tmp_path / "ledger.db", Limits()), policy_file=PolicyFile(str(policy)))
-    bot = Bot("bob", ask=lambda _: ("on and on", 10, 5))
-    assert bot.run()["reason"] == "quota_exceeded"
-    assert len(bot.said) == 3
+    one = bot(None)
+    assert (run(one).reason, one.model.calls) == ("quota_exceeded", 2)
+
+
+def test_calls_wait_for_a_quota(runtime: Runtime, tmp_path: Path) -> None:
+    """One after the other."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("quotas: {slots: {concurrency: 1, on_exceeded: wait}}")
+    runtime.start(settings(tmp_path / "ledger.db", Limits()), policy_file=PolicyFile(str(policy)))
+    inside, most = 0, []
+
+    async def wait(_: int) -> None:
+        nonlocal inside
+        inside += 1
+        most.append(inside)
+        await asyncio.sleep(0)
+        inside -= 1
+
+    async def main() -> list[Ending]:
+        return list(await asyncio.gather(*(bot("done", ask=wait).run("go") for _ in range(3))))
+
+    assert [each.reason for each in asyncio.run(main())] == ["done"] * 3
+    assert most == [1, 1, 1]
 
 
 def test_kill_ends_second_framework(runtime: Runtime, tmp_path: Path) -> None:
-    """A kill refuses the next model call, whatever the framework."""
+    """Also in the middle of a model call."""
     runtime.start(settings(tmp_path / "ledger.db", Limits(max_turns=9)))
 
-    def ask(step: int) -> tuple[str, int, int]:
+    async def hang(step: int) -> None:
         if step == 1:
             otel_limits.kill(agent="bob")
-        return "on and on", 10, 5
+            await asyncio.Event().wait()
 
-    bot = Bot("bob", ask=ask)
-    assert bot.run()["reason"] == "killed"
-    assert len(bot.said) == 3
+    one = bot(None, ask=hang)
+    assert (run(one).reason, one.model.calls) == ("killed", 1)
+
+
+def test_deadline_ends_a_model_call(runtime: Runtime, tmp_path: Path) -> None:
+    """That never answers."""
+    runtime.start(settings(tmp_path / "ledger.db", Limits(max_duration_seconds=30)))
+
+    async def hang(_: int) -> None:
+        clock.advance(31)
+        await asyncio.Event().wait()
+
+    with FakeTime() as clock:
+        assert run(bot("done", ask=hang)).reason == "max_duration"
+
+
+def test_last_answer_ends_a_bot(runtime: Runtime, tmp_path: Path) -> None:
+    """It is asked for without tools, and shown as the end."""
+    limits = Settings(policy=Policy(limits=Limits(max_turns=2), action="wrap_up"))
+    runtime.start(limits)
+    one = bot(None, None, "what I know")
+    shown: list[str] = []
+    ending = run(one, show=shown.append)
+    assert (ending.reason, ending.message["text"]) == ("max_turns", "what I know")
+    assert "".join(shown).endswith("whatIknow")
+    assert [tools for _, tools in one.model.asked] == [["look"], ["look"], []]
+    assert not otel_limits.is_synthetic(ending.message)
+
+
+def test_action_raise_raises(runtime: Runtime) -> None:
+    """The limit's error."""
+    runtime.start(Settings(policy=Policy(limits=Limits(max_turns=2), action="raise")))
+    with pytest.raises(otel_limits.MaxTurnsReachedException):
+        run(bot(None))
+
+
+def test_person_extends_a_limit(runtime: Runtime) -> None:
+    """The next run continues with the answer to the question."""
+    runtime.start(Settings(policy=Policy(limits=Limits(max_turns=2), action="ask")))
+    one = bot(None)
+    assert (run(one).reason, one.model.calls) == ("paused", 2)
+    assert (run(one, {"extend": {"max_turns": 1}}).reason, one.model.calls) == ("paused", 3)
+    assert (run(one, "no").reason, one.model.calls) == ("max_turns", 3)
+
+
+def test_tree_caps_a_bot_and_the_one_that_its_tool_runs(runtime: Runtime) -> None:
+    """Both together; the caller reads a sentence for it."""
+    runtime.start(Settings(policy=Policy(tree=Limits(max_turns=4))))
+    helper = Bot("helper", Scripted(None), {"look": look})
+
+    async def ask(_: Any) -> str:
+        return str((await helper.run("go")).message["text"])
+
+    boss = Bot("bob", Scripted(None), {"look": ask})
+    assert run(boss).reason == "max_turns"
+    assert (boss.model.calls, helper.model.calls) == (1, 3)
+    assert boss.said[2]["text"].startswith("Agent 'helper' stopped before it finished")
+
+
+def test_model_call_of_a_tool_is_refused(runtime: Runtime) -> None:
+    """And the refusal halts the bot."""
+    runtime.start(Settings(policy=Policy(limits=Limits(max_model_calls=1))))
+    other = Scripted("an answer")
+
+    async def ask(_: Any) -> str:
+        return (await other.ask([], ())).text
+
+    boss = Bot("bob", Scripted(None), {"look": ask})
+    assert (run(boss).reason, other.calls) == ("max_model_calls", 0)
 
 
 def value(name: str, **labels: str) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import ToolMessage
@@ -11,45 +10,19 @@ from langgraph.errors import GraphBubbleUp
 from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.graph_path import GraphPath
 from otel_limits.bindings.langchain.halt_marks import mark_inner
-from otel_limits.bindings.tool_call import ToolCallInProgress, run_tool, run_tool_blocking
+from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool, follow_tool_async
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from otel_limits.bindings.invocation import RequestedTool
     from otel_limits.core.events import Stop
 
 
-def track_run(original: Any) -> Any:
-    """Wrap `BaseTool.run`, which `invoke` calls."""
-
-    @functools.wraps(original)
-    def run(tool: Any, tool_input: Any, *args: Any, **options: Any) -> Any:
-        running = _begun(tool, tool_input, options)
-        if running is None:
-            return original(tool, tool_input, *args, **options)
-        return run_tool_blocking(running, lambda: original(tool, tool_input, *args, **options))
-
-    return run
-
-
-def track_arun(original: Any) -> Any:
-    """Wrap `BaseTool.arun`, which `ainvoke` calls."""
-
-    @functools.wraps(original)
-    async def arun(tool: Any, tool_input: Any, *args: Any, **options: Any) -> Any:
-        running = _begun(tool, tool_input, options)
-        if running is None:
-            return await original(tool, tool_input, *args, **options)
-        return await run_tool(running, lambda: original(tool, tool_input, *args, **options))
-
-    return arun
-
-
 @suppress_errors("binding")
-def _begun(tool: Any, asked: Any, options: Mapping[str, Any]) -> RunningGraphTool | None:
+def _begun(tool: Any, asked: Any, *_: Any, **options: Any) -> RunningGraphTool | None:
     """Begin a tool call; `None` if no model has requested it, or no graph is limited.
 
     Only a call that a model has requested has an ID.
@@ -65,6 +38,12 @@ def _begun(tool: Any, asked: Any, options: Mapping[str, Any]) -> RunningGraphToo
     if requested is None:  # requested by a response of an earlier invocation of this thread
         requested = path.resume_tool(identity, tool.name, asked)
     return RunningGraphTool(path, requested, identity, tool)
+
+
+track_run = follow_tool(_begun)
+"""Wraps `BaseTool.run`, which `invoke` calls."""
+track_arun = follow_tool_async(_begun)
+"""Wraps `BaseTool.arun`, which `ainvoke` calls."""
 
 
 class RunningGraphTool(ToolCallInProgress):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +10,7 @@ from otel_limits.bindings.openai_agents.agent_runs import AgentPath
 from otel_limits.bindings.openai_agents.limit_questions import NAME
 from otel_limits.bindings.openai_agents.model_readers import arguments_of
 from otel_limits.bindings.openai_agents.private_sdk_names import IS_ERROR, OUTPUT, refused_result
-from otel_limits.bindings.tool_call import ToolCallInProgress, run_tool
+from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool_async
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.tree import current_scope
 from otel_limits.usage.text import as_json
@@ -26,21 +25,8 @@ FAILED: Final = "An error occurred while running the tool."
 """The beginning of the SDK's text for an exception, which it does not mark for agents as tools."""
 
 
-def track_invocation(original: Any) -> Any:
-    """Wrap the function of the SDK that calls a function tool."""
-
-    @functools.wraps(original)
-    async def invoke(**call: Any) -> Any:
-        running = _begun(call)
-        if running is None:
-            return await original(**call)
-        return await run_tool(running, lambda: original(**call))
-
-    return invoke
-
-
 @suppress_errors("binding")
-def _begun(call: Mapping[str, Any]) -> RunningFunctionTool | None:
+def _begun(**call: Any) -> RunningFunctionTool | None:
     """Begin a tool call; `None` if its run is not tracked."""
     run, scope = current_scope()
     path = getattr(run, "state", None)
@@ -68,6 +54,10 @@ def _ends_run(agent: Any, tool: str) -> bool:
     if isinstance(behavior, Mapping):
         return tool in behavior.get("stop_at_tool_names", ())
     return bool(behavior == "stop_on_first_tool")
+
+
+track_invocation = follow_tool_async(_begun)
+"""Wraps the function of the SDK that calls a function tool."""
 
 
 class RunningFunctionTool(ToolCallInProgress):
