@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
-"""`by` is `user`, `bot` or `tool`; `text` is what it says."""
+"""`by` is `user`, `bot` or `tool`; `text` is its message."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Model:
         """Answer a conversation."""
         raise NotImplementedError
 
-    async def tell(self, messages: list[Message], tools: Sequence[str]) -> AsyncIterator[Any]:
+    async def stream(self, messages: list[Message], tools: Sequence[str]) -> AsyncIterator[Any]:
         """Stream the parts of a text, and then the whole reply."""
         reply = await self.ask(messages, tools)
         for part in reply.text.split():
@@ -58,7 +58,7 @@ class Bot:
         self.said.append({"by": "user", "text": str(text)})
         while True:
             reply = Reply()
-            async for part in self.model.tell(self.said, list(self.tools)):
+            async for part in self.model.stream(self.said, list(self.tools)):
                 if isinstance(part, Reply):
                     reply = part
                 else:

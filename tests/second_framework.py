@@ -111,7 +111,7 @@ class BotCall(ModelCallInProgress):
         tokens = sum(tokens_of_text(each["text"]) for each in messages)
         call, outer = InFlightCall(type(model).__name__, tokens, "bots"), enclosing_request(run)
         asked: dict[str, Any] = {"messages": messages, "tools": tools, "outer": outer}
-        if outer is not None and outer.gives_call(call):  # such as `ask` within `tell`
+        if outer is not None and outer.gives_call(call):  # such as `ask` within `stream`
             return cls(run, path, [*outer.calls], model=model, is_admitted=True, **asked)
         if path is not None:
             call.id = str(next(IDS))
@@ -195,7 +195,7 @@ class BotFramework(BaseFramework):
 
     def _patch_model(self, model: type) -> None:
         self.patches.wrap(model, "ask", follow_async(BotCall.begin))
-        self.patches.wrap(model, "tell", follow_parts_async(BotCall.begin))
+        self.patches.wrap(model, "stream", follow_parts_async(BotCall.begin))
 
     def release(self) -> bool:
         self.patches.restore()
@@ -223,4 +223,4 @@ class BotFramework(BaseFramework):
 
 
 BOTS = BotFramework()
-"""What the entry point of its distribution names."""
+"""The object that an entry point of its distribution names."""

@@ -51,7 +51,7 @@ class Scripted(Model):
         self.asked: list[tuple[list[Any], list[str]]] = []
 
     async def ask(self, messages: Any, tools: Any) -> Reply:
-        """Answer, and repeat the last answer for ever."""
+        """Answer, and repeat the last answer."""
         self.asked.append((list(messages), list(tools)))
         if inspect.isawaitable(waited := self.on_call(self.calls)):
             await waited
