@@ -45,9 +45,13 @@ settings.register_profile(
 )
 settings.load_profile("any machine")  # no test fails because others keep the machine busy
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what runs in the background like that, and every program of a test inherits it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts what runs in the background without these, and every program of a test inherits it.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Logfire is installed for its tests, and pydantic would load it into every program that imports
 # Strands: a third of the time that it takes one to begin.

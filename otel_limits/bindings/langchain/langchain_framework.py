@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.class_patches import Patches, subclasses_of
-from otel_limits.bindings.invocation import abort_all
 from otel_limits.bindings.langchain.halt_marks import SLOT, marker_of, stops_of
 from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.core.internal_errors import suppress_errors
@@ -149,6 +148,8 @@ class LangChainFramework:
         # Looked up, not imported: without the module, no graph was ever tracked.
         module = sys.modules.get(f"{__package__}.graph_path")
         if module is not None:
+            from otel_limits.bindings.invocation import abort_all
+
             abort_all(module.GraphPath)
         self._patches.restore()
         return False

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.class_patches import Patches, subclasses_of
-from otel_limits.bindings.invocation import abort_all
 from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.bindings.openai_agents.private_sdk_names import INVOKE, TOOLS
 from otel_limits.bindings.openai_agents.run_marks import SLOT, marker_of, stops_of
@@ -171,6 +170,8 @@ class OpenAIAgentsFramework:
         # Looked up, not imported: without the module, no run was ever tracked.
         module = sys.modules.get(f"{__package__}.agent_runs")
         if module is not None:
+            from otel_limits.bindings.invocation import abort_all
+
             abort_all(module.AgentPath)
         self._patches.restore()
         return False
