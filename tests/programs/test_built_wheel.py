@@ -105,11 +105,12 @@ def test_child_in_an_environment_without_otel_limits_is_reported(
     assert ended.log.count("otel-limits cannot be imported in") == 1
 
 
-def test_programs_without_agents_run_as_before(tool: Environment, other: Environment) -> None:
+def test_programs_without_agents_run_as_before(
+    tool: Environment, other: Environment, tmp_path: Path
+) -> None:
     """Also their own `sitecustomize`, which ours hides."""
-    (other.site / "sitecustomize.py").write_text("print('theirs')\n")
-    try:
-        ended = run(tool, *SHELL, other.python, "-c", "print('ran')")
-    finally:
-        (other.site / "sitecustomize.py").unlink()
+    # On this path, as Debian's Python has one that hides those of its environments.
+    (tmp_path / "sitecustomize.py").write_text("print('theirs')\n")
+    shell = ("sh", "-c", f'PYTHONPATH="$PYTHONPATH:{tmp_path}" exec "$@"', "sh")
+    ended = run(tool, *shell, other.python, "-c", "print('ran')")
     assert (ended.output, ended.log) == ("theirs\nran\n", "")
