@@ -115,8 +115,7 @@ class BotCall(ModelCallInProgress):
             return cls(run, path, [*outer.calls], model=model, is_admitted=True, **asked)
         if path is not None:
             call.id = str(next(IDS))
-            said = [each for each in messages if each["by"] == "tool"]
-            path.end_turns({each["id"]: ToolAnswer(each["text"], is_error=True) for each in said})
+            path.end_turns(lambda: _results_in(messages))
         return cls(run, path, [call], model=model, can_ask=True, **asked)
 
     def send(self, method: Any) -> Any:
@@ -155,6 +154,14 @@ class BotCall(ModelCallInProgress):
 
     def halted(self, verdict: Verdict, cause: BaseException | None) -> NoReturn:
         raise EndError(verdict) from cause
+
+
+def _results_in(messages: list[Message]) -> dict[str, ToolAnswer]:
+    return {
+        each["id"]: ToolAnswer(each["text"], is_error=True)
+        for each in messages
+        if each["by"] == "tool"
+    }
 
 
 class BotTool(ToolCallInProgress):

@@ -64,9 +64,6 @@ class ToolAnswer:
     is_error: bool = False
 
 
-NO_ANSWERS: Final[Mapping[str, ToolAnswer]] = MappingProxyType({})
-
-
 @dataclass(slots=True, eq=False)
 class RequestedTurn:
     """A response whose tools have not all ended. Parallel branches of a graph have one each."""
@@ -218,15 +215,15 @@ class InvocationInProgress(Path):
     @suppress_errors("binding")
     def end_turns(
         self,
-        answers: Mapping[str, ToolAnswer] = NO_ANSWERS,
+        answers: Callable[[], Mapping[str, ToolAnswer]] = dict,
         shown: Collection[str] | None = None,
     ) -> None:
         """Record the tools of turns that have ended.
 
         Args:
-            answers: The results that the conversation shows that is sent now, by the ID of the tool
-                call. Not every one comes from a tool: its name may be unknown, its arguments
-                invalid, or the application answers instead of it.
+            answers: Returns the results that the conversation shows that is sent now, by the ID of
+                the tool call. Not every one comes from a tool: its name may be unknown, or the
+                application answers instead of it.
             shown: IDs of the tool calls at the end of that conversation; `None` ends all turns.
         """
         for turn in tuple(self.turns):
@@ -235,7 +232,7 @@ class InvocationInProgress(Path):
                     self.turns.remove(turn)
                     self._end(turn, answers)
 
-    def _end(self, turn: RequestedTurn, answers: Mapping[str, ToolAnswer]) -> None:
+    def _end(self, turn: RequestedTurn, answers: Callable[[], Mapping[str, ToolAnswer]]) -> None:
         """Record the tools of a turn in the order of the response, and check for loops.
 
         A request of the model counts for loops, however it was answered.
@@ -249,7 +246,7 @@ class InvocationInProgress(Path):
             if tool.refusal is not None:
                 run.tools.record(tool.name, "refused", None, None)
                 continue
-            self._note_answer(tool, answers.get(identity))
+            self._note_answer(tool, identity, answers)
             if not tool.is_answered:  # such as the last one, which is structured output
                 continue
             shown = None
@@ -272,10 +269,13 @@ class InvocationInProgress(Path):
             halts = verdict is not None and number == len(ended)
             run.tools.log(tool.name, tool.arguments, tool.result, trigger=halts)
 
-    def _note_answer(self, tool: RequestedTool, answer: ToolAnswer | None) -> None:
+    def _note_answer(
+        self, tool: RequestedTool, identity: str, answers: Callable[[], Mapping[str, ToolAnswer]]
+    ) -> None:
         """Note how a call was answered that no tool of the framework has run."""
         if tool.is_answered:
             return
+        answer = answers().get(identity)
         if answer is not None:
             tool.status = "error" if answer.is_error else "success"
             tool.result = answer.text

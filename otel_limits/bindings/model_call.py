@@ -280,6 +280,8 @@ class ModelCallInProgress(ABC):
     """Why it cannot be the model's last answer, for the operator."""
     answers: list[Any] = field(default_factory=list, kw_only=True)
     """The answer to each call."""
+    unsent: list[InFlightCall] = field(default_factory=list, kw_only=True)
+    """Calls that a cache of the framework has answered."""
     has_ended: bool = field(default=False, kw_only=True)
     failed_last: Verdict | None = field(default=None, kw_only=True)
     """The halt, if the model's last answer cannot be the agent's."""
@@ -330,10 +332,6 @@ class ModelCallInProgress(ABC):
         """Return what the reader of a stream has read before it left; `None` if nothing."""
         return None
 
-    def is_cached(self, answer: Any) -> bool:  # noqa: ARG002  most frameworks have no cache
-        """Return whether an answer comes from a cache of the framework, so nothing was sent."""
-        return False
-
     @abstractmethod
     def text_of(self, answer: Any) -> str:
         """Return the text of an answer."""
@@ -349,12 +347,8 @@ class ModelCallInProgress(ABC):
     def end_with_last(self, answer: Any, text: str) -> None:  # noqa: B027  it may be as it is
         """Make a last answer the end of the agent: without tool calls, and marked if possible."""
 
-    def obstacle_to_last(self, path: InvocationInProgress) -> str:  # noqa: ARG002  most agents end with it
-        """Return why the request cannot be the model's last answer, for the operator."""
-        return ""
-
-    def check_questions(self, path: InvocationInProgress) -> None:  # noqa: B027  few wait there
-        """Raise what interrupts the agent if it still waits for a human."""
+    def prepare(self, path: InvocationInProgress) -> None:  # noqa: B027  few have to
+        """Raise what interrupts the agent if it still waits for a human, or note an obstacle."""
 
     @abstractmethod
     def halted(self, verdict: Verdict, cause: BaseException | None) -> Any:
@@ -414,7 +408,8 @@ class ModelCallInProgress(ABC):
     def wait(self) -> Wait:
         """Return a wait that a deadline or a kill ends."""
         wait = Wait()
-        if (path := self._invocation()) is not None:
+        path = self.path or self._invocation()
+        if path is not None:
             for each in path.enders:
                 wait.join(each.waits)
         return wait
@@ -450,9 +445,13 @@ class ModelCallInProgress(ABC):
             return None
         if (refusal := self._prepare(path)) is not None:
             return refusal
+        can_ask = self.can_ask and self.outer is None  # a model within a model only raises
         for call in self.calls:
             refusal = await path.admit(
-                call, path.attributes, can_be_last=not self.obstacle, can_ask=self.asks
+                call,
+                path.attributes,
+                can_be_last=not self.obstacle,
+                can_ask=can_ask,
             )
             if refusal is not None:
                 return self._released(refusal)
@@ -466,18 +465,17 @@ class ModelCallInProgress(ABC):
             return None
         if (refusal := self._prepare(path)) is not None:
             return refusal
+        can_ask = self.can_ask and self.outer is None  # a model within a model only raises
         for call in self.calls:
             refusal = path.admit_blocking(
-                call, path.attributes, can_be_last=not self.obstacle, can_ask=self.asks
+                call,
+                path.attributes,
+                can_be_last=not self.obstacle,
+                can_ask=can_ask,
             )
             if refusal is not None:
                 return self._released(refusal)
         return self._opened(path)
-
-    @property
-    def asks(self) -> bool:
-        """True if a human can be asked now: a model within a model only raises."""
-        return self.can_ask and self.outer is None
 
     def _admit_aside(self) -> None:
         if not self.is_admitted:
@@ -488,14 +486,8 @@ class ModelCallInProgress(ABC):
     def _prepare(self, path: InvocationInProgress) -> Refusal | None:
         if (end := path.end) is not None and path.verdict is None:  # of what it continues
             return Refusal(end)
-        self.check_questions(path)
-        self._note_obstacle(path)
+        self.prepare(path)
         return None
-
-    @suppress_errors("binding")
-    def _note_obstacle(self, path: InvocationInProgress) -> None:
-        if path.may_wrap_up and not path.wrapped_up:
-            self.obstacle = self.obstacle_to_last(path)
 
     def _released(self, refusal: Refusal) -> Refusal:
         for call in self.calls:
@@ -567,9 +559,11 @@ class ModelCallInProgress(ABC):
         """Count the calls, and their turns, once."""
         if self.has_ended:
             return
-        self._note_end(error)
+        self.has_ended = True
+        if error is not None:
+            self._note_failure(error)
         for number, call in enumerate(self.calls):
-            if self._is_counted_here(number, call, error):
+            if self._is_counted_here(call, error):
                 if self.path is None:
                     settle_call(self.run, call, error)
                 else:
@@ -580,9 +574,11 @@ class ModelCallInProgress(ABC):
         """Do the same as `settle` in a thread that may block."""
         if self.has_ended:
             return
-        self._note_end(error)
+        self.has_ended = True
+        if error is not None:
+            self._note_failure(error)
         for number, call in enumerate(self.calls):
-            if self._is_counted_here(number, call, error):
+            if self._is_counted_here(call, error):
                 if self.path is None:
                     settle_call(self.run, call, error)
                 else:
@@ -590,26 +586,18 @@ class ModelCallInProgress(ABC):
             self._end(number, call, error)
 
     @suppress_errors("binding")
-    def _note_end(self, error: BaseException | None) -> None:
-        self.has_ended = True
-        if error is not None:
-            self.note_failure(error)
+    def _note_failure(self, error: BaseException) -> None:
+        self.note_failure(error)
 
-    def _is_counted_here(
-        self, number: int, call: InFlightCall, error: BaseException | None
-    ) -> bool:
+    def _is_counted_here(self, call: InFlightCall, error: BaseException | None) -> bool:
         """Return whether a call was sent and is not counted yet; write its span before it is."""
         if not call.is_open:
             return False
-        if self._was_cached(number):
+        if call in self.unsent:
             self.run.calls.release(call)
             return False
         self._write_span(call, error)
         return True
-
-    @suppress_errors("binding")
-    def _was_cached(self, number: int) -> bool:
-        return number < len(self.answers) and self.is_cached(self.answers[number])
 
     @suppress_errors("binding")
     def _write_span(self, call: InFlightCall, error: BaseException | None) -> None:

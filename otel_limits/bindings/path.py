@@ -80,8 +80,8 @@ class Path:
 
     @property
     def end(self) -> Verdict | None:
-        """The halt that ends its model calls: that of the first of its `enders`."""
-        return next((each.verdict for each in self.enders if each.verdict is not None), None)
+        """The halt that ends its model calls: its own, or that of another of its `enders`."""
+        return self.verdict
 
     @property
     def wrapped_up(self) -> bool:

@@ -180,10 +180,6 @@ class ChatRequest(ModelCallInProgress):
         for name in WITH_TOOLS:
             self.options.pop(name, None)
 
-    def obstacle_to_last(self, path: Any) -> str:
-        """Return why the request cannot be the model's last answer."""
-        return obstacle_to_last_answer(path, self.options)
-
     def send(self, method: Any) -> Any:
         """Call the model's method, and read its answer along.
 
@@ -191,19 +187,15 @@ class ChatRequest(ModelCallInProgress):
             InvocationEndedError: The invocation has ended between two parts of the answer.
         """
         self._read_along()
-        args, options = self._arguments
+        given = self.messages if self.has_several else self.messages[0]
+        args, options = (given, *self.rest), self.options
+        if self.keyword:
+            args, options = self.rest, {**self.options, self.keyword: given}
         try:
             answer = method(self.model, *args, **options)
         except AnswerEndedError as error:
             raise InvocationEndedError from error
         return _ended_in_time(answer) if inspect.iscoroutine(answer) else answer
-
-    @property
-    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given = self.messages if self.has_several else self.messages[0]
-        if self.keyword:
-            return self.rest, {**self.options, self.keyword: given}
-        return (given, *self.rest), self.options
 
     @suppress_errors("binding")
     def _read_along(self) -> None:
@@ -248,8 +240,11 @@ class ChatRequest(ModelCallInProgress):
     def _note(self, call: InFlightCall, message: Any, output: Mapping[str, Any] | None) -> None:
         usage = usage_of(message, output, call.provider)
         call.is_unbilled = is_blocked(message)
+        if is_cached(message):
+            self.unsent.append(call)
         is_answer = isinstance(message, AIMessage)
-        self.note(call, message if is_answer else None, usage, answer_in(message))
+        text = "" if any(call.parts) else answer_in(message)
+        self.note(call, message if is_answer else None, usage, text)
 
     def note_failure(self, error: BaseException) -> None:
         """Note the node of the call, and the usage of an answer that was broken off."""
@@ -258,10 +253,6 @@ class ChatRequest(ModelCallInProgress):
         if self.chunks and not self.answers and isinstance(error, Exception):
             self.note_end_of_parts()
             self.answers.clear()  # it does not count as a turn
-
-    def is_cached(self, answer: Any) -> bool:
-        """Return whether an answer comes from LangChain's own cache."""
-        return is_cached(answer)
 
     def text_of(self, answer: Any) -> str:
         """Return the text of a message."""
@@ -288,10 +279,16 @@ class ChatRequest(ModelCallInProgress):
         path.answer = answer
         mark(answer, run.stop(run.verdict.reason), synthetic=False)
 
-    def check_questions(self, path: Any) -> None:
-        """Wait for a human with the node of the question."""
+    def prepare(self, path: Any) -> None:
+        """Wait for a human with the node of the question, or note an obstacle to a last answer."""
         if path.can_ask and (interruption := unanswered(path)) is not None:
             raise interruption
+        self._note_obstacle(path)
+
+    @suppress_errors("binding")
+    def _note_obstacle(self, path: GraphPath) -> None:
+        if path.may_wrap_up and not path.wrapped_up:
+            self.obstacle = obstacle_to_last_answer(path, self.options)
 
     def asked(self, verdict: Verdict) -> NoReturn:
         """Interrupt the graph with our question."""

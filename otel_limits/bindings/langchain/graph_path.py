@@ -76,7 +76,7 @@ class GraphPath(InvocationInProgress):
     def end_turns_before(self, messages: Sequence[Any]) -> None:
         """Record the tools of turns that have ended before a conversation is sent."""
         if self.turns:
-            self.end_turns(_answers_in(messages), _last_tools_in(messages))
+            self.end_turns(lambda: _answers_in(messages), _last_tools_in(messages))
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.framework import Host
     from otel_limits.core.events import Stop
+    from otel_limits.core.policy import Verdict
 
 HANDOFF: Final = "handoff"
 """Reason for the end of an agent whose run another agent has ended."""
@@ -41,6 +42,11 @@ class AgentPath(InvocationInProgress):
         """The active agent and the first one, whose invocation contains those of all others."""
         root = self.agent_run.root
         return (self,) if self is root else (self, root)
+
+    @property
+    def end(self) -> Verdict | None:
+        """The halt that ends the run: of the active agent, or of the first one."""
+        return self.verdict or self.agent_run.root.verdict
 
 
 class AgentRun:

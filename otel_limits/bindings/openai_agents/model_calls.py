@@ -87,7 +87,7 @@ def _request(model: Any, *args: Any, **options: Any) -> ModelRequest | None:
         )
     call.id = str(next(IDS)) if path is not None else ""
     if path is not None and outer is None:
-        path.end_turns(answers_in(arguments["input"]))
+        path.end_turns(lambda: answers_in(arguments["input"]))
         path.agent_run.called.clear()  # the model, not its tools, answers
     request = ModelRequest(
         run, path, [call], model=model, outer=outer, can_ask=is_askable, arguments=arguments
@@ -160,7 +160,7 @@ class ModelRequest(ModelCallInProgress):
         elif kind == ITEM_DONE:
             self.items.append(part.item)
         elif kind in FAILED:
-            return self._note_failure(part)
+            return self._note_failed_event(part)
         if kind != COMPLETED:
             return False
         if not part.response.output:  # as the SDK does, since some vendors only stream items
@@ -168,7 +168,7 @@ class ModelRequest(ModelCallInProgress):
         self.note_answer(part.response)
         return True
 
-    def _note_failure(self, event: Any) -> bool:
+    def _note_failed_event(self, event: Any) -> bool:
         """Note that a stream has failed. Return whether its usage is known, or it was the last."""
         call = self.calls[0]
         if (response := getattr(event, "response", None)) is not None:

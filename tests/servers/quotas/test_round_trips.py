@@ -144,7 +144,7 @@ def test_call_right_after_enabling_waits_for_few_round_trips(
     monkeypatch.setattr(store_worker, "LOOK_INTERVAL_SECONDS", 60.0)
     monkeypatch.setattr(fallback, "LOOK_SECONDS", PATIENCE)
     monkeypatch.setattr(fallback, "MAX_LOOK_SECONDS", PATIENCE)
-    hold({"calls": CALLS}, wire.url, timeout=PATIENCE)  # a timeout would begin again
+    hold({"calls": CALLS}, wire.url, timeout=PATIENCE)  # each timeout adds some
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
     # Two for the client, scripts, run, joining, the call's two, and one for a read in between. The
     # other connections receive messages of the server.
