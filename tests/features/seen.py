@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits import Event, Halt, ModelCall, Stop, ToolCall, Turn, is_synthetic
+from otel_limits import Event, Halt, ModelCall, Started, Stop, ToolCall, Turn, is_synthetic
 from tests.compositions.judge import is_valid
 from tests.features.observed import enabled
 from tests.features.subject import Ending, Subject
@@ -64,12 +64,17 @@ def is_every_request_valid(subject: Subject, model: Any) -> bool:
 
 def published(events: list[Event]) -> dict[str, object]:
     """Describe the events of a call."""
+    calls = [each for each in events if isinstance(each, ModelCall)]
+    tools = [each for each in events if isinstance(each, ToolCall)]
     return {
-        "kinds": [each.kind for each in events if isinstance(each, ModelCall)],
-        "tokens": [each.usage.total for each in events if isinstance(each, ModelCall)],
-        "side": [each.side for each in events if isinstance(each, ModelCall)],
+        "started": [each.invocation.agent for each in events if isinstance(each, Started)],
+        "models": [each.model for each in calls],
+        "kinds": [each.kind for each in calls],
+        "tokens": [each.usage.total for each in calls],
+        "side": [each.side for each in calls],
         "turns": [each.number for each in events if isinstance(each, Turn)],
-        "tools": [(each.tool, each.status) for each in events if isinstance(each, ToolCall)],
+        "tools": [(each.tool, each.status) for each in tools],
+        "tool_turns": [each.turn for each in tools],
         "halts": [(each.reason, each.action) for each in events if isinstance(each, Halt)],
         "ends": [
             (each.agent, each.reason, each.action) for each in events if isinstance(each, Stop)
