@@ -19,7 +19,7 @@ from otel_limits import Halt, Limits, LimitsPlugin, LimitWarning, Stop, enable, 
 from otel_limits.core.usage import Tally
 from otel_limits.runs.registry import LIVE
 from otel_limits.runs.run import Run
-from otel_limits.testing import Answer, FakeTime, ScriptedModel, endless, fails, says, uses
+from otel_limits.testing import Answer, FakeTime, ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
@@ -32,31 +32,6 @@ if TYPE_CHECKING:
 
 
 # --- wrap_up --------------------------------------------------------------------------------------
-
-
-def test_last_call_gets_the_reason(make_agent: MakeAgent, source: str) -> None:
-    """The model learns that the budget is spent; the history does not keep that note."""
-    model = ScriptedModel([uses("search"), says("summary")])
-    agent = make_agent(model)
-    enable(Limits(max_turns=1), action="wrap_up")
-    agent("go")
-    assert "This task must end now" in str(model.requests[-1][-1])
-    assert "This task must end now" not in str(agent.messages)
-
-
-def test_last_answer_with_tool_use_becomes_plain_halt(
-    make_agent: MakeAgent, source: str, tool_runs: list[str], events: list[Event]
-) -> None:
-    """The tool does not run, no further call is made, and the history stays valid."""
-    enable(Limits(max_turns=1), action="wrap_up", observers=[events.append])
-    model = ScriptedModel(endless(uses("search")))
-    agent = make_agent(model)
-    result = agent("go")
-    assert (result.stop_reason, model.calls, len(tool_runs)) == ("max_turns", 2, 1)
-    assert otel_limits.is_synthetic(result.message)
-    assert [m["role"] for m in agent.messages] == ["user", *["assistant", "user"] * 2, "assistant"]
-    (stop,) = [event for event in events if isinstance(event, Stop)]
-    assert stop.action == "halted"
 
 
 def test_wrap_up_happens_once_across_legs(make_agent: MakeAgent, source: str) -> None:
@@ -83,15 +58,6 @@ def test_last_call_has_no_tool_blocks(make_agent: MakeAgent, source: str) -> Non
     assert all(set(block) == {"text"} for block in blocks)
     assert "search with" in str(blocks)
     assert "nothing found" in str(blocks)
-
-
-def test_failed_last_answer_becomes_plain_halt(make_agent: MakeAgent, source: str) -> None:
-    """The agent never sees a failure of the call that we added."""
-    enable(Limits(max_turns=1), action="wrap_up")
-    model = ScriptedModel([uses("search"), fails(OSError("gone"))])
-    result = make_agent(model)("go")
-    assert (result.stop_reason, model.calls) == ("max_turns", 2)
-    assert otel_limits.is_synthetic(result.message)
 
 
 class Report(BaseModel):
@@ -172,18 +138,6 @@ def test_budget_hint_contains_remaining_budget(
 
 
 # --- loops ----------------------------------------------------------------------------------------
-
-
-def test_model_is_nudged_once_before_loop_halt(make_agent: MakeAgent, source: str) -> None:
-    """One repetition before the cap, the tool result mentions the repetition."""
-    enable(Limits(max_identical_tool_calls=3))
-    model = ScriptedModel(endless(uses("search")))
-    agent = make_agent(model)
-    agent("go")
-    nudged = [
-        "repeating yourself" in str(m["content"]) for m in agent.messages if m["role"] == "user"
-    ]
-    assert nudged == [False, False, True, False]
 
 
 def test_first_call_is_not_a_repetition(make_agent: MakeAgent, source: str) -> None:
@@ -345,23 +299,6 @@ def test_in_flight_response_is_cancelled(
     assert (result.stop_reason, booked.estimated) == ("max_duration", True)
     assert otel_limits.is_synthetic(result.message)
     assert booked.usage.input == pytest.approx(66, rel=0.2)
-
-
-def test_running_tool_finishes_without_another_model_call(source: str, fake_time: FakeTime) -> None:
-    """A tool's thread cannot be stopped, but no model call follows it."""
-    finished: list[bool] = []
-
-    @tool
-    def slow() -> str:
-        """Take longer than the time limit."""
-        fake_time.advance(90)
-        finished.append(True)
-        return "late"
-
-    enable(Limits(max_duration_seconds=30))
-    model = ScriptedModel(endless(uses("slow")))
-    result = Agent(model=model, tools=[slow], callback_handler=None)("go")
-    assert (result.stop_reason, model.calls, finished) == ("max_duration", 1, [True])
 
 
 @pytest.mark.parametrize("cap", [0.30001, 1 / 3, 250.0004])
@@ -577,16 +514,6 @@ def extended(agent: Agent, asked: Any, response: object) -> Any:
     interrupt = asked.interrupts[0]
     answer: Any = {"interruptResponse": {"interruptId": interrupt.id, "response": response}}
     return agent([answer])
-
-
-def test_human_answer_extends_limit(make_agent: MakeAgent, source: str) -> None:
-    """`{"extend": {"max_turns": 2}}` allows two more turns before the next question."""
-    enable(Limits(max_turns=2), action="ask")
-    model = ScriptedModel(endless(uses("search")))
-    agent = make_agent(model)
-    asked = agent("go")
-    again = extended(agent, asked, {"extend": {"max_turns": 2}})
-    assert (again.stop_reason, model.calls) == ("interrupt", 4)
 
 
 def answering(agent: Agent, response: object) -> None:

@@ -203,9 +203,3 @@ def test_callback_handler_prints_the_text(
     agent.callback_handler = PrintingCallbackHandler()
     agent("go")
     assert capsys.readouterr().out.rstrip().endswith(STEPS)
-
-
-def test_observed_limit_streams_nothing(make_agent: MakeAgent) -> None:
-    """A would-be halt is not for end users."""
-    enable(Limits(max_turns=1), action="observe")
-    assert texts(read(make_agent(ScriptedModel([uses("search"), says("done")])))) == ["done"]

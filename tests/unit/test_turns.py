@@ -88,24 +88,6 @@ def test_a_cap_permits_exactly_that_many_model_calls(
     assert (model.calls, result.stop_reason) == (cap, limit)
 
 
-@pytest.mark.parametrize("limit", PER_TURN)
-def test_a_cap_holds_however_the_agent_is_called(
-    limit: str, call: Call, make_agent: MakeAgent
-) -> None:
-    """`agent(…)`, `invoke_async` and `stream_async` stop at the same call with the same reason."""
-    enable(only(limit, 3))
-    model = runaway()
-    result = call(make_agent(model))
-    assert (model.calls, result.stop_reason) == (3, limit)
-
-
-def test_the_tools_of_the_last_turn_run(make_agent: MakeAgent, tool_runs: list[str]) -> None:
-    """The turn that reaches the cap is a whole turn: its tools run."""
-    enable(Limits(max_turns=4))
-    make_agent(runaway())("go")
-    assert len(tool_runs) == 4
-
-
 @pytest.mark.parametrize("cap", [1, 3])
 def test_a_halted_history_ends_in_an_answer(cap: int, make_agent: MakeAgent) -> None:
     """Every tool use has its result, and the synthetic message is the assistant's last word."""
@@ -117,57 +99,12 @@ def test_a_halted_history_ends_in_an_answer(cap: int, make_agent: MakeAgent) -> 
     assert otel_limits.is_synthetic(agent.messages[-1])
 
 
-@pytest.mark.parametrize("limit", PER_TURN)
-def test_the_next_invocation_has_a_fresh_budget(
-    limit: str, call: Call, make_agent: MakeAgent
-) -> None:
-    """After a halt the same agent can be called again and gets the whole cap again."""
-    enable(only(limit, 2))
-    model = runaway()
-    agent = make_agent(model)
-    call(agent)
-    result = call(agent, "x")
-    assert (model.calls, result.stop_reason) == (4, limit)
-
-
-def test_an_agent_answers_after_a_halt(make_agent: MakeAgent) -> None:
-    """The invocation after a halt can end naturally: nothing of the halt is left."""
-    enable(Limits(max_turns=1))
-    agent = make_agent(ScriptedModel([uses("search"), says("done")]))
-    agent("go")
-    result = agent("x")
-    assert (result.stop_reason, str(result)) == ("end_turn", "done\n")
-
-
 def test_parallel_tools_are_one_turn(make_agent: MakeAgent, tool_runs: list[str]) -> None:
     """Three tools in one response are one turn: 2 calls and 6 tool runs at a cap of 2."""
     enable(Limits(max_turns=2))
     model = ScriptedModel(endless(uses("search", "search", "search")))
     make_agent(model)("go")
     assert (model.calls, len(tool_runs)) == (2, 6)
-
-
-@pytest.mark.parametrize("limit", PER_TURN)
-def test_a_natural_end_on_the_last_turn_wins(
-    limit: str,
-    call: Call,
-    make_agent: MakeAgent,
-    warnings_logged: Callable[[], list[str]],
-) -> None:
-    """A text answer on the N-th permitted turn is no halt, no synthetic message and no warning."""
-    enable(only(limit, 3))
-    agent = make_agent(ScriptedModel([uses("search"), uses("search"), says("done")]))
-    result = call(agent)
-    assert (result.stop_reason, str(result)) == ("end_turn", "done\n")
-    assert otel_limits.stop_of(result) is None
-    assert not any(otel_limits.is_synthetic(message) for message in agent.messages)
-    assert warnings_logged() == []
-
-
-def test_direct_answer_is_within_a_cap_of_one(make_agent: MakeAgent) -> None:
-    """A cap of 1 permits an answer."""
-    enable(Limits(max_turns=1))
-    assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
 
 
 def test_a_tool_that_stops_the_loop_wins(make_agent: MakeAgent) -> None:
