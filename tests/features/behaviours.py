@@ -370,6 +370,25 @@ def asked(subject: Subject) -> None:
     )
 
 
+def refused_by_human(subject: Subject) -> None:
+    """A human who is asked and does not agree ends the agent, without another model call."""
+    with recording(limits=TURNS, action="ask") as events:
+        model = subject.model(endless(SEARCH))
+        agent = subject.agent(model)
+        ending = subject.reject(agent, subject.call(agent))
+    expect(
+        facts(subject, model, ending, events),
+        calls=2,
+        reason="max_turns",
+        text=STEPS,
+        synthetic=True,
+        valid=True,
+        tools=[("search", "success")] * 2,
+        halts=[("max_turns", "halted")],
+        ends=[("boss", "interrupt", "none"), ("boss", "max_turns", "halted")],
+    )
+
+
 TAKEN: Final = {"halt": "halted", "raise": "raised", "wrap_up": "wrapped_up"}
 
 
@@ -398,12 +417,14 @@ def next_call(action: str, taken: str) -> Row:
                 **facts(subject, model, ending, events),
                 "kept": [len(tool_entries(subject, each)) for each in requests],
                 "note": "This task must end now" in str(requests),
+                "stored": action != "halt" or STEPS in str(requests[0]),
             }
             expect(
                 seen,
                 calls=4 + len(last),
                 kept=[4, 6],  # each tool call, and each result
                 note=False,
+                stored=True,
                 reason=None,
                 text="done",
                 synthetic=False,
@@ -516,7 +537,9 @@ def interrupted(by: Ended) -> Row:
 
                 async def hang() -> None:
                     by.apply(time)
-                    await asyncio.wait_for(asyncio.Event().wait(), 20)  # it fails, and is no hang
+                    await asyncio.wait_for(
+                        asyncio.Event().wait(), 20
+                    )  # so that it fails instead of hanging
 
                 model = subject.model([], hang)
                 ending = call(subject.agent(model))
@@ -615,28 +638,24 @@ def quota(subject: Subject) -> None:
 
 def tree(subject: Subject) -> None:
     """An agent and the one that its tool calls share a budget, and each is halted once."""
-
-    def check(call: Way) -> None:
-        with recording(tree=Limits(max_turns=4)) as events:
-            boss, helper = subject.model(endless(CALL_OTHER)), subject.model(endless(SEARCH))
-            tool = subject.calling(subject.agent(helper, name="helper"))
-            ending = call(subject.agent(boss, tool))
-        roots = {each.invocation.root_id for each in events if isinstance(each, ModelCall)}
-        seen = {**facts(subject, boss, ending, events), "helper": helper.calls}
-        expect(
-            {**seen, "roots": len(roots)},
-            calls=1,
-            helper=3,
-            roots=1,
-            reason="max_turns",
-            text=STEPS,
-            synthetic=True,
-            turns=[1, 1, 2, 3],
-            started=["boss", "helper"],
-            ends=[("helper", "max_turns", "halted"), ("boss", "max_turns", "halted")],
-        )
-
-    in_every_way(subject.ways, check)
+    with recording(tree=Limits(max_turns=4)) as events:
+        boss, helper = subject.model(endless(CALL_OTHER)), subject.model(endless(SEARCH))
+        tool = subject.calling(subject.agent(helper, name="helper"))
+        ending = subject.call(subject.agent(boss, tool))
+    roots = {each.invocation.root_id for each in events if isinstance(each, ModelCall)}
+    seen = {**facts(subject, boss, ending, events), "helper": helper.calls}
+    expect(
+        {**seen, "roots": len(roots)},
+        calls=1,
+        helper=3,
+        roots=1,
+        reason="max_turns",
+        text=STEPS,
+        synthetic=True,
+        turns=[1, 1, 2, 3],
+        started=["boss", "helper"],
+        ends=[("helper", "max_turns", "halted"), ("boss", "max_turns", "halted")],
+    )
 
 
 def last_answer_of_a_tree(subject: Subject) -> None:
@@ -816,27 +835,41 @@ NOT_RUN_LIMITS: Final = (
 # --- spans ----------------------------------------------------------------------------------------
 
 
-def spans(subject: Subject) -> None:
-    """A trace shows the invocation with its stop, and each call with its usage."""
-    with recording(limits=TURNS) as events:
-        made = spans_of(lambda: subject.call(subject.agent(subject.model(endless(SEARCH)))))
-    (agent,) = made["invoke_agent"]
-    shown = [f"{each.context.span_id:016x}" for each in made["chat"]]
-    seen = {
-        "name": agent.name,
-        "reason": agent.attributes["otel_limits.stop.reason"],
-        "failed": agent.status.status_code is StatusCode.ERROR,
-        "same": shown == [each.span_id for each in events if isinstance(each, ModelCall)],
-        "input": [each.attributes["gen_ai.usage.input_tokens"] for each in made["chat"]],
-    }
-    expect(
-        seen,
-        name="invoke_agent boss",
-        reason="max_turns",
-        failed=False,
-        same=True,
-        input=[10, 10],
-    )
+def spans(action: str, error: str | None) -> Row:
+    """Return a row about the spans of an agent that reaches a limit.
+
+    Args:
+        action: The setting.
+        error: The type of the error on the span of the invocation, if any.
+    """
+
+    def row(subject: Subject) -> None:
+        """A trace shows the invocation with its stop, and each call with its usage."""
+        script = [SEARCH, SEARCH, says("what I know")]
+        agent = subject.agent(subject.model(script))
+        with recording(limits=TURNS, action=action) as events:
+            made = spans_of(lambda: subject.call(agent))
+        (invocation,) = made["invoke_agent"]
+        shown = [f"{each.context.span_id:016x}" for each in made["chat"]]
+        seen = {
+            "name": invocation.name,
+            "reason": invocation.attributes["otel_limits.stop.reason"],
+            "error": invocation.attributes.get("error.type"),
+            "failed": invocation.status.status_code is StatusCode.ERROR,
+            "same": shown == [each.span_id for each in events if isinstance(each, ModelCall)],
+            "input": [each.attributes["gen_ai.usage.input_tokens"] for each in made["chat"]],
+        }
+        expect(
+            seen,
+            name="invoke_agent boss",
+            reason="max_turns",
+            error=error,
+            failed=error is not None,
+            same=True,
+            input=[10] * (3 if action == "wrap_up" else 2),
+        )
+
+    return row
 
 
 def span_of_a_side_call(subject: Subject) -> None:
@@ -849,10 +882,11 @@ def span_of_a_side_call(subject: Subject) -> None:
 
 
 def spans_of(call: Callable[[], object]) -> Mapping[str, list[Any]]:
-    """Return the spans of a call by their operation."""
+    """Return the spans of a call by their operation, also of one that raises."""
     memory = exporter()
     memory.clear()
-    call()
+    with contextlib.suppress(LimitReachedError):
+        call()
     made: dict[str, list[Any]] = defaultdict(list)
     for each in memory.get_finished_spans():
         made[str((each.attributes or {}).get("gen_ai.operation.name"))].append(each)
@@ -878,6 +912,7 @@ ROWS: Final[Mapping[str, Row]] = {
         for what, (last, remark) in LAST_ANSWERS.items()
     },
     "ask": asked,
+    "ask, and a human refuses": refused_by_human,
     **{f"next call after {action}": next_call(action, taken) for action, taken in TAKEN.items()},
     "warning before a loop limit": nudged,
     "refused tool": refused_tool,
@@ -899,7 +934,9 @@ ROWS: Final[Mapping[str, Row]] = {
         for what, build in NOT_RUN.items()
         for name in NOT_RUN_LIMITS
     },
-    "spans": spans,
+    "spans after halt": spans("halt", None),
+    "spans after wrap_up": spans("wrap_up", None),
+    "spans after raise": spans("raise", "MaxTurnsReachedException"),
     "span of a side call": span_of_a_side_call,
 }
 """Rows that every framework has."""

@@ -130,7 +130,7 @@ class LangChainSubject:
         )
 
     def reject(self, agent: Any, ending: Ending) -> Ending:  # noqa: ARG002
-        """Reject the tool call."""
+        """Answer no."""
         return self.call(agent, Command(resume={"decisions": [{"type": "reject"}]}))
 
     def asking(self, model: Any) -> Any:

@@ -79,7 +79,7 @@ class Subject(Protocol):
         """Return an agent in which a human decides about each call of `search`."""
 
     def reject(self, agent: Any, ending: Ending) -> Ending:
-        """Let a human reject the tool call that a call has ended with."""
+        """Let a human answer no to the question that a call has ended with."""
 
     def asking(self, model: Any) -> Any:
         """Return a tool named `ask` that calls a model itself."""

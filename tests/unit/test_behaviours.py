@@ -42,6 +42,7 @@ KNOWN_FAILURES: Final = (
     ("kill during a model call", STRANDS, NOT_FAILED),
     ("deadline during a model call", STRANDS, NOT_FAILED),
     ("span of a side call", "strands", "shown: 2 instead of 3"),
+    ("spans after raise", OTHERS, "failed: False instead of True"),
     ("fault in each shared function", OTHERS, "limited: False instead of True"),
 )
 """Rows with the columns in which they fail, and how. A cell that passes, or fails in another way,
