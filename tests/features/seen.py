@@ -30,7 +30,7 @@ FOR_MODEL: Final = (
     "again for this task. Answer with what you have, and say what is missing."
 )
 
-MANY: Final = 20
+MANY: Final = 10
 """Requests of an agent that is not halted, before it ends by itself."""
 
 
