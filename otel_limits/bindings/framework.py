@@ -92,7 +92,7 @@ class Framework(Protocol):
     """Its package, e.g. `strands-agents`."""
     packages: Collection[str]
     """The top-level packages that import each other while `module` is imported, e.g. `strands`. It
-    is watched and probed once the outermost import of them has ended."""
+    is probed once none of their modules is being imported."""
     requirement: str
     """The versions that can be limited, e.g. `strands-agents >= 1.62`."""
     needed: Mapping[str, Sequence[str]]
@@ -113,9 +113,6 @@ class Framework(Protocol):
     host: Host | None
     """The runtime of the process, once there is one."""
 
-    def renew(self) -> None:
-        """Prepare for the classes of the framework that was imported again; `watch` follows."""
-
     def gaps(self) -> Sequence[Gap]:
         """Import the framework and return the names of it that are used but missing.
 
@@ -131,7 +128,11 @@ class Framework(Protocol):
         """
 
     def watch(self) -> None:
-        """Track every invocation, under the policies of `host`, once it is imported. Idempotent."""
+        """Track every invocation, under the policies of `host`. Idempotent.
+
+        It is called when `module` and the packages around it have been imported. Others of the
+        `packages` may be incomplete, so only the first call of an agent can import more of them.
+        """
 
     def release(self) -> bool:
         """Stop tracking invocations, except those of agents with a plugin.

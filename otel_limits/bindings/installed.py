@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.bindings.known import FRAMEWORKS
-from otel_limits.startup.otel_limits_startup import is_importable
+from otel_limits.bindings.recognition import is_importable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

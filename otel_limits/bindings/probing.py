@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from typing import TYPE_CHECKING
 
 from otel_limits.bindings.framework import Gap
-from otel_limits.startup.otel_limits_startup import code_of, exists, has_name, is_released
+from otel_limits.bindings.recognition import code_of, exists, has_name, is_released
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -19,9 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
+from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.runtime.autoload import ASK_SECONDS, autoloads
-from otel_limits.startup.otel_limits_startup import FRAMEWORKS
 
+DISTRIBUTIONS: Final = tuple(framework.distribution for framework in FRAMEWORKS)
 PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*t?(\.exe)?")
 
 PREFIXES: Final = frozenset(
@@ -255,7 +256,7 @@ def _environment_problem(command: Sequence[str], environ: Mapping[str, str]) -> 
     directory = "" if script is None else str(Path(script).parent)
     try:
         done = subprocess.run(  # noqa: S603  the user's own Python
-            [python, *options, "-c", PROBE, directory, *FRAMEWORKS.values()],
+            [python, *options, "-c", PROBE, directory, *DISTRIBUTIONS],
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -266,7 +267,7 @@ def _environment_problem(command: Sequence[str], environ: Mapping[str, str]) -> 
     except (OSError, subprocess.SubprocessError):
         return None  # starting the program will show the same problem
     found = os.fsdecode(done.stderr).strip().splitlines()[-1:]
-    if done.returncode != 1 or found[0] not in FRAMEWORKS.values():
+    if done.returncode != 1 or found[0] not in DISTRIBUTIONS:
         return None
     return (
         f"{python} has {found[0]} but not otel-limits, so it would ignore all limits. Install it "

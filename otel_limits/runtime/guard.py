@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
 from otel_limits.bindings.probing import gaps_on_disk
+from otel_limits.bindings.recognition import is_importable
 from otel_limits.core.events import Enforcing, Event
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.secrets import redact_url
 from otel_limits.settings.children import note_agent
-from otel_limits.startup.otel_limits_startup import is_importable
 
 if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework, Gap
@@ -104,8 +104,7 @@ class Guard:
             self._obstacles[framework].remove(sentence)
 
     def is_fit(self, framework: Framework) -> bool:
-        """Return whether agents of a framework can be halted; probe it on the first call."""
-        self.probe(framework)
+        """Return whether agents of a framework can be halted, as far as it was probed."""
         return framework.name not in self._unfit
 
     def probe(self, framework: Framework, part: str | None = None) -> None:

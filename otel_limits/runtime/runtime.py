@@ -16,6 +16,7 @@ import wrapt
 from opentelemetry import trace
 
 from otel_limits.bindings.known import FRAMEWORKS, span_names
+from otel_limits.bindings.recognition import exists, is_of
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
@@ -31,16 +32,16 @@ from otel_limits.settings import environment as config
 from otel_limits.settings.children import note_agent
 from otel_limits.settings.policy.file import NO_FILE, PolicyFile, price_mistakes
 from otel_limits.settings.variables import variable
-from otel_limits.startup.otel_limits_startup import LONGEST_WAIT_SECONDS, exists, is_of
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from otel_limits.bindings.framework import Framework
     from otel_limits.core.events import Observer
     from otel_limits.settings.table import Settings
 
 logger = logging.getLogger("otel_limits")
+
+LONGEST_WAIT_SECONDS: Final = 30
+"""How long a thread that imports a framework waits for another one."""
 
 
 class Runtime:
@@ -61,9 +62,9 @@ class Runtime:
         self._observers: tuple[Observer, ...] = ()
         self._wiring = Wiring(runs)
         self._guard = Guard(runs.observers.publish)
-        self._imports = FrameworkImports(frameworks, self._meet, self._report_mixed)
-        self._met: dict[str, ModuleType] = {}
-        """The module of each framework that has been imported, by the framework's name."""
+        self._imports = FrameworkImports(frameworks, self._meet, self._report_second_import)
+        self._met: set[str] = set()
+        """The names of frameworks that have been imported."""
         self._used: set[str] = set()
         """Frameworks of agents with their own limits, wherever they are installed."""
         self._installer = ProcessorInstaller(LimitsSpanProcessor(runs, span_names(frameworks)))
@@ -168,37 +169,34 @@ class Runtime:
 
     # --- frameworks -------------------------------------------------------------------------------
 
-    @suppress_errors("binding")
-    def _meet(self, framework: Framework) -> None:
-        """Probe and track a framework that has been imported, once for each import of it."""
-        module = sys.modules.get(framework.module)
-        if (module is None or module is not self._met.get(framework.name)) and not (
-            framework.name in self._used or is_of(framework.module, framework.distribution)
+    def _meet(self, framework: Framework, *, is_complete: bool) -> bool:
+        """Track a framework that has been imported, and probe it once it is complete."""
+        if not (
+            framework.name in (*self._met, *self._used)
+            or is_of(framework.module, framework.distribution)
         ):
-            return  # a package of the user, with the same name
-        if module is None:
+            return False  # a package of the user, with the same name
+        if framework.module not in sys.modules:
             # A release without the module, whose import would never be seen.
             if self._follows and not exists(framework.module):
                 self._guard.probe(framework)
-            return
-        with self._lock_in_import():
-            former = self._met.get(framework.name)
-            is_first = not self._met
-            self._met[framework.name] = module
-            if former is not None and former is not module:
-                self._renew(framework)
+            return True
+        is_first = not self._met
+        self._met.add(framework.name)
+        if is_complete:
+            self._guard.probe(framework)
         if self._follows:
             self._track(framework)
             if is_first:
                 self._serve()
         # Last, as probes and patches import parts.
-        parts = [part for part in framework.parts if part in sys.modules]
-        self._imports.see(framework, module, (framework.module, *parts))
-        for part in parts if self._guard.is_fit(framework) else ():
-            self._guard.probe(framework, part)
+        for part in framework.parts if is_complete and self._guard.is_fit(framework) else ():
+            if part in sys.modules:
+                self._guard.probe(framework, part)
+        return True
 
     def _track(self, framework: Framework) -> None:
-        """Probe a framework, and track its agents if they can be halted."""
+        """Track the agents of a framework if they can be halted."""
         # Publishes events, so no lock may be held.
         if self._guard.is_fit(framework):
             try:
@@ -221,21 +219,13 @@ class Runtime:
             if has_lock:
                 self._lock.release()
 
-    def _renew(self, framework: Framework) -> None:
-        """Prepare for the classes of a framework that was imported again."""
-        framework.renew()
-        # They contain classes of the import before, and are imported again on next use.
-        for name in ("otel_limits.plugin", "otel_limits.testing"):
-            sys.modules.pop(name, None)
-        vars(sys.modules["otel_limits"]).pop("LimitsPlugin", None)
+    def _report_second_import(self, framework: Framework) -> None:
+        """Report a framework of which a module is imported again or reloaded.
 
-    def _report_mixed(self, framework: Framework) -> None:
-        """Report a framework of which one module is imported again or reloaded in place.
-
-        That mixes old and new classes.
+        The binding recognizes the classes of the first import.
         """
         self._guard.report_not_enforcing(
-            f"{framework.name} was imported again in part, and its new classes are not limited. "
+            f"{framework.name} was imported again, and its new classes are not limited. "
             "Restart the process instead.",
             framework.name,
         )

@@ -26,28 +26,27 @@ pytestmark = pytest.mark.usefixtures("faulty")
         "from langgraph.func import entrypoint",
     ],
 )
-def test_langgraph_is_met_when_none_of_its_modules_is_incomplete(statement: str) -> None:
+def test_langgraph_is_probed_when_none_of_its_modules_is_incomplete(statement: str) -> None:
     """Its modules and LangChain's import each other in circles, from wherever one begins."""
     ended = execute(sys.executable, "-W", "ignore", "-c", MEETING, statement)
-    assert ended.output == "met []\n", ended.log
+    assert ended.output == "probed []\n", ended.log
 
 
 MEETING = """
 import sys
 import otel_limits
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
-watch = LANGCHAIN.watch
-def watching():
-    specs = [
-        module.__spec__
+gaps = LANGCHAIN.gaps
+def probe():
+    incomplete = [
+        name
         for name, module in sys.modules.items()
-        if name.partition(".")[0] in LANGCHAIN.packages
+        if name.partition(".")[0] in LANGCHAIN.packages and module.__spec__._initializing
     ]
     # Python marks the outermost one only later.
-    executed = [each for each in specs if getattr(each, "_otel_limits_executed", False)]
-    print("met", [each.name for each in specs if each._initializing and each not in executed])
-    watch()
-LANGCHAIN.watch = watching
+    print("probed", [name for name in incomplete if name != "langgraph.pregel"])
+    return gaps()
+LANGCHAIN.gaps = probe
 otel_limits.enable(max_turns=3)
 exec(sys.argv[1])
 """

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.class_patches import Patches, subclasses_of
+from otel_limits.bindings.import_hooks import when_imported
 from otel_limits.bindings.langchain.halt_marks import SLOT, marker_of, stops_of
 from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.core.internal_errors import suppress_errors
@@ -23,12 +24,6 @@ GRAPHS: Final = "langgraph.pregel.main"
 MODELS: Final = "langchain_core.language_models.chat_models"
 LLMS: Final = "langchain_core.language_models.llms"
 TOOLS: Final = "langchain_core.tools.base"
-
-
-SHARED: Final = tuple(
-    f"{__package__}.{name}" for name in ("langchain_framework", "halt_marks", "graph_path")
-)
-"""Our modules that contain no class of LangChain."""
 
 
 class LangChainFramework:
@@ -93,14 +88,12 @@ class LangChainFramework:
 
     def watch(self) -> None:
         """Track every invocation of a graph."""
-        import wrapt  # here, as commands that only read a ledger import this module
-
         self._is_on = True
         for module in METHODS:
             if module in sys.modules and self._is_registered:
                 self._patch(sys.modules[module])
             elif not self._is_registered:
-                wrapt.register_post_import_hook(self._patch, module)
+                when_imported(module, self._patch)
         self._is_registered = True
 
     @suppress_errors("binding")
@@ -128,19 +121,6 @@ class LangChainFramework:
             if not getattr(vars(owner).get(name), "__isabstractmethod__", False):
                 wrap = functools.partial(_wrapped, ours, wrapper)
                 self._patches.wrap(owner, name, wrap)
-
-    def renew(self) -> None:
-        """Forget the classes of an earlier import; `watch` patches those of the next one.
-
-        Modules of this package that contain classes of the import before are left to its graphs
-        that are still alive. Copies of these modules will contain the new classes.
-        """
-        self._patches = Patches()
-        for name in list(sys.modules):
-            if name.startswith(f"{__package__}.") and name not in SHARED:
-                del sys.modules[name]
-                # `from package import module` prefers the attribute.
-                vars(sys.modules[__package__]).pop(name.rpartition(".")[2], None)
 
     def release(self) -> bool:
         """Stop tracking graphs. No graph has its own limits."""

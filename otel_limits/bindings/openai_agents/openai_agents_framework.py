@@ -31,12 +31,6 @@ MODEL_METHODS: Final = {
 }
 """Methods, each with our function that wraps it."""
 
-SHARED: Final = tuple(
-    f"{__package__}.{name}"
-    for name in ("openai_agents_framework", "run_marks", "agent_runs", "private_sdk_names")
-)
-"""Our modules that contain no class of the SDK."""
-
 
 class OpenAIAgentsFramework:
     """Tracks the runs of all agents of the SDK."""
@@ -150,19 +144,6 @@ class OpenAIAgentsFramework:
         if self._is_on:
             wrap = functools.partial(_wrapped, "function_tools", "track_invocation")
             self._patches.wrap(module, INVOKE, wrap)
-
-    def renew(self) -> None:
-        """Forget the classes of an earlier import; `watch` patches those of the next one.
-
-        Modules of this package that contain classes of the import before are left to its runs that
-        are still in progress. Copies of these modules will contain the new classes.
-        """
-        self._patches = Patches()
-        for name in list(sys.modules):
-            if name.startswith(f"{__package__}.") and name not in SHARED:
-                del sys.modules[name]
-                # `from package import module` prefers the attribute.
-                vars(sys.modules[__package__]).pop(name.rpartition(".")[2], None)
 
     def release(self) -> bool:
         """Stop tracking runs. No agent has its own limits."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-import wrapt
 from opentelemetry import trace
 
 from otel_limits.bindings.class_patches import Patches
+from otel_limits.bindings.import_hooks import when_imported
 from otel_limits.bindings.span_writer import write_end
 from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.model_patches import ModelPatcher
@@ -20,8 +19,7 @@ from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
-    from types import ModuleType
+    from collections.abc import AsyncGenerator, Callable
 
     from strands.agent.agent import Agent
 
@@ -40,7 +38,6 @@ class ClassPatcher:
         """Create a patcher that is off."""
         self._on = False
         self._registered = False
-        self._retired: Mapping[str, ModuleType] | None = None
         self._patches = Patches()
         self._doors = ModelPatcher(self._patches, lambda: self._on)
 
@@ -53,47 +50,26 @@ class ClassPatcher:
             # wrapt cannot remove a hook, so each is registered once per process and checks whether
             # the patcher is on. Later starts patch modules that are imported already.
             if module in sys.modules and self._registered:
-                self.patch_imported(module, patch)
+                self.patch_imported(patch, sys.modules[module])
             elif not self._registered:
-                # Weakly: the hook of a module that is never imported is never removed.
-                patched = functools.partial(_patch_with, weakref.ref(self), module, patch)
-                wrapt.register_post_import_hook(patched, module)
+                when_imported(module, functools.partial(self.patch_imported, patch))
         self._registered = True
 
     def stop(self) -> None:
-        """Restore every class.
-
-        After another import of Strands, patches stay and pass everything through: the classes could
-        not be patched again.
-        """
+        """Restore every class."""
         # First, so that concurrent imports are no longer patched.
         self._on = False
-        if self._retired is None:
-            self._patches.restore()
-
-    def retire(self, modules: Mapping[str, Any]) -> None:
-        """Leave classes that are imported from now on to another patcher.
-
-        Args:
-            modules: The modules of this package for the classes of this patcher, by name.
-        """
-        self._retired = modules
-
-    @property
-    def modules(self) -> Mapping[str, ModuleType]:
-        """The modules of this package for these classes, by name."""
-        return sys.modules if self._retired is None else self._retired
+        self._patches.restore()
 
     def _module(self, name: str) -> Any:
         """Import a module of this package, which imports Strands, on first use."""
-        path = f"{__package__}.{name}"
-        return importlib.import_module(path) if self._retired is None else self._retired[path]
+        return importlib.import_module(f"{__package__}.{name}")
 
     @suppress_errors("binding")
-    def patch_imported(self, module: str, patch: Callable[[ClassPatcher, Any], None]) -> None:
+    def patch_imported(self, patch: Callable[[ClassPatcher, Any], None], module: Any) -> None:
         """Patch the classes of a module that has just been imported."""
-        if self._on and self._retired is None:
-            patch(self, sys.modules[module])
+        if self._on:
+            patch(self, module)
 
     def agents(self, module: Any) -> None:
         """Patch agents."""
@@ -319,17 +295,6 @@ class ClassPatcher:
         host = HOST.host
         assert host is not None
         host.runs.end_group(scope)
-
-
-def _patch_with(
-    reference: weakref.ref[ClassPatcher],
-    module: str,
-    patch: Callable[[ClassPatcher, Any], None],
-    _imported: Any,
-) -> None:
-    patcher = reference()
-    if patcher is not None:
-        patcher.patch_imported(module, patch)
 
 
 PATCHES: Final[dict[str, Callable[[ClassPatcher, Any], None]]] = {

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.strands import marks
 from otel_limits.bindings.strands.marks import HOST, SPANS, marker_of, stops_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-    from types import ModuleType
 
     from otel_limits.bindings.framework import Gap, Host
     from otel_limits.bindings.strands.patches import ClassPatcher
@@ -64,11 +61,6 @@ class StrandsFramework:
     """`tool_use` is the end of an invocation that answers with a structured output."""
     _patcher: ClassPatcher | None = None
 
-    def __init__(self) -> None:
-        """Start without classes: Strands may be imported later, and more than once."""
-        self._former: weakref.WeakSet[ClassPatcher] = weakref.WeakSet()
-        """The patchers of earlier imports whose classes still exist."""
-
     @property
     def host(self) -> Host | None:
         """The runtime of the process."""
@@ -103,28 +95,7 @@ class StrandsFramework:
         from otel_limits.bindings.strands.patches import ClassPatcher
 
         self._patcher = self._patcher or ClassPatcher()
-        for patcher in (*self._former, self._patcher):
-            patcher.start()
-
-    def renew(self) -> None:
-        """Prepare for the classes of a Strands that was imported again; then call `watch`.
-
-        Modules of this package contain the classes of the import before, and are left to its agents
-        that are still alive. Copies of these modules will contain the new classes.
-        """
-        held = {
-            name: module
-            for name, module in sys.modules.items()
-            if name.startswith(__package__ + ".") and name not in (__name__, marks.__name__)
-        }
-        for name in held:
-            del sys.modules[name]
-            # `from package import module` prefers the attribute.
-            vars(sys.modules[__package__]).pop(name.rpartition(".")[2], None)
-        if self._patcher is not None:
-            self._patcher.retire(held)
-            self._former.add(self._patcher)
-        self._patcher = None
+        self._patcher.start()
 
     def release(self) -> bool:
         """Stop tracking invocations, except those of agents with a plugin.
@@ -134,9 +105,19 @@ class StrandsFramework:
         Returns:
             True while an agent with a plugin has an invocation in progress.
         """
-        remaining = [_release(patcher, patcher.modules) for patcher in self._former]  # all of them
-        remaining.append(_release(self._patcher, sys.modules))
-        return any(remaining)
+        # Looked up, not imported: an import would load Strands into a program that may not use it.
+        # Without the module, no invocation was ever tracked.
+        invocations = sys.modules.get(f"{__package__}.invocations")
+        states = tuple(invocations.STATES) if invocations is not None else ()
+        for state in states:
+            if state.own is None:
+                state.abort()
+        # An agent with a plugin keeps its limits after `disable()`, and needs the patches. If only
+        # uncollected garbage is left, the patches pass everything through.
+        attach = sys.modules.get(f"{__package__}.attach")
+        if self._patcher is not None and (attach is None or not attach.ALL_WITH_OWN):
+            self._patcher.stop()
+        return any(state.own is not None and (state.live or state.direct) for state in states)
 
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
         """Return the stop that a halt left in a message or a result, else `None`."""
@@ -151,22 +132,6 @@ class StrandsFramework:
         from otel_limits.bindings.strands.runaway_agent import run_away
 
         return run_away(most_calls, observe)
-
-
-def _release(patcher: ClassPatcher | None, modules: Mapping[str, ModuleType]) -> bool:
-    # Looked up, not imported: an import would load Strands into a program that may not use it.
-    # Without the module, no invocation was ever tracked.
-    invocations = modules.get(f"{__package__}.invocations")
-    states = tuple(invocations.STATES) if invocations is not None else ()
-    for state in states:
-        if state.own is None:
-            state.abort()
-    # An agent with a plugin keeps its limits after `disable()`, and needs the patches. If only
-    # uncollected garbage is left, the patches pass everything through.
-    attach = modules.get(f"{__package__}.attach")
-    if patcher is not None and (attach is None or not attach.ALL_WITH_OWN):
-        patcher.stop()
-    return any(state.own is not None and (state.live or state.direct) for state in states)
 
 
 STRANDS: Final = StrandsFramework()
