@@ -121,6 +121,17 @@ def test_modules_import_only_from_their_room_and_those_before_it() -> None:
     assert against == set()
 
 
+def test_startup_is_imported_only_to_be_copied() -> None:
+    """It waits where nothing else of the package may be installed, and is no library."""
+    importers = {
+        module
+        for module, path in EVERY_MODULE.items()
+        if any("otel_limits_startup" in name for name in imports_of(path, functions=True))
+    }
+    on_path = "otel_limits.startup.on_path.sitecustomize"
+    assert importers == {"otel_limits.runtime.autoload", on_path}
+
+
 def test_third_party_packages_are_imported_by_few_rooms() -> None:
     """A change of their API is a change in one place."""
     elsewhere = [

@@ -106,8 +106,11 @@ def warn_if_unused() -> None:
 
 def without_framework() -> str:
     """Return the reason for it if no agent could run."""
+    from importlib.util import find_spec
+
     startup = sys.modules.get("otel_limits_startup")
-    if startup is None or any(startup.is_importable(*each) for each in startup.FRAMEWORKS.items()):
+    packages = {name.partition(".")[0] for name in getattr(startup, "FRAMEWORKS", ())}
+    if startup is None or any(name in sys.modules or find_spec(name) for name in packages):
         return ""
     return (
         " No supported agent framework is installed for %s. Run there: pip install "
