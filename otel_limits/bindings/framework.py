@@ -184,10 +184,6 @@ class BaseFramework:
         """Create a framework without patches."""
         self.patches = Patches()
 
-    def renew(self) -> None:
-        """Forget the classes of an earlier import."""
-        self.patches = Patches()
-
     def gaps(self) -> Sequence[Gap]:
         """Return no gap."""
         return ()

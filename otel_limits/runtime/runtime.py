@@ -178,7 +178,7 @@ class Runtime:
             return False  # a package of the user, with the same name
         if framework.module not in sys.modules:
             # A release without the module, whose import would never be seen.
-            if self._follows and not exists(framework.module):
+            if self._follows and is_complete and not exists(framework.module):
                 self._guard.probe(framework)
             return True
         is_first = not self._met

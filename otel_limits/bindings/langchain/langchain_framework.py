@@ -98,10 +98,10 @@ class LangChainFramework:
 
     @suppress_errors("binding")
     def _patch(self, module: Any) -> None:
-        if not self._is_on:
+        name, methods = METHODS[module.__name__]
+        base = getattr(module, name, None)  # the probe reports a missing one
+        if not self._is_on or base is None:
             return
-        owner, methods = METHODS[module.__name__]
-        base = getattr(module, owner)
         self._wrap(base, methods)
         if module.__name__ in OF_AUTHORS:
             self._patches.watch_subclasses(base, self._patch_model)
