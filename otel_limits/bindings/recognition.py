@@ -1,7 +1,7 @@
 """Recognizes frameworks and their names, also without importing them.
 
-A user's own package may have the name of a framework's. What is not imported is read from its
-compiled code.
+A user's own package may have the name of a framework's. Names of modules that are not imported are
+read from their compiled code.
 """
 
 from __future__ import annotations

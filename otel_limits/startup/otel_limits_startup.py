@@ -259,7 +259,9 @@ def is_framework(trigger: str) -> bool:
     )
     if not places or not (trigger in sys.modules or is_lacking):
         return False
-    found = [each for each in CLASSES[trigger] if hasattr(sys.modules.get(each[0]), each[1])]
+    found = [
+        each for each in CLASSES.get(trigger, ()) if hasattr(sys.modules.get(each[0]), each[1])
+    ]
     # Tools that make small images delete the metadata, and a checkout on the path has none.
     return len(found) > 1 or any(
         has_metadata(os.path.dirname(place), FRAMEWORKS[trigger]) for place in places

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -299,6 +300,31 @@ def test_framework_is_met_at_the_end_of_an_import_that_enables(
     robots = enabling(in_thread=in_thread)
     importlib.import_module("robots")
     assert list(dict.fromkeys(robots.done)) == ["gaps", "watch", "robots.teams"]
+
+
+def test_framework_is_tracked_while_another_thread_imports_more_of_it(
+    path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents of this thread would otherwise not be limited until then. Only the probe waits."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        entered.set()
+        leave.wait(30)
+
+    monkeypatch.setattr(builtins, "PAUSE", pause, raising=False)
+    write_robots(path, teams="PAUSE()\n")
+    install(path, "robots")
+    importlib.import_module("robots")
+    robots = RobotFramework()
+    with ThreadPoolExecutor(1) as pool:
+        imported = pool.submit(importlib.import_module, "robots.teams")
+        assert entered.wait(30)
+        start(robots)
+        assert set(robots.done) == {"watch"}
+        leave.set()
+        imported.result()
+    assert list(dict.fromkeys(robots.done)) == ["watch", "gaps", "robots.teams"]
 
 
 def test_framework_is_not_met_at_the_end_of_a_failed_import(
