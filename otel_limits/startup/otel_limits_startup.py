@@ -123,8 +123,8 @@ class Finder:
         """Start without imports."""
         self.way = ""
         self.is_done = False
-        self._busy = set()  # type: set[int]
         # Threads that look up or import a module.
+        self._busy = set()  # type: set[int]
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
@@ -259,9 +259,8 @@ def is_framework(trigger: str) -> bool:
     )
     if not places or not (trigger in sys.modules or is_lacking):
         return False
-    found = [
-        each for each in CLASSES.get(trigger, ()) if hasattr(sys.modules.get(each[0]), each[1])
-    ]
+    classes = CLASSES.get(trigger, ())
+    found = [name for module, name in classes if hasattr(sys.modules.get(module), name)]
     # Tools that make small images delete the metadata, and a checkout on the path has none.
     return len(found) > 1 or any(
         has_metadata(os.path.dirname(place), FRAMEWORKS[trigger]) for place in places
