@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from importlib import _bootstrap  # type: ignore[attr-defined]
+from importlib import _bootstrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def at_end_of_import(name: str, call: Callable[[], object]) -> None:
     Python then drops the lock of the module, which nothing else keeps, except for threads that wait
     for the same import: then the last of them calls the function.
     """
-    weakref.finalize(_bootstrap._get_module_lock(name), call).atexit = False
+    of_module = _bootstrap._get_module_lock  # type: ignore[attr-defined]  # noqa: SLF001
+    weakref.finalize(of_module(name), call).atexit = False
 
 
 def is_under_way(name: str) -> bool:

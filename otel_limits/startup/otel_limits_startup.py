@@ -200,7 +200,7 @@ def enable_after(executed: str) -> None:
             is_ready = not is_under_way(name, executed) and is_framework(name)
         else:
             is_ready = name in sys.modules and not is_early
-        if is_ready and not FINDER.is_done:
+        if is_ready:
             has_lock = LOCK.acquire(timeout=LONGEST_WAIT_SECONDS if waits else 0)
             try:
                 if not FINDER.is_done and (has_lock or waits):
