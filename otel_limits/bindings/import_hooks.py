@@ -32,7 +32,7 @@ def at_end_of_import(name: str, call: Callable[[], object]) -> None:
     Python then drops the lock of the module, which nothing else keeps, except for threads that wait
     for the same import: then the last of them calls the function.
     """
-    of_module = _bootstrap._get_module_lock  # type: ignore[attr-defined]  # noqa: SLF001
+    of_module = _bootstrap._get_module_lock  # type: ignore[attr-defined]
     weakref.finalize(of_module(name), call).atexit = False
 
 
