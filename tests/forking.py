@@ -24,18 +24,25 @@ if TYPE_CHECKING:
 PROGRAM: Final = str(SCRIPTS / "forks.py")
 
 NEEDED_BY_STRANDS: Final = (
-    "import boto3, docstring_parser, httpx, jsonschema, mcp, opentelemetry.sdk.metrics, "
-    "opentelemetry.sdk.trace, prometheus_client, pydantic, watchdog.observers, wrapt, yaml"
+    "import boto3, docstring_parser, genai_prices, httpx, jsonschema, mcp, "
+    "opentelemetry.sdk.metrics, opentelemetry.sdk.trace, packaging.version, prometheus_client, "
+    "pydantic, sqlalchemy.dialects.sqlite, sqlite3, watchdog.observers, wrapt, yaml"
 )
 """Packages that Strands and otel-limits import."""
 
 NEEDED_BY_SDK: Final = (
-    "import mcp, openai.types.responses, opentelemetry.sdk.metrics, opentelemetry.sdk.trace, "
-    "prometheus_client, sqlalchemy, sqlite3, websockets"
+    "import genai_prices, griffe, mcp, openai.types.responses, opentelemetry.sdk.metrics, "
+    "opentelemetry.sdk.trace, prometheus_client, sqlalchemy.dialects.sqlite, sqlite3, trio, "
+    "websockets, wrapt"
 )
 """Packages that the OpenAI Agents SDK and otel-limits import."""
 
-NEEDED: Final = f"{NEEDED_BY_STRANDS}\n{NEEDED_BY_SDK}\nimport langchain_core.messages, langsmith"
+NEEDED_BY_LANGGRAPH: Final = (
+    "import langchain_core.messages, langgraph_sdk, langsmith.client, langsmith.run_helpers"
+)
+"""Packages that LangGraph imports, without what otel-limits replaces in LangChain."""
+
+NEEDED: Final = "\n".join((NEEDED_BY_STRANDS, NEEDED_BY_SDK, NEEDED_BY_LANGGRAPH))
 """Packages that all frameworks import."""
 
 
