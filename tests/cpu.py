@@ -6,6 +6,7 @@ User and system seconds, with child processes. A fixture of a module counts for 
 from __future__ import annotations
 
 import resource
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -17,11 +18,18 @@ BEGIN: Final = pytest.StashKey[float]()
 PROPERTY: Final = "cpu_seconds"
 SHOWN: Final = 10
 
+SECONDS_OF_FORKS: Final = Counter[int]()
+"""CPU time of the programs that a Python of `tests/forking.py` has forked, by its process ID.
+
+The system adds it to ours when that Python ends: without this, it would be the last test's.
+"""
+
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and its ended children."""
+    """Return the CPU time of this process, its ended children and the programs they forked."""
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    forks = sum(SECONDS_OF_FORKS.values())
+    return sum(each.ru_utime + each.ru_stime for each in used) + forks
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.settings.children import NOTE, path_with_hook
+from tests.cpu import SECONDS_OF_FORKS
 from tests.launching import Ended, fresh_environment
 from tests.paths import SCRIPTS
 
@@ -42,7 +43,7 @@ NEEDED_BY_LANGGRAPH: Final = (
 )
 """Packages that LangGraph imports, without what otel-limits replaces in LangChain."""
 
-NEEDED: Final = "\n".join((NEEDED_BY_STRANDS, NEEDED_BY_SDK, NEEDED_BY_LANGGRAPH))
+NEEDED: Final = f"{NEEDED_BY_STRANDS}\n{NEEDED_BY_SDK}\n{NEEDED_BY_LANGGRAPH}"
 """Packages that all frameworks import."""
 
 
@@ -85,8 +86,10 @@ class Forking:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        status = self._process.stdout.readline()
-        assert status, "it could not be started"
+        answer = self._process.stdout.readline()
+        assert answer, "it could not be started"
+        status, seconds = answer.split()
+        SECONDS_OF_FORKS[self._process.pid] += float(seconds)
         return Ended(
             int(status), output.read_text(encoding="utf-8"), log.read_text(encoding="utf-8")
         )
@@ -109,3 +112,4 @@ def forking(imports: str, python: str = sys.executable) -> Iterator[Forking]:
             yield Forking(process, Path(directory))
         finally:
             process.communicate()
+            SECONDS_OF_FORKS.pop(process.pid, None)  # from now on they are those of a child
