@@ -1,6 +1,8 @@
-"""One process of a fleet: `python worker.py TASK ARGUMENTS-AS-JSON`, started by "go" on stdin.
+"""Processes of a fleet: `python worker.py TASK ARGUMENTS-AS-JSON [PROCESSES]`.
 
-It is limited from the environment alone, as a user's program is, and prints its result as JSON.
+Each is limited from the environment alone, as a user's program is, prints "ready", and its result
+as JSON after a line "go" on stdin. With PROCESSES, they are forks of one that has imported all
+packages, which prints their exit statuses at last.
 """
 
 from __future__ import annotations
@@ -350,8 +352,6 @@ def die(lease: float) -> dict[str, int]:
 def breed(lease: float, workers: int, rounds: int) -> dict[str, int]:
     """Keep processes that spend, and kill half of them at random, repeatedly."""
     randomly = Random(0)  # noqa: S311  nothing here is secret
-    for module in NEEDED:
-        importlib.import_module(module)
     Prices().load()
     ask_once(1)
     noted, notes = os.pipe()
@@ -402,17 +402,43 @@ TASKS: dict[str, Callable[..., dict[str, int]]] = {
 }
 
 
-def main() -> None:
-    """Run the task."""
+def run(wait: Callable[[], object]) -> None:
+    """Run the task in this process."""
     task, arguments = TASKS[sys.argv[1]], json.loads(sys.argv[2])
     if task is not breed:  # its children enable limits themselves
         enable()
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    sys.stdin.readline()
+    announce("ready")
+    wait()
     result = task(**arguments)
     otel_limits.disable()
-    sys.stdout.write(json.dumps(result))
+    announce(json.dumps(result))
+
+
+def run_in_forks(processes: int) -> None:
+    """Run the task in several processes, all of which begin when the pipe is closed."""
+    for module in NEEDED:
+        importlib.import_module(module)
+    begun, begin = os.pipe()
+    children = []
+    for _ in range(processes):
+        child = os.fork()
+        if child == 0:
+            os.close(begin)
+            run(lambda: os.read(begun, 1))
+            return
+        children.append(child)
+    sys.stdin.readline()
+    os.close(begin)
+    ended = (os.waitpid(child, 0)[1] for child in children)
+    announce(json.dumps(list(map(os.waitstatus_to_exitcode, ended))))
+
+
+def main() -> None:
+    """Run the task."""
+    if len(sys.argv) > 3:
+        run_in_forks(int(sys.argv[3]))
+    else:
+        run(sys.stdin.readline)
 
 
 if __name__ == "__main__":

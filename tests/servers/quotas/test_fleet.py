@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -90,19 +90,14 @@ def fleet(server: Server, ledger: Path, tmp_path: Path) -> Fleet:
         policy = tmp_path / "limits.yaml"
         policy.write_text(json.dumps({"quotas": {"q": quota}}))
         settings = variables(server, ledger)
-        with ExitStack() as stack:
-            command = [sys.executable, str(WORKER), task, json.dumps(arguments)]
-            workers = [stack.enter_context(process(command, settings)) for _ in range(processes)]
-            for worker in workers:
-                assert worker.stdout is not None
-                assert worker.stdout.readline() == "ready\n"
-            for worker in workers:
-                assert worker.stdin is not None
-                worker.stdin.write("go\n")
-                worker.stdin.flush()
-            outputs = [worker.communicate()[0] for worker in workers]
-            assert [worker.returncode for worker in workers] == [status] * processes
-        return sum((Counter(json.loads(output or "{}")) for output in outputs), Counter())
+        command = [sys.executable, str(WORKER), task, json.dumps(arguments), str(processes)]
+        with process(command, settings) as workers:
+            assert workers.stdout is not None
+            assert [workers.stdout.readline() for _ in range(processes)] == ["ready\n"] * processes
+            output, _ = workers.communicate("go\n")
+        *results, statuses = map(json.loads, output.splitlines())
+        assert statuses == [status] * processes
+        return sum(map(Counter, results), Counter())
 
     return run
 
