@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ NAMES = ("tests", "tests_of_days", "tests_of_near_misses", "tests_of_weeks")
 RULE_TESTS = [DASHBOARDS / f"prometheus/{name}.yaml" for name in NAMES]
 
 
+@cache
 def load(path: Path) -> Any:
-    """Read a YAML file."""
+    """Read a YAML file, once for all tests."""
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
