@@ -1,4 +1,4 @@
-"""Caps at one token, or a billionth of a USD, below and above what two calls are billed."""
+"""Caps at what two calls are billed, and one token or a billionth of a USD above it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from tests.wire.usages import Bill
 
 NAMES: Final = ("max_token_budget", "max_input_tokens", "max_output_tokens", "max_cost_usd")
-OFFSETS: Final = {-1: 2, 0: 2, 1: 3}
-"""How far a cap is from what two calls use, and how many calls are made under it."""
+OFFSETS: Final = {0: 2, 1: 3}
+"""How far a cap is above what two calls use, and how many calls are made under it.
+
+A count that is too low makes a third call under the first cap, one that is too high makes none
+under the second.
+"""
 SMALLEST: Final = {"max_cost_usd": Decimal("1e-9")}
 """The meaning of 1 for limits whose unit is not a token."""
 
@@ -33,9 +37,10 @@ def search(query: str = "") -> str:
     return f"nothing found of {query}"
 
 
-def names_of(provider: Provider) -> tuple[str, ...]:
-    """Return the limits that can be reached: what runs locally costs nothing."""
-    return NAMES[:-1] if provider.is_local else NAMES
+def names_of(provider: Provider, *, is_whole: bool) -> tuple[str, ...]:
+    """Return the limits that can be reached, or one of them: what runs locally costs nothing."""
+    names = NAMES[:-1] if provider.is_local else NAMES
+    return names if is_whole else (names[PROVIDERS.index(provider) % len(names)],)
 
 
 def bill_of(provider: Provider) -> Bill:
@@ -56,9 +61,9 @@ def used_by(bill: Bill, name: str) -> Decimal:
     return Decimal(used[name])
 
 
-def limits_of(provider: Provider) -> Iterator[tuple[str, int, Limits]]:
-    """Yield every limit with its offset."""
-    for name in names_of(provider):
+def limits_of(provider: Provider, *, is_whole: bool) -> Iterator[tuple[str, int, Limits]]:
+    """Yield the limits with each offset."""
+    for name in names_of(provider, is_whole=is_whole):
         twice = 2 * used_by(bill_of(provider), name)
         for offset in OFFSETS:
             cap = twice + offset * SMALLEST.get(name, Decimal(1))
@@ -66,7 +71,7 @@ def limits_of(provider: Provider) -> Iterator[tuple[str, int, Limits]]:
             yield name, offset, Limits(max_turns=9, **named)
 
 
-async def ask_all(vendor: Vendor) -> dict[str, Any]:
+async def ask_all(vendor: Vendor, *, is_whole: bool) -> dict[str, Any]:
     """Run an agent that always asks for tools under each cap; return its stop reasons and times."""
     found: dict[str, Any] = {}
     asks = ("search", json.dumps({"query": "harbour"}))
@@ -75,7 +80,7 @@ async def ask_all(vendor: Vendor) -> dict[str, Any]:
         vendor.replies[:] = [provider.reply(bill_of(provider), tool=asks)]
         found[provider.name] = {
             f"{name} {offset}": await ended(model, limits, vendor)
-            for name, offset, limits in limits_of(provider)
+            for name, offset, limits in limits_of(provider, is_whole=is_whole)
         }
     return found
 

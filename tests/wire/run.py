@@ -1,7 +1,7 @@
 """Calls every vendor in every case and every mode, and writes the counts as one JSON object.
 
 `python -m tests.wire.run PATH [MODE ...]` uses one process for each mode, forked from one that has
-imported all clients. A mode that is not named calls half of the vendors.
+imported all clients. A mode that is not named calls every fifth vendor.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ MODES: Final = ("spans", "hooks", "disabled")
 """With an SDK, without one, and with one disabled by `OTEL_SDK_DISABLED`."""
 
 
+FIFTH: Final = 5
+"""One in so many vendors is called in a mode that is not named: the modes differ in how an agent is
+followed, which is the same for every vendor."""
+
 CAPPED: Final = "capped"
 """Key of the results under exact caps."""
 
@@ -60,7 +64,8 @@ def results(modes: Sequence[str] = MODES) -> Results:
     """Make all calls in a separate process and return the counts.
 
     Args:
-        modes: Those in which every vendor is called. In the others, every second one is.
+        modes: Those in which every vendor is called. In each of the others, every fifth one is. If
+            all are named, each vendor is called under the caps of every limit, otherwise of one.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "results")
@@ -92,7 +97,7 @@ def main(path: str, modes: Sequence[str]) -> None:
     """Fork a process for each mode, and write the counts of all of them."""
     import_clients()
     with tempfile.TemporaryDirectory() as folder:
-        children = {mode: fork(mode, Path(folder), called(mode, modes)) for mode in MODES}
+        children = {mode: fork(mode, Path(folder), modes) for mode in MODES}
         failed = [mode for mode, child in children.items() if os.waitpid(child, 0)[1]]
         if failed:
             sys.exit(f"failed: {', '.join(failed)}")
@@ -105,7 +110,7 @@ def main(path: str, modes: Sequence[str]) -> None:
 
 def called(mode: str, modes: Sequence[str]) -> Sequence[Provider]:
     """Return the vendors that are called in a mode."""
-    return PROVIDERS if mode in modes else PROVIDERS[MODES.index(mode) % 2 :: 2]
+    return PROVIDERS if mode in modes else PROVIDERS[MODES.index(mode) :: FIFTH]
 
 
 def import_clients() -> None:
@@ -120,14 +125,14 @@ def import_clients() -> None:
     import otel_limits  # noqa: F401
 
 
-def fork(mode: str, folder: Path, providers: Sequence[Provider]) -> int:
+def fork(mode: str, folder: Path, modes: Sequence[str]) -> int:
     """Run all cases in a child, which writes to the file `mode`."""
     child = os.fork()
     if child:
         return child
     status = 1
     try:
-        found = counted_in(mode, folder, providers)
+        found = counted_in(mode, folder, modes)
         Path(folder, mode).write_text(json.dumps(found), encoding="utf-8")
         status = 0
     except BaseException:  # noqa: BLE001  the parent reports the failure
@@ -135,7 +140,7 @@ def fork(mode: str, folder: Path, providers: Sequence[Provider]) -> int:
     os._exit(status)
 
 
-def counted_in(mode: str, folder: Path, providers: Sequence[Provider]) -> dict[str, Any]:
+def counted_in(mode: str, folder: Path, modes: Sequence[str]) -> dict[str, Any]:
     """Run all cases in one mode."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -150,9 +155,9 @@ def counted_in(mode: str, folder: Path, providers: Sequence[Provider]) -> dict[s
     asker = Asker()
     otel_limits.enable(otel_limits.Limits(max_turns=MAX_TURNS), observers=[asker.events.append])
     with serving() as vendor:
-        found = asyncio.run(asker.ask_all(vendor, providers))
+        found = asyncio.run(asker.ask_all(vendor, called(mode, modes)))
         if mode == MODES[0]:  # the modes count alike
-            capped = asyncio.run(caps.ask_all(vendor))
+            capped = asyncio.run(caps.ask_all(vendor, is_whole=tuple(modes) == MODES))
             (folder / CAPPED).write_text(json.dumps(capped), encoding="utf-8")
     otel_limits.disable()  # which flushes the ledger
     rows = {each.pop("id"): each for each in ledger_rows(ledger)}
