@@ -6,7 +6,7 @@ User and system seconds, with child processes. A fixture of a module counts for 
 from __future__ import annotations
 
 import resource
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -18,7 +18,7 @@ BEGIN: Final = pytest.StashKey[float]()
 PROPERTY: Final = "cpu_seconds"
 SHOWN: Final = 10
 
-SECONDS_OF_FORKS: Final = Counter[int]()
+SECONDS_OF_FORKS: Final[defaultdict[int, float]] = defaultdict(float)
 """CPU time of the programs that a Python of `tests/forking.py` has forked, by its process ID.
 
 The system adds it to ours when that Python ends: without this, it would be the last test's.

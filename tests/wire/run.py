@@ -44,7 +44,7 @@ MODES: Final = ("spans", "hooks", "disabled")
 
 
 FIFTH: Final = 5
-"""One in so many vendors is called in a mode that is not named: the modes differ in how an agent is
+"""One vendor in five is called in a mode that is not named: the modes differ in how an agent is
 followed, which is the same for every vendor."""
 
 CAPPED: Final = "capped"
