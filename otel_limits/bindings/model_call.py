@@ -408,11 +408,14 @@ class ModelCallInProgress(ABC):
     def wait(self) -> Wait:
         """Return a wait that a deadline or a kill ends."""
         wait = Wait()
-        path = self.path or self._invocation()
-        if path is not None:
-            for each in path.enders:
-                wait.join(each.waits)
+        self._join(wait)
         return wait
+
+    @suppress_errors("binding")
+    def _join(self, wait: Wait) -> None:
+        path = self.path or self._invocation()
+        for each in () if path is None else path.enders:
+            wait.join(each.waits)
 
     @suppress_errors("binding")
     def _invocation(self) -> InvocationInProgress | None:
@@ -454,7 +457,8 @@ class ModelCallInProgress(ABC):
                 can_ask=can_ask,
             )
             if refusal is not None:
-                return self._released(refusal)
+                self._release()
+                return refusal
         return self._opened(path)
 
     def admit_blocking(self) -> Refusal | None:
@@ -474,7 +478,8 @@ class ModelCallInProgress(ABC):
                 can_ask=can_ask,
             )
             if refusal is not None:
-                return self._released(refusal)
+                self._release()
+                return refusal
         return self._opened(path)
 
     def _admit_aside(self) -> None:
@@ -489,11 +494,12 @@ class ModelCallInProgress(ABC):
         self.prepare(path)
         return None
 
-    def _released(self, refusal: Refusal) -> Refusal:
+    @suppress_errors("binding")
+    def _release(self) -> None:
+        """Release the calls that were admitted before one was refused."""
         for call in self.calls:
             if call.reservation is not None and call.is_open:
                 self.run.calls.release(call)
-        return refusal
 
     def _opened(self, path: InvocationInProgress) -> Refusal | None:
         """Send calls whose invocation has ended while they waited, as its threads may do."""
@@ -563,7 +569,10 @@ class ModelCallInProgress(ABC):
         if error is not None:
             self._note_failure(error)
         for number, call in enumerate(self.calls):
-            if self._is_counted_here(call, error):
+            if call.is_open and call in self.unsent:
+                self.run.calls.release(call)
+            elif call.is_open:
+                self._write_span(call, error)
                 if self.path is None:
                     settle_call(self.run, call, error)
                 else:
@@ -578,7 +587,10 @@ class ModelCallInProgress(ABC):
         if error is not None:
             self._note_failure(error)
         for number, call in enumerate(self.calls):
-            if self._is_counted_here(call, error):
+            if call.is_open and call in self.unsent:
+                self.run.calls.release(call)
+            elif call.is_open:
+                self._write_span(call, error)
                 if self.path is None:
                     settle_call(self.run, call, error)
                 else:
@@ -589,18 +601,9 @@ class ModelCallInProgress(ABC):
     def _note_failure(self, error: BaseException) -> None:
         self.note_failure(error)
 
-    def _is_counted_here(self, call: InFlightCall, error: BaseException | None) -> bool:
-        """Return whether a call was sent and is not counted yet; write its span before it is."""
-        if not call.is_open:
-            return False
-        if call in self.unsent:
-            self.run.calls.release(call)
-            return False
-        self._write_span(call, error)
-        return True
-
     @suppress_errors("binding")
     def _write_span(self, call: InFlightCall, error: BaseException | None) -> None:
+        """Write the span of a call, before it is counted with the ID of the span."""
         path = self.run.state
         if isinstance(path, InvocationInProgress) and call.started is not None:
             seconds = self.run.services.now() - call.started
@@ -680,14 +683,15 @@ class ModelCallInProgress(ABC):
         """Interrupt the agent for a human, or end it."""
         if refusal.asks:
             return self.asked(refusal.verdict)
-        return self.halted(self._remarked(refusal.verdict), None)
+        return self.halted(self._remarked(refusal.verdict) or refusal.verdict, None)
 
     def parts_of_refusal(self, refusal: Refusal) -> Iterable[Any]:
         """Do the same as `refused` for a stream."""
         if refusal.asks:
             return self.asked_parts(refusal.verdict)
-        return self.halted_parts(self._remarked(refusal.verdict), None)
+        return self.halted_parts(self._remarked(refusal.verdict) or refusal.verdict, None)
 
+    @suppress_errors("binding")
     def _remarked(self, verdict: Verdict) -> Verdict:
         """Say why neither a human nor the model was asked, where that was the action."""
         action = verdict.action or self.run.policy.action

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -36,7 +37,7 @@ from otel_limits.bindings.model_call import (
     follow_parts_async,
 )
 from otel_limits.bindings.pending_waits import InvocationEndedError
-from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.runs.calls import ENCLOSING_CALL
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ ASKED: Final = ("input", "messages", "prompts", "prompt")
 
 FOLLOWED_BY_EVENTS: Final[weakref.WeakSet[ChatRequest]] = weakref.WeakSet()
 """Requests in progress whose events are read, as the model's code runs when its reader wants."""
+
+UNREAD: Final[ContextVar[Any]] = ContextVar("otel_limits_unread", default=None)
+"""The model whose request could not be read, because of an internal error. Its own methods count it
+then, as a side call: a halt of the graph within them would reach LangChain's code instead."""
 
 WITH_TOOLS: Final = (
     *("tools", "tool_choice", "tool_config"),
@@ -73,17 +78,35 @@ def _request_for_all(model: Any, *args: Any, **options: Any) -> ChatRequest | No
 
 def _request_within(model: Any, *args: Any, **options: Any) -> ChatRequest | None:
     """Describe a call of a method that others of a model call: within these, it is their call."""
-    return None if _is_asked(model) else _described(model, args, options)
+    return None if _is_asked(model) else _described(model, args, options, is_own=True)
 
 
 def _request_for_all_within(model: Any, *args: Any, **options: Any) -> ChatRequest | None:
     """Do the same for a method that takes a list of conversations."""
-    return None if _is_asked(model) else _described(model, args, options, has_several=True)
+    if _is_asked(model):
+        return None
+    return _described(model, args, options, is_own=True, has_several=True)
 
 
-@suppress_errors("binding")
 def _described(
-    model: Any, args: tuple[Any, ...], options: dict[str, Any], *, has_several: bool = False
+    model: Any, args: tuple[Any, ...], options: dict[str, Any], **kind: bool
+) -> ChatRequest | None:
+    """Describe the model calls of a request; `None` also after an internal error."""
+    try:
+        return _read(model, args, options, **kind)
+    except Exception as error:  # noqa: BLE001  the graph must not feel it
+        UNREAD.set(model)
+        report_suppressed("binding", error)
+        return None
+
+
+def _read(
+    model: Any,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    *,
+    is_own: bool = False,
+    has_several: bool = False,
 ) -> ChatRequest | None:
     """Describe the model calls of a request; `None` if they belong to no invocation.
 
@@ -91,6 +114,7 @@ def _described(
         model: The model.
         args: The positional arguments of its method; the first one is what is asked.
         options: The others.
+        is_own: Others of the model's methods call it; this time none of them does.
         has_several: It takes a list of conversations.
     """
     keyword = "" if args else next((each for each in ASKED if each in options), None)
@@ -101,6 +125,8 @@ def _described(
     path, run = scope_of_task(GraphPath)
     if run is None:
         return None
+    if is_own and UNREAD.get() is model:
+        path = None
     known: dict[int, tuple[Any, int]] = path.tokens if path is not None else {}
     conversations = [_messages_in(each) for each in messages]
     calls = [call_to(model, each, options, known) for each in conversations]
@@ -249,7 +275,7 @@ class ChatRequest(ModelCallInProgress):
     def note_failure(self, error: BaseException) -> None:
         """Note the node of the call, and the usage of an answer that was broken off."""
         if self.path is not None:
-            self.path.place = _place()
+            self.path.place = _place() or {}
         if self.chunks and not self.answers and isinstance(error, Exception):
             self.note_end_of_parts()
             self.answers.clear()  # it does not count as a turn
@@ -302,7 +328,7 @@ class ChatRequest(ModelCallInProgress):
         path = self.path
         assert path is not None  # side calls are never halted
         path.wrapping = None
-        raise path.refuse(verdict, _place()) from cause
+        raise path.refuse(verdict, _place() or {}) from cause
 
 
 async def _ended_in_time(answer: Coroutine[Any, Any, Any]) -> Any:
@@ -312,6 +338,7 @@ async def _ended_in_time(answer: Coroutine[Any, Any, Any]) -> Any:
         raise InvocationEndedError from error
 
 
+@suppress_errors("binding")
 def _place() -> Mapping[str, Any]:
     """Return the metadata of the current call: its node, among others."""
     return ensure_config().get("metadata") or {}

@@ -34,9 +34,12 @@ ENTRANCES = {
     *("guarded", "decorate", "suppress_errors", "_only", "next_of"),
     *("method", "coroutine_method", "wrapped", "_wrapped"),
     *("stream", "astream", "generate", "agenerate", "run", "arun"),
-    *("admit", "admit_blocking", "settle", "settle_blocking", "_prepare", "_reopen", "wait"),
-    *("_refuse", "refuse", "passed", "_parts_of", "halted_by", "last_chunks", "raise_if_asked"),
-    *("_begun", "_request", "__enter__", "ended", "gate"),
+    *("answer", "answered", "answered_blocking", "streamed", "streamed_blocking", "send", "wrap"),
+    *("_described", "_ended_in_time", "_is_asked"),
+    *("request_for", "_request_for_all", "_request_within", "_request_for_all_within"),
+    *("admit", "admit_blocking", "settle", "settle_blocking", "_prepare", "prepare", "_opened"),
+    *("refused", "refuse", "halted", "passed", "_parts_of", "halted_by", "last_chunks", "wait"),
+    *("raise_if_asked", "_begun", "__enter__", "__exit__", "end", "end_by", "gate"),
     *("finish", "forget", "_finish_run", "track_stream", "track_astream"),
     *("track_generate", "track_agenerate", "track_run", "track_arun"),
 }
@@ -112,7 +115,7 @@ def test_a_fault_in_each_internal_call_in_turn(
     """The graph never feels it, every call counts, it ends at the limit, and nothing stays live.
 
     A fault in the counting of a turn permits one further turn. One in the halt can cost its
-    message. Each is reported.
+    message. One at the beginning leaves the graph without limits. Each is reported.
     """
     events: list[Event] = []
     enable(Limits(max_turns=1), observers=[events.append])
@@ -147,7 +150,8 @@ def test_a_fault_in_each_internal_call_in_turn(
             and all(calls >= model.calls for calls in counted)
             and len(LIVE) == 0
         )
-        if not fine:
+        is_unlimited = (reason, faults, booked) == ("end_turn", 1, []) and len(LIVE) == 0
+        if not (fine or is_unlimited):
             wrong[name, number] = (reason, model.calls, faults, booked, counted, len(LIVE))
         LIVE.after_fork()
     assert not wrong, "\n".join(f"{place}: {seen}" for place, seen in wrong.items())

@@ -31,13 +31,14 @@ NOT_THROWN_IN = ("scripted_agents_model.py", "pending_waits.py", "script.py")
 ENTRANCES = {
     *("guarded", "decorate", "suppress_errors", "_only", "next_of"),
     *("method", "coroutine_method", "wrapped", "_wrapped"),
-    *("run", "run_streamed", "get_response", "stream_response", "invoke", "get_all_tools", "hook"),
+    *("run", "run_streamed", "answer", "answered", "stream", "streamed", "read_elsewhere", "send"),
+    *("invoke", "get_all_tools", "hook", "_prepare", "prepare", "_opened", "end", "end_by"),
     *("on_llm_start", "admit", "settle", "wait", "ended", "finish", "forget", "note_failure"),
-    *("refused", "halt", "halting_events", "refusing_events", "_halted", "response_of"),
+    *("refused", "halted", "parts_of_refusal", "halted_parts", "_message", "response_of"),
     *("message_of", "events_of", "_events_of_text", "_is_typed", "text_of", "for_end_user"),
     *("track_run", "track_run_streamed", "track_get_response", "track_stream_response"),
     *("track_invocation", "track_get_all_tools", "_passed_on", "_end", "around"),
-    *("verdict_of_last", "_finish_run", "run_sync"),
+    *("_finish_run", "run_sync"),
 }
 """Functions on the way in and out, which do nothing that can fail but call what they guard."""
 
