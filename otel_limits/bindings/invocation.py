@@ -317,6 +317,8 @@ class InvocationInProgress(Path):
             reason: The framework's stop reason.
             error: The exception that it has ended with.
         """
+        if self not in LIVE:  # ended by `disable()`, for example
+            return
         LIVE.pop(self, None)
         self._close(error)
         self._finish_run(reason)
@@ -374,7 +376,7 @@ LIVE: Final[dict[InvocationInProgress, None]] = {}
 
 def abort_all(kind: type[InvocationInProgress]) -> None:
     """End the invocations of one framework when otel-limits is disabled."""
-    for each in [live for live in reversed(LIVE) if isinstance(live, kind)]:  # inner ones first
+    for each in [live for live in list(LIVE)[::-1] if isinstance(live, kind)]:  # inner ones first
         each.run.released = True
         each.finish("aborted")
 

@@ -177,10 +177,13 @@ async def streamed(  # noqa: C901, PLR0912  one story, read from top to bottom
         for each in request.parts_of_refusal(refusal):
             yield each
         return
-    wait, parts = request.wait(), aiter(send())
+    wait = request.wait()
+    parts: Any = None
     error: BaseException | None = None
     verdict: Verdict | None = None
     try:
+        with request:  # a method may return the stream of another model
+            parts = aiter(send())
         while verdict is None:
             with request:
                 try:
@@ -216,10 +219,12 @@ def streamed_blocking(request: ModelCallInProgress, send: Callable[[], Any]) -> 
     if (refusal := request.admit_blocking()) is not None:
         yield from request.parts_of_refusal(refusal)
         return
-    parts = iter(send())
+    parts: Any = None
     error: BaseException | None = None
     verdict: Verdict | None = None
     try:
+        with request:
+            parts = iter(send())
         while verdict is None:
             with request:
                 try:

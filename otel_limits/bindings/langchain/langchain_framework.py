@@ -118,7 +118,7 @@ class LangChainFramework:
 
     def _wrap(self, owner: Any, methods: Mapping[str, tuple[str, str]]) -> None:
         for name, (ours, wrapper) in methods.items():
-            if not getattr(vars(owner).get(name), "__isabstractmethod__", False):
+            if _is_method(vars(owner).get(name)):
                 wrap = functools.partial(_wrapped, ours, wrapper)
                 self._patches.wrap(owner, name, wrap)
 
@@ -205,6 +205,15 @@ METHODS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
     ),
 }
 """By module, the class and its methods, each with our module and function that wraps it."""
+
+
+def _is_method(value: object) -> bool:
+    """Return whether an attribute of a class is a method that can be called.
+
+    A class may have a field named `stream`, or a static method named like one of LangChain's.
+    """
+    is_abstract = getattr(value, "__isabstractmethod__", False)
+    return callable(value) and not is_abstract and not isinstance(value, (type, staticmethod))
 
 
 def _wrapped(module: str, name: str, original: Any) -> Any:

@@ -118,3 +118,27 @@ def test_two_prompts_are_two_calls(events: list[Event]) -> None:
     graph.add_edge(START, "node")
     graph.compile(name="boss").invoke({"messages": []})
     assert len([each for each in events if isinstance(each, ModelCall)]) == len(model.calls) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Field name")
+def test_field_or_static_method_of_that_name_stays(events: list[Event]) -> None:
+    """It is not a method of LangChain, and the model is limited without it."""
+    enable(max_model_calls=3, observers=[events.append])
+
+    class Odd(Overriding):
+        stream: bool = False  # type: ignore[assignment]
+
+        @staticmethod
+        def _call(prompt: str) -> str:
+            return f"static {prompt}"
+
+    model = Odd(calls=[])
+    assert model.stream is False
+    assert model._call("text") == "static text"
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("node", lambda _: {"messages": [model.invoke("go")]})
+    graph.add_edge(START, "node")
+    graph.add_edge("node", "node")
+    state = graph.compile(name="boss").invoke({"messages": []}, graphs.STEPS)
+    assert graphs.halt_of(state).reason == "max_model_calls"
+    assert len(model.calls) == 3
