@@ -60,7 +60,7 @@ class DelegatingSdkModel(SdkModel):
 
 
 def looping_node(ask: Callable[[], object], times: int = 9) -> Any:
-    """Make a graph whose node asks a model again and again."""
+    """Make a graph whose node calls a model repeatedly."""
     asked = itertools.count(1)
 
     def node(_: Any) -> Command[Any]:
@@ -138,7 +138,7 @@ class FailingSdkModel(DelegatingSdkModel):
 
 
 def fail_in_node() -> None:
-    """Fail three times in one invocation, whose node goes on after each."""
+    """Fail three times in one invocation, whose node continues after each."""
     model = Failing(inner=None)
 
     def ask() -> None:
@@ -178,7 +178,7 @@ def test_stream_that_cannot_begin_is_a_failed_call(
 def test_disable_in_a_tool_ends_spans_once(
     subject: Subject, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The agent continues without limits, and the SDK of OpenTelemetry has nothing to warn of."""
+    """The agent continues without limits, and the SDK of OpenTelemetry logs no warning."""
     enable(max_turns=3)
 
     def work() -> str:
