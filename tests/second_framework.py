@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from otel_limits.bindings.admission import halt_from_error
 from otel_limits.bindings.class_patches import subclasses_of
 from otel_limits.bindings.extensions import declined_verdict, extend, question
 from otel_limits.bindings.framework import BaseFramework
@@ -25,7 +26,6 @@ from otel_limits.bindings.model_call import (
     follow_async,
     follow_parts_async,
 )
-from otel_limits.bindings.path import halt_from_error
 from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool_async
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 
+from otel_limits.bindings.admission import Admission
 from otel_limits.bindings.own_spans import end_span, start_agent_span
-from otel_limits.bindings.path import Path
 from otel_limits.bindings.span_writer import write_end, write_halt
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
+from otel_limits.runs.current import CURRENT, TASK_SCOPE, current_scope, for_threads
 from otel_limits.runs.run import Run
-from otel_limits.runs.tree import CURRENT, TASK_SCOPE, current_scope, for_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from otel_limits.core.limits import Breach
     from otel_limits.core.policy import Policy, Verdict
     from otel_limits.runs.calls import InFlightCall
-    from otel_limits.runs.tree import TaskScope
+    from otel_limits.runs.current import TaskScope
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class RequestedTurn:
 
 
 @dataclass(slots=True, eq=False)
-class InvocationInProgress(Path):
+class InvocationInProgress(Admission):
     """One invocation, as a context manager while the framework's or the application's code runs.
 
     Between two parts of a stream its reader's code runs, which is not the agent's work. So leave it

@@ -15,16 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from otel_limits.bindings.extensions import report_not_asked
-from otel_limits.bindings.invocation import InvocationInProgress
-from otel_limits.bindings.own_spans import write_call_span
-from otel_limits.bindings.path import (
+from otel_limits.bindings.admission import (
     IMMEDIATE,
     Refusal,
     admit_side_call,
     can_be_extended,
     settle_call,
 )
+from otel_limits.bindings.extensions import report_not_asked
+from otel_limits.bindings.invocation import InvocationInProgress
+from otel_limits.bindings.own_spans import write_call_span
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.span_writer import write_halt
 from otel_limits.core.errors import LimitReachedError, limit_reached
@@ -36,7 +36,7 @@ from otel_limits.core.texts import (
     failed_remark,
     wrap_up_note,
 )
-from otel_limits.runs.calls import ENCLOSING_CALL, EnclosingCall
+from otel_limits.runs.current import ENCLOSING_CALL, EnclosingCall
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator

@@ -16,7 +16,7 @@ from otel_limits.bindings.halted_agents import is_text_of_halt, raised_text, rew
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import not_run_note, refusal_note
 from otel_limits.runs.clock import CLOCK
-from otel_limits.runs.tree import CURRENT, TASK_SCOPE, TaskScope, for_threads, is_within
+from otel_limits.runs.current import CURRENT, TASK_SCOPE, TaskScope, for_threads, is_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from otel_limits.bindings.gateways import budget_refusal
 from otel_limits.core.errors import StopNote
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.runs.current import CURRENT
 from otel_limits.runs.run import Run
-from otel_limits.runs.tree import CURRENT
 
 if TYPE_CHECKING:
-    from otel_limits.bindings.path import Path
+    from otel_limits.bindings.admission import Admission
 
 
 @suppress_errors("binding")
-def is_halted_by_vendor(path: Path, error: Exception) -> bool:
+def is_halted_by_vendor(path: Admission, error: Exception) -> bool:
     """Return whether an error of the loop becomes its halt, instead of leaving the agent.
 
     With the actions `observe` and `raise` the application gets its own error.

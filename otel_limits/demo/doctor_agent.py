@@ -50,7 +50,7 @@ def call(name: str, module: str) -> dict[str, Any]:
     """Call the agent of a framework; return its model calls and the reason for its end."""
     import_module(module)  # before otel-limits, in a child process as well
     from otel_limits.bindings.known import FRAMEWORKS
-    from otel_limits.runs.tree import current
+    from otel_limits.runs.current import current
 
     def observe() -> None:
         if not getattr(current(), "unsampled", True):

@@ -19,10 +19,10 @@ from otel_limits.otel.kinds import (
     provider_of,
     terms_of,
 )
-from otel_limits.runs.calls import InFlightCall, enclosing_call_of
+from otel_limits.runs.calls import InFlightCall
+from otel_limits.runs.current import CURRENT, enclosing_call_of
 from otel_limits.runs.run import Run
 from otel_limits.runs.span_tree import UnreportedCall
-from otel_limits.runs.tree import CURRENT
 from otel_limits.usage.normaliser import record_of_span
 from otel_limits.usage.span_texts import estimates_of_span
 

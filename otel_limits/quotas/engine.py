@@ -37,7 +37,7 @@ from otel_limits.quotas.tickets import (
     use_of,
     verdict_of,
 )
-from otel_limits.quotas.waiting import Admission, AdmissionQueue, WaitCancelledError
+from otel_limits.quotas.waiting import AdmissionOutcome, AdmissionQueue, WaitCancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from otel_limits.quotas.fallback import OutageDecision
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.wait_queues import WaitQueues
+    from otel_limits.runs.calls import AdmissionRequest
     from otel_limits.runs.clock import Clock
-    from otel_limits.runs.gate import Request
 
 
 class Engine:
@@ -58,7 +58,7 @@ class Engine:
         quotas: Returns the current quotas.
         client: Sends operations to the store.
         publish: Publishes events.
-        price: Request and usage → USD, for quotas in USD.
+        price: AdmissionRequest and usage → USD, for quotas in USD.
         lines: Queues of calls that wait for quota.
         clock: The clock of the process.
     """
@@ -101,7 +101,7 @@ class Engine:
 
     # --- the gate ---------------------------------------------------------------------------------
 
-    async def admit(self, request: Request) -> Verdict | None:
+    async def admit(self, request: AdmissionRequest) -> Verdict | None:
         """Reserve quota for the call; return a verdict if a quota was reached."""
         try:
             ticket = self._tickets.open(request)
@@ -204,7 +204,7 @@ class Engine:
             self._hold(ticket)
         return reply
 
-    async def _refuse(self, ticket: Ticket, admission: Admission) -> Verdict | None:
+    async def _refuse(self, ticket: Ticket, admission: AdmissionOutcome) -> Verdict | None:
         """Return the verdict for a refused call."""
         denied = unmet_needs(ticket.asked, admission.reply, enforced=True)
         for need, _ in denied:

@@ -12,7 +12,7 @@ from otel_limits.core.usage import NO_COST
 from otel_limits.quotas.estimates import Estimates
 from otel_limits.quotas.keys import fits
 from otel_limits.quotas.tickets import InvocationState, Ticket, lookup_of, need_of
-from otel_limits.runs.gate import Request
+from otel_limits.runs.calls import AdmissionRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class OpenTickets:
 
     Args:
         quotas: Returns the current quotas.
-        price: Request and usage → USD, for quotas in USD.
+        price: AdmissionRequest and usage → USD, for quotas in USD.
         client: Sends settlements.
     """
 
@@ -57,7 +57,7 @@ class OpenTickets:
         self._invocations: dict[str, InvocationState] = {}
         self._estimates = Estimates()
 
-    def open(self, request: Request) -> Ticket | None:
+    def open(self, request: AdmissionRequest) -> Ticket | None:
         """Open a ticket; `None` when no quota applies."""
         # Before the lock, because it runs application code of attribute types.
         lookup = lookup_of(request)
@@ -136,7 +136,7 @@ class OpenTickets:
 
     def _count_unadmitted(self, call: ModelCall, state: InvocationState | None) -> Ticket | None:
         """Count a call without admission: a side call, such as a summary."""
-        request = Request(
+        request = AdmissionRequest(
             invocation=call.invocation,
             call_id=call.call_id,
             model=call.model,

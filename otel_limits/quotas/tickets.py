@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.estimates import CallEstimate
     from otel_limits.quotas.keys import Key, Lookup
     from otel_limits.quotas.wait_queues import QueueKey
-    from otel_limits.runs.gate import Request
+    from otel_limits.runs.calls import AdmissionRequest
 
 SLOT_LEASE_SECONDS: Final = 30.0
 """Lease of a concurrency slot: a worker that does not renew it loses it."""
@@ -51,7 +51,7 @@ SLOT_RETRY_SECONDS: Final = 1.0
 UNPRICED: Final = -1
 """Marks an unknown amount of money."""
 
-PriceOf: TypeAlias = "Callable[[Request, Usage], Quote]"
+PriceOf: TypeAlias = "Callable[[AdmissionRequest, Usage], Quote]"
 Known: TypeAlias = Callable[[Count], CountState | None]
 Asked: TypeAlias = "tuple[QuotaNeed, Demand]"
 Denied: TypeAlias = "tuple[QuotaNeed, Breach]"
@@ -97,7 +97,7 @@ class Ticket:
     """A model call from its admission request to its settlement."""
 
     id: str
-    request: Request
+    request: AdmissionRequest
     needs: list[QuotaNeed]
     demands: tuple[Demand, ...] = ()
     """Requested from the store, in the order of the needs."""
@@ -166,7 +166,7 @@ class InvocationState:
         return ticket
 
 
-def lookup_of(request: Request) -> Lookup:
+def lookup_of(request: AdmissionRequest) -> Lookup:
     """Return a function that reads key sources from a request."""
 
     def look_up(source: str) -> object:
@@ -183,7 +183,7 @@ def lookup_of(request: Request) -> Lookup:
 
 
 def need_of(
-    quota: Quota, request: Request, lookup: Lookup, estimate: CallEstimate, price: PriceOf
+    quota: Quota, request: AdmissionRequest, lookup: Lookup, estimate: CallEstimate, price: PriceOf
 ) -> QuotaNeed:
     """Return what a request needs of an applicable quota."""
     action = quota.action or request.action

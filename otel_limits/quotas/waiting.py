@@ -28,7 +28,7 @@ class WaitCancelledError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmissionOutcome:
     """The outcome of an admission, after any waiting."""
 
     reply: Reply
@@ -117,7 +117,7 @@ class AdmissionQueue:
         self._ask = ask
         self._publish = publish
 
-    async def reserve(self, ticket: Ticket) -> Admission:
+    async def reserve(self, ticket: Ticket) -> AdmissionOutcome:
         """Reserve for a ticket, immediately or after queueing.
 
         Raises:
@@ -126,7 +126,7 @@ class AdmissionQueue:
         """
         needs = {need.queue: need for need in ticket.needs if need.waits}
         if not needs:
-            return Admission(await self._ask(ticket))
+            return AdmissionOutcome(await self._ask(ticket))
         sharers = {line: need.sharer for line, need in needs.items()}
         waiter = self._lines.join(sharers, ticket.request.is_cancelled)
         attempt = AdmissionAttempt(ticket, needs, waiter, self._now)
@@ -138,7 +138,7 @@ class AdmissionQueue:
             for line, since in attempt.since.items():
                 self._publish_wait(ticket, needs[line], self._now() - since)
 
-    async def _retry(self, attempt: AdmissionAttempt) -> Admission:
+    async def _retry(self, attempt: AdmissionAttempt) -> AdmissionOutcome:
         """Try whenever woken, until admitted, refused for good, or timed out."""
         is_due = not attempt.waiter.lacks
         while not self._lines.is_closed and not attempt.waiter.is_cancelled():
@@ -149,7 +149,7 @@ class AdmissionQueue:
                 lacking = attempt.unmet(reply)
                 if not lacking:
                     waited = {attempt.needs[line].quota.name for line in attempt.since}
-                    return Admission(reply, frozenset(waited))
+                    return AdmissionOutcome(reply, frozenset(waited))
                 self._lines.requeue(attempt.waiter, lacking)
             change = self._next_change(attempt)
             self._note_waits(attempt)
@@ -179,7 +179,7 @@ class AdmissionQueue:
             attempt.changes_at = 0.0
         return now + max(SHORTEST_SECONDS, left)
 
-    def _give_up(self, attempt: AdmissionAttempt) -> Admission:
+    def _give_up(self, attempt: AdmissionAttempt) -> AdmissionOutcome:
         """Refuse by cached counts: the call may never have reached the front."""
         ticket, now = attempt.ticket, self._now()
         self._client.fill(ticket, forced=False)
@@ -191,7 +191,7 @@ class AdmissionQueue:
         lacking = [n for n, need in enumerate(ticket.needs) if need.queue in lacks]
         reply = Reply("refused", self._client.now(), tuple(standings), tuple(lacking))
         seconds = {attempt.needs[line].quota.name: now - attempt.since[line] for line in lacks}
-        return Admission(reply, gave_up=seconds)
+        return AdmissionOutcome(reply, gave_up=seconds)
 
     def _publish_wait(self, ticket: Ticket, need: QuotaNeed, seconds: float | None) -> None:
         self._publish(

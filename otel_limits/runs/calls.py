@@ -1,20 +1,22 @@
-"""Model calls in flight, and which of them the current task is within."""
+"""Model calls in flight, and their admission by quotas."""
 
 from __future__ import annotations
 
-import contextvars
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 from otel_limits.core.price import NO_QUOTE
-from otel_limits.core.terms import DEFAULT_TERMS, billable_call
+from otel_limits.core.terms import DEFAULT_TERMS, PricingTerms, billable_call
 from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Usage, UsageRecord
 from otel_limits.usage.text import tokens_of_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_limits.core.events import Event, Invocation
+    from otel_limits.core.policy import Action, Unpriced, Verdict
     from otel_limits.core.terms import BillableCall
     from otel_limits.runs.budget import Reservation
-    from otel_limits.runs.scope import Scope
 
 
 class InFlightCall:
@@ -98,36 +100,65 @@ class InFlightCall:
         return billable_call(self.model, self.provider, usage, self.record.tier, self.terms)
 
 
-class EnclosingCall:
-    """A model call within which a provider may make further requests."""
-
-    # No `__init__`: a RecursionError raised in it could not be caught here.
-    run: Scope | None = None
-    call: InFlightCall | None = None
-    model: object = None
-    """The model that is called."""
-    request: object = None
-    """The binding's own state of the call."""
-    is_carried = False
-    """True if a request was made further in, and is this call."""
-    is_over = False
-    """True once that request has ended."""
-    is_shared = False
-    """True if further requests were made, each a separate call."""
+# --- admission by quotas --------------------------------------------------------------------------
 
 
-# Set only while the provider's code runs, never across a `yield`: an async generator has no own
-# context (PEP 568 was never accepted), so the reader of the stream would be within the call.
-ENCLOSING_CALL: Final[contextvars.ContextVar[EnclosingCall | None]] = contextvars.ContextVar(
-    "otel_limits_enclosing_call", default=None
-)
-"""The call that the current task is within: a provider's own requests and spans belong to it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionRequest:
+    """A model call that asks for admission."""
+
+    invocation: Invocation
+    call_id: str = ""
+    """Set if the invocation may have several calls in flight."""
+    model: str
+    """Model ID as the provider knows it, or `unknown`."""
+    input: int
+    """Estimated input tokens."""
+    output_cap: int | None = None
+    """Maximum output tokens, if the request sets one."""
+    provider: str = "unknown"
+    """The provider, such as `bedrock`."""
+    terms: PricingTerms = DEFAULT_TERMS
+    """The pricing terms of the request."""
+    action: Action = "halt"
+    """Action of the agent's policy at a limit."""
+    unpriced: Unpriced = "warn"
+    """Its behavior for calls without a price."""
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    """Trace attributes of the agent."""
+    is_cancelled: Callable[[], bool] = lambda: False
+    """Returns whether the application has canceled the agent, so that the call need not wait."""
 
 
-def enclosing_call_of(run: Scope) -> InFlightCall | None:
-    """Return the call of `run` that the current task is within, or was within when it began.
+class QuotaGate(Protocol):
+    """Admits model calls. Its errors never reach the agent, only its refusals do.
 
-    The call may have ended: a client can keep its context and report the call later.
+    It receives every event, including the usage of an admitted call and the end of an aborted
+    invocation.
     """
-    within = ENCLOSING_CALL.get()
-    return within.call if within is not None and within.run is run else None
+
+    @property
+    def holds_quotas(self) -> bool:
+        """True while there is a quota that may apply to a call."""
+
+    def __call__(self, event: Event) -> Event | None:
+        """Process an event, without blocking.
+
+        Returns:
+            The event to publish: a model call with its quota charges. `None` on failure.
+        """
+
+    async def admit(self, request: AdmissionRequest) -> Verdict | None:
+        """Return the reason to refuse a call; `None` to admit it.
+
+        A verdict with the action `observe` is only recorded: the call is sent anyway.
+        """
+
+    async def settle(self, invocation_id: str, call_id: str = "") -> None:
+        """Finish an admitted call, whose usage was published as an event."""
+
+    def after_fork(self) -> None:
+        """Reset in a child process: the parent's calls continue in the parent."""
+
+    def close(self) -> None:
+        """Send pending settlements and release resources."""

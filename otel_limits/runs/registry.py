@@ -17,17 +17,16 @@ from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.policy import KILLED, Policy
 from otel_limits.core.terms import billable_call
 from otel_limits.runs.budget import Budget, new_tree
-from otel_limits.runs.run import Group, Run
-from otel_limits.runs.scope import Services
+from otel_limits.runs.current import current, current_scope, leave_all
+from otel_limits.runs.run import Group, Run, Services
 from otel_limits.runs.spans import Spans
-from otel_limits.runs.tree import current, current_scope, leave_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from otel_limits.core.price import Quote
     from otel_limits.core.usage import Number, Usage
-    from otel_limits.runs.gate import Request
+    from otel_limits.runs.calls import AdmissionRequest
 
 MAX_LIVE: Final = 10_000
 """Maximum number of active invocations; starting another one evicts the oldest."""
@@ -64,7 +63,7 @@ class RunRegistry(Services):
         """Return the number of active invocations."""
         return len(self._live)
 
-    def price_of_request(self, request: Request, usage: Usage) -> Quote:
+    def price_of_request(self, request: AdmissionRequest, usage: Usage) -> Quote:
         """Return the price that a model call would have with this usage."""
         call = billable_call(request.model, request.provider, usage, None, request.terms)
         return self.quote(call)

@@ -1,35 +1,108 @@
-"""One active invocation, from its start to its `Stop`; and groups of agents that run together."""
+"""One active invocation from its start to its `Stop`: its decisions, model calls, tools and time.
+
+Also the groups of agents that run together, and what all invocations share.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
 from otel_limits.core import events
-from otel_limits.core.events import Invocation, Stop
-from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
-from otel_limits.core.limits import LOOP_LIMITS, Level, Limits
+from otel_limits.core.events import CallKind, Invocation, ModelCall, Stop, ToolCall
+from otel_limits.core.internal_errors import INTERNAL_ERRORS, report_suppressed, suppress_errors
+from otel_limits.core.limits import (
+    KILLED_STOP_REASON,
+    LOOP_DETECTED_STOP_REASON,
+    LOOP_LIMITS,
+    MAX_TOOL_CALLS_STOP_REASON,
+    Breach,
+    Level,
+    Limits,
+)
+from otel_limits.core.loops import LoopState
 from otel_limits.core.origins import EXTENSION
-from otel_limits.core.policy import Overrides
-from otel_limits.runs.call_tracker import CallTracker
-from otel_limits.runs.scope import Scope
-from otel_limits.runs.time_limit import TimeLimit
-from otel_limits.runs.tools import ToolCalls
+from otel_limits.core.policy import KILLED, Overrides, Reached, Verdict, verdict_of
+from otel_limits.core.price import NO_QUOTE, Quote
+from otel_limits.core.texts import for_operator
+from otel_limits.core.usage import EXACT, NO_COST, Usage, UsageRecord
+from otel_limits.runs.budget import ASSUMED_OUTPUT, Budget, Budgets, Reservation
+from otel_limits.runs.clock import CLOCK
+from otel_limits.runs.dispatcher import EventDispatcher
+from otel_limits.usage.normaliser import combined, completed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from otel_limits.core.events import ActionTaken, ToolStatus
     from otel_limits.core.loops import Call
-    from otel_limits.core.policy import Policy, Verdict
-    from otel_limits.runs.budget import Budget
+    from otel_limits.core.policy import Policy, Unpriced
+    from otel_limits.core.pricing import Prices
+    from otel_limits.core.terms import BillableCall
+    from otel_limits.core.usage import Tally
     from otel_limits.runs.calls import InFlightCall
-    from otel_limits.runs.scope import Services
+    from otel_limits.runs.span_tree import UnreportedCall
     from otel_limits.runs.spans import Spans
 
 FIRST_REPETITION: Final = {**dict.fromkeys(LOOP_LIMITS, 2), "max_no_progress_turns": 1}
 """The lowest count of each loop limit that means a repetition: one call is none."""
+
+
+NOTHING: Final = Reservation()
+ONE_TURN: Final = Reservation(turns=1)
+ONE_OF_SEVERAL: Final = Reservation(turns=1, iterations=1)
+"""The turn of a call whose loop may have several in flight."""
+
+MOST_UNREPORTED: Final = 1_000
+"""Calls of one invocation that wait for other spans; beyond that the oldest is counted."""
+
+
+class ToolLogWriter(Protocol):
+    """Records tool calls with their contents."""
+
+    def write(
+        self,
+        invocation: Invocation,
+        number: int,
+        tool: str,
+        arguments: object,
+        result_text: str,
+        *,
+        trigger: bool,
+    ) -> None:
+        """Record one finished call; `trigger` marks the one that caused the halt."""
+
+
+class Services:
+    """Shared by all invocations of a registry: lock, clock, observers and prices."""
+
+    def __init__(self) -> None:
+        """Create the services, without observers or prices."""
+        # Also guards every budget, because several invocations add to the same tree. Held for
+        # additions and comparisons only, never while third-party code runs. Reentrant, because the
+        # garbage collector can close a forgotten coroutine at any moment, which ends an invocation.
+        self.lock = threading.RLock()
+        self.observers = EventDispatcher()
+        self.prices: Prices | None = None
+        self.tool_log: ToolLogWriter | None = None
+        self.keeps_fingerprints = False
+        """True while an observer needs the hashes of tool calls, even without a loop limit."""
+        self.clock = CLOCK
+        self.now = CLOCK.now
+
+    def quote(self, call: BillableCall) -> Quote:
+        """Return the price of a model call and its source; none for a call without tokens."""
+        if self.prices is None or not call.usage.total:
+            return NO_QUOTE
+        try:
+            return self.prices.quote(call)
+        except Exception as error:  # noqa: BLE001  errors must not reach the agent
+            report_suppressed("prices", error)
+            return NO_QUOTE
 
 
 class Group:
@@ -55,13 +128,27 @@ class Group:
         self.finished = False
 
 
-class Run(Scope):
+class Run:
     """One active invocation. Everything is counted through it, its `calls` and its `tools`."""
 
+    # Defaults are class attributes because most of them are never set during an invocation.
+    cancel: Callable[[Verdict], None] | None = None
+    """Ends the invocation from any thread, if the framework supports it."""
+    action: ActionTaken = "none"
+    verdict: Verdict | None = None
+    """Why it was halted, or would have been."""
+    sentence = ""
+    """The halt sentence of `verdict`."""
+    raised = False
+    """True if the halt is raised as an exception."""
+    killed = False
+    outcome_frozen = False
+    """True when its outcome is final, although the framework has not returned yet."""
+    finished = False
     state: Any = None
     """State that the framework's binding stores with the run."""
     task_scope: Any = None
-    """The tool call or the node that started it, if any: a `tree.TaskScope`."""
+    """The tool call or the node that started it, if any: a `current.TaskScope`."""
     reason: str | None = None
     """Stop reason of the last leg that ended."""
     released = False
@@ -82,7 +169,19 @@ class Run(Scope):
         direct: bool = False,
     ) -> None:
         """Create an invocation with nothing used; use `RunRegistry.start`."""
-        super().__init__(services, invocation, policy, trees)
+        self.services = services
+        self.invocation = invocation
+        self.started = services.now()
+        self.budget = Budget(policy, self.started)
+        self.tally = self.budget.tally
+        self.trees = trees
+        """The enclosing budget trees, innermost first."""
+        self.budgets = Budgets(self.budget, trees)
+        """Every budget that its usage counts toward and that limits it."""
+        self.refusals: dict[str, tuple[Breach, Budget]] = {}
+        """The last refused tool call of each limit: it halts the agent after the turn."""
+        has_loop_limit = any(kind.name in LOOP_LIMITS for kind, _ in policy.limits.active)
+        self.loops = LoopState() if has_loop_limit else None
         self.parent = parent
         """The invocation or the group that started it."""
         self.spans = spans
@@ -100,6 +199,98 @@ class Run(Scope):
         """The halts of agents that it called, directly or not, by the operator's sentence."""
         self.has_handed_off = False
         """True while another agent continues its conversation, and so gives its last answer."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that applies now; a person may have extended its limits."""
+        return self.budget.policy
+
+    @property
+    def has_usd_limit(self) -> bool:
+        """True if a limit or a quota in USD applies to it."""
+        return self.budgets.has_cost_limit or any(unit == "usd" for unit, _ in self.policy.quotas)
+
+    @property
+    def unpriced(self) -> Unpriced:
+        """Behavior for calls without a price."""
+        return self.policy.unpriced or self.budgets.unpriced_default
+
+    @property
+    def is_limited(self) -> bool:
+        """True if a limit of the invocation or of a tree is in force, or a quota may apply."""
+        gate = self.services.observers.gate
+        has_limits = any(any(budget.policy.limits.items()) for budget in self.budgets)
+        return has_limits or (gate is not None and gate.holds_quotas)
+
+    def measure_time(self) -> None:
+        """Update the elapsed time of every budget, before a decision."""
+        self.budgets.measure_time(self.services.now())
+
+    def decide(
+        self, *, with_reserved: bool = False, forces_output: bool = False, side: bool = False
+    ) -> Verdict | None:
+        """Check every budget; the time is the one measured last.
+
+        Args:
+            with_reserved: Count what in-flight model calls have reserved as used.
+            forces_output: Skip limits that yield to a call that only forces the output.
+            side: Skip limits that a side call cannot exceed. A side call may come after the end of
+                its invocation; then only active trees limit it.
+        """
+        # A kill precedes every limit, whatever the action.
+        if self.killed and not (side and self.finished):
+            return KILLED
+        reached: list[Reached] = []
+        if not side:
+            reached += [(breach, each.policy.action) for breach, each in self.refusals.values()]
+        for budget in self.budgets:
+            reached += budget.reached(
+                with_reserved=with_reserved,
+                unpriced_default=self.budgets.unpriced_default,
+                forces_output=forces_output,
+                side=side,
+            )
+        return verdict_of(reached)
+
+    def with_subjects(self, verdict: Verdict | None) -> Verdict | None:
+        """Add the tools that caused loop breaches; too slow to do within a decision."""
+        loops = self.loops
+        if verdict is None or loops is None or verdict.reason != LOOP_DETECTED_STOP_REASON:
+            return verdict
+        breaches = tuple(
+            replace(breach, subject=loops.culprit_tool(breach.limit))
+            if breach.reason == LOOP_DETECTED_STOP_REASON
+            else breach
+            for breach in verdict.breaches
+        )
+        return replace(verdict, breaches=breaches)
+
+    def halt(self, verdict: Verdict, action: ActionTaken) -> None:
+        """Record and publish the halt; a would-be halt is published once."""
+        if self.action == "observed" and action == "observed":
+            return
+        self.raised = action == "raised"
+        # A kill is not a limit, and whatever counts limits must not count it.
+        action = "killed" if verdict.reason == KILLED_STOP_REASON else action
+        self.action = action
+        self.verdict = verdict
+        # Composed here once, because everything that reports it runs deeper in the stack.
+        self.sentence = for_operator(self.invocation.agent, verdict, action)
+        self.services.observers.publish(
+            events.Halt(
+                invocation=self.invocation,
+                reason=verdict.reason,
+                breaches=verdict.breaches,
+                action=action,
+                sentence=self.sentence,
+            )
+        )
+
+    def freeze_outcome(self) -> bool:
+        """Make the outcome final, so that no later kill changes it; True if killed before."""
+        with self.services.lock:
+            self.outcome_frozen = True
+            return self.killed
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -264,3 +455,544 @@ class Run(Scope):
         INTERNAL_ERRORS.report_deferred()
         self.time_limit.cancel()
         self.calls.settle_all()
+
+
+# --- model calls ----------------------------------------------------------------------------------
+
+
+class CallTracker:
+    """Admits and counts the model calls of one invocation.
+
+    A call is admitted, opened when it is sent, and settled when it ends; a call that is not sent
+    after all is released. In between, its possible usage is reserved in the budget of the
+    invocation and in every enclosing tree, so that no other call gets the same share.
+    """
+
+    def __init__(self, run: Run, tools: ToolCalls, spans: Spans[Any]) -> None:
+        """Create a tracker without calls."""
+        self._run = run
+        self._tools = tools
+        self.in_flight: set[InFlightCall] = set()
+        """The loop of most frameworks has one at most; tools and middleware may add others."""
+        self._answered: set[InFlightCall] = set()
+        """Concurrent calls whose responses are not accepted yet."""
+        self._turn = NOTHING
+        """The loop's reserved turn, until its response is accepted or it makes no more calls."""
+        self._kept = NOTHING
+        """The tokens of the loop's failed call, until it is retried."""
+        self.unreported = UnreportedCalls(run, spans, self.settle)
+        """Calls that only spans show, without their tokens."""
+
+    def admit(
+        self,
+        call: InFlightCall,
+        *,
+        turn: bool = False,
+        forces_output: bool = False,
+        last: bool = False,
+    ) -> Verdict | None:
+        """Decide whether a call may be sent, and reserve its possible usage, in one step.
+
+        It may be sent if it has a `reservation` afterwards: no limit is reached, the limit is only
+        observed, or the call is the one final answer that may exceed a cap, in which case the
+        verdict has the action `wrap_up`.
+
+        Args:
+            call: The call.
+            turn: It is a call of the agent loop, so its response becomes a turn. Only limits that
+                it could exceed apply to a side call.
+            forces_output: It only forces structured output, which some limits yield to.
+            last: It can be turned into a final answer without tools.
+        """
+        run = self._run
+        self.unreported.settle()
+        reservation = estimate_reservation(call, run)
+        run.measure_time()
+        with run.services.lock:
+            had_turn = self._turn is not NOTHING
+            # Under the lock, so a retry cannot lose its reservation to another call.
+            if turn and not call.id:
+                self._release_kept()
+            verdict = run.decide(with_reserved=True, forces_output=forces_output, side=not turn)
+            if verdict is None or verdict.action == "observe" or (last and self._claim_wrap_up()):
+                call.is_of_loop = turn
+                self._reserve(call, reservation)
+                if turn and call.id:
+                    call.turn = run.budgets.reserve(ONE_OF_SEVERAL)
+            elif not (had_turn and self.in_flight):  # a concurrent call may need the turn
+                turn = False
+            if turn and not call.id:
+                self._turn = run.budgets.reserve(ONE_TURN)
+        return run.with_subjects(verdict)
+
+    def reserve(self, call: InFlightCall) -> None:
+        """Reserve for a call that can no longer be refused."""
+        reservation = estimate_reservation(call, self._run)
+        with self._run.services.lock:
+            self._reserve(call, reservation)
+
+    def open(self, call: InFlightCall) -> InFlightCall:
+        """Mark a call as sent; a call that was not admitted is reserved for now."""
+        if call.reservation is None:
+            self.reserve(call)
+        call.started = self._run.services.now()
+        return call
+
+    def resume(self, call: InFlightCall) -> None:
+        """Resume counting when a paused answer is read again."""
+        call.is_paused = False
+        if call.is_open and call.reservation is None:
+            self.reserve(call)
+
+    def release(self, call: InFlightCall) -> None:
+        """Release an admitted call that is not sent after all."""
+        with self._run.services.lock:
+            self._release(call)
+            call.is_open = False
+
+    def on_response_accepted(self, call: InFlightCall | None = None) -> int:
+        """Count a turn: the loop's response was accepted into the conversation.
+
+        Args:
+            call: The call, if the loop may have several in flight.
+
+        Returns:
+            The number of the turn.
+        """
+        with self._run.services.lock:
+            if call is None:
+                self._release_kept()
+            else:
+                self._release_turn(call)
+            self._run.tally.iterations += 1
+            for budget in self._run.budgets:
+                budget.tally.turns += 1
+            return self._run.tally.turns
+
+    def on_response_rejected(self, call: InFlightCall) -> None:
+        """Release the turn of a concurrent call: its response is not part of the conversation."""
+        with self._run.services.lock:
+            self._release_turn(call)
+
+    def release_unused(self) -> None:
+        """Release what the loop has reserved: it makes no more calls."""
+        with self._run.services.lock:
+            self._release_kept()
+            for call in tuple(self._answered):
+                self._release_turn(call)
+
+    def add_part(self, call: InFlightCall, part: UsageRecord) -> None:
+        """Count usage that is reported before the call ends, as realtime models do."""
+        call.record = combined(call.record, part)
+        usage = call.record.usage
+        quote = self._run.services.quote(call.billable(usage))
+        with self._run.services.lock:
+            if call.is_open:
+                for budget in self._run.budgets:
+                    add_usage(budget.tally, call, usage, quote)
+                call.counted, call.counted_quote = usage, quote
+
+    def settle(
+        self,
+        call: InFlightCall,
+        record: UsageRecord | None = None,
+        *,
+        failed: bool = False,
+        aborted: bool = False,
+    ) -> None:
+        """Count a model call that has ended.
+
+        Args:
+            call: The call; one whose start was not seen was never opened.
+            record: The usage that was reported; `None` for what the call has recorded, if any.
+            failed: The call ended without a response.
+            aborted: The response was not awaited, so the call is billed anyway.
+        """
+        run, call.has_ended = self._run, True
+        if record is not None:
+            call.record = record
+        if failed:
+            kind: CallKind = "failed"
+        elif call.record.sure != "measured":
+            kind = "unmeasured"
+        else:
+            kind = "measured" if call.record.usage.total else "zero_token"
+        # Providers bill a failed call, too, once they have accepted it.
+        is_billed = not failed or aborted or call.answered
+        estimated = is_billed and call.record.sure != "measured"
+        counted = call.record.usage
+        if estimated and run.policy.unmeasured != "ignore":
+            counted = completed(call.record, call.input_estimate, call.output_estimate)
+        billable = call.billable(counted)
+        quote = run.services.quote(billable)
+        retried = failed and not aborted
+        number = self._count(call, counted, quote, estimated=estimated, retried=retried)
+        if number is not None:
+            self._publish(call, number, kind, billable, quote, estimated=estimated)
+
+    def settle_all(self) -> None:
+        """Settle the in-flight calls of a finished invocation.
+
+        A background task may still await a side call. That one is settled when it ends; while it
+        is paused, it reserves nothing in the trees.
+        """
+        # A copy, because settling a call removes it from the set.
+        for call in tuple(self.in_flight):
+            if call.started is None:
+                self.release(call)
+            elif call.has_ended:  # an internal error kept it from being counted
+                self.settle(call)
+            elif call.is_of_loop:
+                self.settle(call, failed=True, aborted=True)
+            elif call.is_paused:
+                with self._run.services.lock:
+                    reservation, call.reservation = call.reservation, None
+                    if reservation is not None:
+                        self._run.budgets.release(reservation)
+        self.unreported.settle()
+        self.release_unused()
+
+    # --- reservations, under the lock -------------------------------------------------------------
+
+    def _reserve(self, call: InFlightCall, reservation: Reservation) -> None:
+        call.reservation = self._run.budgets.reserve(reservation)
+        self.in_flight.add(call)
+
+    def _release(self, call: InFlightCall, *, failed: bool = False) -> None:
+        """Release a call's reservation; keep the tokens of a failed loop call for its retry."""
+        reservation, call.reservation = call.reservation, None
+        self.in_flight.discard(call)
+        if reservation is None:
+            return
+        self._run.budgets.release(reservation)
+        if call.id:
+            # Until the response is accepted: another call could take the turn in between.
+            if call.has_ended and not failed:
+                self._answered.add(call)
+            else:
+                self._release_turn(call)
+        elif failed and call.is_of_loop and self._kept is NOTHING:
+            self._kept = self._run.budgets.reserve(replace(reservation, model_calls=0))
+
+    def _release_turn(self, call: InFlightCall) -> None:
+        self._answered.discard(call)
+        if call.turn is not None:
+            self._run.budgets.release(call.turn)
+            call.turn = None
+
+    def _claim_wrap_up(self) -> bool:
+        """Claim the final answer that may exceed a cap, if it is available."""
+        run = self._run
+        refusing = [budget for _, budget in run.refusals.values()]
+        return not run.killed and run.budgets.claim_wrap_up(refusing, run.outermost_in())
+
+    def _release_kept(self) -> None:
+        """Release what the loop has reserved apart from its calls."""
+        for kept in (self._turn, self._kept):
+            if kept is not NOTHING:
+                self._run.budgets.release(kept)
+        self._turn = self._kept = NOTHING
+
+    def _count(
+        self,
+        call: InFlightCall,
+        usage: Usage,
+        quote: Quote,
+        *,
+        estimated: bool,
+        retried: bool,
+    ) -> int | None:
+        """Replace a call's reservation by its usage in every budget; `None` if counted before."""
+        run = self._run
+        # One step for the invocation and its trees, because other agents check those concurrently.
+        with run.services.lock:
+            if not call.is_open:  # another thread has finished the invocation
+                return None
+            for budget in run.budgets:
+                add_call(budget.tally, call, usage, quote, estimated=estimated)
+            if usage.output > run.budgets.outputs.get(call.model, 0):
+                run.budgets.outputs[call.model] = usage.output
+            self._release(call, failed=retried)
+            # An error before this line leaves the call open; it is settled with the invocation.
+            call.is_open = False
+            # Read under the lock: calls that end concurrently need different numbers.
+            return run.tally.model_calls
+
+    def _publish(
+        self,
+        call: InFlightCall,
+        number: int,
+        kind: CallKind,
+        billable: BillableCall,
+        quote: Quote,
+        *,
+        estimated: bool,
+    ) -> None:
+        run = self._run
+        run.services.observers.publish(
+            ModelCall(
+                invocation=run.invocation,
+                number=number,
+                model=call.model,
+                kind=kind,
+                usage=billable.usage,
+                estimated=estimated,
+                span_id=call.span_id,
+                seconds=None if call.started is None else run.services.now() - call.started,
+                price=quote.price,
+                price_source=quote.source,
+                price_version=quote.version,
+                price_basis=billable.basis,
+                price_at_most=quote.at_most,
+                unpriced=quote.unknown,
+                cache_saved=quote.cache_saved,
+                cost_is_limited=run.budgets.ignores_unpriced,
+                tier=billable.tier,
+                provider=call.provider,
+                reported=call.record.reported,
+                reported_total=call.record.total,
+                # The turn counts once its response is accepted, which comes after this.
+                turn=run.tally.turns + 1,
+                iteration=run.tally.iterations + 1,
+                after_tools={} if call.is_side else self._tools.of_turn,
+                call_id=call.id,
+                side=call.is_side,
+            )
+        )
+
+
+def estimate_reservation(call: InFlightCall, run: Run) -> Reservation:
+    """Return a call's possible usage: estimated input, and the model's largest output so far."""
+    output = run.budgets.outputs.get(call.model)
+    if output is None:
+        output = min(call.output_cap or ASSUMED_OUTPUT, ASSUMED_OUTPUT)
+    cost = None
+    if run.budgets.has_cost_limit:
+        expected = Usage(input=call.input_estimate, output=output)
+        cost = run.services.quote(call.billable(expected)).charge
+    return Reservation(
+        model_calls=1, input=call.input_estimate, output=output, cost=cost or NO_COST
+    )
+
+
+def add_call(
+    tally: Tally, call: InFlightCall, usage: Usage, quote: Quote, *, estimated: bool
+) -> None:
+    """Add one model call to a tally."""
+    add_usage(tally, call, usage, quote)
+    tally.model_calls += 1
+    if estimated:
+        tally.unmeasured_calls += 1
+        tally.unmeasured_model = call.model
+    if quote.price is None and usage.total:
+        tally.unpriced_calls += 1
+        if quote.at_most is None:
+            tally.unbounded_calls += 1
+            tally.unbounded_model = call.model
+
+
+def add_usage(tally: Tally, call: InFlightCall, usage: Usage, quote: Quote) -> None:
+    """Add the current usage of a call to a tally, without the part that was counted before."""
+    tally.input += usage.input - call.counted.input
+    tally.output += usage.output - call.counted.output
+    tally.cache_read += usage.cache_read - call.counted.cache_read
+    tally.cache_write += usage.cache_write - call.counted.cache_write
+    before = call.counted_quote
+    cost = EXACT.subtract(quote.price or NO_COST, before.price or NO_COST)
+    at_most = EXACT.subtract(quote.charge or NO_COST, before.charge or NO_COST)
+    tally.cost = EXACT.add(tally.cost, cost)
+    tally.cost_at_most = EXACT.add(tally.cost_at_most, at_most)
+
+
+# --- model calls that only spans show -------------------------------------------------------------
+
+
+class UnreportedCalls:
+    """The calls of one invocation that wait for other spans.
+
+    If two instrumentations trace one call, only one may report its tokens, and its span may end
+    later. So the calls wait until the invocation is checked or ends,
+    and as long as a span around or within theirs is open.
+    """
+
+    def __init__(self, run: Run, spans: Spans[Any], settle: Callable[..., None]) -> None:
+        """Create an empty list."""
+        self._run = run
+        self._spans = spans
+        self._settle_call = settle
+        self._waiting: list[UnreportedCall] = []
+
+    @suppress_errors("runs")
+    def add(self, unreported: UnreportedCall) -> None:
+        """Add the call of a span that has just ended."""
+        with self._run.services.lock:
+            self._waiting.append(unreported)
+            oldest = self._waiting.pop(0) if len(self._waiting) > MOST_UNREPORTED else None
+        if oldest is not None:
+            ready, still_waiting = self._spans.split_unreported([oldest])
+            self._count(ready + still_waiting)
+
+    @suppress_errors("runs")
+    def settle(self) -> None:
+        """Count the calls whose tokens no other span has reported or can still report."""
+        if not self._waiting:  # nearly always
+            return
+        with self._run.services.lock:
+            waiting, self._waiting = self._waiting, []
+        ready, still_waiting = self._spans.split_unreported(waiting)
+        with self._run.services.lock:
+            self._waiting[:0] = still_waiting
+        self._count(ready)
+
+    def _count(self, ready: list[UnreportedCall]) -> None:
+        for each in ready:
+            self._settle_call(each.call, each.record, failed=each.failed)
+
+
+# --- tool calls -----------------------------------------------------------------------------------
+
+
+class ToolCalls:
+    """The tool calls of one invocation."""
+
+    def __init__(self, run: Run) -> None:
+        """Create an empty record."""
+        self._run = run
+        self.by_tool: dict[str, int] = {}
+        self._of_turn: tuple[int, dict[str, int]] = (0, {})
+        """The last turn with tool calls, and its calls by tool."""
+        self._published = self._logged = 0
+
+    @property
+    def of_turn(self) -> dict[str, int]:
+        """Calls by tool in the last turn, whose results are in the next request."""
+        turn, called = self._of_turn
+        # Only of this very turn: after a response without tools there are no results.
+        return called if turn == self._run.tally.turns else {}
+
+    def admit(self, tool: str) -> Breach | None:
+        """Count a requested call of `tool`, or return the limit that refuses it."""
+        run = self._run
+        with run.services.lock:
+            # Checked and counted in one step: parallel agents of a tree share the rest.
+            for breach, budget in self._spent(tool):
+                # Also when only observed: the check after the turn reports it.
+                run.refusals[breach.limit] = breach, budget
+                if budget.policy.action != "observe":
+                    run.tally.refused_tool_calls += 1
+                    return breach
+            self._count(tool, 1)
+        return None
+
+    def release(self, tool: str) -> None:
+        """Uncount an admitted call that did not run."""
+        with self._run.services.lock:
+            self._count(tool, -1)
+
+    def record(
+        self, tool: str, status: ToolStatus, seconds: float | None, fingerprint: str | None
+    ) -> None:
+        """Publish the final attempt of a call."""
+        self._published += 1
+        called = self.of_turn
+        called[tool] = called.get(tool, 0) + 1
+        self._of_turn = (self._run.tally.turns, called)
+        self._run.services.observers.publish(
+            ToolCall(
+                invocation=self._run.invocation,
+                number=self._published,
+                tool=tool,
+                status=status,
+                seconds=seconds,
+                fingerprint=fingerprint,
+                turn=self._run.tally.turns,
+            )
+        )
+
+    def log(self, tool: str, arguments: object, result: str, *, trigger: bool) -> None:
+        """Write an answered call with its contents to the tool log, if there is one."""
+        log = self._run.services.tool_log
+        if log is not None:
+            # Numbered separately: refused calls are published but not logged.
+            self._logged += 1
+            log.write(self._run.invocation, self._logged, tool, arguments, result, trigger=trigger)
+
+    def _spent(self, tool: str) -> Iterator[tuple[Breach, Budget]]:
+        """Yield every limit that allows no further call of `tool`, with its budget."""
+        run = self._run
+        per_tool = (run.policy.limits.max_calls_per_tool or {}).get(tool)
+        caps: list[tuple[str, int | None, int, str | None, Budget]] = [
+            ("max_calls_per_tool", per_tool, self.by_tool.get(tool, 0), tool, run.budget)
+        ]
+        for budget in run.budgets:
+            limit = budget.prefix + "max_tool_calls"
+            cap = budget.policy.limits.max_tool_calls
+            caps.append((limit, cap, budget.tally.tool_calls, None, budget))
+        for limit, cap, used, subject, budget in caps:
+            if cap is not None and used >= cap:
+                reason = MAX_TOOL_CALLS_STOP_REASON
+                origin = budget.policy.origin_of(limit, subject)
+                # One more than used, because the refused call would have exceeded the cap.
+                breach = Breach(limit, cap, used + 1, reason, "calls", subject, origin=origin)
+                yield breach, budget
+
+    def _count(self, tool: str, change: int) -> None:
+        self.by_tool[tool] = self.by_tool.get(tool, 0) + change
+        for budget in self._run.budgets:
+            budget.tally.tool_calls += change
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+class TimeLimit:
+    """The next deadline of one invocation."""
+
+    def __init__(self, run: Run, check_limits: Callable[[], Verdict | None]) -> None:
+        """Create a time limit that is not running yet."""
+        self._run = run
+        self._check_limits = check_limits
+        self._number: int | None = None
+        self._observed_until = -math.inf
+        """Deadlines until this moment have been published as would-be halts."""
+
+    @suppress_errors("deadlines")
+    def start(self) -> None:
+        """Schedule the deadline; call again after a limit was extended."""
+        self.cancel()
+        run, services = self._run, self._run.services
+        # Without those already published as would-be halts, which would be published forever.
+        ends = [
+            end
+            for budget in run.budgets
+            if (seconds := budget.policy.limits.max_duration_seconds) is not None
+            and (end := _end(budget.started, seconds)) > self._observed_until
+        ]
+        if ends and run.cancel is not None:
+            self._number = services.clock.schedule(min(ends), self._time_is_up)
+
+    def cancel(self) -> None:
+        """Cancel the deadline."""
+        # Reset first, because the deadline's own callback gets here as well.
+        number, self._number = self._number, None
+        if number is not None:
+            self._run.services.clock.cancel(number)
+
+    @suppress_errors("deadlines")
+    def _time_is_up(self) -> None:
+        # Checked again: a person may have extended the limit since the callback was due.
+        run, verdict = self._run, self._check_limits()
+        if verdict is None or run.cancel is None:
+            return
+        if verdict.action != "observe":
+            run.cancel(verdict)
+            return
+        run.halt(verdict, "observed")  # halted now in enforcement, whatever it waits for
+        self._observed_until = run.services.now()
+        self.start()  # an enclosing tree may have a deadline that acts
+
+
+def _end(started: float, seconds: float) -> float:
+    """Return the first moment at which the elapsed time is `seconds`, despite rounding."""
+    end = started + seconds
+    return end if end - started >= seconds else math.nextafter(end, math.inf)

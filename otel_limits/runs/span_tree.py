@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from otel_limits.runs.responses import SeenResponses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from otel_limits.core.events import Invocation
     from otel_limits.core.usage import UsageRecord
     from otel_limits.runs.calls import InFlightCall
-    from otel_limits.runs.scope import Scope
 
 MOST_ENDED: Final = 1_000
 """Ended spans of one invocation that are kept, the latest ones."""
 
-RunT = TypeVar("RunT", bound="Scope")
+
+class Owner(Protocol):
+    """An invocation, as its spans know it."""
+
+    invocation: Invocation
+    finished: bool
+
+
+RunT = TypeVar("RunT", bound="Owner")
 
 
 @dataclass(slots=True, eq=False)

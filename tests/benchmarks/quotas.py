@@ -33,8 +33,8 @@ from otel_limits.quotas.store_worker import InlineExecutor, StoreWorker
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import Windows
+from otel_limits.runs.calls import AdmissionRequest
 from otel_limits.runs.clock import CLOCK
-from otel_limits.runs.gate import Request
 from tests.benchmarks.table import markdown
 from tests.quotas.fixtures import Server
 
@@ -89,14 +89,16 @@ class Process:
         )
         self.engine.client.start()
 
-    def request(self, output_cap: int | None = 100) -> Request:
+    def request(self, output_cap: int | None = 100) -> AdmissionRequest:
         """Return a request for a call of a new invocation."""
         name = f"i{next(self._numbers)}"
         invocation = Invocation(agent="a", id=name, root_id=name)
-        return Request(invocation=invocation, model="m", input=INPUT, output_cap=output_cap)
+        return AdmissionRequest(
+            invocation=invocation, model="m", input=INPUT, output_cap=output_cap
+        )
 
     async def ask(self, output_cap: int | None = 100) -> tuple[Invocation, Verdict | None]:
-        """Request a call of a new invocation."""
+        """AdmissionRequest a call of a new invocation."""
         request = self.request(output_cap)
         return request.invocation, await self.engine.admit(request)
 

@@ -20,8 +20,8 @@ from otel_limits.quotas.store_worker import StoreWorker
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import Windows
+from otel_limits.runs.calls import AdmissionRequest
 from otel_limits.runs.clock import CLOCK
-from otel_limits.runs.gate import Request
 from tests.quotas.fixtures import Wire, eventually
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Worker:
         """Reserve a call of this size for a new invocation."""
         name = f"i{next(NUMBERS)}"
         invocation = Invocation(agent=agent, id=name, root_id=name)
-        request = Request(invocation=invocation, model="m", input=1, output_cap=tokens - 1)
+        request = AdmissionRequest(invocation=invocation, model="m", input=1, output_cap=tokens - 1)
         return None if await self.engine.admit(request) else invocation
 
     def end(self, invocation: Invocation) -> None:

@@ -36,7 +36,7 @@ from otel_limits.quotas.store import (
 from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
 from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import UnboundedWindow, Windows
-from otel_limits.runs.gate import Request
+from otel_limits.runs.calls import AdmissionRequest
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Verdict
@@ -312,11 +312,11 @@ class SimulatedFleet:
                     call.lapsed[lease] = is_over
 
     def begin(self, worker: Worker, agent: str) -> None:
-        """Request admission for a call of an agent."""
+        """AdmissionRequest admission for a call of an agent."""
         number = next(self.numbers)
         name = f"i{number}"
         call = Call(number, worker, Invocation(agent=agent, id=name, root_id=name), self.clock.now)
-        request = Request(
+        request = AdmissionRequest(
             invocation=call.invocation,
             model="m",
             input=1,

@@ -14,6 +14,7 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt, GraphRecursionError
 from langgraph.graph import END
 from langgraph.types import StateUpdate
 
+from otel_limits.bindings.admission import halt_from_error
 from otel_limits.bindings.extensions import declined_verdict, extend
 from otel_limits.bindings.gateways import chain_of
 from otel_limits.bindings.langchain.chat_readers import text_of
@@ -29,14 +30,13 @@ from otel_limits.bindings.langchain.graph_streams import GraphStream
 from otel_limits.bindings.langchain.halt_marks import SLOT, mark, with_mark_of
 from otel_limits.bindings.langchain.last_answers import is_own_loop
 from otel_limits.bindings.langchain.private_graph_names import TASK
-from otel_limits.bindings.path import halt_from_error
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.policy import KILLED
 from otel_limits.core.texts import not_run_note
+from otel_limits.runs.current import current_scope
 from otel_limits.runs.run import Run
-from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence

@@ -14,11 +14,11 @@ from agents.exceptions import (
     ToolOutputGuardrailTripwireTriggered,
 )
 
+from otel_limits.bindings.admission import halt_from_error
 from otel_limits.bindings.openai_agents.active_agents import ActiveAgentHooks
 from otel_limits.bindings.openai_agents.agent_runs import AgentRun
 from otel_limits.bindings.openai_agents.limit_questions import note_questions
 from otel_limits.bindings.openai_agents.run_marks import SLOT
-from otel_limits.bindings.path import halt_from_error
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import StopNote
 from otel_limits.core.internal_errors import suppress_errors

@@ -14,8 +14,8 @@ from strands.hooks import AfterNodeCallEvent, BeforeNodeCallEvent
 
 from otel_limits.bindings.strands.invocations import STATES
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.runs.current import CURRENT, TASK_SCOPE, TaskScope, for_threads
 from otel_limits.runs.run import Group, Run
-from otel_limits.runs.tree import CURRENT, TASK_SCOPE, TaskScope, for_threads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

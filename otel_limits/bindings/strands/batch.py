@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from otel_limits.core.limits import Breach
     from otel_limits.core.policy import Verdict
-    from otel_limits.runs.tree import TaskScope
+    from otel_limits.runs.current import TaskScope
 
 
 class Batch:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from strands.middleware import InvokeModelContext
     from strands.types.content import Message
 
-    from otel_limits.bindings.path import Refusal
+    from otel_limits.bindings.admission import Refusal
     from otel_limits.bindings.strands.invocations import LiveInvocation
     from otel_limits.core.events import ActionTaken
     from otel_limits.core.policy import Verdict

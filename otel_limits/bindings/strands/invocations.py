@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
+from otel_limits.bindings.admission import Admission
 from otel_limits.bindings.extensions import extend
-from otel_limits.bindings.path import Path
 from otel_limits.bindings.strands.a2a import attach_stop
 from otel_limits.bindings.strands.approval import (
     answer_of,
@@ -25,7 +25,7 @@ from otel_limits.bindings.strands.requests import call_to
 from otel_limits.core.errors import LimitReachedError, stop_of_error
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.policy import Verdict
-from otel_limits.runs.tree import CURRENT, TASK_SCOPE, for_threads
+from otel_limits.runs.current import CURRENT, TASK_SCOPE, for_threads
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from otel_limits.bindings.strands.batch import Batch
     from otel_limits.core.events import Stop
     from otel_limits.core.policy import Policy
+    from otel_limits.runs.current import TaskScope
     from otel_limits.runs.run import Run
-    from otel_limits.runs.tree import TaskScope
 
 
 @dataclass(slots=True, eq=False)
-class LiveInvocation(Path):
+class LiveInvocation(Admission):
     """The state of an invocation in progress; replaced for each leg."""
 
     agent: weakref.ref[Agent]

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from strands.types.content import ContentBlock, Message, Messages
     from strands.types.tools import ToolResult
 
+    from otel_limits.runs.current import TaskScope
     from otel_limits.runs.run import Run
-    from otel_limits.runs.tree import TaskScope
 
 
 def append_nudge(message: Message, repeated: object) -> None:

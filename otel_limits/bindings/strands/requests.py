@@ -9,8 +9,7 @@ from otel_limits.bindings.strands.projection import ConversationTokens, projecte
 from otel_limits.bindings.strands.readers import DICTIONARIES, model_id, provider_of
 from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.runs.calls import InFlightCall
-from otel_limits.runs.gate import Request
+from otel_limits.runs.calls import AdmissionRequest, InFlightCall
 from otel_limits.usage.numbers import token_count
 
 if TYPE_CHECKING:
@@ -77,11 +76,13 @@ def _described(model: Any, asked: int, content: object) -> InFlightCall:
 
 
 @suppress_errors("binding")
-def request_of(run: Run, event: BeforeModelCallEvent, cache: ConversationTokens) -> Request:
+def request_of(
+    run: Run, event: BeforeModelCallEvent, cache: ConversationTokens
+) -> AdmissionRequest:
     """Describe a model call for the quotas."""
     agent = event.agent
     tools = agent.tool_registry.get_all_tool_specs()
-    return Request(
+    return AdmissionRequest(
         invocation=run.invocation,
         model=model_id(agent.model),
         input=projected_input(agent.model, agent.messages, (tools, agent.system_prompt), cache),

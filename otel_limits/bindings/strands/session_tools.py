@@ -16,7 +16,7 @@ from otel_limits.bindings.strands.sessions import session_of
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean
 from otel_limits.core.texts import not_run_note, refusal_note
-from otel_limits.runs.tree import CURRENT, TASK_SCOPE, TaskScope, for_threads
+from otel_limits.runs.current import CURRENT, TASK_SCOPE, TaskScope, for_threads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

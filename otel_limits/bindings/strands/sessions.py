@@ -27,7 +27,7 @@ from strands.bidi.types import (
     BidiUsageEvent,
 )
 
-from otel_limits.bindings.path import IMMEDIATE
+from otel_limits.bindings.admission import IMMEDIATE
 from otel_limits.bindings.pending_waits import PendingWaits
 from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
 from otel_limits.bindings.strands.invocations import STATES
@@ -50,8 +50,7 @@ from otel_limits.core.labels import quoted
 from otel_limits.core.limits import KILLED_STOP_REASON, TREE_PREFIX
 from otel_limits.core.policy import KILLED
 from otel_limits.core.terms import PricingTerms
-from otel_limits.runs.calls import InFlightCall
-from otel_limits.runs.gate import Request
+from otel_limits.runs.calls import AdmissionRequest, InFlightCall
 from otel_limits.usage.normaliser import record_of_usage
 from otel_limits.usage.text import as_json
 
@@ -294,7 +293,7 @@ class Session:
             return
         call = self._call
         verdict = await gate.admit(
-            Request(
+            AdmissionRequest(
                 invocation=self.run.invocation,
                 model=model_id(agent.model),
                 input=1 if call is None else call.input_estimate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.bindings.path import limits_run, note_refusal
+from otel_limits.bindings.admission import limits_run, note_refusal
 from otel_limits.bindings.strands.invocations import LiveInvocation
 from otel_limits.core.internal_errors import suppress_errors
 

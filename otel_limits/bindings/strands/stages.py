@@ -10,8 +10,8 @@ from opentelemetry import trace
 from strands.types.events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException
 
+from otel_limits.bindings.admission import halt_from_error
 from otel_limits.bindings.gateways import chain_of
-from otel_limits.bindings.path import halt_from_error
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.strands.answers import (
     as_cut,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 
-from otel_limits.bindings.path import admit_side_call, settle_call
+from otel_limits.bindings.admission import admit_side_call, settle_call
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.strands.attach import attach, has_stages
 from otel_limits.bindings.strands.halting import admit_call
@@ -30,9 +30,9 @@ from otel_limits.bindings.strands.requests import call_by_context, call_to
 from otel_limits.bindings.strands.stages import PASS, note_failure
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.runs.calls import ENCLOSING_CALL, EnclosingCall, InFlightCall
+from otel_limits.runs.calls import InFlightCall
+from otel_limits.runs.current import ENCLOSING_CALL, EnclosingCall, current_scope
 from otel_limits.runs.run import Group
-from otel_limits.runs.tree import current_scope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

@@ -1,4 +1,4 @@
-"""The path of an invocation's model calls through limits, trees and quotas, in any framework.
+"""Admission of model calls by limits, trees and quotas, in any framework.
 
 A binding knows where invocations and model calls begin and end, and how to stop them. This module
 decides for all bindings which calls may be sent, and the action at a limit.
@@ -34,14 +34,13 @@ from otel_limits.core.limits import (
 )
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_end_user
-from otel_limits.runs.gate import Request
+from otel_limits.runs.calls import AdmissionRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from otel_limits.core.limits import Breach
-    from otel_limits.runs.calls import InFlightCall
-    from otel_limits.runs.gate import QuotaGate
+    from otel_limits.runs.calls import InFlightCall, QuotaGate
     from otel_limits.runs.run import Run
 
 IMMEDIATE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
@@ -58,8 +57,8 @@ class Refusal:
 
 
 @dataclass(slots=True, eq=False)
-class Path:
-    """One invocation on its way. A binding may add its own state in a subclass."""
+class Admission:
+    """What decides on the model calls of one invocation. A binding may add state in a subclass."""
 
     run: Run
     verdict: Verdict | None = field(default=None, kw_only=True)
@@ -74,7 +73,7 @@ class Path:
     """Pending waits of the invocation, which a deadline or a kill ends."""
 
     @property
-    def enders(self) -> tuple[Path, ...]:
+    def enders(self) -> tuple[Admission, ...]:
         """The invocations whose limit, deadline or kill ends its model calls."""
         return (self,)
 
@@ -165,7 +164,7 @@ class Path:
         return self.run.services.observers.gate
 
     @suppress_errors_async("quotas")
-    async def ask_quotas(self, request: Request) -> Verdict | None:
+    async def ask_quotas(self, request: AdmissionRequest) -> Verdict | None:
         """Wait until quotas admit or refuse a call; return the reason to refuse it."""
         # Nothing is reserved for a call that is refused in any case.
         if self.gate is None or self.verdict is not None or self.wrapping is not None:
@@ -179,11 +178,13 @@ class Path:
             await self.gate.settle(self.run.invocation.id, call_id)
 
     @suppress_errors("binding")
-    def _request(self, call: InFlightCall, attributes: Mapping[str, object]) -> Request | None:
+    def _request(
+        self, call: InFlightCall, attributes: Mapping[str, object]
+    ) -> AdmissionRequest | None:
         """Describe a call for the quotas; `None` if there are none."""
         if self.gate is None:
             return None
-        return Request(
+        return AdmissionRequest(
             invocation=self.run.invocation,
             call_id=call.id,
             model=call.model,
@@ -314,11 +315,11 @@ def _error_of(run: Run, verdict: Verdict) -> LimitReachedError:
 
 def note_refusal(run: Run, verdict: Verdict) -> None:
     """Remember a refused side call that the loop of `run` may have requested."""
-    if isinstance(run.state, Path):
+    if isinstance(run.state, Admission):
         run.state.side_verdict = verdict
 
 
-def halt_from_error(path: Path, error: BaseException) -> Verdict | None:
+def halt_from_error(path: Admission, error: BaseException) -> Verdict | None:
     """Return the halt that caused an error of the loop, if any.
 
     The loop requested a call that was refused. The error is that of the limit, or one that a

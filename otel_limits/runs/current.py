@@ -1,4 +1,4 @@
-"""Which invocation or group the current task or thread works for."""
+"""Which invocation or group, and which model call, the current task or thread works for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from otel_limits.core.internal_errors import suppress_errors
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
+    from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.run import Group, Run
 
 
@@ -98,3 +99,41 @@ def leave_all() -> None:
     TASK_SCOPE.set(None)
     if otel_context.get_value(FOR_THREADS) is not None:
         otel_context.attach(otel_context.set_value(FOR_THREADS, None))
+
+
+# --- the model call around it ---------------------------------------------------------------------
+
+
+class EnclosingCall:
+    """A model call within which a provider may make further requests."""
+
+    # No `__init__`: a RecursionError raised in it could not be caught here.
+    run: Run | None = None
+    call: InFlightCall | None = None
+    model: object = None
+    """The model that is called."""
+    request: object = None
+    """The binding's own state of the call."""
+    is_carried = False
+    """True if a request was made further in, and is this call."""
+    is_over = False
+    """True once that request has ended."""
+    is_shared = False
+    """True if further requests were made, each a separate call."""
+
+
+# Set only while the provider's code runs, never across a `yield`: an async generator has no own
+# context (PEP 568 was never accepted), so the reader of the stream would be within the call.
+ENCLOSING_CALL: Final[contextvars.ContextVar[EnclosingCall | None]] = contextvars.ContextVar(
+    "otel_limits_enclosing_call", default=None
+)
+"""The call that the current task is within: a provider's own requests and spans belong to it."""
+
+
+def enclosing_call_of(run: Run) -> InFlightCall | None:
+    """Return the call of `run` that the current task is within, or was within when it began.
+
+    The call may have ended: a client can keep its context and report the call later.
+    """
+    within = ENCLOSING_CALL.get()
+    return within.call if within is not None and within.run is run else None
