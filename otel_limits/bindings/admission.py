@@ -58,7 +58,7 @@ class Refusal:
 
 @dataclass(slots=True, eq=False)
 class Admission:
-    """What decides on the model calls of one invocation. A binding may add state in a subclass."""
+    """Admission of the model calls of one invocation. A binding may add state in a subclass."""
 
     run: Run
     verdict: Verdict | None = field(default=None, kw_only=True)
