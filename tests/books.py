@@ -162,50 +162,50 @@ class Books:
         return verdict
 
     def _admit(self, original: Any, calls: Any, call: InFlightCall, **how: Any) -> Verdict | None:
-        run = calls._scope
+        run = calls._run
         with run.services.lock:
             verdict: Verdict | None = original(calls, call, **how)
             self.admitted(run, call, verdict, turn=how.get("turn", False))
         return verdict
 
     def _reserve(self, original: Any, calls: Any, call: InFlightCall) -> None:
-        with calls._scope.services.lock:
+        with calls._run.services.lock:
             original(calls, call)
-            self.hold(calls._scope, call)
+            self.hold(calls._run, call)
 
     def _resume(self, original: Any, calls: Any, call: InFlightCall) -> None:
-        with calls._scope.services.lock:
+        with calls._run.services.lock:
             if call.is_open and call.reservation is None:
-                self.late.update(id(each) for each in calls._scope.budgets)
+                self.late.update(id(each) for each in calls._run.budgets)
             original(calls, call)
 
     def _settle(
         self, original: Any, calls: Any, call: InFlightCall, *record: Any, **how: Any
     ) -> None:
-        with calls._scope.services.lock:
+        with calls._run.services.lock:
             original(calls, call, *record, **how)
             retried = how.get("failed", False) and not how.get("aborted", False)
-            self.settled(calls._scope, call, retried=retried)
+            self.settled(calls._run, call, retried=retried)
 
     def _on_response_accepted(self, original: Any, calls: Any, *call: Any) -> int:
-        with calls._scope.services.lock:
+        with calls._run.services.lock:
             number: int = original(calls, *call)
-            self.release_unused(calls._scope)
-            self.add(calls._scope, "turns", 1)
+            self.release_unused(calls._run)
+            self.add(calls._run, "turns", 1)
             return number
 
     def _release_unused(self, original: Any, calls: Any) -> None:
-        with calls._scope.services.lock:
+        with calls._run.services.lock:
             original(calls)
-            self.release_unused(calls._scope)
+            self.release_unused(calls._run)
 
     def _release(self, original: Any, calls: Any, call: InFlightCall) -> None:
-        with calls._scope.services.lock:
+        with calls._run.services.lock:
             original(calls, call)
             self.calls.pop(call, None)
 
     def _settle_all(self, original: Any, calls: Any) -> None:
-        with calls._scope.services.lock:
+        with calls._run.services.lock:
             original(calls)
             self.forget_given_back()
 
