@@ -18,6 +18,7 @@ from opentelemetry import context as otel_context
 from otel_limits.bindings.admission import Admission
 from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.span_writer import write_end, write_halt
+from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
 from otel_limits.runs.current import CURRENT, TASK_SCOPE, current_scope, for_threads
@@ -327,7 +328,14 @@ class InvocationInProgress(Admission):
     def _close(self, error: BaseException | None) -> None:
         self.end_turns()
         write_end(self.span, self.run)
-        end_span(self.span, error)
+        end_span(self.span, error or self.raised_error())
+
+    def raised_error(self) -> LimitReachedError | None:
+        """Return the limit's error that ends the agent; `None` if its result shows the halt."""
+        run = self.run
+        if run.verdict is None or not run.raised:
+            return None
+        return limit_reached(run.verdict, run.stop(run.verdict.reason))
 
     @suppress_errors("binding")
     def _finish_run(self, reason: str) -> None:

@@ -32,6 +32,7 @@ from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import (
     EMPTY_REMARK,
     NUDGE_NOTE,
+    TOOLS_REMARK,
     budget_note,
     failed_remark,
     wrap_up_note,
@@ -350,7 +351,7 @@ class ModelCallInProgress(ABC):
         return None
 
     def end_with_last(self, answer: Any, text: str) -> None:  # noqa: B027  it may be as it is
-        """Make a last answer the end of the agent: without tool calls, and marked if possible."""
+        """Make a last answer the end of the agent: without broken tool calls, and marked."""
 
     def prepare(self, path: InvocationInProgress) -> None:  # noqa: B027  few have to
         """Raise what interrupts the agent if it still waits for a human, or note an obstacle."""
@@ -650,14 +651,15 @@ class ModelCallInProgress(ABC):
         """Make the model's last answer the end of the agent."""
         self.run.turn(call)
         text = self.text_of(answer)
-        if not text.strip():
+        if any(self.tools_of(answer)):  # although none were declared
+            self.failed_last = replace(verdict, remark=TOOLS_REMARK)
+        elif not text.strip():
             self.failed_last = replace(verdict, remark=EMPTY_REMARK)
         elif (flaw := self.flaw_of_last(text)) is not None:
             self.failed_last = replace(verdict, remark=failed_remark(flaw))
         else:
             path.is_halted = True
             self.run.halt(verdict, "wrapped_up")
-            # Without tools, none can have been requested; some models write such calls anyway.
             self.end_with_last(answer, text)
             write_halt(path.span, verdict, self.run, synthetic=False)
 

@@ -302,13 +302,16 @@ def wrapped_up(subject: Subject) -> None:
     in_every_way(subject.ways, check)
 
 
+NO_ANSWER: Final = "Instead of a final answer, the model requested tools."
+
 LAST_ANSWERS: Final[Mapping[str, tuple[Answer, str]]] = {
     "fails": (
         fails(RuntimeError("overloaded")),
         "Its final answer failed (RuntimeError: overloaded).",
     ),
     "is empty": (says(""), "Its final answer was empty."),
-    "requests tools": (SEARCH, "Instead of a final answer, the model requested tools."),
+    "requests tools": (SEARCH, NO_ANSWER),
+    "requests tools with a text": (uses("search", text="Let me see."), NO_ANSWER),
 }
 """Last answers that are none, and what the operator reads about them."""
 
@@ -325,6 +328,7 @@ def without_last_answer(last: Answer, remark: str) -> Row:
                 ending = call(subject.agent(model))
             stop = ending.stop
             seen = facts(subject, model, ending, events)
+            seen["text"] = ending.text.removeprefix(last.text).strip()  # which a stream shows
             seen["remark"] = stop is not None and f" {remark} " in stop.sentence
             expect(
                 seen,
@@ -843,29 +847,33 @@ def spans(action: str, error: str | None) -> Row:
 
     def row(subject: Subject) -> None:
         """A trace shows the invocation with its stop, and each call with its usage."""
-        script = [SEARCH, SEARCH, says("what I know")]
-        agent = subject.agent(subject.model(script))
-        with recording(limits=TURNS, action=action) as events:
-            made = spans_of(lambda: subject.call(agent))
-        (invocation,) = made["invoke_agent"]
-        shown = [f"{each.context.span_id:016x}" for each in made["chat"]]
-        seen = {
-            "name": invocation.name,
-            "reason": invocation.attributes["otel_limits.stop.reason"],
-            "error": invocation.attributes.get("error.type"),
-            "failed": invocation.status.status_code is StatusCode.ERROR,
-            "same": shown == [each.span_id for each in events if isinstance(each, ModelCall)],
-            "input": [each.attributes["gen_ai.usage.input_tokens"] for each in made["chat"]],
-        }
-        expect(
-            seen,
-            name="invoke_agent boss",
-            reason="max_turns",
-            error=error,
-            failed=error is not None,
-            same=True,
-            input=[10] * (3 if action == "wrap_up" else 2),
-        )
+
+        def check(call: Way) -> None:
+            script = [SEARCH, SEARCH, says("what I know")]
+            agent = subject.agent(subject.model(script))
+            with recording(limits=TURNS, action=action) as events:
+                made = spans_of(lambda: call(agent))
+            (invocation,) = made["invoke_agent"]
+            shown = [f"{each.context.span_id:016x}" for each in made["chat"]]
+            seen = {
+                "name": invocation.name,
+                "reason": invocation.attributes["otel_limits.stop.reason"],
+                "error": invocation.attributes.get("error.type"),
+                "failed": invocation.status.status_code is StatusCode.ERROR,
+                "same": shown == [each.span_id for each in events if isinstance(each, ModelCall)],
+                "input": [each.attributes["gen_ai.usage.input_tokens"] for each in made["chat"]],
+            }
+            expect(
+                seen,
+                name="invoke_agent boss",
+                reason="max_turns",
+                error=error,
+                failed=error is not None,
+                same=True,
+                input=[10] * (3 if action == "wrap_up" else 2),
+            )
+
+        in_every_way(subject.ways, check)
 
     return row
 

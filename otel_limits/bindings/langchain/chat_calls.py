@@ -297,11 +297,10 @@ class ChatRequest(ModelCallInProgress):
         """Keep the text of a message, and mark it."""
         path, run = self.path, self.run
         assert path is not None and run.verdict is not None  # noqa: PT018  there is a halt of it
-        # Tool calls are in the content and in the vendor's own fields, too, and the next request
-        # would contain them.
-        if answer.tool_calls or answer.invalid_tool_calls:
-            answer.content, answer.tool_calls, answer.invalid_tool_calls = text, [], []
-            answer.additional_kwargs = {}
+        # A broken tool call is in the content and in the vendor's own fields, too, and the next
+        # request would contain it.
+        if answer.invalid_tool_calls:
+            answer.content, answer.invalid_tool_calls, answer.additional_kwargs = text, [], {}
         path.answer = answer
         mark(answer, run.stop(run.verdict.reason), synthetic=False)
 

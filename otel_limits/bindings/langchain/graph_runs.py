@@ -31,7 +31,7 @@ from otel_limits.bindings.langchain.halt_marks import SLOT, mark, with_mark_of
 from otel_limits.bindings.langchain.last_answers import is_own_loop
 from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
-from otel_limits.core.errors import LimitReachedError, limit_reached
+from otel_limits.core.errors import LimitReachedError
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.policy import KILLED
 from otel_limits.core.texts import not_run_note
@@ -409,10 +409,7 @@ class GraphInvocation:
 
     @suppress_errors("binding")
     def _error(self) -> LimitReachedError | None:
-        run = self._run
-        if run.verdict is None or not run.raised:
-            return None
-        return limit_reached(run.verdict, run.stop(run.verdict.reason))
+        return self.path.raised_error()
 
 
 def _graph_around() -> GraphPath | None:

@@ -126,9 +126,11 @@ def _session_of(options: Mapping[str, Any]) -> str | None:
 def note_failure(agent_run: AgentRun, error: BaseException) -> None:
     """Note why a run has ended with an exception."""
     path = agent_run.active
-    if not isinstance(error, Exception) or path.is_halted or agent_run.root.is_halted:
+    if not isinstance(error, Exception):
         return
     agent_run.root.error = path.error = error
+    if path.is_halted or agent_run.root.is_halted:
+        return
     if isinstance(error, MaxTurnsExceeded):
         agent_run.end_with("max_turns_exceeded")
     elif isinstance(error, TRIPWIRES):

@@ -27,6 +27,7 @@ from agents import (
 )
 from agents.models.interface import Model
 from openai.types.responses import ResponseTextDeltaEvent
+from opentelemetry.trace import StatusCode
 from pydantic import BaseModel
 
 import otel_limits
@@ -51,6 +52,7 @@ from otel_limits.testing import (
     tokens,
     uses,
 )
+from tests.features.behaviours import spans_of
 from tests.openai_agents.runs import (
     CALLS,
     STEPS,
@@ -318,6 +320,23 @@ def test_tree_cap_holds_over_a_handoff(how: str, events: list[Event]) -> None:
         ("boss", "handoff"),
     ]
     assert "transfer_to_second" not in [each.tool for each in events if isinstance(each, ToolCall)]
+
+
+@each_way
+def test_exception_after_a_handoff_is_on_the_span_of_each_agent(how: str) -> None:
+    """It ends the run, which the invocation of the first agent contains."""
+    enable(limits=Limits(max_turns=2), action="raise")
+    first = agent(
+        ScriptedAgentsModel([uses("transfer_to_second")]),
+        handoffs=[agent(looping(), name="second")],
+    )
+    made = spans_of(lambda: CALLS[how](first))
+    ends = {
+        each.name: (each.attributes["error.type"], each.status.status_code)
+        for each in made["invoke_agent"]
+    }
+    failed = ("MaxTurnsReachedException", StatusCode.ERROR)
+    assert ends == {"invoke_agent boss": failed, "invoke_agent second": failed}
 
 
 @each_way
