@@ -99,8 +99,16 @@ class Guard:
     def switch_off(self) -> None:
         """Disable. The results of probes are kept, and failures of this period are forgotten."""
         self._source = None
-        while self._until_off:
-            framework, sentence = self._until_off.pop()
+        self._forget(self._until_off)
+
+    def forget_failure(self) -> None:
+        """Forget that an earlier attempt to enable it for all frameworks has failed."""
+        self._forget([each for each in self._until_off if each[0] == EVERY_FRAMEWORK])
+
+    def _forget(self, obstacles: Iterable[tuple[str, str]]) -> None:
+        for each in tuple(obstacles):
+            self._until_off.remove(each)
+            framework, sentence = each
             self._obstacles[framework].remove(sentence)
 
     def is_fit(self, framework: Framework) -> bool:

@@ -109,6 +109,7 @@ class Runtime:
             self._policy_file = policy_file
             self._guard.switch_on(source, strict=settings.strict)
             self._follow(settings)
+            self._guard.forget_failure()
             # An error in quotas must not disable the other limits.
             suppress_errors("quotas")(self._wiring.hold_quotas)()
         wrapt.register_post_import_hook(lambda _: self._export_state(), "prometheus_client")

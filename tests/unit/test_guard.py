@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -10,7 +11,7 @@ from otel_limits import Limits, LimitsPlugin, disable, enable
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.guard import Enforcement, probed
-from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.runtime.runtime import RUNTIME, Runtime
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
@@ -59,6 +60,22 @@ def test_fault_while_enabling_is_one_message(
     assert "Traceback" not in caplog.text
     assert "hush" not in caplog.text
     assert metric("otel_limits_enforcing", source="run", framework="") == 0
+
+
+@pytest.mark.usefixtures("faulty")
+def test_failed_enabling_is_forgotten_once_it_succeeds(
+    make_agent: MakeAgent, metric: Metric
+) -> None:
+    """Autoload may fail where the program's own `enable()` works; agents are limited then."""
+    with patch.object(Runtime, "_follow", side_effect=RuntimeError("no room")):
+        enable_leniently("autoload")
+    assert not RUNTIME.enforcement().is_enforcing
+    enable(max_turns=2)
+    model = ScriptedModel(endless(uses("search")))
+    assert make_agent(model)("go").stop_reason == "max_turns"
+    assert RUNTIME.enforcement() == Enforcement(source="autoload")
+    assert enforcing(metric) == {"autoload": 1}
+    assert metric("otel_limits_enforcing", source="autoload", framework="") == 1
 
 
 @pytest.mark.usefixtures("faulty")
