@@ -15,7 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from otel_limits.bindings.admission import (
+from otel_limits.bindings.extensions import report_not_asked
+from otel_limits.bindings.invocation import InvocationInProgress
+from otel_limits.bindings.own_spans import write_call_span
+from otel_limits.bindings.owned_streams import owned
+from otel_limits.bindings.path import (
     IMMEDIATE,
     Refusal,
     admit_side_call,
@@ -184,7 +188,7 @@ async def streamed(  # noqa: C901, PLR0912  one story, read from top to bottom
     verdict: Verdict | None = None
     try:
         with request:  # a method may return the stream of another model
-            parts = aiter(send())
+            parts = owned(aiter(send()))
         while verdict is None:
             with request:
                 try:
@@ -208,7 +212,7 @@ async def streamed(  # noqa: C901, PLR0912  one story, read from top to bottom
         try:
             if hasattr(parts, "aclose"):
                 await parts.aclose()
-        finally:  # an event loop that ends closes both concurrently, which is an error here
+        finally:
             await request.settle(error)
     if (verdict := verdict or request.failed_last) is not None:
         for each in request.parts_of_end(verdict, error):

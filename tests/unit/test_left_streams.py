@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from agents import Agent as SdkAgent
 from agents import Model as SdkModel
-from agents import ModelResponse, Runner, Usage
+from agents import ModelResponse, ModelSettings, ModelTracing, Runner, Usage, function_tool
 from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.graph import START, StateGraph
 from pydantic import PrivateAttr
@@ -433,6 +433,93 @@ def test_stream_that_ends_with_its_event_loop_is_a_turn() -> None:
 
     stop = called(node).stop
     assert (stop.reason, stop.turns, stop.breach.reserved) == ("max_turns", TRIES, 0)
+
+
+class Careful(ScriptedChatModel):
+    """Awaits something before its stream is closed, as a vendor's client closes a connection."""
+
+    async def _astream(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        try:
+            for part in super()._stream(*args, **options):
+                yield part
+        finally:
+            await asyncio.sleep(0)
+
+
+class CarefulSdkModel(ScriptedAgentsModel):
+    """The same with the OpenAI Agents SDK."""
+
+    async def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        """Stream an answer."""
+        try:
+            async for event in super().stream_response(*args, **options):
+                yield event
+        finally:
+            await asyncio.sleep(0)
+
+
+async def open_agent(streams: list[Any]) -> None:
+    """Open the stream of an agent of LangChain."""
+    graph = graphs.agent(Careful(endless(TEXT)))
+    streams.append(graph.astream(graphs.ASK, stream_mode="messages"))
+    await anext(streams[-1])
+
+
+async def open_events(streams: list[Any]) -> None:
+    """Open the events of an agent of LangChain."""
+    graph = graphs.agent(Careful(endless(TEXT)))
+    streams.append(graph.astream_events(graphs.ASK, version="v2"))
+    await anext(streams[-1])
+
+
+async def open_model(streams: list[Any]) -> None:
+    """Open the stream of a model in a node of LangGraph."""
+
+    async def node(_: Any) -> Any:
+        return {"n": await akept(Careful(endless(TEXT)), streams)}
+
+    await graph_of(node).ainvoke({"n": 0})
+
+
+async def open_run(streams: list[Any]) -> None:
+    """Open the stream of a run of the SDK."""
+    result = Runner.run_streamed(runs.agent(CarefulSdkModel([TEXT])), "go", **runs.options_of({}))
+    streams.append(result.stream_events())
+    await anext(streams[-1])
+
+
+async def open_sdk_model(streams: list[Any]) -> None:
+    """Open the stream of a model in a tool of the SDK."""
+
+    @function_tool
+    async def ask() -> str:
+        settings = (None, "q", ModelSettings(), [], None, [], ModelTracing.DISABLED)
+        told = {"previous_response_id": None, "conversation_id": None, "prompt": None}
+        streams.append(CarefulSdkModel([TEXT]).stream_response(*settings, **told))
+        await anext(streams[-1])
+        return "asked"
+
+    model = ScriptedAgentsModel([uses("ask"), says("done")])
+    await Runner.run(runs.agent(model, ask), "go", **runs.options_of({}))
+
+
+OPEN: list[Callable[..., Any]] = [open_agent, open_events, open_model, open_run, open_sdk_model]
+
+
+@pytest.mark.parametrize("start", OPEN, ids=lambda start: start.__name__)
+def test_open_streams_end_quietly_with_their_event_loop(
+    start: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop closes all generators that it knows concurrently, and logs each that fails."""
+    enable(max_turns=TURNS)
+    streams: list[Any] = []
+
+    async def main() -> None:
+        for _ in range(TRIES):
+            await start(streams)
+
+    asyncio.run(main())
+    assert [each.getMessage() for each in caplog.records if each.name == "asyncio"] == []
 
 
 @pytest.mark.parametrize("is_async", [False, True])

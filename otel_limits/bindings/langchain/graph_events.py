@@ -10,10 +10,11 @@ import functools
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.bindings.owned_streams import owned
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncIterator
 
 ENDS: Final[contextvars.ContextVar[list[Any] | None]] = contextvars.ContextVar(
     "otel_limits_graph_ends", default=None
@@ -39,12 +40,12 @@ def track_astream_events(original: Any) -> Any:
     @functools.wraps(original)
     def astream_events(graph: Any, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
         events = original(graph, input, config, **options)
-        return _with_end(events) if options.get("version", VERSION) == VERSION else events
+        return _with_end(owned(events)) if options.get("version", VERSION) == VERSION else events
 
     return astream_events
 
 
-async def _with_end(events: AsyncGenerator[Any]) -> AsyncIterator[Any]:
+async def _with_end(events: Any) -> AsyncIterator[Any]:
     ends: list[Any] = []
     token = ENDS.set(ends)
     try:

@@ -30,6 +30,8 @@ from otel_limits.bindings.langchain.graph_streams import GraphStream
 from otel_limits.bindings.langchain.halt_marks import SLOT, mark, with_mark_of
 from otel_limits.bindings.langchain.last_answers import is_own_loop
 from otel_limits.bindings.langchain.private_graph_names import TASK
+from otel_limits.bindings.owned_streams import owned
+from otel_limits.bindings.path import halt_from_error
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
@@ -111,11 +113,11 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
         invocation = _begun(graph, config, options, resume)
         ends = ends_of_task()
         if invocation is None:
-            async with aclosing(original(graph, input, config, **options)) as chunks:
+            async with aclosing(owned(original(graph, input, config, **options))) as chunks:
                 async for chunk in chunks:
                     yield chunk
             return
-        chunks = original(graph, input, config, **invocation.stream.options)
+        chunks = owned(original(graph, input, config, **invocation.stream.options))
         try:
             try:
                 while True:
@@ -137,7 +139,7 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
         finally:
             try:
                 await chunks.aclose()
-            finally:  # an event loop that ends closes both concurrently, which is an error here
+            finally:
                 invocation.finish()
         invocation.raise_if_asked()
 
