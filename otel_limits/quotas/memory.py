@@ -289,6 +289,7 @@ class MemoryStore(QuotaStore):
         if any(now not in demand.count.window for demand in operation.demands):
             return Reply("elsewhere", now)
         leases = [operation.lease_of(demand) for demand in operation.demands]
+        missing = {_name(each.count) for each in operation.demands} - self._buckets.keys()
         # First, because it recreates a lost count from the usage known to the client.
         wanted = [
             self._wanted(demand, now, lease)
@@ -323,6 +324,10 @@ class MemoryStore(QuotaStore):
                 for demand, lack in zip(operation.demands, lacks, strict=True)
                 if lack > 0 and demand.enforced
             )
+            for name in missing:
+                # It counted nothing, and another client may know what was lost.
+                if not self._buckets[name].used:
+                    del self._buckets[name]
             return Reply("refused", now, tuple(standings), lacking, ends)
         states = []
         for demand, amount, lease in zip(operation.demands, wanted, leases, strict=True):

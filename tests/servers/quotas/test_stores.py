@@ -527,6 +527,12 @@ def test_a_settlement_restores_a_lost_count_too(bench: Bench) -> None:
     assert bench.standing() == CountState(67, 0, 100)
 
 
+def test_a_refused_call_hides_no_lost_count(bench: Bench) -> None:
+    """It counted nothing: the next client still restores what it knows."""
+    assert bench.reserve("a", 101).status == "refused"
+    assert bench.reserve("b", 40, known=60).standings == (CountState(60, 40, 100),)
+
+
 def test_clients_count_does_not_change_an_existing_count(bench: Bench) -> None:
     """It causes no double count, and a reset stays a reset."""
     bench.reserve("a", 10)
