@@ -92,7 +92,7 @@ LIVE: Final = re.compile(r"^otel-limits (top\b(?!.*--once)|quotas .*--watch)")
 VISIBLE: Final = re.compile(r"researcher|\{")
 """Output that shows they work: an agent of an endpoint, or a JSON document about a quota."""
 PARSE_ONLY: Final = re.compile(
-    r"^otel-limits (autoload\b|dashboards preview|ledger (accept|merge))"
+    r"^otel-limits (autoload\b|ledger (accept|merge))"
     r"|run .*-- (gunicorn|celery|uvicorn|python -m )|OTEL_EXPORTER_OTLP"
 )
 """Commands that need a third-party server, minutes, or a separate environment. They are only parsed

@@ -41,8 +41,6 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "otel-limits ledger salvage": "otel-limits ledger salvage damaged.db --output saved.db",
     "otel-limits dashboards": "otel-limits dashboards export grafana",
     "otel-limits dashboards export": "otel-limits dashboards export grafana",
-    "otel-limits dashboards preview": "otel-limits dashboards preview "
-    "--prometheus http://localhost:9090 --out pictures",
     "otel-limits quotas": "otel-limits quotas --top 10 --key 'team-*'",
     "otel-limits quotas reset": "otel-limits quotas reset tenants acme",
     "otel-limits quotas revoke": "otel-limits quotas revoke tenants acme",

@@ -1,1 +1,1 @@
-"""The dashboards and alerts that come with the package: written out, or drawn without Grafana."""
+"""The dashboards and alerts of the package, and the client for Prometheus."""

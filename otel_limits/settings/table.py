@@ -259,8 +259,8 @@ class Settings:
         default=None,
         metadata={
             "kind": AUTHORIZATION,
-            "help": "Authorization header for Prometheus queries by audit, top and dashboards "
-            "preview, e.g. Bearer TOKEN. Never shown.",
+            "help": "Authorization header for Prometheus queries by audit and top, e.g. "
+            "Bearer TOKEN. Never shown.",
             "is_secret": True,
         },
     )

@@ -1,13 +1,12 @@
 """Draws the pictures of `dashboards/README.md`: `python -m tests.dashboards.pictures`.
 
 They show a simulated fleet. Its metrics of seven hours are written into a real Prometheus, and
-`otel-limits dashboards preview` draws the last six.
+the last six are drawn as Grafana would show them.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -19,8 +18,10 @@ from typing import Final
 
 from PIL import Image
 
-from otel_limits.cli import main
 from otel_limits.observers.instruments import METRICS
+from tests.dashboards.draw import draw_all
+from tests.dashboards.panels import TimeRange
+from tests.dashboards.prometheus import Prometheus
 from tests.dashboards.servers import remembering
 from tests.paths import ROOT
 
@@ -28,6 +29,8 @@ HOUR: Final = 3600
 SHOWN: Final = 6 * HOUR
 HISTORY: Final = HOUR
 INTERVAL: Final = 30
+POINTS: Final = 120
+"""Points per series, about as many as a panel can show."""
 
 PRICES: Final = {
     "claude-haiku-4-5": (1.0, 5.0),
@@ -376,23 +379,24 @@ def simulate(end: float) -> str:
     return "\n".join((*(line for samples in lines.values() for line in samples), "# EOF", ""))
 
 
-def write() -> int:
-    """Draw all pictures; return the exit status of the command."""
+def write() -> None:
+    """Draw all pictures."""
     out = ROOT / "dashboards/pictures"
     for path in out.glob("*.png"):
         path.unlink()
-    samples = simulate(time.time() + 120)  # later than the end of the pictures
+    now = time.time()
+    window = TimeRange(start=now - SHOWN, end=now, step=SHOWN / POINTS, scrape_interval=INTERVAL)
+    samples = simulate(now + 120)  # later than the end of the pictures
     with (
         tempfile.TemporaryDirectory() as directory,
         remembering(Path(directory), samples) as url,
     ):
-        options = ("--range", f"{SHOWN}s", "--scrape-interval", f"{INTERVAL}s")
-        status = main(["dashboards", "preview", "--prometheus", url, "--out", str(out), *options])
+        without_data = draw_all(Prometheus(url), window, out)
+    assert not without_data, without_data
     for path in out.glob("*.png"):
         # A palette makes a third of the size.
         Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
-    return status
 
 
 if __name__ == "__main__":
-    sys.exit(write())
+    write()

@@ -17,9 +17,10 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
-from otel_limits.dashboards.api import Prometheus, PrometheusError
-from otel_limits.dashboards.panels import TimeRange
+from otel_limits.dashboards.api import PrometheusError
 from tests.dashboards import workload
+from tests.dashboards.panels import TimeRange
+from tests.dashboards.prometheus import Prometheus
 from tests.paths import ROOT
 from tests.processes import free_port, tied
 

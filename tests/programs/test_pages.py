@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_limits.dashboards.api import Prometheus
+from tests.dashboards.prometheus import Prometheus
 from tests.dashboards.servers import program, until, value_of, watched
 from tests.pages import (
     BLOCK,

@@ -33,7 +33,6 @@ VARIABLES = (
 
 OPTIONS = (
     ("audit", "reconcile", "--prometheus"),
-    ("dashboards", "preview", "--out", "pictures", "--prometheus"),
     ("demo", "--base-url"),
     ("audit", "spend", "--ledger"),
     ("audit", "stops", "--ledger"),

@@ -12,11 +12,11 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from strands.hooks import BeforeModelCallEvent
 
 import otel_limits
-from otel_limits.dashboards.api import Prometheus
 from otel_limits.dashboards.exported_files import directory
-from otel_limits.dashboards.panels import TimeRange
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, uses
+from tests.dashboards.panels import TimeRange
+from tests.dashboards.prometheus import Prometheus
 from tests.dashboards.servers import MINUTE, SCRAPES, past, program, remembering
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from otel_limits.dashboards.api import Prometheus
 from tests.dashboards.bridge import bridged
 from tests.dashboards.pipeline_agents import (
     AGENTS,
@@ -36,6 +35,7 @@ from tests.dashboards.pipeline_agents import (
     model_of,
 )
 from tests.dashboards.pipeline_agents import __name__ as PROGRAM  # noqa: N812  it is run
+from tests.dashboards.prometheus import Prometheus
 from tests.dashboards.servers import RULES, program, until, value_of, watched
 from tests.paths import ROOT
 from tests.processes import free_port

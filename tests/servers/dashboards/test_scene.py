@@ -13,16 +13,17 @@ import yaml
 
 from otel_limits.cli import main
 from otel_limits.cli.top import top_command
-from otel_limits.dashboards import panels
 from otel_limits.dashboards.exported_files import directory
-from otel_limits.dashboards.units import written
+from tests.dashboards import panels
+from tests.dashboards.draw import draw_all
 from tests.dashboards.servers import RULES, until
 from tests.dashboards.truth import ONE, Expected, expectations, total
+from tests.dashboards.units import written
 from tests.dashboards.workload import ACTORS
 
 if TYPE_CHECKING:
-    from otel_limits.dashboards.api import Line
-    from otel_limits.dashboards.panels import Panel, Target
+    from tests.dashboards.panels import Panel, Target
+    from tests.dashboards.prometheus import Line
     from tests.dashboards.servers import Scene
 
 DASHBOARDS = panels.read_all(directory())
@@ -272,14 +273,10 @@ def test_exemplar_has_trace_id_of_halt(played: Scene) -> None:
     assert played.traces["research"] in traces
 
 
-def test_preview_draws_every_panel(
-    played: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pictures_show_every_panel(played: Scene, tmp_path: Path) -> None:
     """Each part of each dashboard in light and dark, in the size of a slide, with data."""
-    status = main(["dashboards", "preview", "--prometheus", played.url, "--out", str(tmp_path)])
-    output = capsys.readouterr()
+    without_data = draw_all(played.prometheus, played.window, tmp_path)
 
-    assert (status, output.err) == (0, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         f"{name}-{part}{look}.png"
         for name, parts in (("agent-limits", 3), ("token-spend", 3), ("health", 2))
@@ -289,7 +286,7 @@ def test_preview_draws_every_panel(
     for path in tmp_path.iterdir():
         # Width and height in the header of a PNG (ISO/IEC 15948, 11.2.2)
         assert struct.unpack(">II", path.read_bytes()[16:24]) == (1920, 1080)
-    assert "no data" not in output.out
+    assert without_data == []
 
 
 @pytest.mark.parametrize("option", ["--prometheus", "--scrape"])

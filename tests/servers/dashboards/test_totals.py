@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from otel_limits.dashboards.api import Prometheus
+from tests.dashboards.prometheus import Prometheus
 from tests.dashboards.servers import RELEASES, Find, remembering
 from tests.paths import ROOT
 

@@ -393,18 +393,6 @@ def test_credentials_do_not_follow_to_another_place(
     assert seen == [("127.0.0.1", AUTHORIZATION), ("localhost", None)]
 
 
-def test_pictures_are_drawn_with_the_same_credentials(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first query has them, and a refusal says where they belong."""
-    monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_AUTHORIZATION", AUTHORIZATION)
-    with asked_by(lambda _: 401) as (port, seen):
-        url = f"http://127.0.0.1:{port}"
-        assert main(["dashboards", "preview", "--prometheus", url, "--out", str(tmp_path)]) == 1
-    assert seen == [("127.0.0.1", AUTHORIZATION)]
-    assert "Set OTEL_LIMITS_PROMETHEUS_AUTHORIZATION" in capsys.readouterr().err
-
-
 # --- verify ---------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,8 @@ import pytest
 from otel_limits.cli import main
 from otel_limits.core.labels import MAX_LENGTH
 from otel_limits.core.limits import Breach
-from otel_limits.dashboards import panels
 from otel_limits.dashboards.exported_files import directory
+from tests.dashboards import panels
 from tests.ledger.book import NINE, Call, Entry, write
 
 if TYPE_CHECKING:

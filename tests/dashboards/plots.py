@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from matplotlib import ticker
 from matplotlib.transforms import Bbox
 
-from otel_limits.dashboards.api import Line
-from otel_limits.dashboards.theme import NAMED, PALETTE, Theme
-from otel_limits.dashboards.units import written
+from tests.dashboards.prometheus import Line
+from tests.dashboards.theme import NAMED, PALETTE, Theme
+from tests.dashboards.units import written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from otel_limits.dashboards.panels import Panel, TimeRange
+    from tests.dashboards.panels import Panel, TimeRange
 
 Named: TypeAlias = Sequence[tuple[str, Line]]
 """Series with the names that the legend gives them."""

@@ -12,10 +12,11 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from otel_limits.dashboards.api import Line
-from otel_limits.dashboards.panels import Dashboard, Panel, Target, TimeRange
-from otel_limits.dashboards.plots import DRAWINGS, Plot, time_axis
-from otel_limits.dashboards.theme import THEMES, Theme, style
+from otel_limits.dashboards.exported_files import directory
+from tests.dashboards.panels import Dashboard, Panel, Target, TimeRange, read_all
+from tests.dashboards.plots import DRAWINGS, Plot, time_axis
+from tests.dashboards.prometheus import Line, Prometheus
+from tests.dashboards.theme import THEMES, Theme, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,9 +47,28 @@ class Part:
     bottom: int
 
 
-def draw(dashboard: Dashboard, answers: Answers, window: TimeRange, out: Path) -> list[Path]:
-    """Draw `dashboard` into pictures below `out`, each light and dark; return their paths."""
-    paths = []
+def draw_all(prometheus: Prometheus, window: TimeRange, out: Path) -> list[str]:
+    """Draw the dashboards into pictures below `out`; return the titles of panels without data."""
+    without_data = []
+    for dashboard in read_all(directory()):
+        answers = query_panels(prometheus, dashboard, window)
+        draw(dashboard, answers, window, out)
+        without_data += empty(dashboard, answers)
+    return without_data
+
+
+def query_panels(prometheus: Prometheus, dashboard: Dashboard, window: TimeRange) -> Answers:
+    """Run all queries of a dashboard."""
+    return {
+        # Only series over time need the panel's own range and step.
+        target: prometheus.answer(target, window if target.instant else window.for_panel(panel))
+        for panel in dashboard.panels
+        for target in panel.targets
+    }
+
+
+def draw(dashboard: Dashboard, answers: Answers, window: TimeRange, out: Path) -> None:
+    """Draw `dashboard` into pictures below `out`, each light and dark."""
     # Twice from the same answers: both pictures show the same moment.
     for theme in THEMES:
         with mpl.rc_context(style(theme)):
@@ -56,8 +76,6 @@ def draw(dashboard: Dashboard, answers: Answers, window: TimeRange, out: Path) -
                 path = out / f"{dashboard.name}-{number}{theme.suffix}.png"
                 page = Page(dashboard, part, answers, window, theme)
                 page.drawn().savefig(path)
-                paths.append(path)
-    return paths
 
 
 def empty(dashboard: Dashboard, answers: Answers) -> list[str]:
