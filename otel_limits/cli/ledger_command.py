@@ -58,7 +58,7 @@ def add(commands: Any) -> None:
         add_option(parser, option)
     parser.add_argument(
         "--format",
-        choices=("parquet", "csv", "jsonl"),
+        choices=("csv", "jsonl"),
         help="output format (default with --focus: csv)",
     )
     parser.add_argument(
@@ -132,7 +132,6 @@ def export(arguments: Namespace) -> int:
         return export_focus(arguments)
     if arguments.format is None:
         raise LedgerError("Set an output format, e.g. --format csv")
-    _require_file(arguments)
     with open_query(arguments) as inquiry:
         inquiry.require_known()
         chosen = Export(arguments.what, arguments.format, arguments.output)
@@ -149,8 +148,7 @@ def export_focus(arguments: Namespace) -> int:
 
     arguments.format = arguments.format or "csv"
     if arguments.format == "jsonl" or arguments.what != "calls":
-        raise LedgerError("--focus exports charges as csv or parquet. Remove the other options.")
-    _require_file(arguments)
+        raise LedgerError("--focus exports charges as csv. Remove the other options.")
     settings = config.read().settings
     if not settings.billing_account:
         raise LedgerError(
@@ -179,12 +177,6 @@ def export_focus(arguments: Namespace) -> int:
             "ledger reprice --all\n"
         )
     return 0
-
-
-def _require_file(arguments: Namespace) -> None:
-    # It ends with its table of contents, which is useless on a terminal.
-    if arguments.format == "parquet" and arguments.output is None:
-        raise LedgerError("Parquet needs a file. Set one with --output.")
 
 
 def import_spans(arguments: Namespace) -> int:

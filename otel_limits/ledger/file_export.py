@@ -1,16 +1,13 @@
-"""Writes a ledger to a file for other programs: CSV, JSON lines or Parquet."""
+"""Writes a ledger to a file for other programs: CSV or JSON lines."""
 
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from decimal import ROUND_HALF_EVEN, Decimal
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -18,9 +15,8 @@ import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import escape_formula
-from otel_limits.core.usage import EXACT
 from otel_limits.ledger.options import KEY_PREFIX
-from otel_limits.ledger.rows import dollar_text, dollars, portions, time_of
+from otel_limits.ledger.rows import dollar_text, time_of
 from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
 from otel_limits.ledger.selection import Joins, Selection, audit_keys
 
@@ -40,13 +36,8 @@ TABLES: Final = {
 LEFT_OUT: Final = ("day",)
 """Columns derived from others."""
 
-SCALE: Final = 18
-"""Digits of other decimals than stored amounts in Parquet."""
-
 PORTION: Final = 1_000
 """Rows that are in memory together, and in the cache of a processor."""
-ROW_GROUP: Final = 10_000
-"""Rows that a Parquet file stores together: readers are slow with fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +45,7 @@ class Export:
     """What to write, and where."""
 
     what: What
-    form: Literal["parquet", "csv", "jsonl"]
+    form: Literal["csv", "jsonl"]
     output: str | None
     """A file; `None` for standard output."""
 
@@ -74,7 +65,7 @@ def write(
     """Write the rows of a selection, in the order in which they were recorded.
 
     Raises:
-        LedgerError: The file cannot be written, or pyarrow is not installed.
+        LedgerError: The file cannot be written.
     """
     table = TABLES[chosen.what]
     joins = Joins(table)
@@ -91,15 +82,11 @@ def write_rows(fields: Sequence[ExportedColumn], rows: Iterable[Portion], chosen
     """Write portions of rows in the chosen form.
 
     Raises:
-        LedgerError: The file cannot be written, or pyarrow is not installed.
+        LedgerError: The file cannot be written.
     """
-    writers: dict[str, Callable[..., None]] = {
-        "csv": write_csv,
-        "jsonl": write_json_lines,
-        "parquet": write_parquet,
-    }
+    write_as = write_csv if chosen.form == "csv" else write_json_lines
     try:
-        writers[chosen.form](fields, rows, chosen.output)
+        write_as(fields, rows, chosen.output)
     # A disk may also fill up while rows are written.
     except OSError as error:
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe: not an error
@@ -198,52 +185,6 @@ def write_json_lines(
             for values in zip(*columns_of(fields, portion), strict=True):
                 row = dict(zip(names, values, strict=True))
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def write_parquet(fields: Sequence[ExportedColumn], rows: Iterable[Portion], output: str) -> None:
-    """Write a Parquet file with exact types.
-
-    Raises:
-        LedgerError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError:
-        raise LedgerError(
-            "Parquet needs pyarrow. Run: pip install 'otel-limits[parquet]'"
-        ) from None
-    types = {
-        "text": pa.string(),
-        "integer": pa.int64(),
-        "boolean": pa.bool_(),
-        "time": pa.timestamp("us", tz="UTC"),
-        "midnight": pa.timestamp("us", tz="UTC"),
-        # Twelve digits for the stored picodollars; 38 is the most that 128 bits hold.
-        "money": pa.decimal128(38, 12),
-        "decimal": pa.decimal128(38, SCALE),
-    }
-    schema = pa.schema([(field.name, types[field.kind]) for field in fields])
-    with _replacing(Path(output)) as path, parquet.ParquetWriter(path, schema) as writer:
-        for portion in portions(itertools.chain.from_iterable(rows), ROW_GROUP):
-            columns = [
-                pa.array([_typed(field, value) for value in values], types[field.kind])
-                for field, values in zip(fields, zip(*portion, strict=True), strict=True)
-            ]
-            writer.write_batch(pa.record_batch(columns, schema=schema))
-
-
-def _typed(field: ExportedColumn, value: Any) -> Any:
-    if value is None:
-        return None
-    if field.kind == "money":
-        return dollars(value)
-    if field.kind == "decimal":
-        return value.quantize(Decimal(1).scaleb(-SCALE), ROUND_HALF_EVEN, EXACT)
-    if field.kind == "midnight":
-        return datetime(value.year, value.month, value.day, tzinfo=timezone.utc)
-    # SQLite returns 0 and 1, which Parquet's booleans reject.
-    return bool(value) if field.kind == "boolean" else value
 
 
 @contextmanager

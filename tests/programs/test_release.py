@@ -146,7 +146,7 @@ def test_wheel_without_extras_halts_an_agent(packages: Path, tmp_path: Path) -> 
     (wheel,) = packages.glob("*.whl")
     place = str(tmp_path / "installed")
     run("-m", "pip", "install", "--no-deps", "--no-index", "--target", place, str(wheel))
-    extras = "genai_prices", "psycopg", "pyarrow", "redis", "grpc"
+    extras = "genai_prices", "matplotlib", "psycopg", "redis", "grpc"
     program = f"""
 import sys
 sys.path.insert(0, {place!r})

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyarrow import parquet
 
 from otel_limits.cli import main
 from otel_limits.ledger.focus import COLUMNS, UNDIVIDED
@@ -141,26 +140,12 @@ def test_region_is_where_the_call_was_processed(
     assert regions == {("a", "", ""), ("b", "eu-west-1", "eu-west-1")}
 
 
-def test_parquet_has_the_same_values_with_exact_types(
-    books: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Costs are decimals, and periods are times in UTC."""
-    rows, _ = export(capsys)
-    path = tmp_path / "focus.parquet"
-    export(capsys, "--format", "parquet", "--output", str(path))
-    table = parquet.read_table(path).to_pylist()
-    assert [row["BilledCost"] for row in table] == [Decimal(row["BilledCost"]) for row in rows]
-    assert table[0]["ChargePeriodStart"].isoformat() == "2025-10-09T00:00:00+00:00"
-    assert table[0]["ChargeClass"] is None
-
-
 @pytest.mark.parametrize(
     ("account", "options", "problem"),
     [
         ("", (), "OTEL_LIMITS_BILLING_ACCOUNT=123456789012"),
-        ("1", ("--format", "jsonl"), "as csv or parquet"),
-        ("1", ("--what", "tools"), "as csv or parquet"),
-        ("1", ("--format", "parquet"), "Set one with --output"),
+        ("1", ("--format", "jsonl"), "as csv. Remove"),
+        ("1", ("--what", "tools"), "as csv. Remove"),
     ],
 )
 def test_export_without_its_parts_is_refused(
