@@ -15,11 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from otel_limits.bindings.extensions import report_not_asked
-from otel_limits.bindings.invocation import InvocationInProgress
-from otel_limits.bindings.own_spans import write_call_span
-from otel_limits.bindings.owned_streams import owned
-from otel_limits.bindings.path import (
+from otel_limits.bindings.admission import (
     IMMEDIATE,
     Refusal,
     admit_side_call,
@@ -29,6 +25,7 @@ from otel_limits.bindings.path import (
 from otel_limits.bindings.extensions import report_not_asked
 from otel_limits.bindings.invocation import InvocationInProgress
 from otel_limits.bindings.own_spans import write_call_span
+from otel_limits.bindings.owned_streams import owned
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.span_writer import write_halt
 from otel_limits.core.errors import LimitReachedError, limit_reached

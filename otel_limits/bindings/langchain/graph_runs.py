@@ -31,7 +31,6 @@ from otel_limits.bindings.langchain.halt_marks import SLOT, mark, with_mark_of
 from otel_limits.bindings.langchain.last_answers import is_own_loop
 from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.bindings.owned_streams import owned
-from otel_limits.bindings.path import halt_from_error
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
