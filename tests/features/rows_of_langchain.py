@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import logging
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from langchain.agents.structured_output import ToolStrategy
@@ -11,14 +15,14 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import PrivateAttr
 
-from otel_limits import Limits, is_synthetic
+from otel_limits import Limits, enable, is_synthetic
 from otel_limits.core.limits import LIMITS
 from otel_limits.testing import endless, only, says, uses
 from tests.features.observed import SEARCH, TURNS, Opinion
 from tests.features.seen import MANY, expect, facts, recording
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from tests.features.of_langchain import LangChainSubject
     from tests.features.seen import Row
@@ -121,6 +125,88 @@ def in_a_node(build: Callable[[LangChainSubject], tuple[Any, Callable[[Any], Any
     return row
 
 
+def unfollowed_class(_: LangChainSubject) -> None:
+    """The log names it once, as its requests are neither counted nor limited."""
+    with recording(limits=TURNS), logged() as lines:
+
+        class Batching(OwnInvoke):
+            """A model that answers several requests itself, with a helper."""
+
+            client: Any = None
+
+            def batch(self, inputs: Any, *_: Any, **__: Any) -> Any:
+                """Answer."""
+                return self.send(inputs)
+
+            def send(self, several: Any) -> Any:
+                """Send its own request."""
+                return self.client.complete(several)
+
+        enable(max_turns=3)
+    (line,) = lines
+    expect(
+        {"class": f"batch() of {__name__}" in line, "name": "Batching are neither" in line},
+        **{"class": True, "name": True},
+    )
+
+
+class Delegating(OwnInvoke):
+    """A model whose own methods call a model, or refuse to."""
+
+    inner: Any = None
+
+    def batch(self, inputs: Any, *_: Any, **__: Any) -> Any:
+        """Answer."""
+        return [self.ask(each) for each in inputs]
+
+    def ask(self, asked: Any) -> Any:
+        """Call the other model."""
+        return self.inner.invoke(asked)
+
+    async def abatch(self, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Answer as its parent."""
+        return await super().abatch(inputs, *args, **options)
+
+    def transform(self, input: Any, *_: Any, **__: Any) -> Any:  # noqa: A002  the name of LangChain
+        """Refuse."""
+        raise NotImplementedError("use invoke")
+
+    def rate(self, prompt: str) -> str:
+        """Be a method that is none of LangChain's."""
+        return f"{prompt}: {self.inner.complete()}"
+
+
+VENDORS: Final = (
+    *("langchain_anthropic", "langchain_aws", "langchain_google_genai", "langchain_openai"),
+    *("langchain_core.language_models.fake", "langchain_core.language_models.fake_chat_models"),
+)
+"""Modules with classes of models; not all of them are always installed."""
+
+
+def followed_classes(_: LangChainSubject) -> None:
+    """No class of a vendor or of LangChain itself is reported, nor one that calls another one."""
+    for module in filter(find_spec, VENDORS):
+        importlib.import_module(module)
+    with logged() as lines, recording(limits=TURNS):
+        pass
+    expect({"lines": lines}, lines=[])
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """Collect the lines of the log about model classes."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("otel_limits")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        lines[:] = [line for line in lines if "LangChain's models" in line]
+
+
 # --- output tools and names -----------------------------------------------------------------------
 
 
@@ -150,6 +236,8 @@ def name_of_the_agent(subject: LangChainSubject) -> None:
 
 ROWS: Final[Mapping[str, Row]] = {
     **{f"{what} in a node": in_a_node(build) for what, build in MODELS.items()},
+    "class that answers by itself": unfollowed_class,
+    "classes that are followed": followed_classes,
     **{
         f"invalid output under {name}": output_tool(name)
         for name in ("max_identical_tool_calls", "max_consecutive_same_tool")

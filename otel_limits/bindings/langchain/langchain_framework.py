@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.bindings.class_patches import Patches, subclasses_of
 from otel_limits.bindings.import_hooks import when_imported
 from otel_limits.bindings.langchain.halt_marks import SLOT, marker_of, stops_of
+from otel_limits.bindings.langchain.unfollowed_methods import report_unfollowed
 from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.core.internal_errors import suppress_errors
 
@@ -113,8 +114,10 @@ class LangChainFramework:
         """Patch the methods that a class of models defines itself."""
         if self._is_on:
             is_text = any(each.__name__ == "BaseLLM" for each in derived.__mro__)
-            methods = METHODS[LLMS if is_text else MODELS][1]
-            self._wrap(derived, {**methods, **OF_AUTHORS[LLMS if is_text else MODELS]})
+            kind = LLMS if is_text else MODELS
+            followed = {**METHODS[kind][1], **OF_AUTHORS[kind]}
+            self._wrap(derived, followed)
+            report_unfollowed(derived, followed)
 
     def _wrap(self, owner: Any, methods: Mapping[str, tuple[str, str]]) -> None:
         for name, (ours, wrapper) in methods.items():
