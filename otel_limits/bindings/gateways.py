@@ -170,20 +170,35 @@ def _codes_of(error: BaseException) -> Iterator[str]:
             )
 
 
+def members_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in a group, such as that of a `TaskGroup`; otherwise the error itself."""
+    members = getattr(error, "exceptions", None)  # Python 3.10 has no class of groups
+    if isinstance(members, tuple) and all(isinstance(each, BaseException) for each in members):
+        for each in members:
+            yield from members_of(each)
+    else:
+        yield error
+
+
 def chain_of(error: BaseException, *, only_causes: bool = False) -> Iterator[BaseException]:
-    """Yield the error and its causes; providers wrap errors of the HTTP client.
+    """Yield the error, the members of a group and the causes; providers wrap errors of clients.
 
     Args:
         error: The outermost error.
         only_causes: Leave out errors that were only being handled when another one was raised.
     """
     seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
+    pending = [error]
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
         seen.add(id(current))
         yield current
         # A cause is set explicitly; the context is only the error that was being handled.
-        current = current.__cause__ or (None if only_causes else current.__context__)
+        cause = current.__cause__ or (None if only_causes else current.__context__)
+        members = [each for each in members_of(current) if each is not current]
+        pending += [*([] if cause is None else [cause]), *reversed(members)]
 
 
 def http_status(error: BaseException) -> int | None:

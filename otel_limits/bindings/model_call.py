@@ -15,7 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from otel_limits.bindings.admission import (
+from otel_limits.bindings.extensions import report_not_asked
+from otel_limits.bindings.gateways import chain_of
+from otel_limits.bindings.invocation import InvocationInProgress
+from otel_limits.bindings.own_spans import write_call_span
+from otel_limits.bindings.owned_streams import owned
+from otel_limits.bindings.path import (
     IMMEDIATE,
     Refusal,
     admit_side_call,
@@ -674,11 +679,10 @@ class ModelCallInProgress(ABC):
         path = self._invocation()
         if path is None or self.outer is not None:
             return None
-        is_of_loop = self.path is not None
-        # A model that was called within may have been refused.
-        if isinstance(error, InvocationEndedError) or (
-            is_of_loop and isinstance(error, LimitReachedError)
-        ):
+        # A model that was called within may have been refused, also in a group of tasks.
+        errors = chain_of(error, only_causes=True) if self.path is not None else ()
+        is_refused = any(isinstance(each, LimitReachedError) for each in errors)
+        if is_refused or isinstance(error, InvocationEndedError):
             return path.end
         wrapping = self.wrapping
         if wrapping is not None and isinstance(error, Exception):

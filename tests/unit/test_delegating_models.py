@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from agents import Model as SdkModel
-from agents import ModelResponse, Runner
+from agents import ModelResponse, Runner, function_tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command
 
-from otel_limits import ModelCall, Turn, disable, enable
+from otel_limits import Limits, ModelCall, Stop, Turn, disable, enable, stop_of
 from otel_limits.testing import ScriptedAgentsModel, ScriptedChatModel, endless, says, uses
 from tests.features.page import SUBJECTS
 from tests.langchain import graphs
@@ -188,3 +189,51 @@ def test_disable_in_a_tool_ends_spans_once(
     model = subject.model([uses("ask"), says("done")])
     assert subject.call(subject.agent(model, subject.doing(work))).text.strip() == "done"
     assert [each for each in caplog.messages if "ended span" in each] == []
+
+
+# --- models that call others in a group of tasks --------------------------------------------------
+
+
+class GroupedSdkModel(DelegatingSdkModel):
+    """A model that calls another one twice at the same time."""
+
+    async def get_response(self, *args: Any, **options: Any) -> ModelResponse:
+        """Return the first of two responses."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.inner.get_response(*args, **options)) for _ in range(2)]
+        return tasks[0].result()
+
+
+def called_by_model() -> Any:
+    """Call the model of an agent."""
+    return runs.agent(GroupedSdkModel(runs.looping()))
+
+
+def called_by_tool() -> Any:
+    """Call agents in a tool whose exceptions end the run."""
+
+    @function_tool(failure_error_function=None)
+    async def ask() -> None:
+        """Ask."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                helper = runs.agent(runs.looping(), name="helper")
+                group.create_task(Runner.run(helper, "go", **runs.options_of({})))
+
+    return runs.agent(ScriptedAgentsModel(endless(uses("ask"))), ask)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no task groups")
+@pytest.mark.parametrize(
+    "build", [called_by_model, called_by_tool], ids=["by a model", "by a tool"]
+)
+def test_halt_in_a_task_group_ends_the_run(build: Callable[[], Any], events: list[Event]) -> None:
+    """It wraps the exception of the limit in one of its own."""
+    enable(tree=Limits(max_model_calls=3), action="raise", observers=[events.append])
+    with pytest.raises(Exception) as raised:  # noqa: PT011  the SDK wraps that of a tool
+        runs.call_run(build())
+    stop = stop_of(raised.value)
+    assert stop is not None
+    assert (stop.agent, stop.reason) == ("boss", "max_model_calls")
+    ends = [(each.agent, each.reason) for each in events if isinstance(each, Stop)]
+    assert ends[-1] == ("boss", "max_model_calls")

@@ -16,7 +16,7 @@ from langgraph.types import StateUpdate
 
 from otel_limits.bindings.admission import halt_from_error
 from otel_limits.bindings.extensions import declined_verdict, extend
-from otel_limits.bindings.gateways import chain_of
+from otel_limits.bindings.gateways import chain_of, members_of
 from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.graph_events import ends_of_task
 from otel_limits.bindings.langchain.graph_path import (
@@ -231,14 +231,20 @@ class GraphInvocation:
         Returns:
             What to store in the graph's checkpoints, if it has any.
         """
-        is_own = isinstance(error, GraphHaltedError) and error.path is self.path
-        if not is_own and not self._is_refused_side_call(error):
+        if not self._is_halt(error) and not self._is_refused_side_call(error):
             if self._has_failed_at_last_answer(error):
                 return None
             self._fail(error)
             raise  # noqa: PLE0704  called while it is handled
         self._halt()
         return self._checkpoint()
+
+    def _is_halt(self, error: BaseException) -> bool:
+        """Return whether an exception carries the halt of this graph, alone or in a group."""
+        return any(
+            isinstance(each, GraphHaltedError) and each.path is self.path
+            for each in members_of(error)
+        )
 
     @suppress_errors("binding")
     def _has_failed_at_last_answer(self, error: BaseException) -> bool:

@@ -166,6 +166,27 @@ class TwoTalks(TypedDict):
     right: Annotated[list[Any], operator.add]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no task groups")
+@pytest.mark.parametrize("depth", [1, 2])
+def test_task_group_in_a_node_is_halted(depth: int, events: list[Event]) -> None:
+    """It wraps the halts of its tasks, which no graph must raise as they are."""
+    enable(max_model_calls=3, observers=[events.append])
+    model = ScriptedChatModel(endless(says("text")))
+
+    async def grouped(depth: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(grouped(depth - 1) if depth > 1 else model.ainvoke("go"))
+
+    async def node(_: Any) -> None:
+        await grouped(depth)
+
+    builder: Any = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node")
+    state = asyncio.run(builder.compile(name="boss").ainvoke(ASK))
+    assert halt_of(state).reason == "max_model_calls"
+    assert [each.action for each in events if isinstance(each, Stop)] == ["halted"]
+
+
 def test_tools_of_parallel_agents_in_one_graph_count_once(events: list[Event]) -> None:
     """Two loops of models and tools side by side in the supersteps of one graph."""
     from langchain_core.tools import tool
