@@ -77,15 +77,15 @@ ENTRANCES: Final = {"guarded", "finish", "forget"}
 
 
 @contextlib.contextmanager
-def profiled(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
-    """Set a profile function, also for threads that begin within."""
-    threading.setprofile(profile)
-    sys.setprofile(profile)
+def traced(trace: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Set a function that sees each call of a function, also for threads that begin within."""
+    threading.settrace(trace)
+    sys.settrace(trace)
     try:
         yield
     finally:
-        sys.setprofile(None)
-        threading.setprofile(cast("Any", None))  # as documented
+        sys.settrace(None)
+        threading.settrace(cast("Any", None))  # as documented
 
 
 def fault_in_each_function(subject: Subject) -> None:
@@ -94,11 +94,11 @@ def fault_in_each_function(subject: Subject) -> None:
     It can cost one more turn, or the message of a halt.
     """
 
-    def run(profile: Callable[[FrameType, str, Any], None]) -> tuple[str, int]:
+    def run(trace: Callable[[FrameType, str, Any], None]) -> tuple[str, int]:
         model = subject.model([SEARCH, SEARCH, says("done")])
         agent = subject.agent(model)
         try:
-            with profiled(profile):
+            with traced(trace):
                 ending = asyncio.run(subject.call_later(agent))
         except Exception as felt:  # noqa: BLE001  compared below
             return repr(felt), model.calls
@@ -131,7 +131,7 @@ def fault_in_each_function(subject: Subject) -> None:
 
 
 def throwing_in(code: CodeType) -> Callable[[FrameType, str, Any], None]:
-    """Make a profile function that throws an error when a function is called first."""
+    """Make a trace function that throws an error when a function is called first."""
     thrown: list[bool] = []
 
     def throw(frame: FrameType, event: str, _: Any) -> None:

@@ -81,7 +81,7 @@ def is_for_types(node: ast.AST) -> bool:
 def imports_in(tree: ast.AST, *, functions: bool, types: bool) -> Iterator[str]:
     """Yield what a module imports, on request also in functions and for type checkers."""
     for node in ast.iter_child_nodes(tree):
-        if is_for_types(node) and not types:
+        if isinstance(node, ast.expr) or (is_for_types(node) and not types):
             continue
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not functions:
             continue

@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from strands import Agent, tool
@@ -727,6 +727,7 @@ def hook_calls(hooks: list[tuple[type, int, str]]) -> tuple[list[str], str]:
     return seen, repr((asked, [str(each.stop_reason) for each in results]))
 
 
+@settings(max_examples=50)
 @given(HOOKS)
 @example([(BeforeToolCallEvent, 0, "asks again")] * 2)
 def test_hooks_are_called_as_without_otel_limits(hooks: list[tuple[type, int, str]]) -> None:

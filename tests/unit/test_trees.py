@@ -26,6 +26,7 @@ from otel_limits.runs.budget import new_tree
 from otel_limits.runs.current import CURRENT
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import Answer, FakeTime, ScriptedModel, endless, fails, only, says, uses
+from tests.conftest import call_async, call_stream, call_sync
 from tests.metered import PER_MESSAGE, Metered
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("source")
 
 SIZES = (2, 10, 30)
+SIZES_AND_WAYS = [(2, call_async), (10, call_stream), (30, call_sync)]
+"""Numbers of concurrent agents, each with another way to call their parent."""
 
 
 @tool
@@ -112,9 +115,8 @@ def is_empty(tree: Budget) -> bool:
 # --- concurrency ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("number", "limit"), [(2, "max_turns"), (10, "max_model_calls"), (30, "max_turns")]
-)
+@pytest.mark.parametrize(("number", "call"), SIZES_AND_WAYS)
+@pytest.mark.parametrize("limit", ["max_turns", "max_model_calls"])
 def test_concurrent_agents_as_tools_share_the_cap(
     number: int, limit: str, call: Call, events: list[Event], trees: list[Budget]
 ) -> None:
@@ -129,7 +131,7 @@ def test_concurrent_agents_as_tools_share_the_cap(
     assert [is_empty(tree) for tree in trees] == [True]
 
 
-@pytest.mark.parametrize("number", SIZES)
+@pytest.mark.parametrize(("number", "call"), SIZES_AND_WAYS)
 def test_tokens_of_concurrent_agents_share_the_cap(
     number: int, call: Call, events: list[Event]
 ) -> None:

@@ -276,7 +276,7 @@ def outcome(agent: Agent) -> Any:
 
 
 @settings(
-    max_examples=40,
+    max_examples=25,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
