@@ -13,7 +13,7 @@ from opentelemetry.instrumentation.environment_variables import (
 )
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
-from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.bindings.known import OURS
 from otel_limits.core.secrets import redact_url
 from otel_limits.otel.fallback_provider import keep_replaceable
 from otel_limits.runtime.enable import disable, enable_leniently
@@ -29,7 +29,7 @@ class OtelLimitsInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """Return the frameworks that are installed, as each is required; else all of them."""
-        known = tuple(framework.requirement for framework in FRAMEWORKS)
+        known = tuple(framework.requirement for framework in OURS)
         return [each for each in known if get_dependency_conflicts([each]) is None] or known
 
     def _instrument(self, **kwargs: Any) -> None:  # noqa: ARG002  set by the base class

@@ -1,8 +1,9 @@
 """The interface between agent frameworks and the rest of otel-limits.
 
-A new framework is a package next to `strands` with an object of this type, one line in
+Each of ours is a package next to `strands` with an object of this type, one line in
 `otel_limits.bindings.known`, and its module, distribution, packages and classes in
 `startup/otel_limits_startup.py`, which waits for its import, and in `bindings/recognition.py`.
+Another distribution names its object in an entry point: see `bindings/third_party.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.bindings.known import FRAMEWORKS, OURS
 from otel_limits.bindings.recognition import is_importable
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 INSTALL: Final = "pip install 'otel-limits[{}]'"
 """How to install a framework, by its name."""
 INSTALL_ANY: Final = "pip install " + " or ".join(
-    f"'otel-limits[{framework.name}]'" for framework in FRAMEWORKS
+    f"'otel-limits[{framework.name}]'" for framework in OURS
 )
 """How to install any of them."""
 

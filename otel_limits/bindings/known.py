@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.strands.strands_framework import STRANDS
+from otel_limits.bindings.third_party import (
+    EntryPoint,
+    Installed,
+    ThirdPartyFramework,
+    read_installed,
+)
 from otel_limits.core.stop_json import stop_from_json
 from otel_limits.otel.span_names import OWN_SPANS
 
@@ -17,10 +23,40 @@ if TYPE_CHECKING:
     from otel_limits.core.events import Stop
     from otel_limits.otel.span_names import SpanNames
 
-FRAMEWORKS: Final[tuple[Framework, ...]] = (STRANDS, LANGCHAIN, OPENAI_AGENTS)
+OURS: Final[tuple[Framework, ...]] = (STRANDS, LANGCHAIN, OPENAI_AGENTS)
+"""The frameworks with a binding in otel-limits."""
+
+FRAMEWORKS: Final[list[Framework]] = [*OURS]
+"""Those, and the ones of other distributions once `know` has added them."""
 
 
-def span_names(frameworks: Iterable[Framework] = FRAMEWORKS) -> Iterator[SpanNames]:
+def installed_entry_points() -> Installed:
+    """Read the frameworks of other distributions in this environment."""
+    return read_installed(OURS)
+
+
+def know(entry_points: Iterable[EntryPoint]) -> None:
+    """Add frameworks of other distributions. Idempotent."""
+    known = {framework.name for framework in FRAMEWORKS}
+    FRAMEWORKS.extend(
+        ThirdPartyFramework(each) for each in entry_points if each.waits_for not in known
+    )
+
+
+def know_installed() -> Installed:
+    """Add the frameworks of other distributions in this environment, and return what was read."""
+    installed = installed_entry_points()
+    know(installed.entry_points)
+    return installed
+
+
+def known_entry_points() -> Installed:
+    """Return the frameworks of other distributions that were added."""
+    third_party = (each for each in FRAMEWORKS if isinstance(each, ThirdPartyFramework))
+    return Installed(tuple(each.entry_point for each in third_party))
+
+
+def span_names(frameworks: Iterable[Framework] = OURS) -> Iterator[SpanNames]:
     """Yield the names of spans of invocations, those of frameworks and our own."""
     yield OWN_SPANS
     for framework in frameworks:

@@ -81,10 +81,13 @@ def is_released(name: str, distribution: str) -> bool:
 def is_recognized(name: str) -> bool:
     """Return whether the package of a framework's module is that framework, by its classes.
 
-    Tools that make small images delete the metadata, and a checkout on the path has none.
+    Tools that make small images delete the metadata, and a checkout on the path has none. That of
+    another distribution is known by the name of its module alone.
     """
     try:
-        found = [each for each in CLASSES.get(name, ()) if has_name(*each)]
+        if name not in CLASSES:
+            return exists(name.partition(".")[0])
+        found = [each for each in CLASSES[name] if has_name(*each)]
     except Exception:  # noqa: BLE001  of another package's finder
         return False
     return len(found) > 1

@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, Final
 
+from otel_limits.bindings.known import installed_entry_points
 from otel_limits.cli.command import add_command, add_group, refuse
 from otel_limits.core.secrets import redact_url
 from otel_limits.runtime.autoload import (
@@ -41,7 +42,8 @@ INSTALL: Final = """\
 Install autoload in this environment.
 
 Writes one line to otel_limits_autoload.pth in site-packages and prints it, and the module that it
-imports. Read-only environments, those managed by the operating system and per-user installations
+imports, which lists the frameworks that other packages limit: install it again after you have
+installed such a package. Read-only environments, those managed by the operating system and per-user installations
 are not supported.
 
 Programs that cron or systemd starts may have no OTEL_LIMITS_* variables. Keep their settings in the
@@ -55,7 +57,8 @@ Variables of a program override them. Installing again without settings keeps th
 STATUS: Final = """\
 Show whether autoload is installed, and the settings that it keeps.
 
-The exit status is 1 if it is not installed, or if another version installed it.
+The exit status is 1 if it is not installed, or if another version or other frameworks were
+installed since.
 """
 
 REMOVE: Final = """\
@@ -96,6 +99,8 @@ def install(options: Namespace) -> int:
         return refuse([str(error)])
     sys.stdout.write(f"Wrote {path}:\n{path.read_text(encoding='utf-8')}")
     _show_kept()
+    installed = installed_entry_points()
+    refuse([*installed.broken, *installed.unused])
     return 0
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.installed import importable_frameworks, missing_framework
+from otel_limits.bindings.known import know_installed
 from otel_limits.bindings.probing import outside_supported, release
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.effects import unpriced_halts
@@ -17,7 +18,7 @@ from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import pluralize
 from otel_limits.observers.first_calls import UNLIMITED
 from otel_limits.quotas.quota import too_small, waits_in_vain
-from otel_limits.runtime.autoload import installed_autoload
+from otel_limits.runtime.autoload import installed_autoload, is_current
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import Document, PolicyFile
 from otel_limits.settings.table import SETTINGS, Settings
@@ -44,6 +45,8 @@ framework. Each problem is one line on standard error.
 PROBED_LATER: Final = (
     "Frameworks are probed when a program imports them; otel-limits doctor probes now."
 )
+
+REINSTALL: Final = "Run: otel-limits autoload install"
 
 FOUND_MISTAKES: Final = 1
 DEFAULT: Final = "default"
@@ -88,6 +91,7 @@ def check(options: Namespace) -> int:
         shown_rows.append(("autoload", "installed", str(autoload)))
     if (prices := list_in_use()) is not None:
         shown_rows.append(("price_list", prices, "installed"))
+    installed = know_installed()
     frameworks = importable_frameworks()
     state = "probed" if options.probe else "not probed"
     shown_rows += [(each.name, release(each), state) for each in frameworks]
@@ -107,7 +111,10 @@ def check(options: Namespace) -> int:
         *reading.mistakes,
         *reading.warnings,
         *policy_mistakes(reading, policy_file),
-        *(f"Limits cannot be enforced: {sentence}" for sentence in guarded.obstacles),
+        *(
+            f"Limits cannot be enforced: {sentence}"
+            for sentence in (*installed.broken, *guarded.obstacles)
+        ),
     ]
     refuse([f"{sentence} Limits are still enforced." for sentence in guarded.fallbacks])
     halted = unpriced_halts(effective_policies(reading, policy_file.document, options.agent))
@@ -116,6 +123,8 @@ def check(options: Namespace) -> int:
         access_warning(policy_file),
         *unlisted_models(policy_file.document),
         old_list(),
+        *installed.unused,
+        None if autoload is None or is_current() else f"{autoload} is outdated. {REINSTALL}",
         *(outside_supported(each) for each in frameworks),
     ]
     refuse([each for each in doubts if each is not None])

@@ -22,7 +22,6 @@ from typing import Final, NamedTuple
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.runtime.autoload import ASK_SECONDS, autoloads
 
-DISTRIBUTIONS: Final = tuple(framework.distribution for framework in FRAMEWORKS)
 PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*t?(\.exe)?")
 
 PREFIXES: Final = frozenset(
@@ -252,11 +251,12 @@ def _environment_problem(command: Sequence[str], environ: Mapping[str, str]) -> 
     if python is None or Path(python).parent == Path(sys.executable).parent:
         return None
     options, script = split_python(command[1:])
+    names = [framework.distribution for framework in FRAMEWORKS]
     # As Python will look for modules: next to a script, otherwise in the current directory.
     directory = "" if script is None else str(Path(script).parent)
     try:
         done = subprocess.run(  # noqa: S603  the user's own Python
-            [python, *options, "-c", PROBE, directory, *DISTRIBUTIONS],
+            [python, *options, "-c", PROBE, directory, *names],
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -267,7 +267,7 @@ def _environment_problem(command: Sequence[str], environ: Mapping[str, str]) -> 
     except (OSError, subprocess.SubprocessError):
         return None  # starting the program will show the same problem
     found = os.fsdecode(done.stderr).strip().splitlines()[-1:]
-    if done.returncode != 1 or found[0] not in DISTRIBUTIONS:
+    if done.returncode != 1 or found[0] not in names:
         return None
     return (
         f"{python} has {found[0]} but not otel-limits, so it would ignore all limits. Install it "

@@ -8,12 +8,13 @@ from argparse import REMAINDER, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from otel_limits.bindings.known import know_installed
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.isolation import isolation_problem
 from otel_limits.cli.launch import replace_process
 from otel_limits.core.values import BOOLEAN, CAP, SWITCHABLE_CAP, WHOLE_NUMBER
 from otel_limits.settings import environment as config
-from otel_limits.settings.children import environment_for_run
+from otel_limits.settings.children import HANDED, environment_for_run
 from otel_limits.settings.ledgers import default_ledger
 from otel_limits.settings.policy import PolicyFile
 from otel_limits.settings.table import PREFIX, SETTINGS, Setting
@@ -89,13 +90,17 @@ def run(options: Namespace) -> int:
     variables = {setting.variable: text for setting, text in given}
     # As the program will read them, so mistakes are found before it starts.
     reading = config.read(inherited | variables)
+    installed = know_installed()  # also for what is examined next
     mistakes = [
         *setting_mistakes(inherited, given),
+        *(installed.broken if reading.settings.strict else ()),
         *policy_mistakes(reading, PolicyFile(reading.settings.policy_path)),
         *program_mistakes(command, environment_for_run(inherited, variables)),
     ]
     if mistakes:
         return refuse(mistakes)
+    refuse([*installed.broken, *installed.unused])
+    variables[HANDED] = installed.text
     if not inherited.get(LEDGER, "").strip():
         # So the cost of a program can be queried afterwards without configuring anything.
         with contextlib.suppress(ValueError):  # the user has no home directory

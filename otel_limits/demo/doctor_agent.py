@@ -49,8 +49,10 @@ def changed(expected: dict[str, str]) -> list[str]:
 def call(name: str, module: str) -> dict[str, Any]:
     """Call the agent of a framework; return its model calls and the reason for its end."""
     import_module(module)  # before otel-limits, in a child process as well
-    from otel_limits.bindings.known import FRAMEWORKS
+    from otel_limits.bindings.known import FRAMEWORKS, know_installed
     from otel_limits.runs.current import current
+
+    know_installed()  # in a process that is not limited, too
 
     def observe() -> None:
         if not getattr(current(), "unsampled", True):
@@ -83,9 +85,11 @@ def run(modules: list[str]) -> dict[str, Any]:
     from opentelemetry import trace
 
     from otel_limits.bindings.installed import installed_frameworks
+    from otel_limits.bindings.known import know_installed
     from otel_limits.runtime.autoload import installed_autoload
     from otel_limits.runtime.runtime import RUNTIME
 
+    know_installed()
     installed = installed_frameworks()
     wanted = min(installed, key=lambda each: modules.index(each.module), default=None)
     found = {} if wanted is None else report_on(wanted)

@@ -21,12 +21,16 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Final
 
+from otel_limits.bindings.known import installed_entry_points
 from otel_limits.startup import otel_limits_startup
 
 NAME: Final = "otel_limits_autoload"
 
 MODULE: Final = Path(otel_limits_startup.__file__)
 """The module that is copied."""
+
+FOUND: Final = '\nFOUND = "{}"\n'
+"""Its line with the frameworks of other distributions."""
 
 HAS_START_FILES: Final = sys.version_info >= (3, 15)
 
@@ -139,10 +143,16 @@ def _files(settings: Mapping[str, str]) -> list[tuple[Path, str]]:
     path = autoload_file()
     kept = "".join(f"{name}={value}\n" for name, value in settings.items())
     return [
-        (path.with_name(MODULE.name), MODULE.read_text(encoding="utf-8")),
+        (path.with_name(MODULE.name), _module()),
         *([(_settings_file(), kept)] if settings else ()),
         (path, START if HAS_START_FILES else line),
     ]
+
+
+def _module() -> str:
+    """Return the module with the frameworks of other distributions that are installed now."""
+    found = installed_entry_points().text
+    return MODULE.read_text(encoding="utf-8").replace(FOUND.format(""), FOUND.format(found))
 
 
 def autoloads(python: Sequence[str], environ: Mapping[str, str]) -> bool:

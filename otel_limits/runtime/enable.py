@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.bindings.installed import missing_framework
+from otel_limits.bindings.known import know, know_installed, known_entry_points
+from otel_limits.bindings.third_party import Installed, entry_points_of
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import LIMITS, NO_LIMITS, Limits, require_limits
 from otel_limits.core.origins import caller_location
@@ -27,12 +29,14 @@ from otel_limits.runtime.sigterm import flush_on_sigterm
 from otel_limits.settings import environment as config
 from otel_limits.settings.children import (
     CHILD_ENVIRONMENT,
+    HANDED,
     Inherited,
     has_fork_server,
     inherited,
     obstacle_of_children,
 )
 from otel_limits.settings.policy.file import PolicyFile, price_mistakes
+from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -110,7 +114,9 @@ def enable(
     if mistakes:
         raise ConfigurationError(mistakes)
     settings = replace(reading.settings, policy=policy)
+    installed = Installed() if settings.disabled else _know_installed()
     RUNTIME.start(settings, observers, policy_file)
+    RUNTIME.report_broken(installed.broken)
     _warn(reading)
     _warn_without_framework()
     if not children or settings.disabled:
@@ -120,9 +126,18 @@ def enable(
     if obstacle is None:
         if has_fork_server() and not CHILD_ENVIRONMENT.is_written:
             logger.warning(LATE_FOR_FORK_SERVER)
-        CHILD_ENVIRONMENT.write(own, len(observers))
+        CHILD_ENVIRONMENT.write(own, len(observers), known_entry_points().text)
     else:
         _warn_about_children(obstacle)
+
+
+@functools.cache
+def _know_installed() -> Installed:
+    """Read once which frameworks other distributions limit, and log what is not used of it."""
+    installed = know_installed()
+    for sentence in installed.unused:
+        logger.warning("otel-limits: %s", sentence)
+    return installed
 
 
 @functools.cache
@@ -178,7 +193,12 @@ def enable_leniently(source: Source) -> None:
     mistakes = (*unreadable, *reading.mistakes, *policy_file.mistakes, *unpriced)
     if mistakes and settings.strict:
         end_process(mistakes)
+    handed, installed = environment().get(HANDED), Installed()
     try:
+        if handed is not None:
+            know(entry_points_of(handed))
+        elif not settings.disabled:
+            installed = _know_installed()
         RUNTIME.start(settings, policy_file=policy_file, source=source)
     except Exception as error:
         if settings.strict:
@@ -187,6 +207,7 @@ def enable_leniently(source: Source) -> None:
         # Log the traceback at DEBUG only.
         logger.debug("otel-limits: enabling failed", exc_info=True)
         return
+    RUNTIME.report_broken(installed.broken)
     # The mistakes of the policy file have been logged with their consequences.
     for mistake in (*unreadable, *reading.mistakes, *unpriced):
         logger.error("otel-limits: %s All other settings apply.", mistake)

@@ -37,7 +37,7 @@ class FrameworkImports:
     """Reports frameworks that have been imported.
 
     Args:
-        frameworks: The frameworks to wait for.
+        frameworks: The frameworks to wait for. More may be added before each `wait`.
         imported: Called when one has been imported, before other threads can use it.
         again: Called with a framework of which a module is imported again, before that.
     """
@@ -52,6 +52,8 @@ class FrameworkImports:
         self._frameworks = frameworks
         self._imported = imported
         self._again = again
+        self._awaited: set[str] = set()
+        """The names of frameworks whose imports are awaited."""
         self._executed: set[str] = set()
         """Modules whose code has run. Python marks them only later."""
         self._waiting: set[str] = set()
@@ -61,12 +63,13 @@ class FrameworkImports:
 
     def wait(self) -> None:
         """Report the frameworks that are imported already, and each later import."""
-        if self in sys.meta_path:
-            for framework in self._frameworks:
-                self._look(framework)
-            return
-        sys.meta_path.insert(0, self)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
         for framework in self._frameworks:
+            if framework.name in self._awaited:
+                self._look(framework)
+                continue
+            self._awaited.add(framework.name)
             for name in awaited(framework):
                 when_imported(name, functools.partial(self._look_after, framework))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
 from otel_limits.bindings.probing import gaps_on_disk
 from otel_limits.bindings.recognition import is_importable
+from otel_limits.bindings.third_party import BindingError, ThirdPartyFramework
 from otel_limits.core.events import Enforcing, Event
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.secrets import redact_url
@@ -209,18 +210,23 @@ def probed(frameworks: Iterable[Framework]) -> Enforcement:
 def read_only(frameworks: Iterable[Framework]) -> Enforcement:
     """Look for what the frameworks lack without importing them, unless only that could show it."""
     known: list[Gap] = []
-    unclear = []
+    unclear, broken = [], []
     for framework in frameworks:
+        if isinstance(framework, ThirdPartyFramework):
+            broken += filter(None, [framework.obstacle_on_disk()])
+            continue
         gaps, is_unclear = gaps_on_disk(framework)
         known += gaps
         if is_unclear and not gaps:
             unclear.append(framework)
     found = probed(unclear)
-    return replace(found, obstacles=(*obstacles(known), *found.obstacles))
+    return replace(found, obstacles=(*obstacles(known), *found.obstacles, *broken))
 
 
 def failure(framework: Framework, action: str, error: BaseException) -> str:
     """Say that no agent of a framework can be halted, because an action failed."""
+    if isinstance(error, BindingError):
+        return str(error)
     return f"{framework.distribution}: {action} failed ({redact_url(repr(error))})."
 
 

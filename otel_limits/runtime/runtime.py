@@ -49,7 +49,7 @@ class Runtime:
 
     Args:
         runs: The registry of invocations.
-        frameworks: The frameworks to limit.
+        frameworks: The frameworks to limit. More may be added before each `start`.
     """
 
     def __init__(self, runs: RunRegistry, frameworks: Sequence[Framework]) -> None:
@@ -72,8 +72,7 @@ class Runtime:
         self._loads_prices = False
         self._carries_into_threads = False
         self._follows = False
-        for framework in frameworks:
-            framework.host = self
+        self._host_frameworks()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
@@ -163,12 +162,22 @@ class Runtime:
         it and count nothing.
         """
         has_met = bool(self._met)
+        self._host_frameworks()
         self._imports.wait()
         if has_met:
             self._serve()
             self._guard.publish_state()  # for observers added since the frameworks were probed
 
     # --- frameworks -------------------------------------------------------------------------------
+
+    def _host_frameworks(self) -> None:
+        for framework in self._frameworks:
+            framework.host = self
+
+    def report_broken(self, sentences: Sequence[str]) -> None:
+        """Report frameworks of other distributions that cannot be limited here."""
+        for sentence in sentences:
+            self._guard.report_not_enforcing(sentence, sentence.partition(":")[0])
 
     def _meet(self, framework: Framework, *, is_complete: bool) -> bool:
         """Track a framework that has been imported, and probe it once it is complete."""

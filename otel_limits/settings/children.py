@@ -31,6 +31,9 @@ MARKER: Final = "_ENABLED_BY_OTEL_LIMITS"
 RUN: Final = "_RUN_BY_OTEL_LIMITS"
 """Variable with the ID of the process that `otel-limits run` became, read by `sitecustomize`."""
 
+HANDED: Final = "_OTEL_LIMITS_FRAMEWORKS"
+"""Variable with the frameworks of other distributions, so that no process has to look for them."""
+
 NOTE: Final = "_OTEL_LIMITS_RAN"
 """Variable with a file that a child of `otel-limits run` creates when it has called an agent."""
 
@@ -98,8 +101,14 @@ class ChildEnvironment:
         """True while children inherit the arguments of `enable()`."""
         return bool(self._written)
 
-    def write(self, own: Overrides, observers: int) -> None:
-        """Let later children limit their agents with these arguments of `enable()`."""
+    def write(self, own: Overrides, observers: int, handed: str) -> None:
+        """Let later children limit their agents with these arguments of `enable()`.
+
+        Args:
+            own: The arguments.
+            observers: The number of observers, which children do not have.
+            handed: The frameworks of other distributions.
+        """
         content = {
             "limits": dict(own.limits.items()),
             "tree": dict(own.tree.items()),
@@ -113,6 +122,7 @@ class ChildEnvironment:
         written = {
             MARKER: json.dumps(content, default=_as_json),
             "PYTHONPATH": path_with_hook(variable("PYTHONPATH")),
+            HANDED: handed,
         }
         for name, value in written.items():
             before = variable(name)

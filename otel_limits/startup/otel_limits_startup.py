@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 # A test compares these tables with those of `otel_limits.bindings`, which may be missing here.
+# `wait` adds the frameworks of other distributions.
 FRAMEWORKS = {
     "strands.agent.agent": "strands-agents",
     "langgraph.pregel.main": "langgraph",
     "agents.run": "openai-agents",
 }
-"""The module of each framework that every program with agents imports, and its distribution."""
+"""The module of each framework that every program with agents imports, and its distribution; empty
+if the name of the module is all that is known."""
 CLASSES = {
     "strands.agent.agent": (
         ("strands.agent.agent", "Agent"),
@@ -48,12 +50,20 @@ CLASSES = {
 }
 """Modules and classes by which each framework is recognized outside its distribution, by two of
 them: another release may have moved or renamed one."""
-PACKAGES = ("agents", "langchain", "langchain_core", "langgraph", "strands")
+PACKAGES = {"agents", "langchain", "langchain_core", "langgraph", "strands"}
 """The top-level packages of all frameworks. Their modules import each other in circles, so that one
 of them can be complete while what it needs is not."""
-TRIGGERS = ("opentelemetry.sdk.trace", "prometheus_client") + tuple(FRAMEWORKS)  # noqa: RUF005  Python 3.6
-"""Imports after which otel-limits can attach, also to a provider that is created early, and export
-that limits are enforced before there is an agent."""
+EARLY = ("opentelemetry.sdk.trace", "prometheus_client")
+"""Other imports after which otel-limits can attach, to a provider that is created early, and to
+export that limits are enforced before there is an agent."""
+
+FOUND = ""
+"""The entry points of frameworks of other distributions, such as `module=binding:OBJECT@name@name`,
+separated by spaces. `otel-limits autoload install` writes them here, because looking for them takes
+too long at every start of Python."""
+
+HANDED = "_OTEL_LIMITS_FRAMEWORKS"
+"""Variable with the same, for this process and its children."""
 
 ENABLING = "otel_limits.runtime.enable"
 """The module to import once agents can be limited."""
@@ -85,6 +95,7 @@ def autoload() -> None:
         if not os.environ.get(name, "").strip():  # an empty variable is unset
             os.environ[name] = value
     if any(name.startswith("OTEL_LIM") for name in os.environ):  # also OTEL_LIMIT_MAX_TURNS
+        os.environ.setdefault(HANDED, FOUND)
         wait("autoload")
 
 
@@ -107,6 +118,10 @@ def wait(way: str) -> None:
     The last caller determines the source.
     """
     FINDER.way = way
+    for entry in os.environ.get(HANDED, "").split():
+        module = entry.partition("=")[0]
+        FRAMEWORKS.setdefault(module, "")
+        PACKAGES.add(module.partition(".")[0])
     if not FINDER.is_done and FINDER not in sys.meta_path:
         sys.meta_path.insert(0, FINDER)
     FINDER.end("", lambda: None)  # for imports before, e.g. by a .pth file of another package
@@ -131,7 +146,7 @@ class Finder:
     ) -> "ModuleSpec | None":
         """Find a module of interest with the following finders, and wrap its loader."""
         thread = get_ident()
-        is_wanted = name in TRIGGERS or name.partition(".")[0] in PACKAGES
+        is_wanted = name in EARLY or name.partition(".")[0] in PACKAGES
         if thread in self._busy or not is_wanted:
             return None
         finders = list(sys.meta_path)
@@ -195,7 +210,7 @@ def enable_after(executed: str) -> None:
     waits = executed.partition(".")[0] in PACKAGES or not executed
     # The end of another thread's import of a framework enables.
     is_early = any(is_under_way(name, executed) for name in FRAMEWORKS)
-    for name in TRIGGERS:
+    for name in EARLY + tuple(FRAMEWORKS):  # noqa: RUF005  Python 3.6
         if name in FRAMEWORKS:
             is_ready = not is_under_way(name, executed) and is_framework(name)
         else:
@@ -254,9 +269,10 @@ def is_framework(trigger: str) -> bool:
     package, _, module = trigger.partition(".")
     places = list(getattr(sys.modules.get(package), "__path__", ()))
     # A release without the module that every program with agents imports cannot be limited.
-    is_lacking = not any(
-        os.path.exists(os.path.join(place, *module.split(".")) + ".py") for place in places
-    )
+    files = [os.path.join(place, *module.split(".")) for place in places]
+    is_lacking = not any(os.path.exists(each + ".py") or os.path.isdir(each) for each in files)
+    if not FRAMEWORKS[trigger]:
+        return trigger in sys.modules or (package in sys.modules and is_lacking)
     if not places or not (trigger in sys.modules or is_lacking):
         return False
     classes = CLASSES.get(trigger, ())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.installed import INSTALL_ANY
-from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.bindings.known import FRAMEWORKS, know_installed
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
 from otel_limits.cli.doctor.program_imports import read_imports
 from otel_limits.core.secrets import redact_text
@@ -26,6 +26,7 @@ from otel_limits.settings.table import PREFIX
 from otel_limits.settings.variables import OTLP_PREFIX
 
 if TYPE_CHECKING:
+    from otel_limits.bindings.framework import Framework
     from otel_limits.cli.doctor.launcher import Launcher
     from otel_limits.cli.doctor.program_imports import Imports
 
@@ -116,8 +117,6 @@ def sandboxed(environ: Mapping[str, str], place: Path, url: str) -> dict[str, st
 PATIENCE_SECONDS: Final = 120
 """Timeout of the runaway agent, including imports on a slow machine."""
 
-KNOWN: Final = {framework.name: framework for framework in FRAMEWORKS}
-
 CAP: Final = 3
 TAIL_LINES: Final = 5
 """Lines of output to show if it failed."""
@@ -154,16 +153,17 @@ def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
         launcher: The launcher under test.
         environ: The application's environment.
     """
+    others = know_installed()
     imports = read_imports(launcher.program, environ)
-    first = _report(launcher, environ, [name for name in KNOWN if name in imports.frameworks])
+    first = _report(launcher, environ, [name for name in _known() if name in imports.frameworks])
     if isinstance(first, Finding):
         return [first]
     if "changed" in first:
         return [_changed(first, launcher)]
     installed = first["installed"]
     imported = [name for name in installed if name in imports.frameworks]
-    others = [name for name in imported or installed if name != first["name"]]
-    probed = {name: _report(launcher, environ, [name]) for name in others}
+    rest = [name for name in imported or installed if name != first["name"]]
+    probed = {name: _report(launcher, environ, [name]) for name in rest}
     reports = [first, *(each for each in probed.values() if not isinstance(each, Finding))]
     return [
         *_findings(reports, launcher, len(probed) + 1),
@@ -173,8 +173,14 @@ def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
             if isinstance(each, Finding)
         ),
         *_choice(imports, imported, installed),
+        *(fail("frameworks", sentence) for sentence in others.broken),
+        *(skipped("frameworks", sentence) for sentence in others.unused),
         _autoload(first),
     ]
+
+
+def _known() -> dict[str, Framework]:
+    return {framework.name: framework for framework in FRAMEWORKS}
 
 
 def _report(
@@ -206,8 +212,8 @@ def _start(
     # A launcher may configure exporters; none may reach a real collector.
     with collector() as url:
         report = str(place / "report.json")
-        names = [*wanted, *(each.name for each in FRAMEWORKS)]
-        frameworks = [(KNOWN[name].module, KNOWN[name].distribution) for name in names]
+        known = _known()
+        frameworks = [(known[name].module, known[name].distribution) for name in (*wanted, *known)]
         arguments = (report, json.dumps(FORCED), json.dumps(frameworks))
         command = [*launcher.words, str(program), *arguments]
         try:
@@ -274,7 +280,7 @@ def _choice(
 ) -> Iterator[Finding]:
     """Report which frameworks were left out, or why none was."""
     if imported:
-        for name in KNOWN:
+        for name in _known():
             if name in imports.frameworks and name not in installed:
                 text = f"Not probed: {imports.shown} imports it, but it is not installed."
                 yield skipped(name, text)

@@ -1,0 +1,282 @@
+"""Frameworks that other distributions limit: they name the object in an entry point.
+
+    [project.entry-points."otel_limits.frameworks"]
+    bots = "bots_limits:BOTS"
+
+The name is the module to wait for. `otel-limits run`, `otel-limits autoload install` and `enable()`
+read these entry points, and hand them as text to the processes that wait for the modules. The
+object is imported after its framework was. One that fails disables itself alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distributions,
+    packages_distributions,
+    version,
+)
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_limits.bindings.framework import BaseFramework
+from otel_limits.bindings.recognition import exists, has_name
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.secrets import redact_url
+from otel_limits.core.stop_json import stop_from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from otel_limits.bindings.framework import Framework, Gap
+    from otel_limits.core.events import Stop
+
+GROUP: Final = "otel_limits.frameworks"
+"""The group of the entry points."""
+
+DOTTED: Final = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+
+LINE: Final = re.compile(rf"({DOTTED})\s*=\s*({DOTTED})\s*:\s*({DOTTED})", re.ASCII)
+"""An entry point: a module to wait for, and the object, in its module."""
+
+HANDED: Final = re.compile(rf"({DOTTED})=({DOTTED}):({DOTTED})@([\w.-]+)@([\w.-]+)", re.ASCII)
+"""An entry point as text for another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPoint:
+    """The binding of a framework, as a distribution names it."""
+
+    waits_for: str
+    """The module of the framework that every program with agents imports."""
+    module: str
+    """The module of the binding."""
+    name: str
+    """The name of its object there."""
+    distribution: str
+    """The distribution of the binding."""
+    framework: str
+    """The distribution of the framework; that of the binding if it is not known."""
+
+    def __str__(self) -> str:
+        """Return it as text for another process."""
+        return f"{self.waits_for}={self.module}:{self.name}@{self.distribution}@{self.framework}"
+
+    @property
+    def line(self) -> str:
+        """The entry point as its distribution writes it."""
+        return f"{self.waits_for} = {self.module}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The entry points of this environment."""
+
+    entry_points: tuple[EntryPoint, ...] = ()
+    broken: tuple[str, ...] = ()
+    """Sentences about those whose frameworks are therefore not limited."""
+    unused: tuple[str, ...] = ()
+    """Sentences about those that are not used, although their frameworks may be limited."""
+
+    @property
+    def text(self) -> str:
+        """The entry points as text for another process."""
+        return " ".join(map(str, self.entry_points))
+
+
+def entry_points_of(text: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points that another process has handed to this one."""
+    return tuple(EntryPoint(*found.groups()) for found in HANDED.finditer(text))
+
+
+# --- reading metadata -----------------------------------------------------------------------------
+
+
+def read_installed(ours: Sequence[Framework]) -> Installed:
+    """Read the entry points of all distributions on the path.
+
+    Args:
+        ours: The frameworks that otel-limits itself limits, which need no other binding.
+    """
+    used: dict[str, EntryPoint] = {}
+    broken: list[str] = []
+    unused: list[str] = []
+    lines: list[tuple[str, str]] = []
+    for name, distribution in _distributions():
+        try:
+            lines += [(name, line) for line in _lines(distribution)]
+        except Exception as error:  # noqa: BLE001  whatever damaged metadata raises
+            unused.append(
+                f"{name}: its entry points cannot be read ({error!r}). If it limits a framework, "
+                "reinstall it."
+            )
+    # Sorted, so that the same one of two is used wherever they are installed.
+    for name, line in sorted(lines):
+        if (found := LINE.fullmatch(line)) is None:
+            broken.append(
+                f"{name}: its entry point {line!r:.200} in {GROUP} is not of the form "
+                "'module = binding:OBJECT'. Correct it, or uninstall the distribution."
+            )
+            continue
+        waits_for, module, path = found.groups()
+        package = waits_for.partition(".")[0]
+        if any(package in (each.name, *each.packages) for each in ours):
+            unused.append(
+                f"{name}: its entry point {line!r} is not used, as otel-limits itself limits "
+                f"{package}. Uninstall the distribution, or wait for another module."
+            )
+        elif waits_for in used:
+            first = used[waits_for].distribution
+            unused.append(
+                f"{name}: its entry point {line!r} is not used, as {first} limits {waits_for}. "
+                "Uninstall one of them."
+            )
+        else:
+            framework = _distribution_of(package, name)
+            used[waits_for] = EntryPoint(waits_for, module, path, name, framework)
+    return Installed(tuple(used.values()), tuple(broken), tuple(unused))
+
+
+def _distributions() -> Iterator[tuple[str, Distribution]]:
+    """Yield the distributions by their names, those that Python would import from."""
+    seen = set()
+    for distribution in distributions():
+        try:
+            written = distribution.metadata["Name"] or ""
+        except Exception:  # noqa: BLE001  its entry points may be readable
+            written = ""
+        name = re.sub(r"[^\w.-]+", "-", written, flags=re.ASCII) or "unnamed"
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key not in seen or not written:
+            seen.add(key)
+            yield name, distribution
+
+
+def _lines(distribution: Distribution) -> Iterator[str]:
+    """Yield the lines of our group, so that an error in another one does not matter."""
+    group = ""
+    for line in map(str.strip, (distribution.read_text("entry_points.txt") or "").splitlines()):
+        if line.startswith("["):
+            group = line.strip("[] ")
+        elif group == GROUP and line and not line.startswith(("#", ";")):
+            yield line
+
+
+def _distribution_of(package: str, binding: str) -> str:
+    """Return the distribution of a package: that of its binding, or another one."""
+    found = packages_distributions().get(package, [])
+    if binding in found:
+        return binding
+    for name in (*found, package):  # usually, a distribution has the name of its package
+        try:
+            version(name)
+        except PackageNotFoundError:
+            continue
+        return name
+    return binding
+
+
+# --- the frameworks -------------------------------------------------------------------------------
+
+
+class BindingError(Exception):
+    """A binding of another distribution cannot be used. Its text names it, and what to do."""
+
+
+class ThirdPartyFramework(BaseFramework):
+    """A framework whose binding is imported once the framework has been."""
+
+    def __init__(self, entry_point: EntryPoint) -> None:
+        """Wait for the module that an entry point names."""
+        super().__init__()
+        self.entry_point = entry_point
+        self.name = self.module = entry_point.waits_for
+        self.packages = (self.module.partition(".")[0],)
+        self.distribution = entry_point.framework
+        self._binding: BaseFramework | None = None
+
+    def obstacle_on_disk(self) -> str | None:
+        """Return what prevents limits, as far as it can be seen without an import."""
+        if not exists(self.module):
+            return str(self._lacking())
+        if has_name(self.entry_point.module, self.entry_point.name) is False:
+            return str(self._error("names an object that does not exist"))
+        return None
+
+    def gaps(self) -> Sequence[Gap]:
+        """Import the binding.
+
+        Raises:
+            BindingError: It cannot be used.
+        """
+        if not exists(self.module):
+            raise self._lacking()
+        return self._tried("gaps", self._load().gaps)
+
+    def watch(self) -> None:
+        """Track every invocation, once the binding is imported.
+
+        Not before `gaps`, which is called when all modules of the framework can be imported.
+        """
+        if self._binding is not None:
+            self._binding.host = self.host
+            self._tried("watch", self._binding.watch)
+
+    def release(self) -> bool:
+        """Stop tracking invocations."""
+        return self._binding is not None and bool(self._tried("release", self._binding.release))
+
+    @suppress_errors("binding")
+    def marker_of(self, result: Any) -> Mapping[str, Any] | None:
+        """Return the stop that a halt left in a message or a result, else `None`."""
+        marker = None if self._binding is None else self._binding.marker_of(result)
+        if marker is not None:
+            stop_from_json(marker)  # here, where an error of the binding is no one's but its own
+        return marker
+
+    def stops_of(self, result: Any) -> Sequence[Stop]:
+        """Return the stops in a message, a result or an exception."""
+        return self._stops_of(result) or ()
+
+    @suppress_errors("binding")
+    def _stops_of(self, result: Any) -> Sequence[Stop]:
+        return () if self._binding is None else tuple(self._binding.stops_of(result))
+
+    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
+        """Run an agent with a scripted model, for `otel-limits doctor`."""
+        return self._load().run_away(most_calls, observe)
+
+    def _load(self) -> BaseFramework:
+        if self._binding is None:
+            binding, stop_reasons, successes = self._tried("import", self._imported)
+            self.stop_reasons, self.successes = stop_reasons, successes
+            binding.host = self.host
+            self._binding = binding
+        return self._binding
+
+    def _imported(self) -> tuple[BaseFramework, Collection[str], Collection[str]]:
+        value: Any = import_module(self.entry_point.module)
+        for name in self.entry_point.name.split("."):
+            value = getattr(value, name)
+        if not isinstance(value, BaseFramework):
+            raise TypeError(f"{value!r:.100} is no instance of a subclass of BaseFramework")
+        return value, tuple(map(str, value.stop_reasons)), tuple(map(str, value.successes))
+
+    def _tried(self, action: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (Exception, SystemExit) as error:
+            raise self._error(f"failed in {action} ({redact_url(repr(error))})") from error
+
+    def _lacking(self) -> BindingError:
+        return self._error(f"waits for a module that {self.distribution} does not have")
+
+    def _error(self, problem: str) -> BindingError:
+        point = self.entry_point
+        return BindingError(
+            f"{point.distribution}: its entry point {point.line!r} {problem}, so agents of "
+            f"{self.module} are not limited. Correct, upgrade or uninstall {point.distribution}."
+        )

@@ -1,0 +1,173 @@
+"""A framework that the distribution of somebody else limits, in programs that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests import third_party
+from tests.launching import BIN, RUN, execute
+from tests.programs.test_autoload import Environment
+
+if TYPE_CHECKING:
+    from tests.launching import Ended
+
+PROGRAM: Final = """
+import asyncio, json, sys
+import bots
+
+class Endless(bots.Model):
+    calls = 0
+    async def ask(self, messages, tools):
+        self.calls += 1
+        more = [("1", "look", None)] if self.calls < 9 else []
+        return bots.Reply(tools=more, tokens=(10, 5))
+
+async def look(_):
+    return "nothing"
+
+bot = bots.Bot("bob", Endless(), {"look": look})
+ending = asyncio.run(bot.run("go"))
+ended = {"reason": ending.reason, "calls": bot.model.calls}
+if "prometheus_client" in sys.modules:
+    found = sys.modules["prometheus_client"].REGISTRY.get_sample_value
+    name = "otel_limits_enforcing"
+    ways = ("run", "autoload", "code", "parent")
+    values = (found(name, {"framework": "bots", "source": way}) for way in ways)
+    ended["enforcing"] = [value for value in values if value is not None]
+print(json.dumps(ended))
+"""
+
+HALTED: Final = {"reason": "max_turns", "calls": 3, "enforcing": [1.0]}
+
+CHECK: Final = (sys.executable, "-m", "otel_limits.cli", "check")
+CAPS: Final = {"OTEL_LIMITS_MAX_TURNS": "3", "OTEL_LIMITS_METRICS": "prometheus"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory into which pip has installed the binding as its authors would build it."""
+    place = tmp_path_factory.mktemp("site")
+    project = third_party.write_project(tmp_path_factory.mktemp("source") / "bots-limits")
+    offline = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
+    command = (sys.executable, "-m", "pip", "install", "-q", *offline, "--target", str(place))
+    subprocess.run((*command, str(project)), check=True, timeout=120)
+    third_party.install_framework(place)
+    return place
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    """A program with an agent of that framework."""
+    path = tmp_path / "app.py"
+    path.write_text(f"import prometheus_client\n{PROGRAM}")
+    return str(path)
+
+
+def result(ended: Ended) -> Any:
+    """Return what a program printed of its agent."""
+    assert ended.status == 0, ended.log
+    assert "internal error" not in ended.log, ended.log
+    assert sum(" halted" in line for line in ended.log.splitlines()) == 1, ended.log
+    return json.loads(ended.output.splitlines()[-1])
+
+
+# --- ways of enabling -----------------------------------------------------------------------------
+
+
+def test_run_limits_a_framework_of_another_distribution(
+    site: Path, program: str, tmp_path: Path
+) -> None:
+    """Its halt is in the metrics and in the ledger."""
+    ledger = tmp_path / "ledger.db"
+    ended = execute(
+        *(*RUN, "--ledger", str(ledger), "--", sys.executable, program),
+        PYTHONPATH=str(site),
+        **CAPS,
+    )
+    assert result(ended) == HALTED
+    with closing(sqlite3.connect(ledger)) as rows:
+        found = rows.execute("SELECT agent, reason, action FROM otel_limits_invocations").fetchall()
+        calls = rows.execute("SELECT provider, input_tokens FROM otel_limits_model_calls")
+        assert calls.fetchall() == [("bots", 10)] * 3
+    assert found == [("bob", "max_turns", "halted")]
+
+
+def test_autoload_limits_a_framework_of_another_distribution(
+    site: Path, program: str, tmp_path: Path
+) -> None:
+    """The list of them is written when autoload is installed."""
+    made = Environment(tmp_path / "environment")
+    with (made.site / "_packages.pth").open("a") as file:
+        file.write(f"{site}\n")
+    assert made.autoload("install").log == ""
+    assert "bots=bots_limits:BOTS" in (made.site / "otel_limits_startup.py").read_text()
+    assert made.autoload("status").status == 0
+    ended = execute(made.python, program, OTEL_LIMITS_LEDGER="none", **CAPS)
+    assert result(ended) == HALTED
+
+
+def test_autoload_is_outdated_once_a_framework_was_installed(site: Path, tmp_path: Path) -> None:
+    """Its agents would run without limits, and nothing else would show it."""
+    made = Environment(tmp_path / "environment")
+    made.autoload("install")
+    with (made.site / "_packages.pth").open("a") as file:
+        file.write(f"{site}\n")
+    assert made.autoload("status").output.startswith("Outdated:")
+    check = execute(made.python, "-m", "otel_limits.cli", "check", **CAPS)
+    assert "Run: otel-limits autoload install" in check.log
+
+
+def test_enable_limits_a_framework_of_another_distribution(
+    site: Path, program: str, tmp_path: Path
+) -> None:
+    """In this process and in a child of it."""
+    parent = tmp_path / "parent.py"
+    parent.write_text(
+        "import runpy, subprocess, sys\nimport otel_limits\notel_limits.enable(max_turns=3)\n"
+        "subprocess.run([sys.executable, sys.argv[1]], check=True)\n"
+        "runpy.run_path(sys.argv[1])\n"
+    )
+    ended = execute(
+        *(sys.executable, str(parent), program),
+        PYTHONPATH=str(site),
+        OTEL_LIMITS_LEDGER="none",
+        OTEL_LIMITS_METRICS="prometheus",
+    )
+    assert ended.status == 0, ended.log
+    assert [json.loads(line) for line in ended.output.splitlines()] == [HALTED, HALTED]
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [(), ("--probe",)], ids=["on disk", "probed"])
+def test_check_names_the_framework_with_its_release(site: Path, options: tuple[str, ...]) -> None:
+    """That of the framework, not that of its binding."""
+    ended = execute(*CHECK, *options, PYTHONPATH=str(site), **CAPS)
+    assert (ended.status, ended.log) == (0, "")
+    assert [each.split() for each in ended.output.splitlines() if each.startswith("bots")] == [
+        ["bots", "bots", "1.5", *(["probed"] if options else ["not", "probed"])]
+    ]
+
+
+def test_doctor_halts_an_agent_of_the_framework(site: Path, tmp_path: Path) -> None:
+    """Here, in a thread pool and in a child process."""
+    program = tmp_path / "app.py"
+    program.write_text("import bots\n")
+    words = (str(BIN / "otel-limits"), "doctor", "--json", "--")
+    ended = execute(
+        *(*words, *RUN, "--", sys.executable, str(program)), PYTHONPATH=str(site), **CAPS
+    )
+    findings = json.loads(ended.output)["findings"]
+    texts = {each["name"]: each["text"] for each in findings if each["status"] == "ok"}
+    assert texts["bots"] == "bots 1.5: all required APIs exist.", findings
+    for name in ("runaway", "thread pool", "child"):
+        assert texts[name].startswith("Halted after 3 of 3 turns"), findings
