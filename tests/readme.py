@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import otel_limits
+import otel_limits.frameworks
 import otel_limits.testing
 from otel_limits.bindings.gateways import SPENT
 from otel_limits.cli.check import shown
@@ -133,7 +134,7 @@ def describe_buckets(buckets: Sequence[float]) -> str:
 def names_table() -> str:
     """Format all public names: the value of a constant, the first line of any other docstring."""
     rows = []
-    for module in (otel_limits, otel_limits.testing):
+    for module in (otel_limits, otel_limits.testing, otel_limits.frameworks):
         for name in module.__all__:
             value = getattr(module, name)
             text = f'`"{value}"`' if isinstance(value, str) else ALIASES.get(name) or value.__doc__

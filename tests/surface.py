@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 import otel_limits
+import otel_limits.frameworks
 import otel_limits.testing
 from otel_limits.audit.questions import QUESTIONS
 from otel_limits.cli import quotas
@@ -159,7 +160,7 @@ def exceptions() -> Iterator[str]:
 
 def public_names() -> Iterator[str]:
     """Yield each public name, with its parameters if it has them."""
-    for module in (otel_limits, otel_limits.testing):
+    for module in (otel_limits, otel_limits.testing, otel_limits.frameworks):
         for name in module.__all__:
             yield f"{module.__name__}.{name}{_parameters(getattr(module, name))}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 
 class Patches:
@@ -30,6 +30,17 @@ class Patches:
         """Set an attribute of a class and remember the original, if any."""
         self._originals[owner, name] = vars(owner).get(name), ours
         setattr(owner, name, ours)
+
+    def wrap_all(self, owner: type, wrappers: Mapping[str, Callable[[Any], Any]]) -> None:
+        """Wrap methods of a class and of those that are derived from it, now and later."""
+
+        def wrap(derived: type) -> None:
+            for name, wrapper in wrappers.items():
+                self.wrap(derived, name, wrapper)
+
+        self.watch_subclasses(owner, wrap)
+        for each in (owner, *subclasses_of(owner)):
+            wrap(each)
 
     def watch_subclasses(self, owner: Any, watch: Callable[[Any], None]) -> None:
         """Call `watch` with each class that is derived from `owner` from now on, only once."""

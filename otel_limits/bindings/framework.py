@@ -8,6 +8,7 @@ Another distribution names its object in an entry point: see `bindings/third_par
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +20,7 @@ from otel_limits.core.stop_json import stop_from_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from otel_limits.bindings.invocation import InvocationInProgress
     from otel_limits.core.events import Stop
     from otel_limits.core.policy import Overrides, Policy
     from otel_limits.otel.span_names import SpanNames
@@ -163,11 +165,11 @@ class Framework(Protocol):
         """
 
 
-class BaseFramework:
+class BaseFramework(ABC):
     """A framework whose names are not checked, and whose spans are made by otel-limits.
 
-    A binding overrides what is different: at least `name`, `module`, `distribution`, `watch`,
-    `release`, `marker_of` and `run_away`.
+    A binding overrides what is different: at least `invocation`, `watch`, `marker_of` and
+    `run_away`.
     """
 
     name = module = distribution = requirement = ""
@@ -177,25 +179,49 @@ class BaseFramework:
     without = ""
     parts: Collection[str] = ()
     spans: SpanNames | None = None
-    stop_reasons: Collection[str] = ()
-    successes: Collection[str] = ()
+    stop_reasons: Collection[str] = ("end_turn", "interrupt")
+    successes: Collection[str] = ("end_turn",)
     host: Host | None = None
+    invocation: type[InvocationInProgress]
+    """The class of its invocations."""
 
     def __init__(self) -> None:
         """Create a framework without patches."""
         self.patches = Patches()
 
+    def begin(self, agent: str, **state: Any) -> Any:
+        """Begin an invocation; return `None` if agents are not limited.
+
+        Args:
+            agent: The name of the agent.
+            state: Arguments of `InvocationInProgress.start`, and fields of the binding's class.
+        """
+        if self.host is None or not self.host.is_on:
+            return None
+        self.host.prepare(has_own=False)
+        return self.invocation.start(self.host, agent, **state)
+
     def gaps(self) -> Sequence[Gap]:
-        """Return no gap."""
+        """Return the names of the framework that are used but missing."""
         return ()
 
     def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has no parts
         """Return no gap."""
         return ()
 
+    @abstractmethod
+    def watch(self) -> None:
+        """Wrap the methods of the framework with `patches`. Idempotent."""
+
+    def release(self) -> bool:
+        """Restore the methods, and end the invocations in progress."""
+        self.patches.restore()
+        self.invocation.abort_all()
+        return False
+
+    @abstractmethod
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
         """Return the stop that a halt left in a message or a result, else `None`."""
-        raise NotImplementedError
 
     def stops_of(self, result: Any) -> Sequence[Stop]:
         """Return the stop in a message or a result, or that of an exception."""
@@ -204,3 +230,15 @@ class BaseFramework:
             return () if stop is None else (stop,)
         marker = self.marker_of(result)
         return () if marker is None else (stop_from_json(marker),)
+
+    @abstractmethod
+    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
+        """Run an agent with a scripted model, for `otel-limits doctor`.
+
+        Args:
+            most_calls: How often the model requests a tool; then it answers.
+            observe: Called by the tool.
+
+        Returns:
+            The number of its model calls, and the reason for its end.
+        """

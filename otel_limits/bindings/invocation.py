@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 
-from otel_limits.bindings.admission import Admission
+from otel_limits.bindings.admission import Admission, halt_from_error
+from otel_limits.bindings.extensions import declined_verdict, extend, question
 from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.span_writer import write_end, write_halt
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
+from otel_limits.core.stop_json import stop_to_json
 from otel_limits.runs.current import CURRENT, TASK_SCOPE, current_scope, for_threads
 from otel_limits.runs.run import Run
 
@@ -34,6 +36,18 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Policy, Verdict
     from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.current import TaskScope
+
+
+class LoopEndError(BaseException):
+    """Ends an agent from within a model call, deep in the framework's loop.
+
+    Not an `Exception`, which retries of the framework or the application's code would handle.
+    """
+
+    def __init__(self, verdict: Verdict, *, asks: bool = False) -> None:
+        """End it by a halt, or because it asks a person."""
+        super().__init__(verdict.reason)
+        self.verdict, self.asks = verdict, asks
 
 
 @dataclass(slots=True)
@@ -123,6 +137,8 @@ class InvocationInProgress(Admission):
         attributes: Mapping[str, object] = MappingProxyType({}),
         session_id: str | None = None,
         note: str = "",
+        asked: object = None,
+        answer: object = None,
         **state: Any,
     ) -> Self:
         """Start an invocation, with a span below the current one.
@@ -134,13 +150,19 @@ class InvocationInProgress(Admission):
             attributes: Attributes for quotas and the audit.
             session_id: The ID of its conversation, if any.
             note: A remark on the name for the log.
+            asked: The question for a person that it continues after, if any.
+            answer: The answer, which may extend the limit.
             state: Further fields of the binding's own class.
         """
+        policy = policy or host.policy(agent)
+        if asked is not None:
+            policy = extend(policy, answer)
+            state["verdict"] = declined_verdict(asked, answer)
         span = start_agent_span(agent, session_id) or trace.INVALID_SPAN
         context = span.get_span_context()
         run = host.runs.start(
             agent,
-            policy or host.policy(agent),
+            policy,
             context.trace_id,
             context.span_id,
             sampled=context.trace_flags.sampled,
@@ -173,13 +195,69 @@ class InvocationInProgress(Admission):
             otel_context.detach(attached)
             CURRENT.reset(entered)
 
+    # --- what a binding says of its framework, for `follow_run` -----------------------------------
+
+    def reason_of(self, result: Any) -> str:  # noqa: ARG002  not every framework has words for it
+        """Return the framework's reason for the end of an agent that has not been halted."""
+        return "end_turn"
+
+    def result_of_halt(self, text: str) -> Any:  # noqa: ARG002
+        """Return the result of a halted agent, with a text for the end user as its last message.
+
+        By default it has none, and the limit's error is raised.
+        """
+        return None
+
+    def result_of_question(self, asked: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        """Return the result of an agent that waits for a person.
+
+        Store the question, and begin the next invocation with it and the answer. By default there
+        is no such result, and the agent is halted instead.
+
+        Args:
+            asked: The question, as JSON values. `question` is its text.
+        """
+        return None
+
+    def with_marker(self, result: Any, marker: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        """Return the result of a halted agent with the stop, where `marker_of` finds it.
+
+        Args:
+            result: The result.
+            marker: The stop, as JSON values. `reason` is its reason.
+        """
+        return result
+
     def succeed(self, result: Any) -> Any:
         """Note that the agent has ended by itself, and return what the application gets."""
+        self.reason = suppress_errors("binding")(self.reason_of)(result) or "end_turn"
+        if self.is_halted and self.run.verdict is not None:  # by the model's last answer
+            return self._marked(result, self.run.verdict, synthetic=False) or result
         return result
 
     def end_by(self, error: BaseException) -> Any:
         """Return the end of an agent that was halted, or raise the exception that has ended it."""
-        raise error
+        verdict = error.verdict if isinstance(error, LoopEndError) else None
+        if verdict is None and isinstance(error, Exception):  # e.g. of a refused side call
+            verdict = halt_from_error(self, error)
+        if verdict is None:
+            raise error
+        if isinstance(error, LoopEndError) and error.asks:
+            asked = question(verdict, self.run.invocation)
+            paused = suppress_errors("binding")(self.result_of_question)(asked)
+            if paused is not None:
+                return self.succeed(paused)
+        result = suppress_errors("binding")(self.result_of_halt)(self.halt(verdict) or "")
+        if result is not None:
+            result = self._marked(result, verdict, synthetic=True) or result
+        if self.run.raised or result is None:
+            raise limit_reached(verdict, self.run.stop(verdict.reason)) from error
+        return result
+
+    @suppress_errors("binding")
+    def _marked(self, result: Any, verdict: Verdict, *, synthetic: bool) -> Any:
+        stop = stop_to_json(self.run.stop(verdict.reason))
+        return self.with_marker(result, {**stop, "synthetic": synthetic})
 
     # --- its turns --------------------------------------------------------------------------------
 
@@ -324,6 +402,15 @@ class InvocationInProgress(Admission):
         self._close(error)
         self._finish_run(reason)
 
+    @classmethod
+    def abort_all(cls) -> None:
+        """End the invocations of one framework when otel-limits is disabled."""
+        for each in [
+            live for live in list(LIVE)[::-1] if isinstance(live, cls)
+        ]:  # inner ones first
+            each.run.released = True
+            each.finish("aborted")
+
     @suppress_errors("binding")
     def _close(self, error: BaseException | None) -> None:
         self.end_turns()
@@ -349,11 +436,12 @@ def follow_run(begin: Callable[..., InvocationInProgress | None]) -> Callable[[A
         begin: Begins an invocation, with the arguments of the method; `None` if there are no
             limits.
     """
+    guarded = suppress_errors("binding")(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         async def run(*args: Any, **options: Any) -> Any:
-            if (invocation := begin(*args, **options)) is None:
+            if (invocation := guarded(*args, **options)) is None:
                 return await original(*args, **options)
             failure: Exception | None = None
             try:
@@ -361,7 +449,7 @@ def follow_run(begin: Callable[..., InvocationInProgress | None]) -> Callable[[A
                     try:
                         result = await original(*args, **options)
                     except BaseException as error:  # noqa: BLE001  raised again if it is not ours
-                        result = invocation.end_by(error)
+                        return invocation.end_by(error)
                 return invocation.succeed(result)
             except Exception as error:
                 failure, invocation.reason = error, "error"
@@ -380,13 +468,6 @@ P = TypeVar("P", bound=InvocationInProgress)
 
 LIVE: Final[dict[InvocationInProgress, None]] = {}
 """Invocations in progress, to end them when otel-limits is disabled."""
-
-
-def abort_all(kind: type[InvocationInProgress]) -> None:
-    """End the invocations of one framework when otel-limits is disabled."""
-    for each in [live for live in list(LIVE)[::-1] if isinstance(live, kind)]:  # inner ones first
-        each.run.released = True
-        each.finish("aborted")
 
 
 def invocation_of_task(kind: type[P]) -> P | None:

@@ -15,12 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from otel_limits.bindings.extensions import report_not_asked
-from otel_limits.bindings.gateways import chain_of
-from otel_limits.bindings.invocation import InvocationInProgress
-from otel_limits.bindings.own_spans import write_call_span
-from otel_limits.bindings.owned_streams import owned
-from otel_limits.bindings.path import (
+from otel_limits.bindings.admission import (
     IMMEDIATE,
     Refusal,
     admit_side_call,
@@ -28,7 +23,8 @@ from otel_limits.bindings.path import (
     settle_call,
 )
 from otel_limits.bindings.extensions import report_not_asked
-from otel_limits.bindings.invocation import InvocationInProgress
+from otel_limits.bindings.gateways import chain_of
+from otel_limits.bindings.invocation import InvocationInProgress, LoopEndError, scope_of_task
 from otel_limits.bindings.own_spans import write_call_span
 from otel_limits.bindings.owned_streams import owned
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
@@ -46,8 +42,11 @@ from otel_limits.core.texts import (
 from otel_limits.runs.current import ENCLOSING_CALL, EnclosingCall
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 
+    from typing_extensions import Self
+
+    from otel_limits.bindings.invocation import ToolAnswer
     from otel_limits.core.policy import Verdict
     from otel_limits.core.usage import UsageRecord
     from otel_limits.runs.calls import InFlightCall
@@ -66,16 +65,17 @@ LEFT: Final = (GeneratorExit, asyncio.CancelledError)
 # --- wrappers of a model's methods ----------------------------------------------------------------
 
 # Each takes a function that describes a request, with the arguments of the method; `None` means
-# that it belongs to no invocation. It returns the wrapper of a method of one kind.
+# that it belongs to no invocation, as does an error in it. It returns the wrapper of a method of one kind.
 
 
 def follow(begin: Begin) -> Wrapper:
     """Follow a method that returns an answer."""
+    guarded = suppress_errors("binding")(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def answer(*args: Any, **options: Any) -> Any:
-            if (request := begin(*args, **options)) is None:
+            if (request := guarded(*args, **options)) is None:
                 return original(*args, **options)
             return answered_blocking(request, lambda: request.send(original))
 
@@ -86,11 +86,12 @@ def follow(begin: Begin) -> Wrapper:
 
 def follow_async(begin: Begin) -> Wrapper:
     """Follow a coroutine method that returns an answer."""
+    guarded = suppress_errors("binding")(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         async def answer(*args: Any, **options: Any) -> Any:
-            if (request := begin(*args, **options)) is None:
+            if (request := guarded(*args, **options)) is None:
                 return await original(*args, **options)
             return await answered(request, lambda: request.send(original))
 
@@ -101,11 +102,12 @@ def follow_async(begin: Begin) -> Wrapper:
 
 def follow_parts(begin: Begin) -> Wrapper:
     """Follow a method that yields the parts of an answer."""
+    guarded = suppress_errors("binding")(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def stream(*args: Any, **options: Any) -> Iterator[Any]:
-            if (request := begin(*args, **options)) is None:
+            if (request := guarded(*args, **options)) is None:
                 yield from original(*args, **options)
             else:
                 yield from streamed_blocking(request, lambda: request.send(original))
@@ -117,11 +119,12 @@ def follow_parts(begin: Begin) -> Wrapper:
 
 def follow_parts_async(begin: Begin) -> Wrapper:
     """Follow an asynchronous method that yields the parts of an answer."""
+    guarded = suppress_errors("binding")(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def stream(*args: Any, **options: Any) -> AsyncIterator[Any]:
-            if (request := begin(*args, **options)) is None:
+            if (request := guarded(*args, **options)) is None:
                 parts: AsyncIterator[Any] = original(*args, **options)
                 return parts
             return streamed(request, lambda: request.send(original))
@@ -304,7 +307,41 @@ class ModelCallInProgress(ABC):
     _token: Any = field(default=None, kw_only=True)
     _thrown: BaseException | None = field(default=None, kw_only=True)
 
+    @classmethod
+    def start(cls, kind: type[InvocationInProgress], **state: Any) -> Self | None:
+        """Begin a request of the current task; return `None` if it belongs to no invocation.
+
+        Args:
+            kind: The binding's class of invocations, whose loop makes such requests.
+            state: Further fields of the binding's own class.
+        """
+        path, run = scope_of_task(kind)
+        if run is None:
+            return None
+        can_ask = kind.result_of_question is not InvocationInProgress.result_of_question
+        request = cls(run, path, [], outer=enclosing_request(run), can_ask=can_ask, **state)
+        call, outer = request.describe(), request.outer
+        if outer is not None and outer.gives_call(call):
+            request.calls, request.is_admitted = [*outer.calls], True
+            return request
+        request.calls = [call]
+        if path is not None:
+            call.id = str(next(IDS))
+            path.end_turns(request.tool_results)
+        return request
+
     # --- what a binding says of its framework -----------------------------------------------------
+
+    def describe(self) -> InFlightCall:
+        """Return the call that a request is, for `start`."""
+        raise NotImplementedError
+
+    def tool_results(self) -> Mapping[str, ToolAnswer]:
+        """Return the results that the conversation shows, by the ID of the tool call.
+
+        They are for calls that no tool has answered, e.g. as its name is unknown.
+        """
+        return {}
 
     @abstractmethod
     def send(self, method: Any) -> Any:
@@ -327,7 +364,7 @@ class ModelCallInProgress(ABC):
         """
 
     def note_part(self, part: Any) -> bool:  # noqa: ARG002  for frameworks without streams
-        """Note a part of a stream. Return whether the answer is complete."""
+        """Note a part of a stream, e.g. with `note_text`. Return whether the answer is complete."""
         return False
 
     def note_end_of_parts(self) -> None:  # noqa: B027  the last part may say so
@@ -362,9 +399,9 @@ class ModelCallInProgress(ABC):
     def prepare(self, path: InvocationInProgress) -> None:  # noqa: B027  few have to
         """Raise what interrupts the agent if it still waits for a human, or note an obstacle."""
 
-    @abstractmethod
     def halted(self, verdict: Verdict, cause: BaseException | None) -> Any:
         """End the agent: return our answer, or raise what ends the agent's loop."""
+        raise LoopEndError(verdict) from cause
 
     def halted_parts(self, verdict: Verdict, cause: BaseException | None) -> Iterable[Any]:
         """Do the same as `halted` for a stream."""
@@ -372,7 +409,7 @@ class ModelCallInProgress(ABC):
 
     def asked(self, verdict: Verdict) -> Any:
         """Interrupt the agent for a human: return our answer, or raise."""
-        return self.halted(verdict, None)
+        raise LoopEndError(verdict, asks=True)
 
     def asked_parts(self, verdict: Verdict) -> Iterable[Any]:
         """Do the same as `asked` for a stream."""
@@ -555,6 +592,11 @@ class ModelCallInProgress(ABC):
     def read_answer(self, answer: Any) -> None:
         """Note the answer to a request."""
         self.note_answer(answer)
+
+    def note_text(self, text: str) -> None:
+        """Note a part of the text that the model streams."""
+        self.calls[0].has_content = True
+        self.calls[0].parts.append(text)
 
     def note(self, call: InFlightCall, answer: Any, usage: UsageRecord, text: str) -> None:
         """Note the answer to a call.

@@ -107,6 +107,8 @@ def spec_of(name: str) -> ModuleSpec | None:
         if end < len(name) and module is not None:
             path = list(getattr(module, "__path__", ()))
             continue
+        if path is not None and not path:  # within a module
+            return None
         spec = _ask_finders(name[:end], path)
         if spec is None:
             return None

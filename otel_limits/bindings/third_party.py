@@ -10,6 +10,7 @@ object is imported after its framework was. One that fails disables itself alone
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from importlib import import_module
@@ -82,6 +83,16 @@ class Installed:
     """Sentences about those that are not used, although their frameworks may be limited."""
 
     @property
+    def absent(self) -> Sequence[str]:
+        """Sentences about those whose frameworks are not installed."""
+        return [
+            f"{each.distribution}: its entry point {each.line!r} waits for a module that is not "
+            "installed."
+            for each in self.entry_points
+            if not exists(each.waits_for.partition(".")[0])
+        ]
+
+    @property
     def text(self) -> str:
         """The entry points as text for another process."""
         return " ".join(map(str, self.entry_points))
@@ -104,17 +115,24 @@ def read_installed(ours: Sequence[Framework]) -> Installed:
     used: dict[str, EntryPoint] = {}
     broken: list[str] = []
     unused: list[str] = []
-    lines: list[tuple[str, str]] = []
-    for name, distribution in _distributions():
+    lines: list[tuple[str, str, Distribution]] = []
+    seen = set()
+    for distribution in distributions():
         try:
-            lines += [(name, line) for line in _lines(distribution)]
-        except Exception as error:  # noqa: BLE001  whatever damaged metadata raises
+            found = list(_lines(distribution))
+        except Exception as error:  # noqa: BLE001  of this distribution alone
             unused.append(
-                f"{name}: its entry points cannot be read ({error!r}). If it limits a framework, "
-                "reinstall it."
+                f"{_name_of(distribution)}: its entry points cannot be read ({error!r}). If it "
+                "limits a framework, reinstall it."
             )
+            continue
+        name = _name_of(distribution) if found else ""
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key not in seen:  # else it is hidden by the same distribution earlier on the path
+            lines += [(name, line, distribution) for line in found]
+            seen.add(key)
     # Sorted, so that the same one of two is used wherever they are installed.
-    for name, line in sorted(lines):
+    for name, line, distribution in sorted(lines, key=lambda each: each[:2]):
         if (found := LINE.fullmatch(line)) is None:
             broken.append(
                 f"{name}: its entry point {line!r:.200} in {GROUP} is not of the form "
@@ -135,48 +153,39 @@ def read_installed(ours: Sequence[Framework]) -> Installed:
                 "Uninstall one of them."
             )
         else:
-            framework = _distribution_of(package, name)
+            framework = _distribution_of(package, distribution) or name
             used[waits_for] = EntryPoint(waits_for, module, path, name, framework)
     return Installed(tuple(used.values()), tuple(broken), tuple(unused))
 
 
-def _distributions() -> Iterator[tuple[str, Distribution]]:
-    """Yield the distributions by their names, those that Python would import from."""
-    seen = set()
-    for distribution in distributions():
-        try:
-            written = distribution.metadata["Name"] or ""
-        except Exception:  # noqa: BLE001  its entry points may be readable
-            written = ""
-        name = re.sub(r"[^\w.-]+", "-", written, flags=re.ASCII) or "unnamed"
-        key = re.sub(r"[-_.]+", "-", name).lower()
-        if key not in seen or not written:
-            seen.add(key)
-            yield name, distribution
-
-
 def _lines(distribution: Distribution) -> Iterator[str]:
     """Yield the lines of our group, so that an error in another one does not matter."""
-    group = ""
-    for line in map(str.strip, (distribution.read_text("entry_points.txt") or "").splitlines()):
+    text, group = distribution.read_text("entry_points.txt") or "", ""
+    for line in map(str.strip, text.splitlines() if GROUP in text else ()):
         if line.startswith("["):
             group = line.strip("[] ")
         elif group == GROUP and line and not line.startswith(("#", ";")):
             yield line
 
 
-def _distribution_of(package: str, binding: str) -> str:
-    """Return the distribution of a package: that of its binding, or another one."""
-    found = packages_distributions().get(package, [])
-    if binding in found:
-        return binding
-    for name in (*found, package):  # usually, a distribution has the name of its package
-        try:
-            version(name)
-        except PackageNotFoundError:
-            continue
-        return name
-    return binding
+def _name_of(distribution: Distribution) -> str:
+    try:
+        name = distribution.metadata["Name"] or ""
+    except Exception:  # noqa: BLE001  its entry points are readable
+        name = ""
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII) or "unnamed"
+
+
+def _distribution_of(package: str, binding: Distribution) -> str | None:
+    """Return the distribution of a package; `None` if it is that of the binding, or unknown."""
+    files = {each.parts[0].removesuffix(".py") for each in binding.files or () if each.parts}
+    if package in files:
+        return None
+    with contextlib.suppress(PackageNotFoundError):  # usually, it has the name of its package
+        version(package)
+        return package
+    # Last, because it reads the metadata of all packages, which takes a third of a second.
+    return next(iter(packages_distributions().get(package, ())), None)
 
 
 # --- the frameworks -------------------------------------------------------------------------------
@@ -234,7 +243,7 @@ class ThirdPartyFramework(BaseFramework):
         """Return the stop that a halt left in a message or a result, else `None`."""
         marker = None if self._binding is None else self._binding.marker_of(result)
         if marker is not None:
-            stop_from_json(marker)  # here, where an error of the binding is no one's but its own
+            stop_from_json(marker)  # whose error affects nothing else here
         return marker
 
     def stops_of(self, result: Any) -> Sequence[Stop]:
@@ -262,7 +271,7 @@ class ThirdPartyFramework(BaseFramework):
         for name in self.entry_point.name.split("."):
             value = getattr(value, name)
         if not isinstance(value, BaseFramework):
-            raise TypeError(f"{value!r:.100} is no instance of a subclass of BaseFramework")
+            raise TypeError(f"{value!r:.100} is not an instance of a subclass of BaseFramework")
         return value, tuple(map(str, value.stop_reasons)), tuple(map(str, value.successes))
 
     def _tried(self, action: str, call: Callable[[], Any]) -> Any:

@@ -7,12 +7,12 @@ functions at the beginning wrap the method that runs it.
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from opentelemetry import context as otel_context
 
 from otel_limits.bindings.halted_agents import is_text_of_halt, raised_text, reworded_text
+from otel_limits.bindings.invocation import invocation_of_task
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import not_run_note, refusal_note
 from otel_limits.runs.clock import CLOCK
@@ -20,6 +20,8 @@ from otel_limits.runs.current import CURRENT, TASK_SCOPE, TaskScope, for_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from typing_extensions import Self
 
     from otel_limits.bindings.invocation import InvocationInProgress, RequestedTool
     from otel_limits.core.events import Stop
@@ -35,11 +37,12 @@ def follow_tool(begin: Begin) -> Wrapper:
     Args:
         begin: Describes a call, with the arguments of the method; `None` if it is not followed.
     """
+    guarded = suppress_errors("binding")(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def run(*args: Any, **options: Any) -> Any:
-            if (running := begin(*args, **options)) is None:
+            if (running := guarded(*args, **options)) is None:
                 return original(*args, **options)
             if (note := running.refusal()) is not None:
                 return running.refused(note)
@@ -58,11 +61,12 @@ def follow_tool(begin: Begin) -> Wrapper:
 
 def follow_tool_async(begin: Begin) -> Wrapper:
     """Do the same as `follow_tool` for a coroutine method."""
+    guarded = suppress_errors("binding")(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         async def run(*args: Any, **options: Any) -> Any:
-            if (running := begin(*args, **options)) is None:
+            if (running := guarded(*args, **options)) is None:
                 return await original(*args, **options)
             if (note := running.refusal()) is not None:
                 return running.refused(note)
@@ -79,7 +83,7 @@ def follow_tool_async(begin: Begin) -> Wrapper:
     return wrap
 
 
-class ToolCallInProgress(ABC):
+class ToolCallInProgress:
     """One call of a tool, as a context manager while the tool's own code runs.
 
     Args:
@@ -99,19 +103,43 @@ class ToolCallInProgress(ABC):
         self._started = CLOCK.now()
         self._tokens: tuple[Any, Any, Any] | None = None
 
-    # --- what a binding says of its framework -----------------------------------------------------
+    @classmethod
+    def start(
+        cls,
+        kind: type[InvocationInProgress],
+        identity: str,
+        name: str,
+        arguments: object,
+        **options: Any,
+    ) -> Self | None:
+        """Begin a tool call of the current task; return `None` if it belongs to no invocation.
 
-    @abstractmethod
+        Args:
+            kind: The binding's class of invocations, whose loop calls such tools.
+            identity: The ID of the call.
+            name: The name of the tool.
+            arguments: Its arguments.
+            options: Further arguments of the class.
+        """
+        path = invocation_of_task(kind)
+        if path is None:
+            return None
+        requested = path.tools.get(identity) or path.resume_tool(identity, name, arguments)
+        return cls(path, requested, **options)
+
+    # --- what a binding says of its framework; by default, a result is a text ---------------------
+
     def refused(self, note: str) -> Any:
         """Return the result of a call that must not run, for the model."""
+        return note
 
-    @abstractmethod
     def text_of(self, result: Any) -> str:
         """Return the text of a result."""
+        return str(result)
 
-    @abstractmethod
-    def with_text(self, result: Any, text: str) -> Any:
+    def with_text(self, result: Any, text: str) -> Any:  # noqa: ARG002
         """Return a result with another text, or the same if that is not text."""
+        return text
 
     def is_error(self, result: Any) -> bool:  # noqa: ARG002  others raise
         """Return whether a result is that of a tool that failed."""

@@ -42,9 +42,11 @@ INSTALL: Final = """\
 Install autoload in this environment.
 
 Writes one line to otel_limits_autoload.pth in site-packages and prints it, and the module that it
-imports, which lists the frameworks that other packages limit: install it again after you have
-installed such a package. Read-only environments, those managed by the operating system and per-user installations
+imports. Read-only environments, those managed by the operating system and per-user installations
 are not supported.
+
+The module lists the frameworks that other packages limit. Install autoload again after you have
+installed such a package.
 
 Programs that cron or systemd starts may have no OTEL_LIMITS_* variables. Keep their settings in the
 Python environment:

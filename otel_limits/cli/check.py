@@ -124,6 +124,7 @@ def check(options: Namespace) -> int:
         *unlisted_models(policy_file.document),
         old_list(),
         *installed.unused,
+        *installed.absent,
         None if autoload is None or is_current() else f"{autoload} is outdated. {REINSTALL}",
         *(outside_supported(each) for each in frameworks),
     ]

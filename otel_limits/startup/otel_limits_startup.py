@@ -210,7 +210,7 @@ def enable_after(executed: str) -> None:
     waits = executed.partition(".")[0] in PACKAGES or not executed
     # The end of another thread's import of a framework enables.
     is_early = any(is_under_way(name, executed) for name in FRAMEWORKS)
-    for name in EARLY + tuple(FRAMEWORKS):  # noqa: RUF005  Python 3.6
+    for name in EARLY + tuple(FRAMEWORKS):
         if name in FRAMEWORKS:
             is_ready = not is_under_way(name, executed) and is_framework(name)
         else:

@@ -1,4 +1,4 @@
-"""A framework that the distribution of somebody else limits, in programs that know nothing of it."""
+"""A framework whose binding is in another distribution, in programs without a line of ours."""
 
 from __future__ import annotations
 

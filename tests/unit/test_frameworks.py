@@ -18,14 +18,15 @@ import pytest
 from prometheus_client import REGISTRY
 
 from otel_limits import Enforcing, Event, Limits
+from otel_limits.bindings import recognition
 from otel_limits.bindings.framework import Gap
 from otel_limits.core.policy import Policy
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import Runtime
 from otel_limits.settings.table import Settings
 from tests.bots import Bot
-from tests.second_framework import BOTS, BotFramework
-from tests.unit.test_second_framework import Scripted, install, look
+from tests.second_framework import BotFramework
+from tests.unit.test_second_framework import Scripted, install, look, named
 
 SETTINGS = Settings(policy=Policy(limits=Limits(max_turns=3)))
 
@@ -81,6 +82,8 @@ class RobotFramework(BotFramework):
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory that modules are imported from."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    # Recognized by its distribution alone, as one of ours without classes.
+    monkeypatch.setitem(recognition.CLASSES, "robots.engine", ())
     yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] == "robots"]:
         del sys.modules[name]
@@ -130,14 +133,13 @@ def test_fault_of_one_framework_leaves_the_other_in_force(
     """A process with two frameworks must not lose the limits of both."""
     write_robots(path)
     install(path, "robots")
-    install(path, "bots", editable=True)
     robots = RobotFramework(fault)
-    runtime = start(robots, BOTS, observers=[events.append])
+    runtime = start(robots, named(), observers=[events.append])
     importlib.import_module("robots")
     assert asyncio.run(Bot("bob", Scripted(None), {"look": look}).run("go")).reason == "max_turns"
     last = {each.framework: each.in_force for each in events if isinstance(each, Enforcing)}
-    assert last == {"": True, "bots": True, "robots": False}
-    assert runtime.enforcement("bots").is_enforcing
+    assert last == {"": True, "tests.bots": True, "robots": False}
+    assert runtime.enforcement("tests.bots").is_enforcing
     assert not runtime.enforcement("robots").is_enforcing
     assert robots.done[-1] == "release"
     assert caplog.text.count("limits are not enforced: robots") == 1

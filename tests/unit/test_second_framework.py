@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 import otel_limits
 from otel_limits import Cycle, Event, Halt, Limits, ModelCall, Started, Stop, ToolCall, Turn
 from otel_limits.bindings import known
+from otel_limits.bindings.third_party import EntryPoint, ThirdPartyFramework
 from otel_limits.core.policy import Policy
 from otel_limits.ledger.address import parse
 from otel_limits.runs.registry import LIVE
@@ -23,7 +24,7 @@ from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.table import Settings
 from otel_limits.testing import FakeTime
 from tests.bots import Bot, Model, Reply
-from tests.second_framework import BOTS, BotFramework
+from tests.second_framework import BOTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,19 +77,23 @@ def run(bot: Bot, text: Any = "go", **options: Any) -> Ending:
     return asyncio.run(bot.run(text, **options))
 
 
+def named() -> ThirdPartyFramework:
+    """The second framework, as the entry point of a distribution would name it."""
+    point = EntryPoint("tests.bots", "tests.second_framework", "BOTS", "bots-limits", "bots")
+    return ThirdPartyFramework(point)
+
+
 @pytest.fixture
-def framework(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BotFramework]:
-    """The second framework, installed, and registered with the readers of halt markers."""
-    install(tmp_path, "bots", editable=True)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    frameworks = (*known.FRAMEWORKS, BOTS)
-    monkeypatch.setattr(known, "FRAMEWORKS", frameworks)
-    yield BOTS
+def framework(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThirdPartyFramework]:
+    """The second framework, registered with the readers of halt markers."""
+    framework = named()
+    monkeypatch.setattr(known, "FRAMEWORKS", [*known.FRAMEWORKS, framework])
+    yield framework
     BOTS.release()
 
 
 @pytest.fixture
-def runtime(framework: BotFramework) -> Iterator[Runtime]:
+def runtime(framework: ThirdPartyFramework) -> Iterator[Runtime]:
     """A runtime of that framework alone."""
     runtime = Runtime(LIVE, (framework,))
     yield runtime

@@ -131,9 +131,7 @@ class LangChainFramework:
         # Looked up, not imported: without the module, no graph was ever tracked.
         module = sys.modules.get(f"{__package__}.graph_path")
         if module is not None:
-            from otel_limits.bindings.invocation import abort_all
-
-            abort_all(module.GraphPath)
+            module.GraphPath.abort_all()
         self._patches.restore()
         return False
 

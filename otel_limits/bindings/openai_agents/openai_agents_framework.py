@@ -151,9 +151,7 @@ class OpenAIAgentsFramework:
         # Looked up, not imported: without the module, no run was ever tracked.
         module = sys.modules.get(f"{__package__}.agent_runs")
         if module is not None:
-            from otel_limits.bindings.invocation import abort_all
-
-            abort_all(module.AgentPath)
+            module.AgentPath.abort_all()
         self._patches.restore()
         return False
 

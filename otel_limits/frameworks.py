@@ -1,0 +1,41 @@
+"""The interface for bindings of other frameworks: what `otel-limits docs own-framework` uses.
+
+A distribution names the object of its binding in the entry point group `otel_limits.frameworks`.
+"""
+
+from otel_limits.bindings.framework import BaseFramework, Gap
+from otel_limits.bindings.invocation import InvocationInProgress, ToolAnswer, follow_run
+from otel_limits.bindings.model_call import (
+    ModelCallInProgress,
+    follow,
+    follow_async,
+    follow_parts,
+    follow_parts_async,
+)
+from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool, follow_tool_async
+from otel_limits.core.stop_json import MARKER
+from otel_limits.core.usage import NOTHING_REPORTED, Usage, measured
+from otel_limits.runs.calls import InFlightCall
+from otel_limits.usage.text import tokens_of_text
+
+__all__ = [
+    "MARKER",
+    "NOTHING_REPORTED",
+    "BaseFramework",
+    "Gap",
+    "InFlightCall",
+    "InvocationInProgress",
+    "ModelCallInProgress",
+    "ToolAnswer",
+    "ToolCallInProgress",
+    "Usage",
+    "follow",
+    "follow_async",
+    "follow_parts",
+    "follow_parts_async",
+    "follow_run",
+    "follow_tool",
+    "follow_tool_async",
+    "measured",
+    "tokens_of_text",
+]

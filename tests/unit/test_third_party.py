@@ -1,0 +1,375 @@
+"""Frameworks of other distributions: what their entry points may be, and what a bad one affects."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+import otel_limits
+from otel_limits import Enforcing, Event, Limits
+from otel_limits.bindings import known
+from otel_limits.bindings.known import OURS, installed_entry_points, know
+from otel_limits.bindings.third_party import Installed, ThirdPartyFramework, entry_points_of
+from otel_limits.cli import main
+from otel_limits.core.policy import Policy
+from otel_limits.runs.registry import LIVE
+from otel_limits.runtime import enable
+from otel_limits.runtime.runtime import Runtime
+from otel_limits.settings import children
+from otel_limits.settings.table import Settings
+from otel_limits.startup import otel_limits_startup
+from tests import third_party
+from tests.third_party import ENTRY_POINTS, install, write_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("faulty")
+
+OWN: Final = ("bots", "bots_limits")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory that distributions are installed in."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = list(known.FRAMEWORKS)
+    yield tmp_path
+    known.FRAMEWORKS[:] = before
+    enable._know_installed.cache_clear()
+    for name in OWN:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def start(request: pytest.FixtureRequest) -> Callable[..., Runtime]:
+    """Enable the installed frameworks in a separate runtime."""
+
+    def begin(observe: Callable[[Event], object] = id) -> Runtime:
+        points = installed_entry_points().entry_points
+        runtime = Runtime(LIVE, [ThirdPartyFramework(each) for each in points])
+        request.addfinalizer(runtime.stop)
+        request.addfinalizer(lambda: sys.meta_path.remove(runtime._imports))
+        runtime.start(Settings(policy=Policy(limits=Limits(max_turns=3))), [observe])
+        return runtime
+
+    return begin
+
+
+def run_bot() -> tuple[str, int]:
+    """Return why a bot of the installed framework ended, and after how many calls."""
+    bots = importlib.import_module("bots")
+
+    class Endless(bots.Model):  # type: ignore[misc, name-defined]
+        calls = 0
+
+        async def ask(self, messages: Any, tools: Any) -> Any:  # noqa: ARG002
+            self.calls += 1
+            return bots.Reply(tools=[("1", "look", None)] if self.calls < 9 else [])
+
+    async def look(_: Any) -> str:
+        return "nothing"
+
+    one = bots.Bot("bob", Endless(), {"look": look})
+    return asyncio.run(one.run("go")).reason, one.model.calls
+
+
+LIMITED: Final = ("max_turns", 3)
+UNLIMITED: Final = ("done", 9)
+
+
+# --- entry points ---------------------------------------------------------------------------------
+
+
+def test_entry_point_is_found_with_the_distribution_of_its_framework(site: Path) -> None:
+    """Whose release `check` and `doctor` show."""
+    install(site)
+    (found,) = installed_entry_points().entry_points
+    assert (found.waits_for, found.module, found.name) == ("bots", "bots_limits", "BOTS")
+    assert (found.distribution, found.framework) == ("bots-limits", "bots")
+
+
+def test_entry_points_survive_as_text(site: Path) -> None:
+    """As `run` hands them to the program."""
+    install(site, f"{ENTRY_POINTS}bots.teams=bots_limits.teams : TEAMS.all\n")
+    installed = installed_entry_points()
+    assert len(installed.entry_points) == 2
+    assert entry_points_of(installed.text) == installed.entry_points
+    assert not installed.broken
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["bots", "bots = bots_limits", "bots = :BOTS", "bots-sdk = a:b", "bots = a:b [extra]", "= a:b"],
+)
+def test_malformed_entry_point_is_reported_and_the_next_one_is_used(site: Path, line: str) -> None:
+    """With the distribution, the line, and what to do."""
+    install(site, f"[console_scripts]\nnonsense\n{ENTRY_POINTS}{line}\n# text\n[other]\nalso\n")
+    installed = installed_entry_points()
+    assert [each.waits_for for each in installed.entry_points] == ["bots"]
+    assert installed.broken == (
+        (
+            f"bots-limits: its entry point {line!r} in otel_limits.frameworks is not of the form "
+            "'module = binding:OBJECT'. Correct it, or uninstall the distribution."
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "module", ["strands.agent.agent", "strands", "agents.run", "langchain", "langgraph.x", "agents"]
+)
+def test_framework_of_ours_needs_no_other_binding(site: Path, module: str) -> None:
+    """Its calls would be counted twice."""
+    install(site, f"{ENTRY_POINTS}{module} = bots_limits:BOTS\n")
+    installed = installed_entry_points()
+    assert [each.waits_for for each in installed.entry_points] == ["bots"]
+    (sentence,) = installed.unused
+    assert f"'{module} = bots_limits:BOTS' is not used, as otel-limits itself limits" in sentence
+
+
+def test_second_binding_of_a_framework_is_not_used(site: Path) -> None:
+    """The same of the two is used wherever they are installed."""
+    install(site)
+    write_metadata(site, "a-bot-binding", entry_points=ENTRY_POINTS.replace("BOTS", "OTHER"))
+    installed = installed_entry_points()
+    assert [each.name for each in installed.entry_points] == ["OTHER"]
+    assert installed.unused == (
+        (
+            "bots-limits: its entry point 'bots = bots_limits:BOTS' is not used, as a-bot-binding "
+            "limits bots. Uninstall one of them."
+        ),
+    )
+
+
+def test_distribution_that_occurs_twice_on_the_path_is_read_once(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python imports the first."""
+    install(site)
+    (site / "later").mkdir()
+    write_metadata(site / "later", "Bots.Limits", entry_points=ENTRY_POINTS.replace("BOTS", "OLD"))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site / "later")])
+    installed = installed_entry_points()
+    assert [each.name for each in installed.entry_points] == ["BOTS"]
+    assert not installed.unused
+
+
+def test_entry_points_that_cannot_be_decoded_are_reported(site: Path) -> None:
+    """They are of one distribution, and may be none of a framework."""
+    install(site)
+    (write_metadata(site, "damaged") / "entry_points.txt").write_bytes(b"[\xff")
+    installed = installed_entry_points()
+    assert [each.waits_for for each in installed.entry_points] == ["bots"]
+    (sentence,) = installed.unused
+    assert sentence.startswith("damaged: its entry points cannot be read (UnicodeDecodeError")
+
+
+def test_distribution_without_a_readable_name_is_used(site: Path) -> None:
+    """Its agents would otherwise run without limits."""
+    install(site)
+    (site / "bots_limits-2.0.dist-info" / "METADATA").write_bytes(b"\xff")
+    (found,) = installed_entry_points().entry_points
+    assert found.distribution == "unnamed"
+
+
+# --- in a process ---------------------------------------------------------------------------------
+
+
+def test_binding_is_imported_with_its_framework_only(site: Path, start: Any) -> None:
+    """A program that does not use it pays nothing."""
+    install(site)
+    start()
+    assert "bots_limits" not in sys.modules
+    assert run_bot() == LIMITED
+    assert "bots_limits" in sys.modules
+
+
+def test_framework_that_is_never_imported_is_silent(
+    site: Path, start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There can be no agent of it."""
+    install(site, "[otel_limits.frameworks]\nnot_installed_bots = bots_limits:NONE\n")
+    runtime = start()
+    assert runtime.enforcement().is_enforcing
+    assert caplog.text == ""
+
+
+BROKEN: Final = {
+    "not there": ("bots_limits:OTHER", "", "failed in import (AttributeError("),
+    "no module": ("bots_bindings:BOTS", "", "failed in import (ModuleNotFoundError("),
+    "raises": ("bots_limits:BOTS", "raise SystemExit(3)", "failed in import (SystemExit(3))"),
+    "a class": (
+        "bots_limits:BotFramework",
+        "",
+        "is not an instance of a subclass of BaseFramework",
+    ),
+    "another object": ("bots_limits:Bot", "", "is not an instance of a subclass of BaseFramework"),
+    "gaps": ("bots_limits:BOTS", "BotFramework.gaps = lambda self: 1 / 0", "failed in gaps (Zero"),
+    "watch": ("bots_limits:BOTS", "BotFramework.watch = lambda self: 1 / 0", "failed in watch (Ze"),
+    "reasons": ("bots_limits:BOTS", "BotFramework.stop_reasons = 3", "failed in import (TypeError"),
+}
+"""An object, code at the end of its module, and the problem that is reported."""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_binding_disables_itself_alone(
+    name: str, site: Path, start: Any, caplog: pytest.LogCaptureFixture, events: list[Event]
+) -> None:
+    """Reported once, with the distribution, the entry point and what to do."""
+    target, code, problem = BROKEN[name]
+    install(site, f"[otel_limits.frameworks]\nbots = {target}\n")
+    with (site / "bots_limits.py").open("a") as file:
+        file.write(code)
+    runtime = start(events.append)
+    assert run_bot() == run_bot() == UNLIMITED
+    (line,) = [each for each in caplog.messages if "not enforced" in each]
+    assert line.startswith(
+        f"otel-limits: limits are not enforced: bots-limits: its entry point 'bots = {target}' "
+    )
+    assert problem in line
+    assert line.endswith(
+        "so agents of bots are not limited. Correct, upgrade or uninstall bots-limits."
+    )
+    last = {each.framework: each.in_force for each in events if isinstance(each, Enforcing)}
+    assert last == {"": True, "bots": False}
+    assert runtime.enforcement("strands").is_enforcing
+
+
+def test_binding_is_undone_when_otel_limits_is_disabled(site: Path, start: Any) -> None:
+    """And done again."""
+    install(site)
+    runtime = start()
+    assert run_bot() == LIMITED
+    runtime.stop()
+    assert run_bot() == UNLIMITED
+    runtime.start(Settings(policy=Policy(limits=Limits(max_turns=3))))
+    assert run_bot() == LIMITED
+
+
+MARKERS: Final = {
+    "raises": "1 / 0",
+    "another type": "3",
+    "another mapping": "{'a': 1}",
+}
+
+
+@pytest.mark.parametrize("marker", MARKERS.values(), ids=MARKERS)
+def test_wrong_marker_never_reaches_the_application(site: Path, start: Any, marker: str) -> None:
+    """`stop_of` looks at any result with every framework."""
+    install(site)
+    with (site / "bots_limits.py").open("a") as file:
+        file.write(f"BotFramework.marker_of = lambda self, result: {marker}\n")
+    know(installed_entry_points().entry_points)
+    known.FRAMEWORKS[-1].host = start()
+    known.FRAMEWORKS[-1].gaps()
+    assert otel_limits.stop_of({"role": "assistant"}) is None
+    assert not otel_limits.is_synthetic({"role": "assistant"})
+
+
+def test_release_without_the_module_is_reported(
+    site: Path, start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The import of the module that the binding waits for would never be seen."""
+    install(site, "[otel_limits.frameworks]\nbots.engine = bots_limits:BOTS\n")
+    start()
+    run_bot()
+    assert "waits for a module that bots does not have" in caplog.text
+
+
+def test_enable_reports_malformed_entry_points_once(
+    site: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the limits of all others hold."""
+    write_metadata(site, "wrong", entry_points="[otel_limits.frameworks]\nbots\n")
+    write_metadata(site, "twice", entry_points="[otel_limits.frameworks]\nstrands = a:b\n")
+    enable._know_installed.cache_clear()
+    for _ in range(2):
+        otel_limits.enable(max_turns=3, children=False)
+    otel_limits.disable()
+    assert caplog.text.count("limits are not enforced: wrong: its entry point 'bots'") == 1
+    assert caplog.text.count("twice: its entry point 'strands = a:b' is not used") == 1
+    assert {each.levelno for each in caplog.records if "twice" in each.message} == {logging.WARNING}
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def test_check_reports_what_an_entry_point_lacks(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read from its code; nothing of it is imported."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "3")
+    install(site, "[otel_limits.frameworks]\nbots = bots_limits:ROBOTS\nwrong\n")
+    assert main(["check"]) == 1
+    lines = [each for each in capsys.readouterr().err.splitlines() if "bots-limits" in each]
+    assert lines == [
+        (
+            "otel-limits: Limits cannot be enforced: bots-limits: its entry point 'wrong' in "
+            "otel_limits.frameworks is not of the form 'module = binding:OBJECT'. Correct it, or "
+            "uninstall the distribution."
+        ),
+        (
+            "otel-limits: Limits cannot be enforced: bots-limits: its entry point "
+            "'bots = bots_limits:ROBOTS' names an object that does not exist, so agents of bots "
+            "are not limited. Correct, upgrade or uninstall bots-limits."
+        ),
+    ]
+    assert "bots" not in sys.modules
+
+
+def test_check_reports_an_entry_point_whose_framework_is_not_installed(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name may be misspelled."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "3")
+    install(site, "[otel_limits.frameworks]\nbotz = bots_limits:BOTS\n")
+    assert main(["check"]) == 0
+    assert "'botz = bots_limits:BOTS' waits for a module that is not installed" in (
+        capsys.readouterr().err
+    )
+
+
+def test_run_refuses_malformed_entry_points_under_strict(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does with everything that it cannot limit."""
+    monkeypatch.setenv("OTEL_LIMITS_STRICT", "true")
+    write_metadata(site, "wrong", entry_points="[otel_limits.frameworks]\nbots\n")
+    assert main(["run", "--max-turns", "3", "--", "python", "app.py"]) == 2
+    assert "wrong: its entry point 'bots'" in capsys.readouterr().err
+
+
+# --- what no Python has to look for ---------------------------------------------------------------
+
+
+def test_startup_waits_for_the_modules_that_it_was_handed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without reading any metadata."""
+    startup = otel_limits_startup
+    monkeypatch.setattr(startup, "FRAMEWORKS", dict(startup.FRAMEWORKS))
+    monkeypatch.setattr(startup, "PACKAGES", set(startup.PACKAGES))
+    monkeypatch.setattr(startup.FINDER, "is_done", True)
+    monkeypatch.setattr(startup.FINDER, "end", lambda *_: None)
+    handed = Installed(entry_points_of("bots.engine=b:B@x@y strands.agent.agent=b:B@x@y")).text
+    monkeypatch.setenv(startup.HANDED, handed)
+    startup.wait("run")
+    assert startup.FRAMEWORKS["bots.engine"] == ""
+    assert "bots" in startup.PACKAGES
+    assert startup.FRAMEWORKS["strands.agent.agent"] == "strands-agents"
+
+
+def test_names_of_startup_are_those_of_the_settings() -> None:
+    """Written twice, since the file must work where otel-limits cannot be imported."""
+    assert otel_limits_startup.HANDED == children.HANDED
+    assert not otel_limits_startup.FOUND
+
+
+def test_every_module_of_a_distribution_is_written_from_its_source() -> None:
+    """What is installed here is what the page shows."""
+    assert "tests" not in third_party.binding()
+    assert {"strands", "langchain"} <= {each.name for each in OURS}
