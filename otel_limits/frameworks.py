@@ -3,7 +3,8 @@
 A distribution names the object of its binding in the entry point group `otel_limits.frameworks`.
 """
 
-from otel_limits.bindings.framework import BaseFramework, Gap
+from otel_limits.bindings.base_framework import BaseFramework
+from otel_limits.bindings.framework import Gap
 from otel_limits.bindings.invocation import InvocationInProgress, ToolAnswer, follow_run
 from otel_limits.bindings.model_call import (
     ModelCallInProgress,

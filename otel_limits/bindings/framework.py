@@ -3,24 +3,18 @@
 Each of ours is a package next to `strands` with an object of this type, one line in
 `otel_limits.bindings.known`, and its module, distribution, packages and classes in
 `startup/otel_limits_startup.py`, which waits for its import, and in `bindings/recognition.py`.
-Another distribution names its object in an entry point: see `bindings/third_party.py`.
+Another distribution derives it from `BaseFramework`, and names it in an entry point: see
+`bindings/third_party.py`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
-
-from otel_limits.bindings.class_patches import Patches
-from otel_limits.core.errors import stop_of_error
-from otel_limits.core.stop_json import stop_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from otel_limits.bindings.invocation import InvocationInProgress
     from otel_limits.core.events import Stop
     from otel_limits.core.policy import Overrides, Policy
     from otel_limits.otel.span_names import SpanNames
@@ -153,85 +147,6 @@ class Framework(Protocol):
     def stops_of(self, result: Any) -> Sequence[Stop]:
         """Return the stops in a message, a result or an exception, in their order."""
 
-    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
-        """Run an agent with a scripted model, for `otel-limits doctor`.
-
-        Args:
-            most_calls: How often the model requests a tool; then it answers.
-            observe: Called by the tool.
-
-        Returns:
-            The number of its model calls, and the reason for its end.
-        """
-
-
-class BaseFramework(ABC):
-    """A framework whose names are not checked, and whose spans are made by otel-limits.
-
-    A binding overrides what is different: at least `invocation`, `watch`, `marker_of` and
-    `run_away`.
-    """
-
-    name = module = distribution = requirement = ""
-    packages: Collection[str] = ()
-    needed: Mapping[str, Sequence[str]] = MappingProxyType({})
-    importers: Sequence[str] = ()
-    without = ""
-    parts: Collection[str] = ()
-    spans: SpanNames | None = None
-    stop_reasons: Collection[str] = ("end_turn", "interrupt")
-    successes: Collection[str] = ("end_turn",)
-    host: Host | None = None
-    invocation: type[InvocationInProgress]
-    """The class of its invocations."""
-
-    def __init__(self) -> None:
-        """Create a framework without patches."""
-        self.patches = Patches()
-
-    def begin(self, agent: str, **state: Any) -> Any:
-        """Begin an invocation; return `None` if agents are not limited.
-
-        Args:
-            agent: The name of the agent.
-            state: Arguments of `InvocationInProgress.start`, and fields of the binding's class.
-        """
-        if self.host is None or not self.host.is_on:
-            return None
-        self.host.prepare(has_own=False)
-        return self.invocation.start(self.host, agent, **state)
-
-    def gaps(self) -> Sequence[Gap]:
-        """Return the names of the framework that are used but missing."""
-        return ()
-
-    def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has no parts
-        """Return no gap."""
-        return ()
-
-    @abstractmethod
-    def watch(self) -> None:
-        """Wrap the methods of the framework with `patches`. Idempotent."""
-
-    def release(self) -> bool:
-        """Restore the methods, and end the invocations in progress."""
-        self.patches.restore()
-        self.invocation.abort_all()
-        return False
-
-    @abstractmethod
-    def marker_of(self, result: Any) -> Mapping[str, Any] | None:
-        """Return the stop that a halt left in a message or a result, else `None`."""
-
-    def stops_of(self, result: Any) -> Sequence[Stop]:
-        """Return the stop in a message or a result, or that of an exception."""
-        if isinstance(result, BaseException):
-            stop = stop_of_error(result)
-            return () if stop is None else (stop,)
-        marker = self.marker_of(result)
-        return () if marker is None else (stop_from_json(marker),)
-
-    @abstractmethod
     def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
         """Run an agent with a scripted model, for `otel-limits doctor`.
 

@@ -16,7 +16,7 @@ from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 
 from otel_limits.bindings.admission import Admission, halt_from_error
-from otel_limits.bindings.extensions import declined_verdict, extend, question
+from otel_limits.bindings.extensions import question
 from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.span_writer import write_end, write_halt
 from otel_limits.core.errors import LimitReachedError, limit_reached
@@ -137,8 +137,6 @@ class InvocationInProgress(Admission):
         attributes: Mapping[str, object] = MappingProxyType({}),
         session_id: str | None = None,
         note: str = "",
-        asked: object = None,
-        answer: object = None,
         **state: Any,
     ) -> Self:
         """Start an invocation, with a span below the current one.
@@ -150,19 +148,13 @@ class InvocationInProgress(Admission):
             attributes: Attributes for quotas and the audit.
             session_id: The ID of its conversation, if any.
             note: A remark on the name for the log.
-            asked: The question for a person that it continues after, if any.
-            answer: The answer, which may extend the limit.
             state: Further fields of the binding's own class.
         """
-        policy = policy or host.policy(agent)
-        if asked is not None:
-            policy = extend(policy, answer)
-            state["verdict"] = declined_verdict(asked, answer)
         span = start_agent_span(agent, session_id) or trace.INVALID_SPAN
         context = span.get_span_context()
         run = host.runs.start(
             agent,
-            policy,
+            policy or host.policy(agent),
             context.trace_id,
             context.span_id,
             sampled=context.trace_flags.sampled,
@@ -211,8 +203,8 @@ class InvocationInProgress(Admission):
     def result_of_question(self, asked: Mapping[str, Any]) -> Any:  # noqa: ARG002
         """Return the result of an agent that waits for a person.
 
-        Store the question, and begin the next invocation with it and the answer. By default there
-        is no such result, and the agent is halted instead.
+        Store the question, and begin the next invocation with it and the answer. By default, an
+        agent cannot wait, and is halted instead.
 
         Args:
             asked: The question, as JSON values. `question` is its text.

@@ -64,8 +64,8 @@ LEFT: Final = (GeneratorExit, asyncio.CancelledError)
 
 # --- wrappers of a model's methods ----------------------------------------------------------------
 
-# Each takes a function that describes a request, with the arguments of the method; `None` means
-# that it belongs to no invocation, as does an error in it. It returns the wrapper of a method of one kind.
+# Each takes a function that describes a request, with the arguments of the method; `None`, or an
+# error in it, means that it belongs to no invocation. It returns the wrapper of a method of one kind.
 
 
 def follow(begin: Begin) -> Wrapper:

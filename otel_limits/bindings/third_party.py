@@ -21,9 +21,9 @@ from importlib.metadata import (
     packages_distributions,
     version,
 )
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.framework import BaseFramework
 from otel_limits.bindings.recognition import exists, has_name
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.secrets import redact_url
@@ -32,8 +32,10 @@ from otel_limits.core.stop_json import stop_from_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from otel_limits.bindings.framework import Framework, Gap
+    from otel_limits.bindings.base_framework import BaseFramework
+    from otel_limits.bindings.framework import Framework, Gap, Host
     from otel_limits.core.events import Stop
+    from otel_limits.otel.span_names import SpanNames
 
 GROUP: Final = "otel_limits.frameworks"
 """The group of the entry points."""
@@ -195,15 +197,23 @@ class BindingError(Exception):
     """A binding of another distribution cannot be used. Its text names it, and what to do."""
 
 
-class ThirdPartyFramework(BaseFramework):
+class ThirdPartyFramework:
     """A framework whose binding is imported once the framework has been."""
+
+    requirement = without = ""
+    needed: Mapping[str, Sequence[str]] = MappingProxyType({})
+    importers: Sequence[str] = ()
+    parts: Collection[str] = ()
+    spans: SpanNames | None = None
+    stop_reasons: Collection[str] = ()
+    successes: Collection[str] = ()
+    host: Host | None = None
 
     def __init__(self, entry_point: EntryPoint) -> None:
         """Wait for the module that an entry point names."""
-        super().__init__()
         self.entry_point = entry_point
         self.name = self.module = entry_point.waits_for
-        self.packages = (self.module.partition(".")[0],)
+        self.packages: Collection[str] = (self.module.partition(".")[0],)
         self.distribution = entry_point.framework
         self._binding: BaseFramework | None = None
 
@@ -223,7 +233,12 @@ class ThirdPartyFramework(BaseFramework):
         """
         if not exists(self.module):
             raise self._lacking()
-        return self._tried("gaps", self._load().gaps)
+        gaps: Sequence[Gap] = self._tried("gaps", self._load().gaps)
+        return gaps
+
+    def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has no parts
+        """Return no gap."""
+        return ()
 
     def watch(self) -> None:
         """Track every invocation, once the binding is imported.
@@ -267,6 +282,9 @@ class ThirdPartyFramework(BaseFramework):
         return self._binding
 
     def _imported(self) -> tuple[BaseFramework, Collection[str], Collection[str]]:
+        # Imported here, as commands that only name the framework need none of it.
+        from otel_limits.bindings.base_framework import BaseFramework
+
         value: Any = import_module(self.entry_point.module)
         for name in self.entry_point.name.split("."):
             value = getattr(value, name)
