@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.bindings.class_patches import Patches
-from otel_limits.bindings.extensions import declined_verdict, extend
 from otel_limits.core.errors import stop_of_error
 from otel_limits.core.stop_json import stop_from_json
 
@@ -43,27 +42,6 @@ class BaseFramework(ABC):
     def __init__(self) -> None:
         """Create a framework without patches."""
         self.patches = Patches()
-
-    def begin(
-        self, agent: str, *, asked: object = None, answer: object = None, **state: Any
-    ) -> Any:
-        """Begin an invocation; return `None` if agents are not limited.
-
-        Args:
-            agent: The name of the agent.
-            asked: The question for a person that it continues after, if any.
-            answer: The answer, which may extend the limit.
-            state: Arguments of `InvocationInProgress.start`, and fields of the binding's class.
-        """
-        host = self.host
-        if host is None or not host.is_on:
-            return None
-        host.prepare(has_own=False)
-        policy = host.policy(agent)
-        if asked is not None:
-            policy = extend(policy, answer)
-            state["verdict"] = declined_verdict(asked, answer)
-        return self.invocation.start(host, agent, policy=policy, **state)
 
     def gaps(self) -> Sequence[Gap]:
         """Return the names of the framework that are used but missing."""

@@ -16,7 +16,7 @@ from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 
 from otel_limits.bindings.admission import Admission, halt_from_error
-from otel_limits.bindings.extensions import question
+from otel_limits.bindings.extensions import declined_verdict, extend, question
 from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.span_writer import write_end, write_halt
 from otel_limits.core.errors import LimitReachedError, limit_reached
@@ -169,6 +169,33 @@ class InvocationInProgress(Admission):
         run.time_limit.start()
         LIVE[own] = None
         return own
+
+    @classmethod
+    def start_if_on(
+        cls,
+        host: Host | None,
+        agent: str,
+        *,
+        asked: object = None,
+        answer: object = None,
+        **options: Any,
+    ) -> Self | None:
+        """Start an invocation; return `None` if agents are not limited.
+
+        Args:
+            host: The `host` of the framework.
+            agent: The name of the agent.
+            asked: The question for a person that it continues after, if any.
+            answer: The answer, which may extend the limit.
+            options: Arguments of `start`.
+        """
+        if host is None or not host.is_on:
+            return None
+        host.prepare(has_own=False)
+        policy, declined = host.policy(agent), None
+        if asked is not None:
+            policy, declined = extend(policy, answer), declined_verdict(asked, answer)
+        return cls.start(host, agent, policy=policy, verdict=declined, **options)
 
     @suppress_errors("binding")
     def __enter__(self) -> None:

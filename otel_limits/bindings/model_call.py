@@ -65,7 +65,7 @@ LEFT: Final = (GeneratorExit, asyncio.CancelledError)
 # --- wrappers of a model's methods ----------------------------------------------------------------
 
 # Each takes a function that describes a request, with the arguments of the method; `None`, or an
-# error in it, means that it belongs to no invocation. It returns the wrapper of a method of one kind.
+# error in it, means that it is not followed. It returns the wrapper of a method of one kind.
 
 
 def follow(begin: Begin) -> Wrapper:

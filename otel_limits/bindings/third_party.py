@@ -135,13 +135,13 @@ def read_installed(ours: Sequence[Framework]) -> Installed:
             seen.add(key)
     # Sorted, so that the same one of two is used wherever they are installed.
     for name, line, distribution in sorted(lines, key=lambda each: each[:2]):
-        if (found := LINE.fullmatch(line)) is None:
+        if (entry := LINE.fullmatch(line)) is None:
             broken.append(
                 f"{name}: its entry point {line!r:.200} in {GROUP} is not of the form "
                 "'module = binding:OBJECT'. Correct it, or uninstall the distribution."
             )
             continue
-        waits_for, module, path = found.groups()
+        waits_for, module, path = entry.groups()
         package = waits_for.partition(".")[0]
         if any(package in (each.name, *each.packages) for each in ours):
             unused.append(

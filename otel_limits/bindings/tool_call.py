@@ -45,7 +45,7 @@ def follow_tool(begin: Begin) -> Wrapper:
             if (running := guarded(*args, **options)) is None:
                 return original(*args, **options)
             if (note := running.refusal()) is not None:
-                return running.refused(note)
+                return running.answer_of(note)
             try:
                 with running:
                     result = original(*args, **options)
@@ -69,7 +69,7 @@ def follow_tool_async(begin: Begin) -> Wrapper:
             if (running := guarded(*args, **options)) is None:
                 return await original(*args, **options)
             if (note := running.refusal()) is not None:
-                return running.refused(note)
+                return running.answer_of(note)
             try:
                 with running:
                     result = await original(*args, **options)
@@ -198,6 +198,10 @@ class ToolCallInProgress:
             return None
         self.requested.status = "refused"
         return note
+
+    def answer_of(self, note: str) -> Any:
+        """Return the result of a call that must not run."""
+        return suppress_errors("binding")(self.refused)(note) or note
 
     @suppress_errors("binding")
     def fail(self, error: BaseException) -> None:

@@ -210,10 +210,12 @@ def probed(frameworks: Iterable[Framework]) -> Enforcement:
 def read_only(frameworks: Iterable[Framework]) -> Enforcement:
     """Look for what the frameworks lack without importing them, unless only that could show it."""
     known: list[Gap] = []
-    unclear, broken = [], []
+    unclear = []
+    broken: list[str] = []
     for framework in frameworks:
         if isinstance(framework, ThirdPartyFramework):
-            broken += filter(None, [framework.obstacle_on_disk()])
+            if (sentence := framework.obstacle_on_disk()) is not None:
+                broken.append(sentence)
             continue
         gaps, is_unclear = gaps_on_disk(framework)
         known += gaps

@@ -51,27 +51,28 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def start(request: pytest.FixtureRequest) -> Callable[..., Runtime]:
     """Enable the installed frameworks in a separate runtime."""
 
-    def begin(observe: Callable[[Event], object] = id) -> Runtime:
+    def begin(*observers: Callable[[Event], None]) -> Runtime:
         points = installed_entry_points().entry_points
         runtime = Runtime(LIVE, [ThirdPartyFramework(each) for each in points])
         request.addfinalizer(runtime.stop)
         request.addfinalizer(lambda: sys.meta_path.remove(runtime._imports))
-        runtime.start(Settings(policy=Policy(limits=Limits(max_turns=3))), [observe])
+        runtime.start(Settings(policy=Policy(limits=Limits(max_turns=3))), observers)
         return runtime
 
     return begin
 
 
-def run_bot() -> tuple[str, int]:
+def run_bot(*tools: str) -> tuple[str, int]:
     """Return why a bot of the installed framework ended, and after how many calls."""
-    bots = importlib.import_module("bots")
+    bots, asked = importlib.import_module("bots"), tools or ("look",)
 
     class Endless(bots.Model):  # type: ignore[misc, name-defined]
         calls = 0
 
         async def ask(self, messages: Any, tools: Any) -> Any:  # noqa: ARG002
             self.calls += 1
-            return bots.Reply(tools=[("1", "look", None)] if self.calls < 9 else [])
+            requested = [(name, name, None) for name in asked] if self.calls < 9 else []
+            return bots.Reply(tools=requested, tokens=(10, 5))
 
     async def look(_: Any) -> str:
         return "nothing"
@@ -239,6 +240,33 @@ def test_broken_binding_disables_itself_alone(
     last = {each.framework: each.in_force for each in events if isinstance(each, Enforcing)}
     assert last == {"": True, "bots": False}
     assert runtime.enforcement("strands").is_enforcing
+
+
+HOOKS: Final = [
+    *(f"BotRun.{name}" for name in ("begin", "reason_of", "result_of_halt", "with_marker")),
+    *(f"BotCall.{name}" for name in ("begin", "describe", "tool_results", "note_part", "text_of")),
+    *(f"BotCall.{name}" for name in ("note_answer", "tools_of")),
+    *(f"BotTool.{name}" for name in ("begin", "text_of", "refused")),
+]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_fault_of_a_hook_never_reaches_the_agent(
+    site: Path, start: Any, caplog: pytest.LogCaptureFixture, hook: str
+) -> None:
+    """It is counted and logged. What it should have noted is not limited."""
+    install(site)
+    with (site / "bots_limits.py").open("a") as file:
+        file.write(f"def fail(*_, **__): 1 / 0\n{hook} = fail\n")
+    runtime = start()
+    for limits in (Limits(max_turns=3), Limits(max_tool_calls=3), Limits(max_turns=30)):
+        runtime.start(Settings(policy=Policy(limits=limits)))
+        try:
+            reason, _ = run_bot("unknown", "look")
+        except otel_limits.LimitReachedError as error:
+            reason = error.stop.reason if error.stop else ""
+        assert reason in ("done", "end_turn", "max_turns", "max_tool_calls")
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_binding_is_undone_when_otel_limits_is_disabled(site: Path, start: Any) -> None:
