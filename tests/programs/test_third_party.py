@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests import third_party
-from tests.launching import BIN, RUN, execute
+from tests.launching import BIN, ENDLESS, RUN, execute
 from tests.programs.test_autoload import Environment
 
 if TYPE_CHECKING:
@@ -143,6 +143,58 @@ def test_enable_limits_a_framework_of_another_distribution(
     )
     assert ended.status == 0, ended.log
     assert [json.loads(line) for line in ended.output.splitlines()] == [HALTED, HALTED]
+
+
+def test_python_without_agents_reads_no_metadata(site: Path, tmp_path: Path) -> None:
+    """Each start of Python would pay for it."""
+    made = Environment(tmp_path / "environment")
+    with (made.site / "_packages.pth").open("a") as file:
+        file.write(f"{site}\n")
+    made.autoload("install")
+    looks = "import sys; print([each in sys.modules for each in sys.argv[1:]])"
+    modules = ("otel_limits_startup", "otel_limits", "importlib.metadata", "json", "bots")
+    ended = execute(made.python, "-c", looks, *modules, **CAPS)
+    assert ended.output == "[True, False, False, False, False]\n", ended.log
+
+
+BROKEN: Final = "raise RuntimeError('broken')\n"
+
+
+@pytest.mark.parametrize("strict", ["false", "true"])
+def test_broken_binding_ends_a_strict_program_only(
+    site: Path, program: str, tmp_path: Path, strict: str
+) -> None:
+    """As a framework of ours does that cannot be limited."""
+    (tmp_path / "bots_limits.py").write_text(BROKEN)
+    ended = execute(
+        *(*RUN, "--", sys.executable, program),
+        PYTHONPATH=f"{tmp_path}:{site}",
+        OTEL_LIMITS_STRICT=strict,
+        OTEL_LIMITS_LEDGER="none",
+        **CAPS,
+    )
+    sentence = "bots-limits: its entry point 'bots = bots_limits:BOTS' failed in import"
+    if strict == "true":
+        assert (ended.status, ended.output) == (2, "")
+        assert sentence in ended.log
+    else:
+        assert ended.log.count(sentence) == 1
+        assert json.loads(ended.output) == {"reason": "done", "calls": 9, "enforcing": [0.0]}
+
+
+def test_broken_binding_leaves_a_framework_of_ours_limited(site: Path, tmp_path: Path) -> None:
+    """It disables itself alone."""
+    (tmp_path / "bots_limits.py").write_text(BROKEN)
+    program = tmp_path / "both.py"
+    program.write_text(f"import runpy, bots\nrunpy.run_path({ENDLESS!r}, run_name='__main__')\n")
+    ended = execute(
+        *(*RUN, "--", sys.executable, str(program)),
+        PYTHONPATH=f"{tmp_path}:{site}",
+        OTEL_LIMITS_LEDGER="none",
+        **CAPS,
+    )
+    assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3), ended.log
+    assert "bots-limits: its entry point" in ended.log
 
 
 # --- commands -------------------------------------------------------------------------------------
