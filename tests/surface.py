@@ -35,7 +35,7 @@ from otel_limits.settings.table import SETTINGS
 from otel_limits.top import fleet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PATH: Final = Path(__file__).parent / "surface.txt"
 
@@ -162,7 +162,30 @@ def public_names() -> Iterator[str]:
     """Yield each public name, with its parameters if it has them."""
     for module in (otel_limits, otel_limits.testing, otel_limits.frameworks):
         for name in module.__all__:
-            yield f"{module.__name__}.{name}{_parameters(getattr(module, name))}"
+            value, shown = getattr(module, name), f"{module.__name__}.{name}"
+            if name not in FOR_BINDINGS:
+                yield f"{shown}{_parameters(value)}"
+            for member in FOR_BINDINGS.get(name, ()):
+                yield f"{shown}.{member}{_parameters(getattr(value, member, None))}"
+
+
+FOR_BINDINGS: Final[Mapping[str, Sequence[str]]] = {
+    "BaseFramework": (
+        *("host", "invocation", "patches", "stop_reasons", "successes"),
+        *("gaps", "marker_of", "release", "run_away", "stops_of", "watch"),
+    ),
+    "InvocationInProgress": (
+        *("start_if_on", "reason_of", "result_of_halt", "result_of_question", "with_marker"),
+    ),
+    "ModelCallInProgress": (
+        *("start", "describe", "tool_results", "send", "add_note", "remove_tools", "nudge"),
+        *("note_part", "note_text", "note_end_of_parts", "note_answer", "note", "note_failure"),
+        *("partial_answer", "text_of", "tools_of", "flaw_of_last", "end_with_last"),
+        *("halted", "halted_parts", "asked", "asked_parts", "calls", "model", "obstacle"),
+    ),
+    "ToolCallInProgress": (*("start", "refused", "text_of", "with_text", "is_error", "is_pause"),),
+}
+"""What bindings use of the classes that they derive theirs from, whose other names are internal."""
 
 
 def _parameters(value: object) -> str:

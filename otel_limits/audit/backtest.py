@@ -17,12 +17,10 @@ from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.charts import turns_chart
 from otel_limits.audit.question import AGENT, SELECTION, AuditQuery, Option, Question
 from otel_limits.audit.survival import interval
-from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.bindings.known import successes
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.events import CUT_SHORT, HALTED
 from otel_limits.ledger.rows import MAX_INTEGER, PICODOLLARS, known_cost
-
-SUCCESSES: Final = frozenset(reason for framework in FRAMEWORKS for reason in framework.successes)
 
 MAX_ITERATIONS: Final = "max_iterations"
 
@@ -268,7 +266,7 @@ def add_cut(outcome: Outcome, row: Any, cut: Cut) -> None:
 
 def is_success(row: Any) -> bool:
     """Return whether an invocation ended naturally."""
-    return row.reason in SUCCESSES and row.action in ("none", "observed")
+    return row.reason in successes() and row.action in ("none", "observed")
 
 
 def _largest(cuts: list[tuple[Any, Cut]]) -> list[tuple[Any, Cut]]:

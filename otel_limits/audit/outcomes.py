@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.answer import Column, Table
-from otel_limits.audit.backtest import SUCCESSES
 from otel_limits.audit.sums import property_of
+from otel_limits.bindings.known import successes
 from otel_limits.ledger.options import OF_CALLS
 from otel_limits.ledger.rows import dollars
 
@@ -87,7 +87,7 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
         return None
     zone, total = inquiry.selection.zone, Outcomes()
     groups: dict[tuple[Any, ...], Outcomes] = {}
-    found = queries.outcomes(inquiry.connection, names, inquiry.selection, SUCCESSES)
+    found = queries.outcomes(inquiry.connection, names, inquiry.selection, successes())
     for keys, (outcome, *sums) in found:
         key = tuple(property_of(keys, name, zone) for name in names)
         for each in (groups.setdefault(key, Outcomes()), total):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.bindings.third_party import (
+    BindingError,
     EntryPoint,
     Installed,
     ThirdPartyFramework,
@@ -54,6 +57,20 @@ def known_entry_points() -> Installed:
     """Return the frameworks of other distributions that were added."""
     third_party = (each for each in FRAMEWORKS if isinstance(each, ThirdPartyFramework))
     return Installed(tuple(each.entry_point for each in third_party))
+
+
+@functools.cache
+def successes() -> frozenset[str]:
+    """Return the stop reasons of invocations that answered, in all frameworks of this environment.
+
+    Only the bindings of other distributions know theirs, so they are imported.
+    """
+    know_installed()
+    for framework in FRAMEWORKS:
+        if isinstance(framework, ThirdPartyFramework):
+            with contextlib.suppress(BindingError):  # `check` reports it
+                framework.load()
+    return frozenset(reason for framework in FRAMEWORKS for reason in framework.successes)
 
 
 def span_names(frameworks: Iterable[Framework] = OURS) -> Iterator[SpanNames]:

@@ -233,7 +233,7 @@ class ThirdPartyFramework:
         """
         if not exists(self.module):
             raise self._lacking()
-        gaps: Sequence[Gap] = self._tried("gaps", self._load().gaps)
+        gaps: Sequence[Gap] = self._tried("gaps", self.load().gaps)
         return gaps
 
     def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has no parts
@@ -271,9 +271,14 @@ class ThirdPartyFramework:
 
     def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
         """Run an agent with a scripted model, for `otel-limits doctor`."""
-        return self._load().run_away(most_calls, observe)
+        return self.load().run_away(most_calls, observe)
 
-    def _load(self) -> BaseFramework:
+    def load(self) -> BaseFramework:
+        """Import the binding, once.
+
+        Raises:
+            BindingError: It cannot be used.
+        """
         if self._binding is None:
             binding, stop_reasons, successes = self._tried("import", self._imported)
             self.stop_reasons, self.successes = stop_reasons, successes

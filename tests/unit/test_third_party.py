@@ -373,6 +373,18 @@ def test_run_refuses_malformed_entry_points_under_strict(
     assert "wrong: its entry point 'bots'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("code", ["", "raise ValueError"], ids=["usable", "broken"])
+def test_audit_counts_answers_of_the_framework_as_successes(site: Path, code: str) -> None:
+    """`audit suggest` looks at invocations that ended by themselves."""
+    install(site)
+    with (site / "bots_limits.py").open("a") as file:
+        file.write(code)
+    known.successes.cache_clear()
+    assert ("done" in known.successes()) is (not code)
+    assert "end_turn" in known.successes()
+    known.successes.cache_clear()
+
+
 # --- what no Python has to look for ---------------------------------------------------------------
 
 
