@@ -5,7 +5,12 @@ A distribution names the object of its binding in the entry point group `otel_li
 
 from otel_limits.bindings.base_framework import BaseFramework
 from otel_limits.bindings.framework import Gap
-from otel_limits.bindings.invocation import InvocationInProgress, ToolAnswer, follow_run
+from otel_limits.bindings.invocation import (
+    InvocationInProgress,
+    ToolAnswer,
+    follow_run,
+    follow_run_async,
+)
 from otel_limits.bindings.model_call import (
     ModelCallInProgress,
     follow,
@@ -35,6 +40,7 @@ __all__ = [
     "follow_parts",
     "follow_parts_async",
     "follow_run",
+    "follow_run_async",
     "follow_tool",
     "follow_tool_async",
     "measured",

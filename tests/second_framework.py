@@ -18,7 +18,7 @@ from otel_limits.frameworks import (
     Usage,
     follow_async,
     follow_parts_async,
-    follow_run,
+    follow_run_async,
     follow_tool_async,
     measured,
     tokens_of_text,
@@ -124,7 +124,7 @@ class BotFramework(BaseFramework):
     successes: Collection[str] = ("done",)
 
     def watch(self) -> None:
-        self.patches.wrap(Bot, "run", follow_run(BotRun.begin))
+        self.patches.wrap(Bot, "run", follow_run_async(BotRun.begin))
         self.patches.wrap(Bot, "use", follow_tool_async(BotTool.begin))
         ask, stream = follow_async(BotCall.begin), follow_parts_async(BotCall.begin)
         self.patches.wrap_all(Model, {"ask": ask, "stream": stream})

@@ -408,6 +408,13 @@ class InvocationInProgress(Admission):
             write_halt(self.span, verdict, run, synthetic=not run.raised)
         return self.text_of(verdict)
 
+    def finish_after(self, failure: Exception | None) -> None:
+        """End it by its own reason, by that of its halt, or by an exception that has left it."""
+        run, reason = self.run, "error" if failure is not None else self.reason
+        if run.verdict is not None and run.action != "observed":
+            reason = run.verdict.reason
+        self.finish(reason, failure)
+
     def finish(self, reason: str, error: BaseException | None = None) -> None:
         """End it, however it has ended, once.
 
@@ -449,12 +456,40 @@ class InvocationInProgress(Admission):
 
 
 def follow_run(begin: Callable[..., InvocationInProgress | None]) -> Callable[[Any], Any]:
-    """Follow a coroutine method that runs an agent, from its start to its end.
+    """Follow a method that runs an agent, from its start to its end.
 
     Args:
         begin: Begins an invocation, with the arguments of the method; `None` if there are no
             limits.
     """
+    guarded = suppress_errors("binding")(begin)
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def run(*args: Any, **options: Any) -> Any:
+            if (invocation := guarded(*args, **options)) is None:
+                return original(*args, **options)
+            failure: Exception | None = None
+            try:
+                with invocation:
+                    try:
+                        result = original(*args, **options)
+                    except BaseException as error:  # noqa: BLE001  raised again if it is not ours
+                        return invocation.end_by(error)
+                return invocation.succeed(result)
+            except Exception as error:
+                failure = error
+                raise
+            finally:
+                invocation.finish_after(failure)
+
+        return run
+
+    return wrap
+
+
+def follow_run_async(begin: Callable[..., InvocationInProgress | None]) -> Callable[[Any], Any]:
+    """Do the same as `follow_run` for a coroutine method."""
     guarded = suppress_errors("binding")(begin)
 
     def wrap(original: Any) -> Any:
@@ -471,12 +506,10 @@ def follow_run(begin: Callable[..., InvocationInProgress | None]) -> Callable[[A
                         return invocation.end_by(error)
                 return invocation.succeed(result)
             except Exception as error:
-                failure, invocation.reason = error, "error"
+                failure = error
                 raise
             finally:
-                if (verdict := invocation.run.verdict) and invocation.run.action != "observed":
-                    invocation.reason = verdict.reason
-                invocation.finish(invocation.reason, failure)
+                invocation.finish_after(failure)
 
         return run
 

@@ -15,8 +15,10 @@ from prometheus_client import REGISTRY
 import otel_limits
 from otel_limits import Cycle, Event, Halt, Limits, ModelCall, Started, Stop, ToolCall, Turn
 from otel_limits.bindings import known
+from otel_limits.bindings.class_patches import Patches
 from otel_limits.bindings.third_party import EntryPoint, ThirdPartyFramework
 from otel_limits.core.policy import Policy
+from otel_limits.frameworks import follow, follow_parts, follow_run, follow_tool
 from otel_limits.ledger.address import parse
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import Runtime
@@ -24,7 +26,7 @@ from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.table import Settings
 from otel_limits.testing import FakeTime
 from tests.bots import Bot, Model, Reply
-from tests.second_framework import BOTS
+from tests.second_framework import BOTS, BotCall, BotRun, BotTool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -270,6 +272,63 @@ def test_model_call_of_a_tool_is_refused(runtime: Runtime) -> None:
 
     boss = Bot("bob", Scripted(None), {"look": ask})
     assert (run(boss).reason, other.calls) == ("max_model_calls", 0)
+
+
+class BlockingModel(Model):
+    """A model that blocks its thread, and requests a tool."""
+
+    calls = 0
+
+    def answer(self, messages: Any, tools: Any) -> Reply:  # noqa: ARG002
+        """Answer a conversation."""
+        self.calls += 1
+        return Reply("thought", [(str(self.calls), "look", messages[0]["text"])], (10, 5))
+
+    def parts(self, messages: Any, tools: Any) -> Iterator[Any]:
+        """Stream an answer."""
+        yield "thought"
+        yield self.answer(messages, tools)
+
+
+class BlockingBot(Bot):
+    """A bot that blocks its thread."""
+
+    def work(self, text: Any, method: str) -> Ending:
+        """Do what `run` does."""
+        self.said.append({"by": "user", "text": str(text)})
+        while True:
+            found = getattr(self.model, method)(self.said, list(self.tools))
+            reply = found if isinstance(found, Reply) else list(found)[-1]
+            for identity, name, argument in reply.tools:
+                result = self.call(identity, name, argument)
+                self.said.append({"by": "tool", "id": identity, "text": result})
+
+    def call(self, identity: str, name: str, argument: Any) -> str:
+        """Call a tool."""
+        return f"nothing {name} {argument} {identity}"
+
+
+@pytest.mark.parametrize("method", ["answer", "parts"])
+@pytest.mark.parametrize("action", ["halt", "raise"])
+def test_framework_that_blocks_its_thread_is_limited(
+    runtime: Runtime, method: str, action: Any
+) -> None:
+    """By wrappers of methods, and of generators, that are not coroutines."""
+    runtime.start(Settings(policy=Policy(limits=Limits(max_turns=3), action=action)))
+    patches = Patches()
+    patches.wrap(BlockingBot, "work", follow_run(BotRun.begin))
+    patches.wrap(BlockingBot, "call", follow_tool(BotTool.begin))
+    patches.wrap(BlockingModel, "answer", follow(BotCall.begin))
+    patches.wrap(BlockingModel, "parts", follow_parts(BotCall.begin))
+    one = BlockingBot("bob", BlockingModel(), {"look": look})
+    try:
+        reason = one.work("go", method).reason
+    except otel_limits.MaxTurnsReachedException as error:
+        reason = "raised" if error.turns == 3 else ""
+    finally:
+        patches.restore()
+    assert (reason, one.model.calls) == ("raised" if action == "raise" else "max_turns", 3)
+    assert [each["by"] for each in one.said] == ["user", *["tool"] * 3, "bot"]
 
 
 def value(name: str, **labels: str) -> float | None:
