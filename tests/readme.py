@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ from otel_limits.core.texts import for_end_user, for_model, for_operator
 from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.instruments import METRICS
 from otel_limits.settings.table import SETTINGS
+from tests import third_party
 from tests.paths import ROOT
 
 if TYPE_CHECKING:
@@ -149,10 +151,22 @@ ALIASES: Final[Mapping[str, str]] = {
 """Descriptions of type aliases, which have no docstring."""
 
 
-def binding_example() -> str:
-    """Return the whole binding of a second framework."""
-    source = (ROOT / "tests/second_framework.py").read_text(encoding="utf-8")
-    return f"```python\n{source}```\n"
+def code(language: str, source: str) -> str:
+    """Format source code."""
+    return f"```{language}\n{source.rstrip()}\n```\n"
+
+
+def bots_part(number: int) -> str:
+    """Return one part of the small framework of the example: its types, or its agent."""
+    before, agent = third_party.framework().split("\n\n\n@dataclass\nclass Bot:")
+    return code("python", (before, f"@dataclass\nclass Bot:{agent}")[number])
+
+
+def binding_part(number: int) -> str:
+    """Return one part of the binding of that framework: its imports, or one of its classes."""
+    parts = third_party.binding().split("\n\n\n")
+    parts[-2:] = ["\n\n\n".join(parts[-2:])]  # the class of the framework with its object
+    return code("python", parts[number])
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
@@ -162,7 +176,14 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "metrics": metrics_table,
     "conventions": conventions_table,
     "names": names_table,
-    "binding": binding_example,
+    "bots": lambda: bots_part(0),
+    "bots-agent": lambda: bots_part(1),
+    "bots-project": lambda: code("toml", third_party.PROJECT),
+    "bots-test": lambda: code("python", third_party.TEST),
+    **{
+        f"binding-{name}": functools.partial(binding_part, number)
+        for number, name in enumerate(("imports", "run", "call", "tool", "framework"))
+    },
 }
 """Tables made from code alone."""
 

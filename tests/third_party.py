@@ -24,6 +24,35 @@ bots = "bots_limits:BOTS"
 """
 """The project of the distribution."""
 
+TEST: Final = """\
+import asyncio
+
+import otel_limits
+from bots import Bot, Model, Reply
+
+
+class Endless(Model):
+    calls = 0
+
+    async def ask(self, messages, tools):
+        self.calls += 1
+        return Reply(tools=[(str(self.calls), "look", None)], tokens=(10, 5))
+
+
+async def look(argument):
+    return "nothing"
+
+
+def test_bot_is_halted():
+    otel_limits.enable(max_turns=3)
+    bot = Bot("bob", Endless(), {"look": look})
+    ending = asyncio.run(bot.run("go"))
+    otel_limits.disable()
+    assert (ending.reason, bot.model.calls) == ("max_turns", 3)
+    assert otel_limits.stop_of(ending).usage.total == 45
+"""
+"""A test of the binding."""
+
 ENTRY_POINTS: Final = "[otel_limits.frameworks]\nbots = bots_limits:BOTS\n"
 
 

@@ -197,6 +197,14 @@ def test_broken_binding_leaves_a_framework_of_ours_limited(site: Path, tmp_path:
     assert "bots-limits: its entry point" in ended.log
 
 
+def test_test_of_the_page_passes(site: Path, tmp_path: Path) -> None:
+    """With the binding of the page, as pip has installed it."""
+    (tmp_path / "test_bots.py").write_text(third_party.TEST)
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path))
+    ended = execute(sys.executable, *words, str(tmp_path), PYTHONPATH=str(site))
+    assert "1 passed" in ended.output, ended.output + ended.log
+
+
 # --- commands -------------------------------------------------------------------------------------
 
 
