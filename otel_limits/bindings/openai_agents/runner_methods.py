@@ -20,7 +20,7 @@ from otel_limits.bindings.openai_agents.agent_runs import AgentRun
 from otel_limits.bindings.openai_agents.limit_questions import note_questions
 from otel_limits.bindings.openai_agents.run_marks import SLOT
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
-from otel_limits.core.errors import StopNote
+from otel_limits.core.errors import StopNote, stop_of_error
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
@@ -129,15 +129,22 @@ def note_failure(agent_run: AgentRun, error: BaseException) -> None:
     if not isinstance(error, Exception):
         return
     agent_run.root.error = path.error = error
-    if path.is_halted or agent_run.root.is_halted:
-        return
-    if isinstance(error, MaxTurnsExceeded):
+    if (halted := next((each for each in path.enders if each.is_halted), None)) is not None:
+        _note_halt_in(error, halted)
+    elif isinstance(error, MaxTurnsExceeded):
         agent_run.end_with("max_turns_exceeded")
     elif isinstance(error, TRIPWIRES):
         agent_run.end_with("guardrail")
     else:
         agent_run.end_with("error")
         _halt_by(error, path)
+
+
+def _note_halt_in(error: Exception, path: AgentPath) -> None:
+    """Show a halt in an exception that came after it, e.g. of a guardrail that rejects its text."""
+    verdict = path.run.verdict
+    if verdict is not None and stop_of_error(error) is None:
+        StopNote.add(error, path.run.stop(verdict.reason))
 
 
 def _halt_by(error: Exception, path: AgentPath) -> None:

@@ -202,6 +202,9 @@ def test_output_guardrail_may_reject_the_text_of_a_halt(how: str, events: list[E
         CALLS[how](agent(looping(), output_guardrails=[check]))
     told = caught.value.guardrail_result.output.output_info
     assert told.startswith("This request could not be completed")
+    stop = stop_of(caught.value)
+    assert stop is not None
+    assert (stop.reason, stop.action) == ("max_turns", "halted")
     assert [each.reason for each in events if isinstance(each, Stop)] == ["max_turns"]
 
 
