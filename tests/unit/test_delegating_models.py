@@ -228,7 +228,7 @@ def called_by_tool() -> Any:
     "build", [called_by_model, called_by_tool], ids=["by a model", "by a tool"]
 )
 def test_halt_in_a_task_group_ends_the_run(build: Callable[[], Any], events: list[Event]) -> None:
-    """It wraps the exception of the limit in one of its own."""
+    """It wraps the exception of the limit in another one."""
     enable(tree=Limits(max_model_calls=3), action="raise", observers=[events.append])
     with pytest.raises(Exception) as raised:  # noqa: PT011  the SDK wraps that of a tool
         runs.call_run(build())

@@ -231,7 +231,7 @@ class GraphInvocation:
         Returns:
             What to store in the graph's checkpoints, if it has any.
         """
-        if not self._is_halt(error) and not self._is_refused_side_call(error):
+        if not self._is_halt(error) and not self._is_caused_by_halt(error):
             if self._has_failed_at_last_answer(error):
                 return None
             self._fail(error)
@@ -257,12 +257,15 @@ class GraphInvocation:
         return True
 
     @suppress_errors("binding")
-    def _is_refused_side_call(self, error: BaseException) -> bool:
+    def _is_caused_by_halt(self, error: BaseException) -> bool:
         path = self.path
         if isinstance(error, Exception) and not isinstance(error, GraphBubbleUp):
-            # Of a side call that was refused or ended, which nothing in the graph has handled.
-            causes = chain_of(error)
+            # Of a side call that was refused or ended, or of our question, unless it was handled.
+            causes = tuple(chain_of(error))
             if path.verdict and any(isinstance(each, LimitReachedError) for each in causes):
+                return True
+            if path.unanswered and any(isinstance(each, GraphInterrupt) for each in causes):
+                path.verdict = path.verdict or path.unanswered  # no human sees the question
                 return True
             verdict = halt_from_error(path, error)
             if verdict is not None:

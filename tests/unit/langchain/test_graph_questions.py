@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from typing import Any
 
 import pytest
@@ -240,6 +241,46 @@ def test_nothing_retries_a_question(wrapped: Any) -> None:
     assert model.calls == 2
     graph.invoke(extending(3), config("1"))
     assert model.calls == 5
+
+
+def wrapped(model: Any) -> Any:
+    """Call a model, and wrap its errors."""
+    try:
+        return model.invoke("go")
+    except Exception as error:
+        raise RuntimeError("no answer") from error
+
+
+async def grouped(model: Any) -> Any:
+    """Call a model in a group of tasks, which wraps its errors."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(model.ainvoke("go"))
+    return await task
+
+
+WITH_GROUPS = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups")
+
+
+@pytest.mark.parametrize("call", [wrapped, pytest.param(grouped, marks=WITH_GROUPS)])
+def test_question_that_the_application_wraps_halts(
+    call: Any, saver: Any, events: list[Event]
+) -> None:
+    """LangGraph only interrupts for the exception itself, and a human would never see the question."""
+    enable(max_turns=2, action="ask", observers=[events.append])
+    model = ScriptedChatModel(endless(says("text")))
+
+    async def node(_: Any) -> Command[Any]:
+        answer = call(model)
+        answer = await answer if asyncio.iscoroutine(answer) else answer
+        return Command(goto="node", update={"messages": [answer]})
+
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("node", node, destinations=("node",)).add_edge(START, "node")
+    graph = builder.compile(name="boss", checkpointer=saver)
+    state = asyncio.run(graph.ainvoke(ASK, config("1")))
+    assert (model.calls, halt_of(state).reason) == (2, "max_turns")
+    assert asked_by(graph, config("1")) == []
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["max_turns"]
 
 
 def test_question_that_the_application_swallows_halts(events: list[Event]) -> None:
