@@ -16,7 +16,8 @@ def owned(stream: Any) -> Any:
     A loop that ends closes all generators that it knows, concurrently. If one of them closes
     another one, the loop logs the failure of one of the two.
     """
-    return OwnedStream(stream) if inspect.isasyncgen(stream) else stream
+    is_generator = inspect.isasyncgen(stream)
+    return OwnedStream(stream) if is_generator else stream
 
 
 class OwnedStream:

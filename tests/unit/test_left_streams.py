@@ -438,6 +438,9 @@ def test_stream_that_ends_with_its_event_loop_is_a_turn() -> None:
 class Careful(ScriptedChatModel):
     """Awaits something before its stream is closed, as a vendor's client closes a connection."""
 
+    def __init__(self, script: Iterable[Answer]) -> None:
+        super().__init__(script)
+
     async def _astream(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
         try:
             for part in super()._stream(*args, **options):
@@ -493,8 +496,8 @@ async def open_sdk_model(streams: list[Any]) -> None:
 
     @function_tool
     async def ask() -> str:
-        settings = (None, "q", ModelSettings(), [], None, [], ModelTracing.DISABLED)
-        told = {"previous_response_id": None, "conversation_id": None, "prompt": None}
+        settings: Any = (None, "q", ModelSettings(), [], None, [], ModelTracing.DISABLED)
+        told: Any = {"previous_response_id": None, "conversation_id": None, "prompt": None}
         streams.append(CarefulSdkModel([TEXT]).stream_response(*settings, **told))
         await anext(streams[-1])
         return "asked"

@@ -265,7 +265,7 @@ WITH_GROUPS = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10
 def test_question_that_the_application_wraps_halts(
     call: Any, saver: Any, events: list[Event]
 ) -> None:
-    """LangGraph only interrupts for the exception itself, and a human would never see the question."""
+    """LangGraph only interrupts for the exception itself: a human would never see the question."""
     enable(max_turns=2, action="ask", observers=[events.append])
     model = ScriptedChatModel(endless(says("text")))
 
