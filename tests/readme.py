@@ -147,6 +147,7 @@ def names_table() -> str:
 ALIASES: Final[Mapping[str, str]] = {
     "Event": "Any event that an observer receives.",
     "Observer": "Any callable that takes an event.",
+    "NOTHING_REPORTED": "The usage of a call whose vendor has reported none.",
 }
 """Descriptions of type aliases, which have no docstring."""
 

@@ -185,7 +185,7 @@ FOR_BINDINGS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "ToolCallInProgress": (*("start", "refused", "text_of", "with_text", "is_error", "is_pause"),),
 }
-"""What bindings use of the classes that they derive theirs from, whose other names are internal."""
+"""Names that bindings use, of the classes that they derive theirs from; all others are internal."""
 
 
 def _parameters(value: object) -> str:

@@ -1,8 +1,8 @@
 """The interface between agent frameworks and the rest of otel-limits.
 
-Each of ours is a package next to `strands` with an object of this type, one line in
-`otel_limits.bindings.known`, and its module, distribution, packages and classes in
-`startup/otel_limits_startup.py`, which waits for its import, and in `bindings/recognition.py`.
+A framework that otel-limits itself limits is a package next to `strands` with an object of this
+type, one line in `otel_limits.bindings.known`, and its module, distribution, packages and classes
+in `startup/otel_limits_startup.py`, which waits for its import, and in `bindings/recognition.py`.
 Another distribution derives it from `BaseFramework`, and names it in an entry point: see
 `bindings/third_party.py`.
 """

@@ -45,7 +45,7 @@ class LoopEndError(BaseException):
     """
 
     def __init__(self, verdict: Verdict, *, asks: bool = False) -> None:
-        """End it by a halt, or because it asks a person."""
+        """End it by a halt, or to wait for a person."""
         super().__init__(verdict.reason)
         self.verdict, self.asks = verdict, asks
 

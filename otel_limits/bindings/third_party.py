@@ -220,7 +220,7 @@ class ThirdPartyFramework:
     def obstacle_on_disk(self) -> str | None:
         """Return what prevents limits, as far as it can be seen without an import."""
         if not exists(self.module):
-            return str(self._lacking())
+            return str(self._missing_module())
         if has_name(self.entry_point.module, self.entry_point.name) is False:
             return str(self._error("names an object that does not exist"))
         return None
@@ -232,7 +232,7 @@ class ThirdPartyFramework:
             BindingError: It cannot be used.
         """
         if not exists(self.module):
-            raise self._lacking()
+            raise self._missing_module()
         gaps: Sequence[Gap] = self._tried("gaps", self.load().gaps)
         return gaps
 
@@ -303,7 +303,7 @@ class ThirdPartyFramework:
         except (Exception, SystemExit) as error:
             raise self._error(f"failed in {action} ({redact_url(repr(error))})") from error
 
-    def _lacking(self) -> BindingError:
+    def _missing_module(self) -> BindingError:
         return self._error(f"waits for a module that {self.distribution} does not have")
 
     def _error(self, problem: str) -> BindingError:

@@ -1,4 +1,4 @@
-"""A framework whose binding is in another distribution, in programs without a line of ours."""
+"""A framework whose binding is in another distribution, in programs that do not import otel-limits."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ BROKEN: Final = "raise RuntimeError('broken')\n"
 def test_broken_binding_ends_a_strict_program_only(
     site: Path, program: str, tmp_path: Path, strict: str
 ) -> None:
-    """As a framework of ours does that cannot be limited."""
+    """As other frameworks do that cannot be limited."""
     (tmp_path / "bots_limits.py").write_text(BROKEN)
     ended = execute(
         *(*RUN, "--", sys.executable, program),

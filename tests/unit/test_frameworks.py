@@ -82,7 +82,7 @@ class RobotFramework(BotFramework):
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory that modules are imported from."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    # Recognized by its distribution alone, as one of ours without classes.
+    # Without classes, it is recognized by its distribution alone.
     monkeypatch.setitem(recognition.CLASSES, "robots.engine", ())
     yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] == "robots"]:

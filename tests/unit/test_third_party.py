@@ -89,7 +89,7 @@ UNLIMITED: Final = ("done", 9)
 
 
 def test_entry_point_is_found_with_the_distribution_of_its_framework(site: Path) -> None:
-    """Whose release `check` and `doctor` show."""
+    """`check` and `doctor` show the release of that one."""
     install(site)
     (found,) = installed_entry_points().entry_points
     assert (found.waits_for, found.module, found.name) == ("bots", "bots_limits", "BOTS")
@@ -219,7 +219,7 @@ BROKEN: Final = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_binding_disables_itself_alone(
+def test_broken_binding_affects_no_other_framework(
     name: str, site: Path, start: Any, caplog: pytest.LogCaptureFixture, events: list[Event]
 ) -> None:
     """Reported once, with the distribution, the entry point and what to do."""
@@ -254,7 +254,7 @@ HOOKS: Final = [
 def test_fault_of_a_hook_never_reaches_the_agent(
     site: Path, start: Any, caplog: pytest.LogCaptureFixture, hook: str
 ) -> None:
-    """It is counted and logged. What it should have noted is not limited."""
+    """It is counted and logged. A call that it did not note is not limited."""
     install(site)
     with (site / "bots_limits.py").open("a") as file:
         file.write(f"def fail(*_, **__): 1 / 0\n{hook} = fail\n")
@@ -410,6 +410,6 @@ def test_names_of_startup_are_those_of_the_settings() -> None:
 
 
 def test_every_module_of_a_distribution_is_written_from_its_source() -> None:
-    """What is installed here is what the page shows."""
+    """The page shows the same source."""
     assert "tests" not in third_party.binding()
     assert {"strands", "langchain"} <= {each.name for each in OURS}
