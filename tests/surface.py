@@ -18,6 +18,7 @@ import otel_limits
 import otel_limits.frameworks
 import otel_limits.testing
 from otel_limits.audit.questions import QUESTIONS
+from otel_limits.bindings.third_party import GROUP
 from otel_limits.cli import quotas
 from otel_limits.cli.doctor import doctor_command
 from otel_limits.cli.doctor.finding import Finding
@@ -158,6 +159,11 @@ def exceptions() -> Iterator[str]:
             yield f"{name}({', '.join(base.__name__ for base in kind.__bases__)})"
 
 
+def entry_points() -> Iterator[str]:
+    """Yield each group of entry points that other distributions can add to."""
+    yield GROUP
+
+
 def public_names() -> Iterator[str]:
     """Yield each public name, with its parameters if it has them."""
     for module in (otel_limits, otel_limits.testing, otel_limits.frameworks):
@@ -209,5 +215,6 @@ PARTS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
     "Columns of the ledger": columns,
     "Fields of events": event_fields,
     "Exceptions": exceptions,
+    "Entry points": entry_points,
     "Public names": public_names,
 }

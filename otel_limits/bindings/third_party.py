@@ -80,7 +80,8 @@ class Installed:
 
     entry_points: tuple[EntryPoint, ...] = ()
     broken: tuple[str, ...] = ()
-    """Sentences about those whose frameworks are therefore not limited."""
+    """Sentences about those whose frameworks are therefore not limited. Each begins with the name
+    of the distribution."""
     unused: tuple[str, ...] = ()
     """Sentences about those that are not used, although their frameworks may be limited."""
 

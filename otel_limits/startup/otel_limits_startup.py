@@ -95,7 +95,9 @@ def autoload() -> None:
         if not os.environ.get(name, "").strip():  # an empty variable is unset
             os.environ[name] = value
     if any(name.startswith("OTEL_LIM") for name in os.environ):  # also OTEL_LIMIT_MAX_TURNS
-        os.environ.setdefault(HANDED, FOUND)
+        handed = os.environ.get(HANDED, "").split()  # by a parent, maybe of another environment
+        own = FOUND.split()
+        os.environ[HANDED] = " ".join(own + [each for each in handed if each not in own])
         wait("autoload")
 
 

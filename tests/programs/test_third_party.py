@@ -1,4 +1,4 @@
-"""A framework whose binding is in another distribution, in programs that do not import otel-limits."""
+"""A framework with a binding in another distribution, in programs that import no otel-limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests import third_party
-from tests.launching import BIN, ENDLESS, RUN, execute
+from tests.launching import BIN, ENDLESS, INSTRUMENT, NO_EXPORT, RUN, execute
 from tests.programs.test_autoload import Environment
 
 if TYPE_CHECKING:
@@ -39,11 +39,13 @@ ended = {"reason": ending.reason, "calls": bot.model.calls}
 if "prometheus_client" in sys.modules:
     found = sys.modules["prometheus_client"].REGISTRY.get_sample_value
     name = "otel_limits_enforcing"
-    ways = ("run", "autoload", "code", "parent")
+    ways = ("run", "autoload", "code", "parent", "instrumentor")
     values = (found(name, {"framework": "bots", "source": way}) for way in ways)
     ended["enforcing"] = [value for value in values if value is not None]
 print(json.dumps(ended))
 """
+
+BEGIN: Final = "from __future__ import annotations\n"
 
 HALTED: Final = {"reason": "max_turns", "calls": 3, "enforcing": [1.0]}
 
@@ -143,6 +145,41 @@ def test_enable_limits_a_framework_of_another_distribution(
     )
     assert ended.status == 0, ended.log
     assert [json.loads(line) for line in ended.output.splitlines()] == [HALTED, HALTED]
+
+
+def test_framework_that_is_a_package_is_limited(program: str, tmp_path: Path) -> None:
+    """Its modules import each other in a circle, and a program imports the package."""
+    package = tmp_path / "site" / "robots"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from robots.engine import *\nREADY = True\n")
+    (package / "engine.py").write_text(
+        f"import robots\n{third_party.framework().partition(BEGIN)[2]}"
+    )
+    binding = third_party.binding().replace("from bots import", "from robots.engine import")
+    (package.parent / "robots_limits.py").write_text(f"{binding}\nimport robots\nrobots.READY\n")
+    points = "[otel_limits.frameworks]\nrobots.engine = robots_limits:BOTS\n"
+    third_party.write_metadata(package.parent, "robots", entry_points=points)
+    path = Path(program)
+    path.write_text(
+        path.read_text()
+        .replace("import bots", "import robots as bots")
+        .replace('"framework": "bots"', '"framework": "robots.engine"')
+    )
+    words = (*RUN, "--", sys.executable, program)
+    ended = execute(*words, PYTHONPATH=str(package.parent), OTEL_LIMITS_LEDGER="none", **CAPS)
+    assert result(ended) == HALTED
+
+
+def test_instrumentor_limits_a_framework_of_another_distribution(site: Path, program: str) -> None:
+    """It reads the metadata of all instrumentors anyway."""
+    ended = execute(
+        *(*INSTRUMENT, sys.executable, program),
+        PYTHONPATH=str(site),
+        OTEL_LIMITS_LEDGER="none",
+        **CAPS,
+        **NO_EXPORT,
+    )
+    assert result(ended) == HALTED
 
 
 def test_python_without_agents_reads_no_metadata(site: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -401,6 +402,20 @@ def test_startup_waits_for_the_modules_that_it_was_handed(monkeypatch: pytest.Mo
     assert startup.FRAMEWORKS["bots.engine"] == ""
     assert "bots" in startup.PACKAGES
     assert startup.FRAMEWORKS["strands.agent.agent"] == "strands-agents"
+
+
+def test_autoload_adds_to_the_frameworks_that_a_parent_has_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The parent may be a program of another environment."""
+    startup = otel_limits_startup
+    monkeypatch.setattr(startup, "FOUND", "bots=b:B@x@y")
+    monkeypatch.setattr(startup, "wait", lambda _: None)
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "3")
+    monkeypatch.setenv(startup.HANDED, "others=b:B@x@y bots=b:B@x@y")
+    for _ in range(2):
+        startup.autoload()
+        assert os.environ[startup.HANDED] == "bots=b:B@x@y others=b:B@x@y"
 
 
 def test_names_of_startup_are_those_of_the_settings() -> None:
