@@ -266,7 +266,8 @@ class InvocationInProgress(Admission):
             paused = suppress_errors("binding")(self.result_of_question)(asked)
             if paused is not None:
                 return self.succeed(paused)
-        result = suppress_errors("binding")(self.result_of_halt)(self.halt(verdict) or "")
+        result = suppress_errors("binding")(self.result_of_halt)(self.text_of(verdict))
+        self.halt(verdict, can_show=result is not None)
         if result is not None:
             result = self._marked(result, verdict, synthetic=True) or result
         if self.run.raised or result is None:

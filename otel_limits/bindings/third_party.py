@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 GROUP: Final = "otel_limits.frameworks"
 """The group of the entry points."""
 
+UNNAMED: Final = "unnamed"
+"""Instead of the name of a distribution whose metadata is damaged."""
+
 DOTTED: Final = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 
 LINE: Final = re.compile(rf"({DOTTED})\s*=\s*({DOTTED})\s*:\s*({DOTTED})", re.ASCII)
@@ -131,7 +134,7 @@ def read_installed(ours: Sequence[Framework]) -> Installed:
             continue
         name = _name_of(distribution) if found else ""
         key = re.sub(r"[-_.]+", "-", name).lower()
-        if key not in seen:  # else it is hidden by the same distribution earlier on the path
+        if name == UNNAMED or key not in seen:  # else the same one is earlier on the path
             lines += [(name, line, distribution) for line in found]
             seen.add(key)
     # Sorted, so that the same one of two is used wherever they are installed.
@@ -156,7 +159,9 @@ def read_installed(ours: Sequence[Framework]) -> Installed:
                 "Uninstall one of them."
             )
         else:
-            framework = _distribution_of(package, distribution) or name
+            framework = name
+            with contextlib.suppress(Exception):  # of damaged metadata; it is only for display
+                framework = _distribution_of(package, distribution) or name
             used[waits_for] = EntryPoint(waits_for, module, path, name, framework)
     return Installed(tuple(used.values()), tuple(broken), tuple(unused))
 
@@ -176,7 +181,7 @@ def _name_of(distribution: Distribution) -> str:
         name = distribution.metadata["Name"] or ""
     except Exception:  # noqa: BLE001  its entry points are readable
         name = ""
-    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII) or "unnamed"
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII) or UNNAMED
 
 
 def _distribution_of(package: str, binding: Distribution) -> str | None:

@@ -172,6 +172,15 @@ def test_entry_points_that_cannot_be_decoded_are_reported(site: Path) -> None:
     assert sentence.startswith("damaged: its entry points cannot be read (UnicodeDecodeError")
 
 
+def test_damaged_metadata_of_another_distribution_is_ignored(site: Path) -> None:
+    """It is read in search of the distribution of a framework."""
+    install(site, "[otel_limits.frameworks]\nrobots = bots_limits:BOTS\n")
+    (write_metadata(site, "damaged") / "top_level.txt").write_bytes(b"\xff")
+    (write_metadata(site, "nameless") / "METADATA").write_bytes(b"\xff")
+    (found,) = installed_entry_points().entry_points
+    assert found.framework == "bots-limits"
+
+
 def test_distribution_without_a_readable_name_is_used(site: Path) -> None:
     """Its agents would otherwise run without limits."""
     install(site)
@@ -268,6 +277,28 @@ def test_fault_of_a_hook_never_reaches_the_agent(
             reason = error.stop.reason if error.stop else ""
         assert reason in ("done", "end_turn", "max_turns", "max_tool_calls")
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_framework_without_a_result_for_a_halt_raises(site: Path, start: Any) -> None:
+    """The caller gets the limit's exception, also with the action `halt`."""
+    install(site)
+    with (site / "bots_limits.py").open("a") as file:
+        file.write("del BotRun.result_of_halt\n")
+    start()
+    with pytest.raises(otel_limits.MaxTurnsReachedException) as raised:
+        run_bot()
+    assert raised.value.stop is not None
+    assert (raised.value.stop.turns, raised.value.stop.action) == (3, "halted")
+
+
+def test_framework_that_cannot_wait_for_a_person_is_halted(site: Path, start: Any) -> None:
+    """With the action `ask`, too."""
+    install(site)
+    with (site / "bots_limits.py").open("a") as file:
+        file.write("del BotRun.result_of_question\n")
+    runtime = start()
+    runtime.start(Settings(policy=Policy(limits=Limits(max_turns=3), action="ask")))
+    assert run_bot() == LIMITED
 
 
 def test_binding_is_undone_when_otel_limits_is_disabled(site: Path, start: Any) -> None:
