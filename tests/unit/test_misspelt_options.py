@@ -27,9 +27,10 @@ def commands_below(parser: ArgumentParser, *above: str) -> Iterator[tuple[tuple[
                 yield from commands_below(below, *above, name)
 
 
+PARSER = make_parser()
 OPTIONS = {
     f"{' '.join(words)} {option}": (words, option)
-    for words, parser in commands_below(make_parser())
+    for words, parser in commands_below(PARSER)
     for action in parser._actions
     for option in action.option_strings
     if option.startswith("--")
@@ -38,7 +39,7 @@ OPTIONS = {
 
 CHOICES = {
     f"{' '.join(words)} {choice}": (words, str(choice))
-    for words, parser in commands_below(make_parser())
+    for words, parser in commands_below(PARSER)
     for action in parser._actions
     if action.choices and not action.option_strings
     for choice in action.choices
@@ -50,7 +51,7 @@ OPTION_CHOICES = {
         *(words, action.option_strings[-1]),
         str(choice),
     )
-    for words, parser in commands_below(make_parser())
+    for words, parser in commands_below(PARSER)
     for action in parser._actions
     if action.choices and action.option_strings
     for choice in action.choices
@@ -109,7 +110,7 @@ def test_the_options_of_a_program_are_its_own(
 
 SWITCHES = {
     action.option_strings[0]: action.option_strings
-    for words, parser in commands_below(make_parser())
+    for words, parser in commands_below(PARSER)
     for action in parser._actions
     if words == ("run",) and isinstance(action, BooleanOptionalAction)
 }
@@ -238,7 +239,7 @@ def test_a_topic_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
 
 # --- examples -------------------------------------------------------------------------------------
 
-COMMANDS = {" ".join(words): (words, parser) for words, parser in commands_below(make_parser())}
+COMMANDS = {" ".join(words): (words, parser) for words, parser in commands_below(PARSER)}
 
 
 @over(COMMANDS, "words", "parser")
@@ -253,7 +254,7 @@ def test_every_help_has_an_example_that_can_be_typed(
     assert typed
     for line in typed:
         arguments = shlex.split(re.split(r" [|>] ", line)[0])[1:]
-        assert make_parser().parse_args(arguments).call is not None
+        assert PARSER.parse_args(arguments).call is not None
 
 
 # --- colours --------------------------------------------------------------------------------------
@@ -286,7 +287,7 @@ def test_no_help_cuts_a_name_at_its_hyphen(columns: int, monkeypatch: pytest.Mon
     monkeypatch.setenv("COLUMNS", str(columns))
     cut = {
         line
-        for _, parser in commands_below(make_parser())
+        for _, parser in commands_below(PARSER)
         for line in parser.format_help().splitlines()
         if re.search(r"\w-$", line)
     }
