@@ -10,13 +10,13 @@ from strands import Agent, tool
 
 from otel_limits import Limits, LimitsPlugin
 from tests.wire.cases import CACHED, PLAIN, PROMPT, WRITTEN
-from tests.wire.providers import PROVIDERS, Provider
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from strands.models import Model
 
+    from tests.wire.providers import Provider
     from tests.wire.server import Vendor
     from tests.wire.usages import Bill
 
@@ -37,10 +37,9 @@ def search(query: str = "") -> str:
     return f"nothing found of {query}"
 
 
-def names_of(provider: Provider, *, is_whole: bool) -> tuple[str, ...]:
-    """Return the limits that can be reached, or one of them: what runs locally costs nothing."""
-    names = NAMES[:-1] if provider.is_local else NAMES
-    return names if is_whole else (names[PROVIDERS.index(provider) % len(names)],)
+def names_of(provider: Provider) -> tuple[str, ...]:
+    """Return the limits that can be reached: what runs locally costs nothing."""
+    return NAMES[:-1] if provider.is_local else NAMES
 
 
 def bill_of(provider: Provider) -> Bill:
@@ -61,9 +60,9 @@ def used_by(bill: Bill, name: str) -> Decimal:
     return Decimal(used[name])
 
 
-def limits_of(provider: Provider, *, is_whole: bool) -> Iterator[tuple[str, int, Limits]]:
+def limits_of(provider: Provider) -> Iterator[tuple[str, int, Limits]]:
     """Yield the limits with each offset."""
-    for name in names_of(provider, is_whole=is_whole):
+    for name in names_of(provider):
         twice = 2 * used_by(bill_of(provider), name)
         for offset in OFFSETS:
             cap = twice + offset * SMALLEST.get(name, Decimal(1))
@@ -71,16 +70,16 @@ def limits_of(provider: Provider, *, is_whole: bool) -> Iterator[tuple[str, int,
             yield name, offset, Limits(max_turns=9, **named)
 
 
-async def ask_all(vendor: Vendor, *, is_whole: bool) -> dict[str, Any]:
+async def ask_all(vendor: Vendor, providers: Sequence[Provider]) -> dict[str, Any]:
     """Run an agent that always asks for tools under each cap; return its stop reasons and times."""
     found: dict[str, Any] = {}
     asks = ("search", json.dumps({"query": "harbour"}))
-    for provider in PROVIDERS:
+    for provider in providers:
         model = provider.make(vendor.url)
         vendor.replies[:] = [provider.reply(bill_of(provider), tool=asks)]
         found[provider.name] = {
             f"{name} {offset}": await ended(model, limits, vendor)
-            for name, offset, limits in limits_of(provider, is_whole=is_whole)
+            for name, offset, limits in limits_of(provider)
         }
     return found
 

@@ -1,7 +1,7 @@
 """Calls every vendor in every case and every mode, and writes the counts as one JSON object.
 
-`python -m tests.wire.run PATH [MODE ...]` uses one process for each mode, forked from one that has
-imported all clients. A mode that is not named calls every fifth vendor.
+`python -m tests.wire.run PATH VENDOR ...` uses one process for each mode, forked from one that has
+imported the clients of these vendors.
 """
 
 from __future__ import annotations
@@ -30,22 +30,17 @@ from strands import Agent
 
 from tests.wire import caps
 from tests.wire.cases import CASES, MAX_TURNS, Ask
-from tests.wire.providers import PROVIDERS, Provider
+from tests.wire.providers import BY_NAME, Provider
 from tests.wire.server import Vendor, serving
 from tests.wire.usages import PRICES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from strands.models import Model
 
 MODES: Final = ("spans", "hooks", "disabled")
 """With an SDK, without one, and with one disabled by `OTEL_SDK_DISABLED`."""
-
-
-FIFTH: Final = 5
-"""One vendor in five is called in a mode that is not named: the modes differ in how an agent is
-followed, which is the same for every vendor."""
 
 CAPPED: Final = "capped"
 """Key of the results under exact caps."""
@@ -60,17 +55,12 @@ class Report(BaseModel):
     text: str
 
 
-def results(modes: Sequence[str] = MODES) -> Results:
-    """Make all calls in a separate process and return the counts.
-
-    Args:
-        modes: Those in which every vendor is called. In each of the others, every fifth one is. If
-            all are named, each vendor is called under the caps of every limit, otherwise of one.
-    """
+def results(vendors: Iterable[str] = tuple(BY_NAME)) -> Results:
+    """Make all calls to vendors in a separate process and return the counts."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "results")
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "tests.wire.run", str(path), *modes],
+            [sys.executable, "-W", "ignore", "-m", "tests.wire.run", str(path), *vendors],
             capture_output=True,
             text=True,
             check=False,
@@ -93,11 +83,12 @@ ENVIRONMENT: Final = {
 }
 
 
-def main(path: str, modes: Sequence[str]) -> None:
+def main(path: str, vendors: Sequence[str]) -> None:
     """Fork a process for each mode, and write the counts of all of them."""
-    import_clients()
+    providers = [BY_NAME[name] for name in vendors]
+    import_clients(providers)
     with tempfile.TemporaryDirectory() as folder:
-        children = {mode: fork(mode, Path(folder), modes) for mode in MODES}
+        children = {mode: fork(mode, Path(folder), providers) for mode in MODES}
         failed = [mode for mode, child in children.items() if os.waitpid(child, 0)[1]]
         if failed:
             sys.exit(f"failed: {', '.join(failed)}")
@@ -108,16 +99,11 @@ def main(path: str, modes: Sequence[str]) -> None:
     Path(path).write_text(json.dumps(found), encoding="utf-8")
 
 
-def called(mode: str, modes: Sequence[str]) -> Sequence[Provider]:
-    """Return the vendors that are called in a mode."""
-    return PROVIDERS if mode in modes else PROVIDERS[MODES.index(mode) :: FIFTH]
-
-
-def import_clients() -> None:
+def import_clients(providers: Sequence[Provider]) -> None:
     """Import the dependencies of all models, once for all modes."""
     # Nothing here is encrypted, and each client would read the certificates of all authorities.
     vars(ssl)["create_default_context"] = functools.cache(ssl.create_default_context)
-    for provider in PROVIDERS:
+    for provider in providers:
         provider.make("http://127.0.0.1:9")
     import genai_prices  # noqa: F401
     import opentelemetry.sdk.trace  # noqa: F401
@@ -125,14 +111,14 @@ def import_clients() -> None:
     import otel_limits  # noqa: F401
 
 
-def fork(mode: str, folder: Path, modes: Sequence[str]) -> int:
+def fork(mode: str, folder: Path, providers: Sequence[Provider]) -> int:
     """Run all cases in a child, which writes to the file `mode`."""
     child = os.fork()
     if child:
         return child
     status = 1
     try:
-        found = counted_in(mode, folder, modes)
+        found = counted_in(mode, folder, providers)
         Path(folder, mode).write_text(json.dumps(found), encoding="utf-8")
         status = 0
     except BaseException:  # noqa: BLE001  the parent reports the failure
@@ -140,13 +126,13 @@ def fork(mode: str, folder: Path, modes: Sequence[str]) -> int:
     os._exit(status)
 
 
-def counted_in(mode: str, folder: Path, modes: Sequence[str]) -> dict[str, Any]:
+def counted_in(mode: str, folder: Path, providers: Sequence[Provider]) -> dict[str, Any]:
     """Run all cases in one mode."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     ledger = folder / f"{mode}.db"
     policy = folder / f"{mode}.yaml"
-    policy.write_text(json.dumps({"models": priced_models()}), encoding="utf-8")
+    policy.write_text(json.dumps({"models": priced_models(providers)}), encoding="utf-8")
     os.environ |= {"OTEL_LIMITS_POLICY": str(policy), "OTEL_LIMITS_LEDGER": str(ledger)}
     set_up_tracing(mode)
 
@@ -155,9 +141,9 @@ def counted_in(mode: str, folder: Path, modes: Sequence[str]) -> dict[str, Any]:
     asker = Asker()
     otel_limits.enable(otel_limits.Limits(max_turns=MAX_TURNS), observers=[asker.events.append])
     with serving() as vendor:
-        found = asyncio.run(asker.ask_all(vendor, called(mode, modes)))
+        found = asyncio.run(asker.ask_all(vendor, providers))
         if mode == MODES[0]:  # the modes count alike
-            capped = asyncio.run(caps.ask_all(vendor, is_whole=tuple(modes) == MODES))
+            capped = asyncio.run(caps.ask_all(vendor, providers))
             (folder / CAPPED).write_text(json.dumps(capped), encoding="utf-8")
     otel_limits.disable()  # which flushes the ledger
     rows = {each.pop("id"): each for each in ledger_rows(ledger)}
@@ -178,10 +164,10 @@ def set_up_tracing(mode: str) -> None:
         trace.set_tracer_provider(TracerProvider())
 
 
-def priced_models() -> dict[str, Any]:
+def priced_models(providers: Sequence[Provider]) -> dict[str, Any]:
     """Return a price for each model that does not run locally."""
     prices = {name: float(amount) for name, amount in PRICES.items()}
-    named = {name_of(each.make("http://127.0.0.1:9")) for each in PROVIDERS if not each.is_local}
+    named = {name_of(each.make("http://127.0.0.1:9")) for each in providers if not each.is_local}
     return {name: {"price": prices} for name in named}
 
 
