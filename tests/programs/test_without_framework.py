@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from importlib.metadata import distribution
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,19 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     packages = tmp_path_factory.mktemp("packages")
     for name in closure(re.findall(r"^Requires-Dist: (.*)$", built.read_text(), re.MULTILINE)):
         for file in distribution(name).files or ():
-            place = packages / file
-            if ".." not in file.parts and not place.exists():
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.symlink_to(str(distribution(name).locate_file(file)))
+            if ".." not in file.parts:
+                link(Path(str(distribution(name).locate_file(file))), packages / file)
     made.leave(packages)
     return made
+
+
+def link(file: Path, place: Path) -> None:
+    """Make a link to a file, and to its bytecode: each program would compile it again."""
+    if file.exists() and not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(file)
+        if file.suffix == ".py":
+            link(Path(cache_from_source(str(file))), Path(cache_from_source(str(place))))
 
 
 def closure(requirements: list[str]) -> set[str]:
