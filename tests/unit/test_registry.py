@@ -159,6 +159,11 @@ def test_an_evicted_call_is_settled(runs: RunRegistry, told: list[Event]) -> Non
     assert stopped(told) == [("a", "evicted")]
 
 
+def known(runs: RunRegistry, end: int) -> list[int]:
+    """Return the IDs below `end` of the spans that are remembered."""
+    return [each for each in range(end) if runs.spans.node(each) is not None]
+
+
 def test_spans_of_what_is_gone_are_forgotten(runs: RunRegistry) -> None:
     """Nothing stays behind for a span that never ends."""
     runs.spans.register_span(1)
@@ -166,7 +171,7 @@ def test_spans_of_what_is_gone_are_forgotten(runs: RunRegistry) -> None:
     runs.spans.begin(2, run, parent=1)
     runs.spans.begin(3, run, parent=2, in_call=True, is_third_party=True)
     run.finish("end_turn")
-    assert runs.spans._nodes == {}
+    assert known(runs, 4) == []
 
 
 def test_spans_of_others_that_outlive_their_invocation_are_bounded(runs: RunRegistry) -> None:
@@ -176,9 +181,9 @@ def test_spans_of_others_that_outlive_their_invocation_are_bounded(runs: RunRegi
         runs.spans.begin(span_id, run, is_third_party=True)
         run.finish("end_turn")
     runs.spans.begin(9, run, parent=8, is_third_party=True)
-    assert list(runs.spans._nodes) == list(runs.spans._late) == [7, 8, 9]
+    assert known(runs, 10) == [7, 8, 9]
     runs.spans.end(8)
-    assert list(runs.spans._nodes) == list(runs.spans._late) == [7, 9]
+    assert known(runs, 10) == [7, 9]
 
 
 def test_spans_that_have_ended_are_bounded(runs: RunRegistry) -> None:
@@ -187,7 +192,7 @@ def test_spans_that_have_ended_are_bounded(runs: RunRegistry) -> None:
     for span_id in range(1, MOST_ENDED + 100):
         runs.spans.begin(span_id, run, parent=span_id - 1, is_third_party=True)
         runs.spans.end(span_id - 1)
-    assert len(runs.spans._nodes) == MOST_ENDED + 1
+    assert len(known(runs, MOST_ENDED + 100)) == MOST_ENDED + 1
     last = runs.spans.node(MOST_ENDED + 99)
     assert last is not None
     assert len(list(last.enclosing_spans())) == MOST_ENDED + 1
@@ -200,14 +205,14 @@ def test_model_calls_of_what_is_over_are_bounded(runs: RunRegistry) -> None:
         runs.spans.begin(span_id, run, in_call=True)
         runs.spans.end(span_id)
         run.finish("end_turn")
-    assert list(runs.spans._past_calls) == [6, 7, 8]
+    assert [each for each in range(10) if runs.spans.was_model_call(each)] == [6, 7, 8]
 
 
 def test_sightings_are_bounded(runs: RunRegistry) -> None:
     """Agent spans that no invocation claims don't add up."""
     for span_id in range(1, 100):
         runs.spans.register_span(span_id)
-    assert len(runs.spans._registered) == 3
+    assert [each for each in range(100) if runs.spans.claim(each)] == [97, 98, 99]
 
 
 def test_an_evicted_invocation_is_still_limited(

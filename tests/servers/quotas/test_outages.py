@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tests.quotas.fixtures import Hold
 
 TIMEOUT = 0.5
+UNAVAILABLE, RECOVERED = "quota store unavailable", "quota store recovered"
 """Of the store's connections. Agents do not time out: their clock is frozen."""
 AMOUNT = 5
 CALLS = {"model_calls": AMOUNT, "window": "month", "grace": 0}
@@ -204,16 +205,18 @@ def test_local_lets_each_process_use_the_remaining_amount(
 
 
 def test_local_usage_counts_once_across_two_outages(
-    start_outage: StartOutage, place: Place, fail: Callable[[], None], events: list[Event]
+    start_outage: StartOutage,
+    place: Place,
+    fail: Callable[[], None],
+    events: list[Event],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The store has counted it in between, and the process continues from the store's count."""
     agent = start_outage("local")
     agent("go")
     place.recover()
-    gate: Any = LIVE.observers.gate
-    eventually(
-        lambda: not gate._client._executor._is_down
-    )  # calling the agent would use up the rest
+    # Calling the agent would use up the rest.
+    eventually(lambda: RECOVERED in caplog.text)
     eventually(
         lambda: agent("go").stop_reason == "end_turn" and decisions(events)[-1] == "admitted"
     )
@@ -242,8 +245,7 @@ def test_outage_costs_one_timeout_not_one_per_call(
     agent = start_outage("allow")
     caplog.clear()
     agent("go")
-    gate: Any = LIVE.observers.gate
-    eventually(lambda: gate._client._executor._is_down)
+    eventually(lambda: UNAVAILABLE in caplog.text)
     waits: list[float] = []
 
     async def wait(*given: Any) -> None:
@@ -342,13 +344,12 @@ def test_connecting_begins_before_the_first_call(hold: Hold, place: Place) -> No
 
 
 def test_outage_is_detected_before_the_first_call(
-    hold: Hold, make_agent: MakeAgent, place: Place
+    hold: Hold, make_agent: MakeAgent, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The call does not wait for the timeout."""
     place.refuse()
     hold({"calls": CALLS | {"on_store_error": "allow"}}, place.url, timeout=PATIENCE)
-    gate: Any = LIVE.observers.gate
-    eventually(lambda: gate._client._executor._is_down)
+    eventually(lambda: UNAVAILABLE in caplog.text)
     began = time.monotonic()
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
     assert time.monotonic() - began < PATIENCE  # the timeout of one operation
@@ -446,6 +447,8 @@ def test_pending_settlements_are_capped(
     hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest is dropped and reported; a refused call leaves nothing to send."""
+    said: list[str] = []
+    monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda _, error: said.append(str(error)))
     monkeypatch.setattr(store_worker, "MAX_KEPT", 3)
     place.refuse()
     quotas = {"calls": CALLS | {"on_store_error": "allow"}}
@@ -453,46 +456,44 @@ def test_pending_settlements_are_capped(
     agent = make_agent(ScriptedModel(endless(says("done"))))
     for _ in range(6):
         agent("go")
-    gate: Any = LIVE.observers.gate
-    assert len(gate._client._executor._kept) == 3
+    LIVE.observers.gate.close()
+    dropped = ["settlement dropped: buffer full"] * 3
+    assert said == [*dropped, "3 settlements lost at exit"]
 
 
 def test_a_refused_call_leaves_nothing_to_be_sent(
-    hold: Hold, make_agent: MakeAgent, place: Place
+    hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten thousand refusals during an outage must not displace pending settlements."""
+    said: list[str] = []
+    monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda _, error: said.append(str(error)))
+    monkeypatch.setattr(store_worker, "MAX_KEPT", 1)
     place.refuse()
     hold({"calls": CALLS}, place.url, timeout=TIMEOUT)
     agent = make_agent(ScriptedModel([]))
-    gate: Any = LIVE.observers.gate
-    agent("go")
-    eventually(lambda: gate._client._executor._is_down)
-    kept = len(gate._client._executor._kept)
-    for _ in range(5):
-        agent("go")
-    assert len(gate._client._executor._kept) == kept <= 1
+    assert {agent("go").stop_reason for _ in range(6)} == {"quota_unavailable"}
+    LIVE.observers.gate.close()
+    assert said == []
 
 
-@pytest.mark.parametrize(("way", "lost"), [("deny", False), ("allow", True)])
+@pytest.mark.parametrize("way", ["deny", "allow"])
 def test_exit_in_an_outage_reports_unsent_usage_only(
     hold: Hold,
     make_agent: MakeAgent,
     place: Place,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     way: str,
-    *,
-    lost: bool,
 ) -> None:
     """A process that exits during an outage reports lost usage, if there is any."""
     said: list[str] = []
     place.refuse()
     hold({"calls": CALLS | {"on_store_error": way}}, place.url, timeout=TIMEOUT)
     make_agent(ScriptedModel(endless(says("done"))))("go")
-    gate: Any = LIVE.observers.gate
-    eventually(lambda: gate._client._executor._is_down)
+    eventually(lambda: UNAVAILABLE in caplog.text)
     monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda _, error: said.append(str(error)))
-    gate.close()
-    assert said == ["1 settlements lost at exit"] * lost
+    LIVE.observers.gate.close()
+    assert said == ["1 settlements lost at exit"] * (way == "allow")
 
 
 def test_password_in_a_client_error_is_redacted(
@@ -539,7 +540,11 @@ def test_shared_keys_of_a_wrong_type_stop_no_call(
 
 
 def test_impossible_settlement_is_quarantined(
-    hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
+    hold: Hold,
+    make_agent: MakeAgent,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Also after an outage: it is quarantined and reported, and the store counts as recovered."""
     said: list[str] = []
@@ -556,7 +561,6 @@ def test_impossible_settlement_is_quarantined(
     for agent in (joe, jane):
         agent("go")
     place.recover()
-    gate: Any = LIVE.observers.gate
-    eventually(lambda: not gate._client._executor._is_down)
+    eventually(lambda: RECOVERED in caplog.text)
     assert otel_limits.remaining("calls", agent="jane").used == 1
     assert any("quarantined: WRONGTYPE" in str(sentence) for sentence in said)

@@ -23,6 +23,7 @@ from otel_limits.core.events import QuotaUse
 from otel_limits.quotas import fallback, store_worker
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import KeyNames
+from otel_limits.quotas.redis_store import RedisStore
 from otel_limits.quotas.store import (
     Count,
     CountState,
@@ -92,7 +93,7 @@ def test_a_model_call_costs_two_commands_however_many_quotas_apply(
     hold(quotas, server.url)
     call(make_agent(ScriptedModel([says("warm")])))
     gate: Any = LIVE.observers.gate
-    eventually(lambda: gate._client.fallback.looks > 0)
+    eventually(lambda: gate.client.fallback.looks > 0)
     server.client.config_resetstat()
     call(make_agent(ScriptedModel([*[uses("search")] * 9, says("done")])))
     sent = server.client.info("commandstats")
@@ -123,7 +124,7 @@ def test_first_call_finds_everything_prepared(
     client.execute_command("ACL", "SETUSER", "agents", "on", ">pw", "~*", "&*", "+@all")
     hold({"calls": CALLS}, f"redis://agents:pw@127.0.0.1:{server.port}/3")
     gate: Any = LIVE.observers.gate
-    eventually(lambda: gate._client.fallback.looks > 0 and client.pubsub_channels())
+    eventually(lambda: gate.client.fallback.looks > 0 and client.pubsub_channels())
     eventually(lambda: client.info("commandstats").get("cmdstat_zrangebyscore"))  # no kills
     client.config_resetstat()
     make_agent(ScriptedModel([says("done")]))("go")
@@ -171,20 +172,18 @@ def test_a_call_that_no_quota_applies_to_sends_nothing(
 
 
 def test_concurrent_agents_share_a_round_trip(
-    hold: Hold, make_agent: MakeAgent, server: Server
+    hold: Hold, make_agent: MakeAgent, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one batch is in flight, the next one fills."""
     hold({"calls": CALLS}, server.url)
     batches: list[int] = []
-    gate: Any = LIVE.observers.gate
-    store = gate._client._executor._store
-    run = store.run
+    run = RedisStore.run
 
-    def count(operations: Any) -> Any:
+    def count(store: RedisStore, operations: Any) -> Any:
         batches.append(sum(isinstance(each, Reserve | Settle) for each in operations))
-        return run(operations)
+        return run(store, operations)
 
-    store.run = count
+    monkeypatch.setattr(RedisStore, "run", count)
 
     async def ask() -> None:
         agents = [make_agent(ScriptedModel([says("done")])) for _ in range(50)]

@@ -100,12 +100,12 @@ def store_worker(store: LostStore) -> Iterator[StoreWorker]:
 
 
 def test_unavailable_store_is_checked_once_a_second(
-    store: LostStore, store_worker: StoreWorker
+    store: LostStore, store_worker: StoreWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Pending operations are sent on recovery, and new ones reach the store again."""
     eventually(lambda: store.arrived == ["first"])
     assert store.looks[1] - store.looks[0] >= 0.99
-    eventually(lambda: not store_worker._is_down)
+    eventually(lambda: "quota store recovered" in caplog.text)
     assert store_worker.send(Settle("second", ())).result().status == "settled"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import (
     Charge,
     Count,
@@ -120,11 +121,10 @@ def test_operation_is_sent_again_after_a_broken_connection(
 @pytest.mark.usefixtures("faulty")
 def test_key_of_a_wrong_type_fails_one_operation_only(process: Process, server: Server) -> None:
     """Other operations must not suffer, so this is not an outage."""
-    names: Any = process.store_worker._store
-    server.client.set(names._names.bucket(this_count())[0], "foreign")
+    server.client.set(KeyNames().bucket(this_count())[0], "foreign")
     with pytest.raises(StoreError, match="WRONGTYPE"):
         process.send(reserve(unique()))
-    assert not process.store_worker._is_down
+    assert process.send(Settle(unique(), ())).status == "settled"
 
 
 def test_idle_connection_closed_by_the_server_is_replaced(

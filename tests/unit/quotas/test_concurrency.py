@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.quotas.keys import Template
+from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.section import read_quotas
 from otel_limits.quotas.store import Count, Renew
 from otel_limits.quotas.windows import UnboundedWindow
@@ -16,6 +17,8 @@ from otel_limits.runs.registry import LIVE
 from tests.quotas.waiters import Held, start, until
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from otel_limits.quotas.store import Operation
     from otel_limits.testing import FakeTime
     from tests.conftest import MakeAgent
@@ -35,16 +38,14 @@ def test_slots_are_renewed_three_times_per_lease_while_held(
 ) -> None:
     """With the default times: every ten seconds, for thirty."""
     hold({"q": TWO})
-    gate: Any = LIVE.observers.gate
     sent: list[Renew] = []
-    send = gate._client._executor.send
+    run_in_store = MemoryStore.run
 
-    def note(operation: Operation) -> Any:
-        if isinstance(operation, Renew):
-            sent.append(operation)
-        return send(operation)
+    def note(store: MemoryStore, operations: Sequence[Operation]) -> Any:
+        sent.extend(each for each in operations if isinstance(each, Renew))
+        return run_in_store(store, operations)
 
-    monkeypatch.setattr(gate._client._executor, "send", note)
+    monkeypatch.setattr(MemoryStore, "run", note)
 
     async def run() -> None:
         model = Held()
