@@ -1,4 +1,4 @@
-"""The base class of frameworks that otel-limits makes the spans of, such as those of others."""
+"""The base class of frameworks."""
 
 from __future__ import annotations
 
@@ -65,13 +65,17 @@ class BaseFramework(ABC):
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
         """Return the stop that a halt left in a message or a result, else `None`."""
 
+    def markers_of(self, result: Any) -> Sequence[Mapping[str, Any]]:
+        """Return the stops in a message or a result; by default its own only."""
+        marker = self.marker_of(result)
+        return () if marker is None else (marker,)
+
     def stops_of(self, result: Any) -> Sequence[Stop]:
-        """Return the stop in a message or a result, or that of an exception."""
+        """Return the stops in a message, a result or an exception, in their order."""
         if isinstance(result, BaseException):
             stop = stop_of_error(result)
             return () if stop is None else (stop,)
-        marker = self.marker_of(result)
-        return () if marker is None else (stop_from_json(marker),)
+        return [stop_from_json(each) for each in self.markers_of(result)]
 
     @abstractmethod
     def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:

@@ -36,6 +36,16 @@ def stop_to_json(stop: Stop) -> dict[str, Any]:
     }
 
 
+def marker(stop: Stop, *, synthetic: bool) -> dict[str, Any]:
+    """Return what a binding writes into the result of a halt.
+
+    Args:
+        stop: The stop.
+        synthetic: The text of the result is that of the halt, not written by the model.
+    """
+    return {**stop_to_json(stop), "synthetic": synthetic}
+
+
 def _exact(items: list[tuple[str, Any]]) -> dict[str, Any]:
     """Convert exact amounts to text, so that they stay exact in JSON."""
     return {name: str(each) if isinstance(each, Decimal) else each for name, each in items}

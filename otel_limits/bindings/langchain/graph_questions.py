@@ -15,7 +15,7 @@ from langgraph.types import Command, Interrupt
 
 from otel_limits.bindings.extensions import question
 from otel_limits.bindings.langchain.graph_path import UNANSWERED, LimitQuestion
-from otel_limits.bindings.langchain.halt_marks import SLOT
+from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.core.internal_errors import suppress_errors, suppress_errors_async
 
@@ -76,8 +76,8 @@ def _may_resume(graph: Any, given: Any, config: Any) -> bool:
     is_resume = given is None or (isinstance(given, Command) and given.resume is not None)
     return (
         is_resume
-        and SLOT.host is not None
-        and SLOT.host.is_on
+        and LANGCHAIN.host is not None
+        and LANGCHAIN.host.is_on
         and isinstance(graph.checkpointer, BaseCheckpointSaver)
         and TASK not in ensure_config(config)["configurable"]
     )
@@ -110,7 +110,7 @@ def _resumed_by_id(graph: Any, state: StateSnapshot, given: Any) -> Resumed | No
     LangGraph keeps one without ID until the next, and would pass it to a further interrupt of the
     node when that runs again after our question.
     """
-    host = SLOT.host
+    host = LANGCHAIN.host
     if given is None or host is None or host.policy(graph.get_name()).action != "ask":
         return None
     resume, pending = given.resume, state.interrupts

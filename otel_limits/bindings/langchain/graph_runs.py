@@ -27,7 +27,8 @@ from otel_limits.bindings.langchain.graph_path import (
 )
 from otel_limits.bindings.langchain.graph_questions import Resumed, aresumed, can_ask, resumed
 from otel_limits.bindings.langchain.graph_streams import GraphStream
-from otel_limits.bindings.langchain.halt_marks import SLOT, mark, with_mark_of
+from otel_limits.bindings.langchain.halt_marks import mark, with_mark_of
+from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.langchain.last_answers import is_own_loop
 from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.bindings.owned_streams import owned
@@ -167,7 +168,7 @@ def _begun(
     graph: Any, config: Any, options: Mapping[str, Any], resume: Resumed | None
 ) -> GraphInvocation | None:
     """Begin an invocation; `None` if graphs are not limited."""
-    host = SLOT.host
+    host = LANGCHAIN.host
     if host is None or not host.is_on:
         return None
     host.prepare(has_own=False)
@@ -187,7 +188,7 @@ class GraphInvocation:
         questions: Sequence[LimitQuestion],
     ) -> None:
         """Begin an invocation."""
-        host, name = SLOT.host, graph.get_name()
+        host, name = LANGCHAIN.host, graph.get_name()
         assert host is not None  # checked before
         self.stream = stream
         self._graph, self._config = graph, config

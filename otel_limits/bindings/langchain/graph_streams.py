@@ -15,7 +15,7 @@ from langgraph.channels import LastValue
 from langgraph.graph import add_messages
 from pydantic import BaseModel
 
-from otel_limits.bindings.langchain.halt_marks import messages_of, stops_of
+from otel_limits.bindings.langchain.halt_marks import markers_of, messages_of
 from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.core.internal_errors import suppress_errors
 
@@ -127,7 +127,7 @@ class GraphStream:
 
     def carries(self, invocation: str) -> bool:
         """Return whether the result shows the stop of an invocation."""
-        return any(stop.invocation_id == invocation for stop in stops_of(self.values))
+        return any(each["invocation_id"] == invocation for each in markers_of(self.values))
 
     @property
     def shows_only_parts(self) -> bool:

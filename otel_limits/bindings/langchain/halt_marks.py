@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.errors import stop_of_error
-from otel_limits.core.stop_json import MARKER, stop_from_json, stop_to_json
+from otel_limits.core.stop_json import MARKER, marker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from otel_limits.bindings.framework import Host
     from otel_limits.core.events import Stop
 
 INNER: Final = "otel_limits_inner"
 """Key of the stops of agents that a tool has called, in the tool's message."""
-
-
-class LangChainHost:
-    """Holds the runtime that the binding reports to, once there is one."""
-
-    host: Host | None = None
-
-
-SLOT: Final = LangChainHost()
 
 PAIR: Final = 2
 """Items of a part of a stream that names its mode, or has a message and its metadata."""
@@ -33,7 +22,7 @@ def mark(message: Any, stop: Stop, *, synthetic: bool) -> None:
     """Write `stop` into a message's `response_metadata`, which no client sends to its vendor."""
     message.response_metadata = {
         **message.response_metadata,
-        MARKER: {**stop_to_json(stop), "synthetic": synthetic},
+        MARKER: marker(stop, synthetic=synthetic),
     }
 
 
@@ -51,7 +40,7 @@ def mark_inner(message: Any, stops: Iterable[Stop], *, synthetic: bool) -> None:
         stops: The stops.
         synthetic: Its content is the text of a halt.
     """
-    kept = [{**stop_to_json(stop), "synthetic": synthetic} for stop in stops]
+    kept = [marker(stop, synthetic=synthetic) for stop in stops]
     message.response_metadata = {**message.response_metadata, INNER: kept}
 
 
@@ -62,25 +51,22 @@ def marker_of(result: Any) -> Mapping[str, Any] | None:
     metadata = _metadata_of(message)
     # A tool whose result is the answer may have returned the text of a halt.
     inner = [each for each in metadata.get(INNER, ()) if each.get("synthetic") is True]
-    marker = metadata.get(MARKER, next(iter(inner), None))
-    return marker if isinstance(marker, dict) else None
+    found = metadata.get(MARKER, next(iter(inner), None))
+    return found if isinstance(found, dict) else None
 
 
-def stops_of(result: Any) -> Sequence[Stop]:
-    """Return the stops in a state, a message or an exception, in their order.
+def markers_of(result: Any) -> Sequence[Mapping[str, Any]]:
+    """Return what was written into the messages of a state, or into a message, in its order.
 
     Of a state only the messages since the last of the user: those before are of earlier calls. The
     stops of agents that a tool has called are those of the state only if the tool's result is its
     answer (`return_direct`).
     """
-    if isinstance(result, BaseException):
-        stop = stop_of_error(result)
-        return () if stop is None else (stop,)
     messages = _conversation_in(result) or [result]
     since = max((n for n, each in enumerate(messages) if _is_of_user(each)), default=-1)
     markers = [_metadata_of(message).get(MARKER) for message in messages[since + 1 :]]
     markers += _metadata_of(messages[-1]).get(INNER, ())
-    return [stop_from_json(each) for each in markers if isinstance(each, dict)]
+    return [each for each in markers if isinstance(each, dict)]
 
 
 def _conversation_in(result: Any) -> list[Any]:

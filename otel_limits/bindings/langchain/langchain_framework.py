@@ -7,9 +7,10 @@ import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.class_patches import Patches, subclasses_of
+from otel_limits.bindings.base_framework import BaseFramework
+from otel_limits.bindings.class_patches import subclasses_of
 from otel_limits.bindings.import_hooks import when_imported
-from otel_limits.bindings.langchain.halt_marks import SLOT, marker_of, stops_of
+from otel_limits.bindings.langchain.halt_marks import marker_of, markers_of
 from otel_limits.bindings.langchain.unfollowed_methods import report_unfollowed
 from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.core.internal_errors import suppress_errors
@@ -17,9 +18,7 @@ from otel_limits.core.internal_errors import suppress_errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from otel_limits.bindings.framework import Gap, Host
-    from otel_limits.core.events import Stop
-    from otel_limits.otel.span_names import SpanNames
+    from otel_limits.bindings.framework import Gap
 
 GRAPHS: Final = "langgraph.pregel.main"
 MODELS: Final = "langchain_core.language_models.chat_models"
@@ -27,7 +26,7 @@ LLMS: Final = "langchain_core.language_models.llms"
 TOOLS: Final = "langchain_core.tools.base"
 
 
-class LangChainFramework:
+class LangChainFramework(BaseFramework):
     """Tracks compiled graphs, and with them the agents of `create_agent`."""
 
     name = "langchain"
@@ -52,26 +51,15 @@ class LangChainFramework:
         for name in ("chat_calls", "chat_events", "graph_events", "graph_runs", "requested_tools")
     )
     without = "Without it no graph can be tracked or halted."
-    parts: Collection[str] = ()
-    spans: SpanNames | None = None
     stop_reasons: Collection[str] = ("end_turn", "interrupt", "recursion_limit")
     """LangGraph has no words for its ends, so those of other frameworks are used."""
     successes: Collection[str] = ("end_turn",)
 
     def __init__(self) -> None:
         """Start without classes: LangChain may be imported later, or never."""
-        self._patches = Patches()
+        super().__init__()
         self._is_on = False
         self._is_registered = False
-
-    @property
-    def host(self) -> Host | None:
-        """The runtime of the process."""
-        return SLOT.host
-
-    @host.setter
-    def host(self, host: Host | None) -> None:
-        SLOT.host = host
 
     def gaps(self) -> Sequence[Gap]:
         """Import LangGraph and return the names of it that are used but missing.
@@ -82,10 +70,6 @@ class LangChainFramework:
         from otel_limits.bindings.langchain.langchain_probe import gaps
 
         return gaps(self)
-
-    def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has no parts
-        """Return no gap."""
-        return ()
 
     def watch(self) -> None:
         """Track every invocation of a graph."""
@@ -105,7 +89,7 @@ class LangChainFramework:
             return
         self._wrap(base, methods)
         if module.__name__ in OF_AUTHORS:
-            self._patches.watch_subclasses(base, self._patch_model)
+            self.patches.watch_subclasses(base, self._patch_model)
             for derived in subclasses_of(base):
                 self._patch_model(derived)
 
@@ -123,7 +107,7 @@ class LangChainFramework:
         for name, (ours, wrapper) in methods.items():
             if _is_method(vars(owner).get(name)):
                 wrap = functools.partial(_wrapped, ours, wrapper)
-                self._patches.wrap(owner, name, wrap)
+                self.patches.wrap(owner, name, wrap)
 
     def release(self) -> bool:
         """Stop tracking graphs. No graph has its own limits."""
@@ -132,16 +116,16 @@ class LangChainFramework:
         module = sys.modules.get(f"{__package__}.graph_path")
         if module is not None:
             module.GraphPath.abort_all()
-        self._patches.restore()
+        self.patches.restore()
         return False
 
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
         """Return the stop that a halt left in a message or a state, else `None`."""
         return marker_of(result)
 
-    def stops_of(self, result: Any) -> Sequence[Stop]:
-        """Return the stops in a state, a message or an exception, in their order."""
-        return stops_of(result)
+    def markers_of(self, result: Any) -> Sequence[Mapping[str, Any]]:
+        """Return the stops in a state or a message, in their order."""
+        return markers_of(result)
 
     def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
         """Run a graph with a scripted model, for `otel-limits doctor`."""

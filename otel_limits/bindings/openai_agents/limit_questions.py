@@ -18,7 +18,7 @@ from openai.types.responses import ResponseFunctionToolCall
 
 from otel_limits.bindings.extensions import declined_verdict, question
 from otel_limits.bindings.openai_agents.agent_runs import AgentPath, path_of_task
-from otel_limits.bindings.openai_agents.run_marks import SLOT
+from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
 from otel_limits.core.texts import place_of, usage_of
@@ -55,7 +55,7 @@ def track_get_all_tools(original: Any) -> Any:
 
 @suppress_errors("binding")
 def _can_ask(agent: Any) -> bool:
-    host = SLOT.host
+    host = OPENAI_AGENTS.host
     if host is None or not host.is_on or getattr(agent, "tool_use_behavior", "") != RUN_AGAIN:
         return False
     path = path_of_task()

@@ -7,18 +7,17 @@ import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.class_patches import Patches, subclasses_of
+from otel_limits.bindings.base_framework import BaseFramework
+from otel_limits.bindings.class_patches import subclasses_of
 from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.bindings.openai_agents.private_sdk_names import INVOKE, TOOLS
-from otel_limits.bindings.openai_agents.run_marks import SLOT, marker_of, stops_of
+from otel_limits.bindings.openai_agents.run_marks import marker_of, markers_of
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from otel_limits.bindings.framework import Gap, Host
-    from otel_limits.core.events import Stop
-    from otel_limits.otel.span_names import SpanNames
+    from otel_limits.bindings.framework import Gap
 
 RUNNER: Final = "agents.run"
 AGENTS: Final = "agents.agent"
@@ -32,7 +31,7 @@ MODEL_METHODS: Final = {
 """Methods, each with our function that wraps it."""
 
 
-class OpenAIAgentsFramework:
+class OpenAIAgentsFramework(BaseFramework):
     """Tracks the runs of all agents of the SDK."""
 
     name = "openai-agents"
@@ -50,8 +49,6 @@ class OpenAIAgentsFramework:
     )
     importers: Sequence[str] = (f"{__package__}.model_calls", f"{__package__}.runner_methods")
     without = "Without it no agent can be tracked or halted."
-    parts: Collection[str] = ()
-    spans: SpanNames | None = None
     stop_reasons: Collection[str] = (
         *("end_turn", "handoff", "interrupt"),
         *("cancelled", "guardrail", "max_turns_exceeded"),
@@ -61,18 +58,9 @@ class OpenAIAgentsFramework:
 
     def __init__(self) -> None:
         """Start without classes: the SDK may be imported later, or never."""
-        self._patches = Patches()
+        super().__init__()
         self._is_on = False
         self._is_registered = False
-
-    @property
-    def host(self) -> Host | None:
-        """The runtime of the process."""
-        return SLOT.host
-
-    @host.setter
-    def host(self, host: Host | None) -> None:
-        SLOT.host = host
 
     def gaps(self) -> Sequence[Gap]:
         """Import the SDK and return the names of it that are used but missing.
@@ -83,10 +71,6 @@ class OpenAIAgentsFramework:
         from otel_limits.bindings.openai_agents.openai_agents_probe import gaps
 
         return gaps(self)
-
-    def gaps_of(self, part: str) -> Sequence[Gap]:  # noqa: ARG002  it has no parts
-        """Return no gap."""
-        return ()
 
     def watch(self) -> None:
         """Track every run."""
@@ -113,19 +97,19 @@ class OpenAIAgentsFramework:
         if self._is_on:
             for name, wrapper in RUNNER_METHODS.items():
                 wrap = functools.partial(_wrapped, "runner_methods", wrapper)
-                self._patches.wrap(module.AgentRunner, name, wrap)
+                self.patches.wrap(module.AgentRunner, name, wrap)
 
     @suppress_errors("binding")
     def _patch_agents(self, module: Any) -> None:
         if self._is_on:
             wrapper = "track_get_all_tools"
             wrap = functools.partial(_wrapped, "limit_questions", wrapper)
-            self._patches.wrap(module.AgentBase, "get_all_tools", wrap)
+            self.patches.wrap(module.AgentBase, "get_all_tools", wrap)
 
     @suppress_errors("binding")
     def _patch_models(self, module: Any) -> None:
         if self._is_on:
-            self._patches.watch_subclasses(module.Model, self._patch_model)
+            self.patches.watch_subclasses(module.Model, self._patch_model)
             for derived in subclasses_of(module.Model):
                 self._patch_model(derived)
 
@@ -137,13 +121,13 @@ class OpenAIAgentsFramework:
             is_abstract = getattr(vars(owner).get(name), "__isabstractmethod__", False)
             if self._is_on and owner is not None and not is_abstract:
                 wrap = functools.partial(_wrapped, "model_calls", wrapper)
-                self._patches.wrap(owner, name, wrap)
+                self.patches.wrap(owner, name, wrap)
 
     @suppress_errors("binding")
     def _patch_tools(self, module: Any) -> None:
         if self._is_on:
             wrap = functools.partial(_wrapped, "function_tools", "track_invocation")
-            self._patches.wrap(module, INVOKE, wrap)
+            self.patches.wrap(module, INVOKE, wrap)
 
     def release(self) -> bool:
         """Stop tracking runs. No agent has its own limits."""
@@ -152,16 +136,16 @@ class OpenAIAgentsFramework:
         module = sys.modules.get(f"{__package__}.agent_runs")
         if module is not None:
             module.AgentPath.abort_all()
-        self._patches.restore()
+        self.patches.restore()
         return False
 
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
         """Return the stop that a halt left in a run's result, else `None`."""
         return marker_of(result)
 
-    def stops_of(self, result: Any) -> Sequence[Stop]:
-        """Return the stops in a run's result or an exception, in their order."""
-        return stops_of(result)
+    def markers_of(self, result: Any) -> Sequence[Mapping[str, Any]]:
+        """Return the stops in a run's result, in their order."""
+        return markers_of(result)
 
     def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
         """Run an agent with a scripted model, for `otel-limits doctor`."""

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.errors import stop_of_error
-from otel_limits.core.stop_json import MARKER, stop_from_json, stop_to_json
+from otel_limits.core.stop_json import MARKER, marker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from otel_limits.bindings.framework import Host
     from otel_limits.core.events import Stop
 
 INNER: Final = "otel_limits_called"
 """Attribute of a result with the stops of agents whose answers are its final output."""
-
-
-class AgentsHost:
-    """Holds the runtime that the binding reports to, once there is one."""
-
-    host: Host | None = None
-
-
-SLOT: Final = AgentsHost()
 
 
 # Attributes of the result, as every field of an item is sent to the API. `to_input_list()` and
@@ -32,7 +21,7 @@ SLOT: Final = AgentsHost()
 
 def mark(result: Any, stop: Stop, *, synthetic: bool) -> None:
     """Write `stop` into a run's result."""
-    setattr(result, MARKER, {**stop_to_json(stop), "synthetic": synthetic})
+    setattr(result, MARKER, marker(stop, synthetic=synthetic))
 
 
 def mark_inner(result: Any, stops: Iterable[tuple[Stop, bool]]) -> None:
@@ -42,27 +31,22 @@ def mark_inner(result: Any, stops: Iterable[tuple[Stop, bool]]) -> None:
         result: The result.
         stops: Each stop, and whether the output is the text of that halt.
     """
-    kept = [{**stop_to_json(stop), "synthetic": synthetic} for stop, synthetic in stops]
-    setattr(result, INNER, kept)
+    setattr(result, INNER, [marker(stop, synthetic=synthetic) for stop, synthetic in stops])
 
 
 def marker_of(result: Any) -> Mapping[str, Any] | None:
     """Return what `mark` wrote into a result."""
     own = _own(result)
     inner = [each for each in own.get(INNER, ()) if each["synthetic"]]
-    marker = own.get(MARKER, next(iter(inner), None))
-    return marker if isinstance(marker, dict) else None
+    found = own.get(MARKER, next(iter(inner), None))
+    return found if isinstance(found, dict) else None
 
 
-def stops_of(result: Any) -> Sequence[Stop]:
-    """Return the stops in a result or an exception, in their order."""
-    if isinstance(result, BaseException):
-        stop = stop_of_error(result)
-        return () if stop is None else (stop,)
-    stops = [stop_from_json(each) for each in _own(result).get(INNER, ())]
-    if isinstance(marker := _own(result).get(MARKER), dict):
-        stops.append(stop_from_json(marker))
-    return stops
+def markers_of(result: Any) -> Sequence[Mapping[str, Any]]:
+    """Return what was written into a result, in its order."""
+    own = _own(result)
+    found = [*own.get(INNER, ()), own.get(MARKER)]
+    return [each for each in found if isinstance(each, dict)]
 
 
 def _own(result: Any) -> Mapping[str, Any]:

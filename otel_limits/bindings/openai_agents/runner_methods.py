@@ -18,7 +18,7 @@ from otel_limits.bindings.admission import halt_from_error
 from otel_limits.bindings.openai_agents.active_agents import ActiveAgentHooks
 from otel_limits.bindings.openai_agents.agent_runs import AgentRun
 from otel_limits.bindings.openai_agents.limit_questions import note_questions
-from otel_limits.bindings.openai_agents.run_marks import SLOT
+from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import StopNote, stop_of_error
 from otel_limits.core.internal_errors import suppress_errors
@@ -93,7 +93,7 @@ def _end(agent_run: AgentRun, task: Any) -> None:
 @suppress_errors("binding")
 def _begun(agent: Any, given: Any, options: dict[str, Any]) -> AgentRun | None:
     """Begin a run; `None` if agents are not limited."""
-    host = SLOT.host
+    host = OPENAI_AGENTS.host
     if host is None or not host.is_on:
         return None
     host.prepare(has_own=False)
