@@ -9,7 +9,7 @@ from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
-from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
+from otel_limits.bindings.langchain.halt_marks import markers_of
 from otel_limits.bindings.langchain.scripted_chat_model import ScriptedChatModel
 from otel_limits.bindings.script import says, uses
 
@@ -43,5 +43,5 @@ def run_away(most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
     graph.add_edge("tools", "think")
     runaway = graph.compile(name="runaway")
     state = runaway.invoke({"messages": [HumanMessage("go")]}, {"recursion_limit": 3 * most_calls})
-    stops = LANGCHAIN.stops_of(state)
-    return model.calls, stops[-1].reason if stops else "end_turn"
+    stops = markers_of(state)
+    return model.calls, stops[-1]["reason"] if stops else "end_turn"

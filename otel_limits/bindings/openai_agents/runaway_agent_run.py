@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agents import Agent, RunConfig, Runner, function_tool
 
-from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
+from otel_limits.bindings.openai_agents.run_marks import markers_of
 from otel_limits.bindings.openai_agents.scripted_agents_model import ScriptedAgentsModel
 from otel_limits.bindings.script import says, uses
 
@@ -28,5 +28,5 @@ def run_away(most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
     # Without tracing, which would send the run to OpenAI.
     config = RunConfig(tracing_disabled=True)
     result = Runner.run_sync(agent, "go", max_turns=most_calls + 2, run_config=config)
-    stops = OPENAI_AGENTS.stops_of(result)
-    return model.calls, stops[-1].reason if stops else "end_turn"
+    stops = markers_of(result)
+    return model.calls, stops[-1]["reason"] if stops else "end_turn"
