@@ -11,8 +11,7 @@ from otel_limits.bindings.openai_agents.limit_questions import NAME
 from otel_limits.bindings.openai_agents.model_readers import arguments_of
 from otel_limits.bindings.openai_agents.private_sdk_names import IS_ERROR, OUTPUT, refused_result
 from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool_async
-from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.runs.current import current_scope
+from otel_limits.runs.tree import current_scope
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ FAILED: Final = "An error occurred while running the tool."
 """The beginning of the SDK's text for an exception, which it does not mark for agents as tools."""
 
 
-@suppress_errors("binding")
 def _begun(**call: Any) -> RunningFunctionTool | None:
     """Begin a tool call; `None` if its run is not tracked."""
     run, scope = current_scope()

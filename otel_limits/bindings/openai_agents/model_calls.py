@@ -59,7 +59,6 @@ ITEM_DONE: Final = "response.output_item.done"
 # --- one request ----------------------------------------------------------------------------------
 
 
-@suppress_errors("binding")
 def _request(model: Any, *args: Any, **options: Any) -> ModelRequest | None:
     """Describe a model call; `None` if it belongs to no run."""
     path, run = scope_of_task(AgentPath)
