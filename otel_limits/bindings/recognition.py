@@ -13,7 +13,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -201,6 +200,9 @@ def _roots(distribution: str) -> list[tuple[Path, bool]]:
 
 def _editable_directory(origin: str) -> str:
     """Return the directory of an editable installation: PEP 610."""
+    # Imported here, as it imports clients and servers that most processes never use.
+    from urllib.request import url2pathname
+
     installed = json.loads(origin)
     is_editable = installed.get("dir_info", {}).get("editable")
     return url2pathname(urlsplit(installed["url"]).path) if is_editable else ""
