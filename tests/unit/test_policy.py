@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from decimal import Decimal
 from importlib import resources
 from pathlib import Path
@@ -800,16 +801,25 @@ def test_a_file_that_was_bad_at_the_start_is_taken_once_mended(
 
 
 def test_one_thread_looks_and_the_others_go_on(
-    write: Callable[[str], Path], later: Callable[[], None]
+    write: Callable[[str], Path], later: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the file is being read, an invocation begins with what is known, without waiting."""
     write("defaults: {action: observe}")
     enable()
-    write("defaults: {action: raise}")
+    path = write("defaults: {action: raise}")
     later()
-    with RUNTIME._policy_file._lock:
-        assert RUNTIME.policy("tester").action == "observe"
-    assert RUNTIME.policy("tester").action == "raise"
+    seen, open_file = list[str](), os.open
+
+    def open_slowly(name: Any, *how: Any) -> int:
+        if name == str(path) and threading.current_thread() is threading.main_thread():
+            later()
+            other = threading.Thread(target=lambda: seen.append(RUNTIME.policy("tester").action))
+            other.start()
+            other.join()
+        return open_file(name, *how)
+
+    monkeypatch.setattr(os, "open", open_slowly)
+    assert (RUNTIME.policy("tester").action, seen) == ("raise", ["observe"])
 
 
 def test_a_forked_child_looks_again(

@@ -279,12 +279,12 @@ def test_real_end_replaces_a_lost_one(
 def observer_of(ledger: LedgerFile, event: Any) -> None:
     """Spill an event, as in an outage."""
     from otel_limits.observers.ledger import LedgerObserver
-    from tests.unit.ledger.test_proof import Down
+    from tests.unit.ledger.test_proof import outage
 
     observer = LedgerObserver(ledger.address)
-    observer.writer._database = Down(ledger)  # type: ignore[assignment]
-    observer(event)
-    observer.close()
+    with outage():
+        observer(event)
+        observer.close()
 
 
 def test_tree_with_recent_records_is_not_lost(

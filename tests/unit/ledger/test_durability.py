@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import gc
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -71,9 +72,10 @@ def whole(ledger: LedgerFile) -> int:
 
 def restore(ledger: LedgerFile) -> None:
     """Restore rows from spill files, as the next program does."""
-    writer = Writer(database_module.Database(ledger.address), SpillFiles(ledger.address))
-    writer._restore()
-    writer.close()
+    database = database_module.Database(ledger.address)
+    for _ in restore_spilled(database, SpillFiles(ledger.address)):
+        pass
+    database.close()
 
 
 def has_tables(ledger: LedgerFile) -> bool:
@@ -84,13 +86,13 @@ def has_tables(ledger: LedgerFile) -> bool:
         return bool(connection.execute("SELECT 1 FROM sqlite_master").fetchall())
 
 
-def test_unannounced_fork_is_detected(ledger: LedgerFile) -> None:
+def test_unannounced_fork_is_detected(ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """UWSGI forks without Python's hooks: the process ID reveals it."""
     observer = LedgerObserver(ledger.address)
     writer = observer.writer
     writer.put([("otel_limits_attributes", {"invocation_id": "i", "key": "k", "value": "parent"})])
     writer.wait_until_durable()  # a child has no thread of its parent, but this process has
-    writer._pid = -1
+    monkeypatch.setattr(os, "getpid", lambda: 2**22)
     writer.put([("otel_limits_attributes", {"invocation_id": "j", "key": "k", "value": "child"})])
     writer.wait_until_durable()
     writer.close()
@@ -417,17 +419,17 @@ def test_memory_is_bounded(
 ) -> None:
     """Beyond a bound the oldest rows are lost, and counted."""
     monkeypatch.setattr(pending_module, "MAX_KEPT", 10)
-    monkeypatch.setattr(SpillFiles, "_create", lambda *_: open_nothing())
     monkeypatch.setattr(Writer, "_start", lambda _writer: None)
     observer = LedgerObserver(ledger.address)
-    rows = [("otel_limits_attributes", {"invocation_id": str(n)}) for n in range(25)]
-    observer.writer.put(rows)
-    observer.writer.wait_until_durable()
-    assert observer.writer.dropped_rows == 15
-    assert [row["invocation_id"] for _, row in observer.writer._pending.waiting] == [
-        str(n) for n in range(15, 25)
-    ]
+    with monkeypatch.context() as full:
+        full.setattr(SpillFiles, "_create", lambda *_: open_nothing())
+        for number in range(25):
+            observer.writer.put([("otel_limits_attributes", attribute(str(number)))])
+        observer.writer.wait_until_durable()
+        assert observer.writer.dropped_rows == 15
     observer.close()
+    restore(ledger)
+    assert [key for key, _ in ledger.attributes()] == [str(number) for number in range(15, 25)]
 
 
 def test_rows_that_nothing_takes_are_counted_at_the_end(

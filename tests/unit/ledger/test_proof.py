@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -22,6 +23,7 @@ from otel_limits.audit.completeness import completeness, of_everything
 from otel_limits.audit.sums import Sums
 from otel_limits.cli import main
 from otel_limits.core.events import Stop
+from otel_limits.ledger.database import Database
 from otel_limits.ledger.reading import open_for_query
 from otel_limits.ledger.selection import Selection
 from otel_limits.ledger.spill import SpillFiles
@@ -30,6 +32,7 @@ from tests.ledger.book import Book, Call, Entry, write
 from tests.ledger.fixtures import LedgerFile, eventually
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 NOW = time.time() - 60
@@ -223,27 +226,15 @@ def change(ledger: LedgerFile, statement: str) -> None:
         connection.commit()
 
 
-class Down:
-    """A database that refuses everything."""
-
-    def __init__(self, ledger: LedgerFile) -> None:
-        self.address = ledger.address
-
-    def write(self, _: object) -> None:
-        """Refuse."""
-        raise OSError(28, "No space left on device")
-
-    def close(self) -> None:
-        """Do nothing."""
+def outage() -> AbstractContextManager[object]:
+    """Let the database refuse everything."""
+    return patch.object(Database, "write", side_effect=OSError(28, "No space left on device"))
 
 
 def spill(ledger: LedgerFile, *told: Entry, first: int = 50) -> SpillFiles:
     """Make entries wait in a spill file, as in an outage of the database."""
-    book = Book(ledger.address, first)
-    book._observer.writer._database = Down(ledger)  # type: ignore[assignment]
-    for each in told:
-        book.write(each)
-    book.close()
+    with outage():
+        write(ledger.address, *told, first=first)
     return SpillFiles(ledger.address)
 
 
@@ -414,9 +405,9 @@ def test_a_late_call_that_waits_is_in_the_totals_of_its_invocation(
         observer(event)
     observer.close()
     observer = LedgerObserver(ledger.address)
-    observer.writer._database = Down(ledger)  # type: ignore[assignment]
-    observer(replace(told[1], number=3, at=NOW + 9))
-    observer.close()
+    with outage():
+        observer(replace(told[1], number=3, at=NOW + 9))
+        observer.close()
     status, answer = ask(capsys, "verify")
     assert (status, states(answer)["Rows pending in spill files"]) == (0, (1, "waiting"))
     for question in ("spend", "stops"):
