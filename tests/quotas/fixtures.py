@@ -22,7 +22,7 @@ import pytest
 import redis
 
 import otel_limits
-from otel_limits.quotas import redis_scripts
+from otel_limits.quotas import fallback, redis_scripts
 from otel_limits.quotas.kill_listener import KillListener
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import StorePlace
@@ -310,6 +310,12 @@ def own_server(redis_installed: None, tmp_path: Path) -> Iterator[Server]:
     yield server
     otel_limits.disable()  # or a worker would log that its server is gone
     server.stop()
+
+
+@pytest.fixture
+def rare_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No regular read of the counts during the test."""
+    monkeypatch.setattr(fallback, "look_seconds", lambda _processes: PATIENCE)
 
 
 @pytest.fixture

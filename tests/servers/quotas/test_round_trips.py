@@ -20,7 +20,7 @@ import pytest
 import otel_limits
 from otel_limits import ConfigurationError, QuotaUnavailableError, disable, enable
 from otel_limits.core.events import QuotaUse
-from otel_limits.quotas import fallback, store_worker
+from otel_limits.quotas import store_worker
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.redis_store import RedisStore
@@ -78,6 +78,7 @@ def no_listeners() -> None:
 # --- round trips ----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("rare_looks")
 @pytest.mark.parametrize("quotas", [{"calls": CALLS}, {"calls": CALLS} | OTHERS], ids=["1", "4"])
 def test_a_model_call_costs_two_commands_however_many_quotas_apply(
     hold: Hold,
@@ -85,11 +86,8 @@ def test_a_model_call_costs_two_commands_however_many_quotas_apply(
     server: Server,
     call: Call,
     quotas: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One script reserves from all, one settles all; nothing else is sent."""
-    monkeypatch.setattr(fallback, "LOOK_SECONDS", PATIENCE)  # no regular read in between
-    monkeypatch.setattr(fallback, "MAX_LOOK_SECONDS", PATIENCE)
     hold(quotas, server.url)
     call(make_agent(ScriptedModel([says("warm")])))
     gate: Any = LIVE.observers.gate
@@ -114,12 +112,11 @@ def test_a_model_call_costs_two_commands_however_many_quotas_apply(
     assert commands.keys() - within_scripts - others == {"evalsha"}
 
 
+@pytest.mark.usefixtures("rare_looks")
 def test_first_call_finds_everything_prepared(
-    hold: Hold, make_agent: MakeAgent, server: Server, monkeypatch: pytest.MonkeyPatch
+    hold: Hold, make_agent: MakeAgent, server: Server
 ) -> None:
     """Connection, password, database and scripts: it costs what later calls cost."""
-    monkeypatch.setattr(fallback, "LOOK_SECONDS", PATIENCE)  # no regular read in between
-    monkeypatch.setattr(fallback, "MAX_LOOK_SECONDS", PATIENCE)
     client = server.client
     client.execute_command("ACL", "SETUSER", "agents", "on", ">pw", "~*", "&*", "+@all")
     hold({"calls": CALLS}, f"redis://agents:pw@127.0.0.1:{server.port}/3")
@@ -133,6 +130,7 @@ def test_first_call_finds_everything_prepared(
     assert sent.isdisjoint({"auth", "hello", "select", "client|setinfo", "script|load"})
 
 
+@pytest.mark.usefixtures("rare_looks")
 def test_call_right_after_enabling_waits_for_few_round_trips(
     hold: Hold,
     make_agent: MakeAgent,
@@ -143,8 +141,6 @@ def test_call_right_after_enabling_waits_for_few_round_trips(
     """Over a slow network it would otherwise miss the timeout: at 250 ms, eight fit."""
     # A slow machine would add regular reads.
     monkeypatch.setattr(store_worker, "LOOK_INTERVAL_SECONDS", 60.0)
-    monkeypatch.setattr(fallback, "LOOK_SECONDS", PATIENCE)
-    monkeypatch.setattr(fallback, "MAX_LOOK_SECONDS", PATIENCE)
     hold({"calls": CALLS}, wire.url, timeout=PATIENCE)  # each timeout adds some
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
     # Two for the client, scripts, run, joining, the call's two, and one for a read in between. The

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_limits
-from otel_limits.quotas import fallback
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.store import (
     FOREVER,
@@ -570,13 +569,6 @@ def test_blocked_key_is_refused_immediately(
 
 
 # --- costs ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def rare_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No regular read of the counts during the test."""
-    monkeypatch.setattr(fallback, "LOOK_SECONDS", PATIENCE)
-    monkeypatch.setattr(fallback, "MAX_LOOK_SECONDS", PATIENCE)
 
 
 @pytest.mark.usefixtures("rare_looks")
