@@ -73,11 +73,12 @@ class StoreClient:
         on_kill: Callable[[], None] = lambda: None,
     ) -> None:
         """Create a client that has not contacted the store yet."""
-        self._executor = executor
+        self.executor = executor
         self._on_kill = on_kill
         self._timeout = timeout
         self._clock = clock
-        self._lease = LEASE_SECONDS
+        self.lease_seconds = LEASE_SECONDS
+        """How long a reservation lasts that is not renewed."""
         self.in_flight: Callable[[], Sequence[Ticket]] = tuple
         """Returns the tickets with reservations."""
         self._reset()
@@ -86,16 +87,16 @@ class StoreClient:
         # Until its first reply, the store's clock is assumed to equal the local one.
         self._clock_offset = self._clock.time() - self._clock.now()
         self._last_kill = 0.0
-        self.fallback = Fallback(self._clock.now, self.now, self._lease)
+        self.fallback = Fallback(self._clock.now, self.now, self.lease_seconds)
 
     @property
     def is_shared(self) -> bool:
         """Whether other processes use the store."""
-        return self._executor.is_shared
+        return self.executor.is_shared
 
     def start(self) -> None:
         """Connect in the background and start regular reads of shared counts."""
-        self._executor.start(self.look_again, self._renewals)
+        self.executor.start(self.look_again, self._renewals)
 
     async def reserve(self, ticket: Ticket, *, forced: bool) -> Reply:
         """Reserve for a ticket in the current windows of the store's clock.
@@ -111,7 +112,7 @@ class StoreClient:
         deadline = self._clock.now() + self._timeout
         for _ in range(ATTEMPTS):
             self.fill(ticket, forced=forced)
-            asked = Reserve(ticket.id, ticket.demands, self._lease, ticket.waited)
+            asked = Reserve(ticket.id, ticket.demands, self.lease_seconds, ticket.waited)
             reply = await self._ask(asked, deadline)
             # The reply contained the store's time, so the next attempt uses the right windows.
             if reply.status != "elsewhere":
@@ -154,10 +155,10 @@ class StoreClient:
         Returns:
             Seconds until the next read.
         """
-        if self._executor.is_shared:
+        if self.executor.is_shared:
             # Also without a count to read: a process that knows counts must notice their loss.
-            look = ReadCounts(uuid.uuid4().hex, self.fallback.shared(), self._executor.worker)
-            self._executor.send(look).add_done_callback(partial(self._looked, look))
+            look = ReadCounts(uuid.uuid4().hex, self.fallback.shared(), self.executor.worker)
+            self.executor.send(look).add_done_callback(partial(self._looked, look))
         return self.fallback.look_seconds
 
     @suppress_errors("quotas")
@@ -190,7 +191,7 @@ class StoreClient:
         Raises:
             StoreError: The store did not answer.
         """
-        future = self._executor.send(question)
+        future = self.executor.send(question)
         try:
             return future.result(self._timeout).standings[0]
         except TimeoutError:
@@ -199,7 +200,7 @@ class StoreClient:
 
     def settle_later(self, ticket: Ticket) -> None:
         """Settle a ticket without waiting."""
-        self._executor.send(settlement_of(ticket))
+        self.executor.send(settlement_of(ticket))
 
     def reserve_later(self, ticket: Ticket) -> None:
         """Queue a reservation for a call that was admitted during an outage.
@@ -207,7 +208,7 @@ class StoreClient:
         It keeps other workers from using what the in-flight call still needs.
         """
         demands = tuple(replace(each, enforced=False) for each in ticket.demands)
-        self._executor.send(Reserve(ticket.id, demands, self._lease))
+        self.executor.send(Reserve(ticket.id, demands, self.lease_seconds))
 
     def start_lease(self, ticket: Ticket) -> None:
         """Start the lease of a ticket's reservation."""
@@ -217,15 +218,15 @@ class StoreClient:
         """Renew the slots of a ticket, and its reservations if due, without waiting."""
         slots = tuple(each for each in ticket.demands if each.lease_seconds)
         if slots:
-            self._executor.send(Renew(ticket.id, slots, SLOT_LEASE_SECONDS))
+            self.executor.send(Renew(ticket.id, slots, SLOT_LEASE_SECONDS))
         amounts = tuple(each for each in ticket.demands if not each.lease_seconds)
         now = self._clock.now()
         if not amounts or ticket.leased_at is None:
             return
-        if now - ticket.leased_at >= self._lease / RENEWALS:
+        if now - ticket.leased_at >= self.lease_seconds / RENEWALS:
             ticket.leased_at = now
-            renewal = Renew(ticket.id, amounts, self._lease)
-            self._executor.send(renewal)
+            renewal = Renew(ticket.id, amounts, self.lease_seconds)
+            self.executor.send(renewal)
             # Both, because local reservations decide during an outage.
             if ticket.reserved_in is not None:
                 ticket.reserved_in.run([renewal])
@@ -233,7 +234,7 @@ class StoreClient:
     def _renewals(self) -> list[Renew]:
         """Return renewals that reserve again for all in-flight calls, after a store lost them."""
         return [
-            Renew(ticket.id, (demand,), demand.lease_seconds or self._lease, again=True)
+            Renew(ticket.id, (demand,), demand.lease_seconds or self.lease_seconds, again=True)
             for ticket in self.in_flight()
             for demand in ticket.demands
         ]
@@ -242,16 +243,16 @@ class StoreClient:
         """Release what the store may have reserved, and what a waiting call needed."""
         # A settlement of 0 releases the lease even if it arrives before the reservation.
         charges = tuple(Charge(count=demand.count, amount=0) for demand in ticket.demands)
-        self._executor.send(Settle(ticket.id, charges))
+        self.executor.send(Settle(ticket.id, charges))
 
     def after_fork(self) -> None:
         """Reset inherited state in a forked child."""
-        self._executor.after_fork()
+        self.executor.after_fork()
         self._reset()
 
     def close(self) -> None:
         """Flush pending operations and close the store."""
-        self._executor.close()
+        self.executor.close()
 
     async def _ask(self, operation: Operation, deadline: float) -> Reply:
         """Send an operation and wait for its reply.
@@ -259,7 +260,7 @@ class StoreClient:
         Raises:
             StoreError: There was none in time.
         """
-        future = self._executor.send(operation)
+        future = self.executor.send(operation)
         # An in-memory store is done by now; during an outage it failed immediately.
         if not future.done():
             await self._wait(future, deadline)

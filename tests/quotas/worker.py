@@ -213,7 +213,7 @@ def serve(lease: float | None = None) -> dict[str, int]:
     if lease is not None:
         setattr(leases, "RENEW_SECONDS", lease / 3)  # noqa: B010  mypy rejects assigning a Final
         gate: Any = LIVE.observers.gate
-        gate._client._lease = lease
+        gate.client.lease_seconds = lease
     for line in sys.stdin:
         told, ends, seconds = json.loads(line), list[str](), list[float]()
         kind = Asking if told.get("is_held") else ScriptedModel
@@ -302,8 +302,8 @@ def live_dangerously(notes: int, lease: float) -> None:
     """Spend until killed; a pipe receives a byte for each settlement."""
     enable()
     gate: Any = LIVE.observers.gate
-    gate._client._lease = lease
-    gate._client._executor = Journal(gate._client._executor, notes)
+    gate.client.lease_seconds = lease
+    gate.client.executor = Journal(gate.client.executor, notes)
     randomly = Random(os.getpid())  # noqa: S311  nothing here is secret
 
     def script() -> Iterator[Answer]:
@@ -343,8 +343,8 @@ class Fatal:
 def die(lease: float) -> dict[str, int]:
     """Make one call, and be killed between its end and its settlement."""
     gate: Any = LIVE.observers.gate
-    gate._client._lease = lease
-    gate._client._executor = Fatal(gate._client._executor)
+    gate.client.lease_seconds = lease
+    gate.client.executor = Fatal(gate.client.executor)
     make_agent(iter([says("done", usage=usage(90))]), 100)("go")
     raise AssertionError("it lives")
 

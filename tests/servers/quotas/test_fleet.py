@@ -256,7 +256,7 @@ def test_second_call_counts_after_another_worker_settled_the_first(
     """Two calls share one reservation, and its lease ends during the second."""
     hold({"q": {"tokens": 100_000, "window": "month"}}, server.url, [events.append])
     gate: Any = LIVE.observers.gate
-    gate._client._lease = 0.1
+    gate.client.lease_seconds = 0.1
 
     def settled_elsewhere() -> bool:
         standing(store, 100_000)

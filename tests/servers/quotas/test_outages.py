@@ -443,6 +443,13 @@ def test_store_worker_that_cannot_start_is_retried(
     eventually(lambda: place.standing() == CountState(3, 0, AMOUNT))
 
 
+def close_gate() -> None:
+    """End the quotas, as at the exit of a process."""
+    gate = LIVE.observers.gate
+    assert gate is not None
+    gate.close()
+
+
 def test_pending_settlements_are_capped(
     hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,7 +463,7 @@ def test_pending_settlements_are_capped(
     agent = make_agent(ScriptedModel(endless(says("done"))))
     for _ in range(6):
         agent("go")
-    LIVE.observers.gate.close()
+    close_gate()
     dropped = ["settlement dropped: buffer full"] * 3
     assert said == [*dropped, "3 settlements lost at exit"]
 
@@ -472,7 +479,7 @@ def test_a_refused_call_leaves_nothing_to_be_sent(
     hold({"calls": CALLS}, place.url, timeout=TIMEOUT)
     agent = make_agent(ScriptedModel([]))
     assert {agent("go").stop_reason for _ in range(6)} == {"quota_unavailable"}
-    LIVE.observers.gate.close()
+    close_gate()
     assert said == []
 
 
@@ -492,7 +499,7 @@ def test_exit_in_an_outage_reports_unsent_usage_only(
     make_agent(ScriptedModel(endless(says("done"))))("go")
     eventually(lambda: UNAVAILABLE in caplog.text)
     monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda _, error: said.append(str(error)))
-    LIVE.observers.gate.close()
+    close_gate()
     assert said == ["1 settlements lost at exit"] * (way == "allow")
 
 

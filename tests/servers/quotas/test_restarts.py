@@ -257,7 +257,7 @@ def test_process_that_starts_around_the_loss_is_part_of_the_fleet(
     new = None
     if moment == "before":
         # It does not see the other.
-        old.engine.client._executor._next_tick = time.monotonic() + 3600  # type: ignore[union-attr]
+        old.engine.client.executor._next_tick = time.monotonic() + 3600  # type: ignore[union-attr]
         new = open_worker(own_server.url, held)
     use(new or old, USED)
     own_server.stop()

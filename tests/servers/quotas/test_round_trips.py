@@ -456,7 +456,7 @@ def test_cluster_slot_migration_is_followed(
     gate: Any = LIVE.observers.gate
     agent = make_agent(ScriptedModel(endless(says("done"))))
     agent("go")
-    link = gate._client._executor._store._server.link
+    link = gate.client.executor._store._server.link
     link.client().execute_command("CLIENT KILL TYPE normal SKIPME no")
     assert agent("go").stop_reason == "end_turn"
 
