@@ -83,6 +83,11 @@ class Admission:
         return self.verdict
 
     @property
+    def is_cancelled(self) -> bool:
+        """True if a call that waits for quotas will not be sent, so that it need not wait."""
+        return self.verdict is not None
+
+    @property
     def wrapped_up(self) -> bool:
         """True once the model was asked for its only last answer."""
         return self.run.budget.wrapped_up or self.wrapping is not None
@@ -192,7 +197,7 @@ class Admission:
             output_cap=call.output_cap,
             provider=call.provider,
             terms=call.terms,
-            is_cancelled=lambda: self.verdict is not None,
+            is_cancelled=lambda: self.is_cancelled,
             action=self.run.policy.action,
             unpriced=self.run.unpriced,
             attributes=attributes,
@@ -205,7 +210,6 @@ class Admission:
         call: InFlightCall,
         against: Verdict | None = None,
         *,
-        forces_output: bool = False,
         can_be_last: bool = True,
         can_ask: bool = True,
     ) -> Refusal | None:
@@ -214,7 +218,6 @@ class Admission:
         Args:
             call: The call. It is the model's last answer if it is `last_call` afterwards.
             against: A quota's refusal.
-            forces_output: It only forces structured output, which some limits yield to.
             can_be_last: It can be sent without tools, as a last answer.
             can_ask: A human can be asked before it is sent.
         """
@@ -223,7 +226,7 @@ class Admission:
         if pending is not None:  # nothing is sent after the last answer
             return self._refused(pending, call)
         can_be_last = can_be_last and not run.budget.wrapped_up
-        verdict = run.calls.admit(call, turn=True, forces_output=forces_output, last=can_be_last)
+        verdict = run.calls.admit(call, turn=True, last=can_be_last)
         can_be_last = can_be_last and call.reservation is not None
         for each in (verdict, against):
             if each is None:

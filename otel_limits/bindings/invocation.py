@@ -1,7 +1,4 @@
-"""An invocation in progress: its start, its turns with their tools, and its end.
-
-For frameworks that report neither by spans; Strands does both.
-"""
+"""An invocation in progress: its start, its turns with their tools, and its end."""
 
 from __future__ import annotations
 
@@ -128,7 +125,7 @@ class InvocationInProgress(Admission):
     # --- its begin --------------------------------------------------------------------------------
 
     @classmethod
-    def start(
+    def start(  # noqa: PLR0913  what bindings know when an invocation starts
         cls,
         host: Host,
         agent: str,
@@ -137,6 +134,8 @@ class InvocationInProgress(Admission):
         attributes: Mapping[str, object] = MappingProxyType({}),
         session_id: str | None = None,
         note: str = "",
+        span: trace.Span | None = None,
+        model: str | None = None,
         **state: Any,
     ) -> Self:
         """Start an invocation, with a span below the current one.
@@ -148,9 +147,13 @@ class InvocationInProgress(Admission):
             attributes: Attributes for quotas and the audit.
             session_id: The ID of its conversation, if any.
             note: A remark on the name for the log.
+            span: The framework's own span of it, if it makes one, even if that is not recorded.
+            model: The ID of its model, if it has one model.
             state: Further fields of the binding's own class.
         """
-        span = start_agent_span(agent, session_id) or trace.INVALID_SPAN
+        has_own_span = span is not None
+        if span is None:
+            span = start_agent_span(agent, session_id) or trace.INVALID_SPAN
         context = span.get_span_context()
         run = host.runs.start(
             agent,
@@ -158,16 +161,16 @@ class InvocationInProgress(Admission):
             context.trace_id,
             context.span_id,
             sampled=context.trace_flags.sampled,
-            traced=context.is_valid,
+            model=model,
+            traced=has_own_span or context.is_valid,
             session_id=session_id,
-            attributes=_audited(attributes, host.runs.audit_keys),
+            attributes=audited(attributes, host.runs.audit_keys),
             note=note,
         )
         own = cls(run, attributes=attributes, span=span, scope=TASK_SCOPE.get(), **state)
-        run.state = own
-        run.cancel = own.cancel
-        run.time_limit.start()
         LIVE[own] = None
+        run.state, run.cancel = own, own.cancel
+        run.time_limit.start()
         return own
 
     @classmethod
@@ -440,6 +443,10 @@ class InvocationInProgress(Admission):
     @suppress_errors("binding")
     def _close(self, error: BaseException | None) -> None:
         self.end_turns()
+        self.close_span(error)
+
+    def close_span(self, error: BaseException | None) -> None:
+        """Write the end into the span, and end it."""
         write_end(self.span, self.run)
         end_span(self.span, error or self.raised_error())
 
@@ -545,7 +552,7 @@ def scope_of_task(kind: type[P]) -> tuple[P | None, Run | None]:
     return path, run if isinstance(run, Run) and not run.released else None
 
 
-def _audited(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:
+def audited(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:
     """Return the values of `keys` in the call's attributes, or in the caller's baggage."""
     if not keys:
         return {}

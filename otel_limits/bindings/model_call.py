@@ -11,7 +11,6 @@ import asyncio
 import functools
 import itertools
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
@@ -22,6 +21,7 @@ from otel_limits.bindings.admission import (
     can_be_extended,
     settle_call,
 )
+from otel_limits.bindings.blocking import wait_for
 from otel_limits.bindings.extensions import report_not_asked
 from otel_limits.bindings.gateways import chain_of
 from otel_limits.bindings.invocation import InvocationInProgress, LoopEndError, scope_of_task
@@ -195,17 +195,26 @@ async def streamed(  # noqa: C901, PLR0912  one story, read from top to bottom
         with request:  # a method may return the stream of another model
             parts = owned(aiter(send()))
         while verdict is None:
-            with request:
-                try:
-                    part = await wait.next_of(parts)
-                except StopAsyncIteration:
-                    break
+            token = ENCLOSING_CALL.set(request.within)  # not `with request`: this is hot
+            try:
+                part = await wait.next_of(parts)
+            except StopAsyncIteration:
+                break
+            finally:
+                ENCLOSING_CALL.reset(token)
             if request.read_part(part):  # the last one, after which the reader may leave
                 await request.settle()
                 if (verdict := request.failed_last) is not None:
                     break
-            with request.read_elsewhere():
+            request.calls[0].is_paused = True
+            try:
                 yield part
+            except Exception as failure:
+                request.thrown = failure
+                raise
+            request.calls[0].is_paused = False
+            if request.calls[0].reservation is None:
+                request.resume()
         request.read_end_of_parts()
     except BaseException as failure:
         error = request.end_of_stream(failure)
@@ -224,7 +233,9 @@ async def streamed(  # noqa: C901, PLR0912  one story, read from top to bottom
             yield each
 
 
-def streamed_blocking(request: ModelCallInProgress, send: Callable[[], Any]) -> Iterator[Any]:
+def streamed_blocking(  # noqa: C901, PLR0912  as above
+    request: ModelCallInProgress, send: Callable[[], Any]
+) -> Iterator[Any]:
     """Do the same as `streamed` in a thread: it can be ended between two parts only."""
     if (refusal := request.admit_blocking()) is not None:
         yield from request.parts_of_refusal(refusal)
@@ -245,8 +256,15 @@ def streamed_blocking(request: ModelCallInProgress, send: Callable[[], Any]) -> 
                 request.settle_blocking()
                 if (verdict := request.failed_last) is not None:
                     break
-            with request.read_elsewhere():
+            request.calls[0].is_paused = True
+            try:
                 yield part
+            except Exception as failure:
+                request.thrown = failure
+                raise
+            request.calls[0].is_paused = False
+            if request.calls[0].reservation is None:
+                request.resume()
             request.raise_if_cut()
         request.read_end_of_parts()
     except BaseException as failure:
@@ -304,8 +322,11 @@ class ModelCallInProgress(ABC):
     """True if a request within this one is its call."""
     is_admitted: bool = field(default=False, kw_only=True)
     """True if it is the outer request's call."""
+    within: EnclosingCall | None = field(default=None, kw_only=True)
+    """Its entry for the model's own requests and spans."""
     _token: Any = field(default=None, kw_only=True)
-    _thrown: BaseException | None = field(default=None, kw_only=True)
+    thrown: BaseException | None = field(default=None, kw_only=True)
+    """The error that the reader of a stream has thrown into it."""
 
     @classmethod
     def start(cls, kind: type[InvocationInProgress], **state: Any) -> Self | None:
@@ -420,9 +441,10 @@ class ModelCallInProgress(ABC):
     @suppress_errors("binding")
     def __enter__(self) -> None:
         """Let the model's own requests belong to this one."""
-        within = EnclosingCall()
-        within.run, within.call = self.run, self.calls[0]
-        within.model, within.request = self.model, self
+        if (within := self.within) is None:
+            self.within = within = EnclosingCall()
+            within.run, within.call = self.run, self.calls[0]
+            within.model, within.request = self.model, self
         self._token = ENCLOSING_CALL.set(within)
 
     @suppress_errors("binding")
@@ -432,14 +454,10 @@ class ModelCallInProgress(ABC):
         if token is not None:
             ENCLOSING_CALL.reset(token)
 
-    @contextmanager
-    def read_elsewhere(self) -> Iterator[None]:
-        """Note an error that the reader of a stream throws into it."""
-        try:
-            yield
-        except Exception as error:
-            self._thrown = error
-            raise
+    @suppress_errors("binding")
+    def resume(self) -> None:
+        """Count again for a call whose invocation has ended while the answer was not read."""
+        self.run.calls.resume(self.calls[0])
 
     def gives_call(self, call: InFlightCall) -> bool:
         """Return whether a request within this one is its call, which `call` describes better.
@@ -560,12 +578,16 @@ class ModelCallInProgress(ABC):
         self._begin(path)
         return None
 
+    def note_sent(self) -> None:
+        """Note that the calls are sent, in a new cycle of the agent's loop."""
+        for call in self.calls:
+            self.run.calls.open(call)
+        self.run.cycle()
+
     @suppress_errors("binding")
     def _begin(self, path: InvocationInProgress) -> None:
         run = self.run
-        for call in self.calls:
-            run.calls.open(call)
-        run.cycle()
+        self.note_sent()
         if (wrapping := self.wrapping) is not None:
             self.remove_tools(wrap_up_note(wrapping))
             return
@@ -625,13 +647,15 @@ class ModelCallInProgress(ABC):
         for number, call in enumerate(self.calls):
             if call.is_open and call in self.unsent:
                 self.run.calls.release(call)
+                if self.path is not None:
+                    await self.path.settle_quotas(call.id)
             elif call.is_open:
                 self._write_span(call, error)
                 if self.path is None:
                     settle_call(self.run, call, error)
                 else:
                     await self.path.settle(call, error)
-            self._end(number, call, error)
+            self._count_turn(number, call, error)
 
     def settle_blocking(self, error: BaseException | None = None) -> None:
         """Do the same as `settle` in a thread that may block."""
@@ -643,13 +667,15 @@ class ModelCallInProgress(ABC):
         for number, call in enumerate(self.calls):
             if call.is_open and call in self.unsent:
                 self.run.calls.release(call)
+                if self.path is not None and self.path.gate is not None:
+                    wait_for(self.path.settle_quotas(call.id))
             elif call.is_open:
                 self._write_span(call, error)
                 if self.path is None:
                     settle_call(self.run, call, error)
                 else:
                     self.path.settle_blocking(call, error)
-            self._end(number, call, error)
+            self._count_turn(number, call, error)
 
     @suppress_errors("binding")
     def _note_failure(self, error: BaseException) -> None:
@@ -664,7 +690,10 @@ class ModelCallInProgress(ABC):
             write_call_span(path.span, call, seconds, error)
 
     @suppress_errors("binding")
-    def _end(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
+    def _count_turn(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
+        self.count_turn(number, call, error)
+
+    def count_turn(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
         """Count the turn of a call, or let the outer request decide whether it is one."""
         path = self.path
         if path is None:
@@ -713,7 +742,7 @@ class ModelCallInProgress(ABC):
 
     def end_of_stream(self, error: BaseException) -> BaseException:
         """Return how a stream has ended for the model: its reader has left it, or it failed."""
-        return GeneratorExit() if error is self._thrown else error
+        return GeneratorExit() if error is self.thrown else error
 
     @suppress_errors("binding")
     def verdict_after(self, error: BaseException) -> Verdict | None:

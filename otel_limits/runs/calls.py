@@ -46,6 +46,8 @@ class InFlightCall:
     """True once the provider has accepted the request, and so will bill the input."""
     has_content = False
     """True once a part of an answer, or usage, has arrived."""
+    forces_output = False
+    """True if it only forces structured output, which some limits yield to."""
     is_unbilled = False
     """True once the answer is marked as not written by the model: a guardrail wrote it."""
     counted: Usage = NO_USAGE

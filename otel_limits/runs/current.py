@@ -114,12 +114,6 @@ class EnclosingCall:
     """The model that is called."""
     request: object = None
     """The binding's own state of the call."""
-    is_carried = False
-    """True if a request was made further in, and is this call."""
-    is_over = False
-    """True once that request has ended."""
-    is_shared = False
-    """True if further requests were made, each a separate call."""
 
 
 # Set only while the provider's code runs, never across a `yield`: an async generator has no own

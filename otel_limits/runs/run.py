@@ -488,7 +488,6 @@ class CallTracker:
         call: InFlightCall,
         *,
         turn: bool = False,
-        forces_output: bool = False,
         last: bool = False,
     ) -> Verdict | None:
         """Decide whether a call may be sent, and reserve its possible usage, in one step.
@@ -501,7 +500,6 @@ class CallTracker:
             call: The call.
             turn: It is a call of the agent loop, so its response becomes a turn. Only limits that
                 it could exceed apply to a side call.
-            forces_output: It only forces structured output, which some limits yield to.
             last: It can be turned into a final answer without tools.
         """
         run = self._run
@@ -513,7 +511,9 @@ class CallTracker:
             # Under the lock, so a retry cannot lose its reservation to another call.
             if turn and not call.id:
                 self._release_kept()
-            verdict = run.decide(with_reserved=True, forces_output=forces_output, side=not turn)
+            verdict = run.decide(
+                with_reserved=True, forces_output=call.forces_output, side=not turn
+            )
             if verdict is None or verdict.action == "observe" or (last and self._claim_wrap_up()):
                 call.is_of_loop = turn
                 self._reserve(call, reservation)

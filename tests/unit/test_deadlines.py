@@ -114,7 +114,7 @@ def test_interrupted_response_is_estimated(
     enable(Limits(max_duration_seconds=CAP_SECONDS), observers=[events.append])
     make_agent(Stuck(3, time_is_up))("go")
     (booked,) = [event for event in events if isinstance(event, ModelCall)]
-    assert (booked.kind, booked.estimated, booked.usage.output) == ("unmeasured", True, 2)
+    assert (booked.kind, booked.estimated, booked.usage.output) == ("failed", True, 2)
     assert booked.usage.input == pytest.approx(66, rel=0.2)
 
 

@@ -27,10 +27,10 @@ MOST_IN_A_SPAN = 9
 """Our nested frames in a span callback. A processor that needed 25 missed the last
 calls of a runaway that died of recursion; one that needed 9 missed none."""
 
-MOST_IN_A_HOOK = 10
-"""The same in a hook: two more for logging a halt or comparing results."""
+MOST_IN_A_HOOK = 12
+"""The same in a hook or at a model call: three more for the path that all frameworks share."""
 
-MOST_FOR_A_PRICE = 13
+MOST_FOR_A_PRICE = 16
 """The same while the price of a call is looked up: an error there leaves the call unpriced, but
 everything else about it is counted."""
 
@@ -76,7 +76,7 @@ class Depths:
             self.deepest[name] = (len(names), names)
 
 
-PASS_THROUGH = {"_follow", "_follow_call", "_follow_leg", "next_of"}
+PASS_THROUGH = {"_follow", "_follow_leg", "_follow_response", "streamed", "next_of"}
 PASS_THROUGH |= {"stream_async"}
 """Our functions between Strands and other code, on the stack of every event."""
 
@@ -132,7 +132,7 @@ def test_callbacks_stay_shallow(source: str, model_id: str, make_agent: MakeAgen
     depths = Depths()
     run(agent, depths)
     expected = {"message_added", "before_tools", "after_tools"}
-    expected |= {"on_start", "on_end"} if source == "spans" else {"finish"}
+    expected |= {"on_start", "on_end"} if source == "spans" else {"settle"}
     assert expected <= set(depths.deepest)
     too_deep = {
         name: names for name, (depth, names) in depths.deepest.items() if depth > most(name)

@@ -111,9 +111,9 @@ def test_kill_ends_only_the_hanging_invocation(
         ("end_turn", 1),
     ]
     assert sorted(fact.kind for fact in events if isinstance(fact, ModelCall)) == [
+        "failed",
         "measured",
         "measured",
-        "unmeasured",
     ]
     synthetic = [message for message in agent.messages if otel_limits.is_synthetic(message)]
     assert [len(synthetic), "usage" in synthetic[0]["metadata"]] == [1, False]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from strands.types.content import ContentBlock, Message
 
-    from otel_limits.bindings.strands.invocations import LiveInvocation
+    from otel_limits.bindings.strands.invocations import StrandsInvocation
     from otel_limits.core.policy import Verdict
 
 GO_ON: Final = frozenset(("tool_use", "cancelled"))
@@ -24,13 +24,13 @@ GO_ON: Final = frozenset(("tool_use", "cancelled"))
 the text of a cancelled call."""
 
 
-def halt_message(live: LiveInvocation, verdict: Verdict) -> Message:
+def halt_message(live: StrandsInvocation, verdict: Verdict) -> Message:
     """Return the assistant message that ends a halted conversation."""
     return {"role": "assistant", "content": [{"text": live.text_of(verdict)}]}
 
 
 def finish_with_answer(
-    answer: ModelStopReason, live: LiveInvocation, verdict: Verdict
+    answer: ModelStopReason, live: StrandsInvocation, verdict: Verdict
 ) -> ModelStopReason:
     """End the loop with a last answer, for the reason of the halt.
 
@@ -59,7 +59,7 @@ class TextDelta(TypedEvent):
 
 
 async def ending_as_last(
-    events: AsyncGenerator[Any, None], live: LiveInvocation
+    events: AsyncGenerator[Any, None], live: StrandsInvocation
 ) -> AsyncGenerator[Any, None]:
     """Stream a last answer, with a final block that states that it is partial.
 
@@ -86,16 +86,16 @@ async def ending_as_last(
 
 
 def _end(
-    answer: ModelStopReason, live: LiveInvocation, held: list[TypedEvent], *, streamed: bool
+    answer: ModelStopReason, live: StrandsInvocation, held: list[TypedEvent], *, streamed: bool
 ) -> Iterator[TypedEvent]:
     """Yield the end of a stream, with our block added to the last answer."""
     last = answer
     # No longer wrapping: another call has been refused since, and the halt is about that one.
-    if live.wrapping is not None and not live.is_cut:
+    if live.wrapping is not None:
         last = finish_with_answer(answer, live, live.wrapping)
         if is_ours(last.message, live, live.wrapping):
             live.wrapping = replace(live.wrapping, remark=EMPTY_REMARK)
-    live.has_streamed_text = last is not answer
+    live.leg.has_streamed_text = last is not answer
     # An answer from a middleware's cache may have no stream, and then no block is expected.
     if streamed and last is not answer:
         yield from _block_of(last.message["content"][-1]["text"])
@@ -113,7 +113,7 @@ def _block_of(text: str) -> Iterator[TypedEvent]:
 
 
 def with_text(
-    event: TypedEvent, live: LiveInvocation, open_parts: tuple[str, ...]
+    event: TypedEvent, live: StrandsInvocation, open_parts: tuple[str, ...]
 ) -> list[TypedEvent]:
     """Return an event of a halted leg, after the text of the halt if that belongs there.
 
@@ -125,7 +125,7 @@ def with_text(
         live: The halted invocation.
         open_parts: The parts of the stream that were not ended.
     """
-    is_message = event.get("message") is live.marked
+    is_message = event.get("message") is live.leg.message
     if is_message and live.run.raised:
         return []
     if is_message or type(event) is EventLoopStopEvent:
@@ -144,7 +144,7 @@ def open_after(chunk: Mapping[str, Any]) -> tuple[str, ...]:
 
 @suppress_errors("binding")
 def _text_events(
-    live: LiveInvocation, open_parts: tuple[str, ...], *, with_message: bool
+    live: StrandsInvocation, open_parts: tuple[str, ...], *, with_message: bool
 ) -> list[TypedEvent]:
     """Return the events of the end user's text, once, within a message that is still open.
 
@@ -153,10 +153,10 @@ def _text_events(
         open_parts: The parts of the stream that were not ended.
         with_message: Add the event of the whole message, which Strands does not add itself.
     """
-    if live.has_streamed_text or live.run.raised or live.run.action == "wrapped_up":
+    if live.leg.has_streamed_text or live.run.raised or live.run.action == "wrapped_up":
         return []
-    live.has_streamed_text = True
-    message: Any = live.marked
+    live.leg.has_streamed_text = True
+    message: Any = live.leg.message
     text = message["content"][0]["text"]
     events = []
     if "block" in open_parts:
@@ -181,18 +181,7 @@ def cancelled_answer() -> ModelStopReason:
     )
 
 
-@suppress_errors("binding")
-def as_cut(answer: ModelStopReason, live: LiveInvocation) -> ModelStopReason:
-    """Replace an answer that was broken off by the halt, as Strands does for cancelled ones.
-
-    Strands itself can only cancel all invocations of an agent at the same time.
-    """
-    assert live.verdict is not None  # the reason
-    message = halt_message(live, live.verdict)
-    return ModelStopReason("cancelled", message, answer.usage, answer.metrics)
-
-
-def is_ours(message: Message, live: LiveInvocation, verdict: Verdict) -> bool:
+def is_ours(message: Message, live: StrandsInvocation, verdict: Verdict) -> bool:
     """Return whether a message was written by a halt: its text is the only sign."""
     return message["content"] == [{"text": live.text_of(verdict)}]
 

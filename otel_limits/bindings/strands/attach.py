@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from strands.hooks import (
     AfterInvocationEvent,
-    AfterModelCallEvent,
     AfterToolCallEvent,
     AfterToolsEvent,
     BeforeInvocationEvent,
@@ -22,16 +21,14 @@ from strands.middleware import ExecuteToolStage, InvokeModelStage
 from otel_limits.bindings.strands.activities import forget_request, tool_stage
 from otel_limits.bindings.strands.invocations import STATES
 from otel_limits.bindings.strands.leg_hooks import (
-    admit_by_quota,
     after_leg,
     before_leg,
     before_model,
     message_added,
-    settle_quota,
 )
 from otel_limits.bindings.strands.marks import HOST
+from otel_limits.bindings.strands.middleware import agent_stage, model_stage
 from otel_limits.bindings.strands.private import AgentStreamStage, middleware_registry
-from otel_limits.bindings.strands.stages import agent_stage, model_stage
 from otel_limits.bindings.strands.tool_hooks import (
     after_tool,
     after_tools,
@@ -71,15 +68,6 @@ HOOKS: Final[Hooks] = (
     # Last, as other hooks decide here whether the agent is resumed, and we may have to revoke that.
     (AfterInvocationEvent, after_leg, LAST),
 )
-
-
-GATE_HOOKS: Final[Hooks] = (
-    # First, so that slow hooks of the application do not delay the release of a reservation.
-    (AfterModelCallEvent, settle_quota, FIRST),
-    # Last, as the reservation of a call that another hook cancels would stay until its lease ends.
-    (BeforeModelCallEvent, admit_by_quota, LAST),
-)
-"""Additional hooks while quotas are set."""
 
 
 class Attachment:
@@ -165,8 +153,8 @@ def attach(agent: Agent) -> Attachment:
     add_once(agent, HOOKS, AfterInvocationEvent(agent=agent))
     registry = middleware_registry(agent)
     # If the registry is not accessible, the attachment remembers. A deep copy of a registry seems
-    # new although it has our stages, and gets them twice: `LiveInvocation.staged` and `PASS` keep
-    # the inner ones inactive.
+    # new although it has our stages, and gets them twice: `Leg.is_followed` and `enclosing_request`
+    # keep the inner ones inactive.
     if not attachment.has_stages if registry is None else registry not in STAGED:
         if AgentStreamStage is not None:
             agent.add_middleware(AgentStreamStage, agent_stage)
@@ -176,11 +164,6 @@ def attach(agent: Agent) -> Attachment:
         if registry is not None:
             STAGED.add(registry)
     return attachment
-
-
-def attach_quota_hooks(agent: Agent) -> None:
-    """Add the asynchronous hooks. Code that dispatches events synchronously cannot await them."""
-    add_once(agent, GATE_HOOKS, BeforeModelCallEvent(agent=agent, invocation_state={}))
 
 
 def add_once(agent: Agent, hooks: Hooks, event: HookEvent) -> None:

@@ -1,4 +1,4 @@
-"""Admits model calls, and applies halts to an agent's conversation and span."""
+"""Applies halts to an agent's conversation and span."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ from strands.interrupt import Interrupt, InterruptException
 
 from otel_limits.bindings.span_writer import write_halt
 from otel_limits.bindings.strands.answers import is_ours
-from otel_limits.bindings.strands.approval import question
 from otel_limits.bindings.strands.marks import SPANS, mark
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.otel.semconv import MODEL_CALL_PREFIXES as CALL_PREFIXES
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
-    from strands.middleware import InvokeModelContext
     from strands.types.content import Message
 
-    from otel_limits.bindings.admission import Refusal
-    from otel_limits.bindings.strands.invocations import LiveInvocation
+    from otel_limits.bindings.strands.invocations import StrandsInvocation
     from otel_limits.core.events import ActionTaken
     from otel_limits.core.policy import Verdict
-    from otel_limits.runs.calls import InFlightCall
 
 
 class RefusedError(InterruptException):
@@ -51,50 +47,14 @@ def end_quietly(span: trace.Span | None) -> None:
         span.end()
 
 
-def admit_call(
-    live: LiveInvocation, call: InFlightCall, context: InvokeModelContext | None
-) -> None:
-    """Reserve usage for a model call of the loop, or raise its refusal.
-
-    Args:
-        live: The invocation of the loop.
-        call: The call.
-        context: The context of the model stage; `None` for a further call within the stage, which
-            cannot be a last answer.
-    """
-    refusal = _refusal_of(live, call, context)
-    if refusal is None:
-        return
-    end_quietly(trace.get_current_span())
-    if refusal.asks:
-        raise question(refusal.verdict, live.run.invocation)
-    raise RefusedError
-
-
-@suppress_errors("binding")
-def _refusal_of(
-    live: LiveInvocation, call: InFlightCall, context: InvokeModelContext | None
-) -> Refusal | None:
-    # Used once: the hook that checks the quotas runs for each response of the loop, not for each
-    # call that a middleware makes for it.
-    against, live.against = live.against, None
-    return live.decide(
-        call,
-        against,
-        forces_output=context is not None and live.only_forces(context),
-        can_be_last=context is not None,
-        can_ask=context is not None,
-    )
-
-
 def apply_halt(
-    agent: Agent, live: LiveInvocation, message: Message, verdict: Verdict, action: ActionTaken
+    agent: Agent, live: StrandsInvocation, message: Message, verdict: Verdict, action: ActionTaken
 ) -> None:
     """Publish the halt and annotate its message and span."""
     # First, as the stop in the message reads action and verdict from the run.
     live.run.halt(verdict, action)
     live.run.note_halt(live.run.sentence, verdict)
-    live.marked = message
+    live.leg.message = message
     stop = live.run.stop(verdict.reason)
     synthetic = is_ours(message, live, verdict)
     mark(cast("Any", message), stop, synthetic=synthetic)
@@ -102,9 +62,9 @@ def apply_halt(
 
 
 @suppress_errors("binding")
-def apply_halt_if_due(agent: Agent, live: LiveInvocation, message: Message) -> None:
+def apply_halt_if_due(agent: Agent, live: StrandsInvocation, message: Message) -> None:
     """Apply a pending halt if this is its message and it is not applied yet."""
-    if live.marked is not None or live.verdict is None:
+    if live.leg.message is not None or live.verdict is None:
         return
     if is_ours(message, live, live.verdict):
         action = live.verdict.action or live.run.policy.action

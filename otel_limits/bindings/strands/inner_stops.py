@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from strands.agent.a2a_agent import A2AAgent
     from strands.hooks import AfterToolsEvent
 
-    from otel_limits.bindings.strands.invocations import LiveInvocation
+    from otel_limits.bindings.strands.invocations import StrandsInvocation
 
 HALTS: Final = ("halted", "wrapped_up", "raised", "killed")
 """Actions of a halt at the other end of A2A."""
@@ -81,20 +81,20 @@ def _is_interrupted(result: Any) -> bool:
 
 
 @suppress_errors("binding")
-def note_delegation(live: LiveInvocation, event: AfterToolsEvent) -> None:
+def note_delegation(live: StrandsInvocation, event: AfterToolsEvent) -> None:
     """Keep the stops of an agent whose answer becomes that of its caller."""
-    if not event.end_turn or live.batch is None:
+    if not event.end_turn or live.leg.batch is None:
         return
     tools = event.agent.tool_registry.registry
-    asked = [tools.get(each["name"]) for each in live.batch.requests]
+    asked = [tools.get(each["name"]) for each in live.leg.batch.requests]
     if any(getattr(each, "delegate", False) is True for each in asked):
-        live.delegated = live.inner_stops
+        live.leg.delegated = live.leg.inner_stops
 
 
 @suppress_errors("binding")
-def put_delegated(live: LiveInvocation, message: MutableMapping[str, Any]) -> None:
+def put_delegated(live: StrandsInvocation, message: MutableMapping[str, Any]) -> None:
     """Write the stops of a delegation into the message with its answer."""
-    stops, live.delegated = live.delegated, ()
+    stops, live.leg.delegated = live.leg.delegated, ()
     if stops:
         metadata = message.get("metadata", {})
         text = "".join(block.get("text", "") for block in message["content"])

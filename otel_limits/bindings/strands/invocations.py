@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import context as otel_context
-from opentelemetry import trace
-
-from otel_limits.bindings.admission import Admission
-from otel_limits.bindings.extensions import extend
+from otel_limits.bindings.extensions import extend, extension_of
+from otel_limits.bindings.invocation import InvocationInProgress, audited
 from otel_limits.bindings.strands.a2a import attach_stop
 from otel_limits.bindings.strands.approval import (
     answer_of,
@@ -20,17 +17,18 @@ from otel_limits.bindings.strands.approval import (
 )
 from otel_limits.bindings.strands.marks import HOST, stops_of
 from otel_limits.bindings.strands.projection import ConversationTokens
-from otel_limits.bindings.strands.readers import audit_attributes, model_id
+from otel_limits.bindings.strands.readers import model_id
 from otel_limits.bindings.strands.requests import call_to
 from otel_limits.core.errors import LimitReachedError, stop_of_error
-from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import Verdict
-from otel_limits.runs.current import CURRENT, TASK_SCOPE, for_threads
+from otel_limits.runs.current import CURRENT
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from opentelemetry import trace
     from opentelemetry.context import Context
     from strands.agent import AgentResult
     from strands.agent.agent import Agent
@@ -47,47 +45,102 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class LiveInvocation(Admission):
-    """The state of an invocation in progress; replaced for each leg."""
+class Leg:
+    """One pass of an agent's loop; a hook that resumes the agent starts another one."""
 
-    agent: weakref.ref[Agent]
-    hooks: HookRegistry | None
-    """The registry with our hooks, which an application may replace."""
-    against: Verdict | None = None
-    """A quota's refusal of the next model call."""
-    is_cancelled: bool = False
-    """True if the application cancelled the agent before its model call was sent."""
+    is_followed: bool = False
+    """True while our stage follows the leg: copied middleware may have it twice."""
     ending: Any = None
     """The stop event, once the leg has ended; its hooks may still be running."""
-    marked: Message | None = None
-    """The message written by the halt."""
+    message: Message | None = None
+    """The message that a halt has written or marked."""
     has_streamed_text: bool = False
     """True once the end user's text was streamed."""
     has_output: bool = False
     """True once the leg has produced its structured output."""
-    refused: bool = False
+    is_refused: bool = False
     """True if the leg ended because a model call was refused."""
-    overflowed: bool = False
+    has_overflowed: bool = False
     """True if the last model call overflowed the context."""
-    asked: bool = False
+    awaits_response: bool = False
     """True from when a response is requested until it is added to the conversation."""
     response: ModelStopReason | None = None
     """The model's response to that request."""
-    is_cut: bool = False
-    """True if the response was broken off because the invocation was ended."""
     last_response: Message | None = None
     """The last response added to the conversation: its tools belong to this invocation."""
     forced_after: int | None = None
     """Turns before the call that only forces structured output; a second such call counts."""
-    staged: bool = False
-    """True while our stage tracks the leg: copied middleware may have it twice."""
     batch: Batch | None = None
+    """The tools of the current turn."""
     inner_stops: Sequence[Stop] = ()
     """The stops of the sub-agent that ended last."""
     delegated: Sequence[Stop] = ()
     """The stops of an agent whose answer becomes the next message."""
     text: str = ""
     """Text of the model in the current turn."""
+
+
+@dataclass(eq=False)
+class StrandsInvocation(InvocationInProgress):
+    """An invocation of a Strands agent, which makes its spans itself."""
+
+    agent_ref: weakref.ref[Agent] = field(kw_only=True)
+    hooks: HookRegistry | None = field(kw_only=True)
+    """The registry with our hooks, which an application may replace."""
+    leg: Leg = field(default_factory=Leg, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Let hooks find it by its agent; before its deadline starts, which may end it."""
+        agent = self.agent_ref()
+        state = STATES.of(agent)
+        with state.lock:
+            state.live.append(self)
+            if agent is not None and any(each.waits.is_cut for each in state.live):
+                agent.cancel_signal.clear()  # of an invocation that is ending and needs it no more
+
+    @classmethod
+    def begin(cls, agent: Agent, span: trace.Span, policy: Policy) -> None:
+        """Begin an invocation under a span of Strands."""
+        # An invocation that resumes our question begins with the human's extension.
+        answer = answer_of(agent)
+        if answer is not None:
+            policy = extend(policy, answer.response)
+        assert HOST.host is not None  # set before the patches are applied
+        own = cls.start(
+            HOST.host,
+            agent.name,
+            policy=policy,
+            attributes=agent.trace_attributes,
+            session_id=agent.session_id,
+            span=span,
+            model=model_id(agent.model),
+            agent_ref=weakref.ref(agent),
+            hooks=agent.hooks,
+            verdict=declined_verdict(answer),
+        )
+        consume_answer(agent, answer)
+        # Never left: the stream may be read, and closed, in another context, and Strands detaches
+        # everything that was attached before the span starts.
+        own.__enter__()
+
+    def begin_leg(self) -> None:
+        """Begin a further leg: what ended the previous one must not end this one."""
+        agent, self.leg = self.agent_ref(), Leg()
+        self.verdict = self.wrapping = self.side_verdict = None
+        answer = None if agent is None else answer_of(agent)  # to our question, if a hook resumes
+        if agent is None or answer is None:
+            return
+        if (more := extension_of(answer.response)) is not None:
+            self.run.extend(more)
+        self.verdict = declined_verdict(answer)
+        consume_answer(agent, answer)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the application has cancelled the agent, or it was halted."""
+        agent = self.agent_ref()
+        is_cancelled = agent is not None and agent.cancel_signal.is_set()
+        return self.verdict is not None or is_cancelled
 
     def only_forces(self, context: InvokeModelContext) -> bool:
         """Return whether a call is the leg's first that only forces structured output.
@@ -97,9 +150,50 @@ class LiveInvocation(Admission):
         """
         if context.structured_output_model is None:
             return False
-        if self.forced_after is None:
-            self.forced_after = self.run.tally.turns
-        return self.forced_after == self.run.tally.turns
+        if self.leg.forced_after is None:
+            self.leg.forced_after = self.run.tally.turns
+        return self.leg.forced_after == self.run.tally.turns
+
+    # --- its end ----------------------------------------------------------------------------------
+
+    @suppress_errors("binding")
+    def cancel(self, verdict: Verdict) -> None:
+        """End the invocation now, from any thread: a deadline has passed, or it was killed."""
+        agent = self.agent_ref()
+        state = STATES.get(agent)
+        if agent is None or state is None:
+            return
+        # Under the lock, or `agent.cancel` could hit the next invocation.
+        with state.lock:
+            # The first halt wins. The hooks of a leg that has ended may finish; another leg that
+            # one of them starts is refused.
+            if self not in state.live or self.leg.ending is not None or self.verdict is not None:
+                return
+            self.verdict = verdict
+            # This also reaches tools, but it ends every invocation of the agent.
+            if len(state.live) == 1:
+                agent.cancel(message=self.text_of(verdict))
+            # Strands checks that between chunks only, and there may be no further chunk.
+            self.waits.cut()
+
+    def finish(self, reason: str, error: BaseException | None = None) -> None:
+        """End it, also if it was only removed."""
+        self.leave()
+        super().finish(reason, error)
+
+    @suppress_errors("binding")
+    def leave(self) -> None:
+        """Remove it: its agent may be called again, and a later `cancel` would hit that call."""
+        if (state := STATES.get(self.agent_ref())) is not None:
+            with state.lock:
+                if self in state.live:
+                    state.live.remove(self)
+        # A thread that outlives it keeps the invocation, but must not keep the agent alive by its
+        # hooks.
+        self.hooks = None
+
+    def close_span(self, error: BaseException | None) -> None:
+        """Do nothing: Strands has ended the span, and `write_end` was called before."""
 
 
 class AgentState:
@@ -109,7 +203,7 @@ class AgentState:
         """Create the state of an idle agent."""
         self.own: Callable[[str], Policy] | None = None
         """Returns its policy by its name, if it has a plugin."""
-        self.live: list[LiveInvocation] = []
+        self.live: list[StrandsInvocation] = []
         """Several if an agent is used re-entrantly."""
         self.session: Any = None
         """Its realtime session in progress: a `sessions.Session`, which imports this module."""
@@ -121,7 +215,7 @@ class AgentState:
         self.lock = threading.Lock()
         """Held while an invocation is removed: a later cancel would hit the next one."""
 
-    def current(self) -> LiveInvocation | None:
+    def current(self) -> StrandsInvocation | None:
         """Return the invocation of the current task, or else the newest."""
         several, scope = tuple(self.live), CURRENT.get()
         while len(several) > 1 and scope is not None:
@@ -131,24 +225,12 @@ class AgentState:
             scope = scope.parent
         return several[-1] if several else None
 
-    def leave(self) -> Run | None:
-        """Remove the current invocation."""
-        with self.lock:
-            live = self.current()
-            if live is None:
-                return None
-            self.live.remove(live)
-        # A thread that outlives it keeps the invocation, but must not keep the agent alive by its
-        # hooks.
-        live.hooks = None
-        return live.run
-
     def abort(self) -> None:
         """End all invocations when otel-limits is disabled."""
         # Each is finished outside the lock, as that calls observers, which are third-party code.
-        while (run := self.leave()) is not None:
-            run.released = True
-            run.finish(run.reason or "aborted")
+        for live in self.live[::-1]:
+            live.run.released = True
+            live.finish(live.run.reason or "aborted")
         if (session := self.session) is not None:
             self.session, session.run.released = None, True
             session.run.finish("aborted")
@@ -194,106 +276,17 @@ class AgentStates:
 STATES = AgentStates()
 
 
-def live_of(agent: object) -> LiveInvocation | None:
+def live_of(agent: object) -> StrandsInvocation | None:
     """Return the current invocation of an agent, if it is tracked."""
     state = STATES.get(agent)
     return state.current() if state is not None else None
 
 
 @suppress_errors("binding")
-def is_of_another(agent: Agent, live: LiveInvocation, message: Message) -> bool:
+def is_of_another(agent: Agent, live: StrandsInvocation, message: Message) -> bool:
     """Return whether a message requests tools of another concurrent invocation of the agent."""
     others = [each for each in STATES.of(agent).live if each is not live]
-    return any(each.last_response is message for each in others)
-
-
-@suppress_errors("binding")
-def begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -> bool:
-    """Begin an invocation under `span`.
-
-    After an internal error it is restarted without a span, so that its limits apply.
-
-    Returns:
-        True, unless it is not tracked because of an error.
-    """
-    former = live_of(agent)
-    try:
-        _begin(agent, span, policy_of)
-    except Exception as error:  # noqa: BLE001  the agent must not feel it
-        INTERNAL_ERRORS.report("binding", error)
-        # Only if none was begun: a second one would never end.
-        if live_of(agent) is former:
-            _begin(agent, trace.INVALID_SPAN, policy_of)
-    return True
-
-
-def _begin(agent: Agent, span: trace.Span, policy_of: Callable[[str], Policy]) -> None:
-    state, answer = STATES.of(agent), answer_of(agent)
-    # An invocation that resumes our question begins with the human's extension.
-    policy = policy_of(agent.name)
-    if answer is not None:
-        policy = extend(policy, answer.response)
-    declined = declined_verdict(answer)
-    run = _start(agent, span, policy)
-    live = LiveInvocation(run, weakref.ref(agent), agent.hooks, verdict=declined)
-    state.live.append(live)
-    run.state = live
-    with state.lock:
-        if any(each.waits.is_cut for each in state.live):
-            agent.cancel_signal.clear()  # of an invocation that is ending and no longer needs it
-    consume_answer(agent, answer)
-    # Not reset by a token: the stream may be read, and closed, in another context.
-    CURRENT.set(run)
-    # Nor this: Strands detaches everything attached before an invocation's span starts.
-    spans = otel_context.get_current()
-    otel_context.attach(for_threads(run, TASK_SCOPE.get(), spans) or spans)
-    # Before the deadline starts, which needs a way to end the invocation.
-    run.cancel = _canceller(weakref.ref(agent), weakref.ref(run))
-    run.time_limit.start()
-
-
-def _start(agent: Agent, span: trace.Span, policy: Policy, *, direct: bool = False) -> Run:
-    context = span.get_span_context()
-    assert HOST.host is not None  # set before the patches are applied
-    runs = HOST.host.runs
-    return runs.start(
-        agent.name,
-        policy,
-        context.trace_id,
-        context.span_id,
-        sampled=context.trace_flags.sampled,
-        model=model_id(agent.model),
-        direct=direct,
-        session_id=agent.session_id,
-        attributes=audit_attributes(agent.trace_attributes, runs.audit_keys),
-    )
-
-
-def _canceller(
-    agent_ref: weakref.ref[Agent], run_ref: weakref.ref[Run]
-) -> Callable[[Verdict], None]:
-    """Return a function that ends an invocation from any thread, without keeping it alive."""
-
-    @suppress_errors("binding")
-    def cancel(verdict: Verdict) -> None:
-        agent, run = agent_ref(), run_ref()
-        state = STATES.get(agent)
-        if agent is None or run is None or state is None:
-            return
-        # Under the lock, or `agent.cancel` could hit the next invocation.
-        with state.lock:
-            live = next((each for each in state.live if each.run is run), None)
-            # The first halt wins.
-            if live is None or live.ending is not None or live.verdict is not None:
-                return  # its hooks may finish; a leg that one of them resumes is refused
-            live.verdict = verdict
-            # This also reaches tools, but it ends every invocation of the agent.
-            if len(state.live) == 1:
-                agent.cancel(message=live.text_of(verdict))
-            # Strands checks that between chunks only, and there may be no further chunk.
-            live.waits.cut()
-
-    return cancel
+    return any(each.leg.last_response is message for each in others)
 
 
 @suppress_errors("binding")
@@ -304,34 +297,39 @@ def end(
     cancellation: BaseException | None,
 ) -> None:
     """End the current invocation after a result, an exception or a cancellation."""
-    state = STATES.get(agent)
-    # Removed before observers are called, as they may even call the agent again.
-    # Repeated after an internal error: an invocation that is not removed never ends.
-    run = None if state is None else _leave(state) or _leave(state)
-    if run is None:
+    if (live := live_of(agent)) is None:
         return
-    attach_stop(run, response)
-    parent = None if run.parent is None else getattr(run.parent, "state", None)
-    if isinstance(parent, LiveInvocation):
-        parent.inner_stops = stops_of(response)
+    live.leave()  # first, as observers may even call the agent again
+    reason: str = "aborted"
+    try:
+        reason = _reason_of(live.run, response, error, cancellation)
+        attach_stop(live.run, response)
+        parent = None if live.run.parent is None else getattr(live.run.parent, "state", None)
+        if isinstance(parent, StrandsInvocation):
+            parent.leg.inner_stops = stops_of(response)
+    finally:
+        live.finish(reason)
+
+
+def _reason_of(
+    run: Run,
+    response: AgentResult | None,
+    error: Exception | None,
+    cancellation: BaseException | None,
+) -> str:
     if response is not None:
-        run.finish(response.stop_reason)
-    elif isinstance(error, LimitReachedError) and _is_raised_by(error, run):
-        run.finish(error.stop.reason)  # type: ignore[union-attr]
-    elif isinstance(error, LimitReachedError) and run.verdict is not None:
-        run.finish(run.verdict.reason)
-    elif error is not None and _is_noted_by(error, run):
-        run.finish(run.verdict.reason)  # type: ignore[union-attr]
+        return response.stop_reason
+    if isinstance(error, LimitReachedError):
+        if error.stop is not None and _is_raised_by(error, run):
+            return error.stop.reason
+        if run.verdict is not None:
+            return run.verdict.reason
+    if error is not None and run.verdict is not None and _is_noted_by(error, run):
+        return run.verdict.reason
     # The reason of its last leg, if that ended before the cancellation.
-    elif cancellation is not None:
-        run.finish(run.reason or "aborted")
-    else:
-        run.finish("error" if error is not None else "aborted")
-
-
-@suppress_errors("binding")
-def _leave(state: AgentState) -> Run | None:
-    return state.leave()
+    if cancellation is not None:
+        return run.reason or "aborted"
+    return "error" if error is not None else "aborted"
 
 
 def _is_noted_by(error: Exception, run: Run) -> bool:
@@ -353,18 +351,22 @@ def _is_raised_by(error: LimitReachedError, run: Run) -> bool:
 
 
 @suppress_errors("binding")
-def begin_direct(agent: Agent, policy_of: Callable[[str], Policy]) -> Run:
+def begin_direct(agent: Agent, policy: Policy) -> Run:
     """Begin a direct request for structured output, which calls the model without the loop.
 
     It cannot be broken off: `agent.cancel` would hit the next invocation.
     """
-    state, policy = STATES.of(agent), policy_of(agent.name)
-    try:
-        run = _start(agent, trace.INVALID_SPAN, policy, direct=True)
-    except Exception as error:  # noqa: BLE001  repeated, like any invocation
-        INTERNAL_ERRORS.report("binding", error)
-        run = _start(agent, trace.INVALID_SPAN, policy, direct=True)
-    state.direct.append(run)
+    assert HOST.host is not None  # set before the patches are applied
+    runs = HOST.host.runs
+    run = runs.start(
+        agent.name,
+        policy,
+        model=model_id(agent.model),
+        direct=True,
+        session_id=agent.session_id,
+        attributes=audited(agent.trace_attributes, runs.audit_keys),
+    )
+    STATES.of(agent).direct.append(run)
     CURRENT.set(run)
     return run
 

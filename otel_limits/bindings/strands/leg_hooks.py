@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, cast
 
-from otel_limits.bindings.extensions import extension_of
 from otel_limits.bindings.span_writer import write_warnings
 from otel_limits.bindings.strands.answers import is_ours
 from otel_limits.bindings.strands.approval import (
-    answer_of,
-    consume_answer,
-    declined_verdict,
     is_unanswered,
 )
 from otel_limits.bindings.strands.halting import apply_halt, apply_halt_if_due
 from otel_limits.bindings.strands.inner_stops import put_delegated
-from otel_limits.bindings.strands.invocations import STATES, LiveInvocation, is_direct, live_of
+from otel_limits.bindings.strands.invocations import StrandsInvocation, is_direct, live_of
 from otel_limits.bindings.strands.marks import put_stop
-from otel_limits.bindings.strands.requests import request_of
 from otel_limits.core.errors import limit_reached
-from otel_limits.core.internal_errors import suppress_errors, suppress_errors_async
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import KILLED
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
     from strands.hooks import (
         AfterInvocationEvent,
-        AfterModelCallEvent,
         BeforeInvocationEvent,
         BeforeModelCallEvent,
         MessageAddedEvent,
@@ -50,21 +43,7 @@ def before_leg(event: BeforeInvocationEvent) -> None:
     # Strands fires the same event for each leg; for the first one `live` is already complete.
     if not live.run.tally.cycles:
         return
-    answer = answer_of(agent)  # to our question, if a hook resumes it
-    if answer is not None:
-        more = extension_of(answer.response)
-        if more is not None:
-            live.run.extend(more)
-    consume_answer(agent, answer)
-    # Replaced: a halt, a batch or an output of the previous leg must not end this one.
-    lives = STATES.of(agent).live
-    lives[lives.index(live)] = live.run.state = LiveInvocation(
-        live.run,
-        weakref.ref(agent),
-        agent.hooks,
-        verdict=declined_verdict(answer),
-        waits=live.waits,
-    )
+    live.begin_leg()
 
 
 def after_leg(event: AfterInvocationEvent) -> None:
@@ -83,8 +62,8 @@ def _end_leg(event: AfterInvocationEvent) -> LimitReachedError | None:
     live = live_of(event.agent)
     if live is None or is_direct(event.agent):
         return None
-    if live.batch is not None:  # a hook interrupted the turn before any tool ran
-        batch, live.batch = live.batch, None
+    if live.leg.batch is not None:  # a hook interrupted the turn before any tool ran
+        batch, live.leg.batch = live.leg.batch, None
         for position, request in enumerate(batch.requests):
             # None was started: a replay is admitted separately.
             if position not in batch.refusals and not batch.denied:
@@ -92,24 +71,24 @@ def _end_leg(event: AfterInvocationEvent) -> LimitReachedError | None:
     live.run.calls.release_unused()
     # Otherwise a hook could resume forever: each further leg would be refused, too. It would also
     # replace the last answer of an invocation that was wrapped up.
-    is_over = live.refused or live.run.budget.wrapped_up
+    is_over = live.leg.is_refused or live.run.budget.wrapped_up
     if is_over or (event.resume is not None and is_unanswered(event)):
         event.resume = None
-    if event.resume is None and live.run.freeze_outcome() and live.marked is None:
+    if event.resume is None and live.run.freeze_outcome() and live.leg.message is None:
         return _report_late_kill(event, live)
     return None
 
 
 def _report_late_kill(
-    event: AfterInvocationEvent, live: LiveInvocation
+    event: AfterInvocationEvent, live: StrandsInvocation
 ) -> LimitReachedError | None:
     """Report a kill that came after the answer, which stays unchanged."""
     result, run = event.result, live.run
-    if result is None or live.ending is None:
+    if result is None or live.leg.ending is None:
         return None
     action: ActionTaken = "raised" if run.policy.action == "raise" else "halted"
     apply_halt(event.agent, live, result.message, KILLED, action)
-    put_stop(live.ending, KILLED.reason)
+    put_stop(live.leg.ending, KILLED.reason)
     run.reason, result.stop_reason = KILLED.reason, cast("Any", KILLED.reason)
     return limit_reached(KILLED, run.stop(KILLED.reason)) if action == "raised" else None
 
@@ -119,24 +98,7 @@ def before_model(event: BeforeModelCallEvent) -> None:
     """Note that a response is requested, from the model or from a middleware."""
     live = live_of(event.agent)
     if live is not None and not event.cancel:
-        live.asked = live.waits.is_asking = True
-
-
-@suppress_errors_async("quotas")
-async def admit_by_quota(event: BeforeModelCallEvent) -> None:
-    """Wait until quotas admit or refuse the call; only a hook may wait."""
-    live = live_of(event.agent)
-    if live is not None and live.gate is not None and not event.cancel:
-        request = request_of(live.run, event, STATES.of(event.agent).tokens)
-        live.against = None if request is None else await live.ask_quotas(request)
-        live.is_cancelled = event.agent.cancel_signal.is_set() and live.verdict is None
-
-
-async def settle_quota(event: AfterModelCallEvent) -> None:
-    """Settle the reservation; the call has been counted already."""
-    live = live_of(event.agent)
-    if live is not None:
-        await live.settle_quotas()
+        live.leg.awaits_response = live.waits.is_asking = True
 
 
 @suppress_errors("binding")
@@ -146,27 +108,25 @@ def message_added(event: MessageAddedEvent) -> None:
     if live is None or message["role"] != "assistant":
         return
     # Other assistant messages are earlier responses, denials or halts.
-    if not (live.asked and _is_response(live, message)):
+    if not (live.leg.awaits_response and _is_response(live, message)):
         put_delegated(live, cast("Any", message))
         apply_halt_if_due(event.agent, live, message)
         return
-    live.asked = live.waits.is_asking = False
-    live.response, live.last_response = None, message
+    live.leg.awaits_response = live.waits.is_asking = False
+    live.leg.response, live.leg.last_response = None, message
     run = live.run
     run.turn()
     if run.policy.warn_at or run.loops is not None or live.wrapping is not None:
         _look_at_turn(event.agent, live, message)
 
 
-def _is_response(live: LiveInvocation, message: Message) -> bool:
+def _is_response(live: StrandsInvocation, message: Message) -> bool:
     """Return whether a message is a model's response.
 
     Strands writes metadata into each response; a hook may remove it from the object that the model
-    stage passed on. A response that was broken off is a different object.
+    stage passed on.
     """
-    response = live.response
-    if live.is_cut:
-        return False
+    response = live.leg.response
     if "metadata" in message:
         return True
     if response is None or response.stop_reason == "cancelled":
@@ -174,12 +134,12 @@ def _is_response(live: LiveInvocation, message: Message) -> bool:
     return message is response.message or response.stop_reason == "max_tokens"
 
 
-def _look_at_turn(agent: Agent, live: LiveInvocation, message: Message) -> None:
+def _look_at_turn(agent: Agent, live: StrandsInvocation, message: Message) -> None:
     """Apply limits that need each response added to the conversation."""
     if live.run.policy.warn_at:
         write_warnings(agent.trace_span, live.run.warn())
     if live.run.loops is not None:
-        live.text = "".join(block.get("text", "") for block in message["content"])
+        live.leg.text = "".join(block.get("text", "") for block in message["content"])
     if live.wrapping is not None and not any("toolUse" in each for each in message["content"]):
         is_halt = is_ours(message, live, live.wrapping)
         taken: ActionTaken = "halted" if is_halt else "wrapped_up"

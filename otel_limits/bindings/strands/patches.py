@@ -133,24 +133,23 @@ class ClassPatcher:
 
         return start
 
-    @suppress_errors("binding")
     def _begun(self, agent: Agent, span: trace.Span) -> None:
-        policy_of = self._policy_of(agent) or self._policy_of(agent)  # again after an error
-        is_followed = False
-        if policy_of is not None:
-            self._doors.watch_of(agent)
-            is_followed = self._module("invocations").begin(agent, span, policy_of) is True
-            self._wait_for_quotas(agent)
+        self._begin(agent, span)
         host = HOST.host
-        if host is not None and host.is_on and not is_followed:
+        if host is not None and host.is_on and not self._is_followed(agent, span):
             host.report_untracked_agent("strands", agent.name)
 
-    # With a separate guard: errors here must not leave the agent without its other limits.
-    @suppress_errors("quotas")
-    def _wait_for_quotas(self, agent: Agent) -> None:
-        host = HOST.host
-        if host is not None and host.runs.observers.gate is not None:
-            self._module("attach").attach_quota_hooks(agent)
+    @suppress_errors("binding")
+    def _begin(self, agent: Agent, span: trace.Span) -> None:
+        if (policy_of := self._policy_of(agent)) is not None:
+            self._doors.watch_of(agent)
+            invocations = self._module("invocations")
+            invocations.StrandsInvocation.begin(agent, span, policy_of(agent.name))
+
+    @suppress_errors("binding")
+    def _is_followed(self, agent: Agent, span: trace.Span) -> bool:
+        live = self._module("invocations").live_of(agent)
+        return live is not None and live.span is span
 
     @suppress_errors("binding")
     def _policy_of(self, agent: Agent) -> Callable[[str], Policy] | None:
@@ -242,7 +241,7 @@ class ClassPatcher:
                 return await original(agent, output_model, prompt, **kwargs)
             self._doors.watch_of(agent)
             invocations = self._module("invocations")
-            run = invocations.begin_direct(agent, policy_of)
+            run = invocations.begin_direct(agent, policy_of(agent.name))
             output = None
             try:
                 output = await original(agent, output_model, prompt, **kwargs)
@@ -261,8 +260,7 @@ class ClassPatcher:
         @keep_apart
         @functools.wraps(original)
         async def stream_async(group: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-            # Again after an error: without a scope, each node would be limited alone.
-            scope = self._group_begun(group) or self._group_begun(group)
+            scope = self._group_begun(group)
             if scope is not None:
                 CURRENT.set(scope)
             events = original(group, *args, **kwargs)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from opentelemetry import baggage, trace
+from opentelemetry import trace
 from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 
 from otel_limits.bindings.strands.private import interrupt_state
@@ -172,15 +172,6 @@ def span_of_call(run: Run) -> str | None:
     span_id = trace.format_span_id(context.span_id)
     is_own = context.is_valid and run.invocation.span_id not in (None, span_id)
     return span_id if is_own else None
-
-
-def audit_attributes(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:
-    """Return the values of `keys` in an agent's attributes, or in the caller's baggage."""
-    if not keys:
-        return {}
-    # The agent's own win: baggage may come over the network, from callers of this service.
-    found = {**baggage.get_all(), **attributes}
-    return {key: str(found[key]) for key in keys if key in found}
 
 
 def tool_uses(agent: Agent, message: Message) -> list[Mapping[str, Any]]:

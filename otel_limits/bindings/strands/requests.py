@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from otel_limits.bindings.strands.projection import ConversationTokens, projected_input
 from otel_limits.bindings.strands.readers import DICTIONARIES, model_id, provider_of
 from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.runs.calls import AdmissionRequest, InFlightCall
+from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.numbers import token_count
-
-if TYPE_CHECKING:
-    from strands.hooks import BeforeModelCallEvent
-
-    from otel_limits.runs.run import Run
 
 OUTPUT_CAPS: Final = (
     "max_tokens",
@@ -75,25 +70,12 @@ def _described(model: Any, asked: int, content: object) -> InFlightCall:
     return call
 
 
-@suppress_errors("binding")
-def request_of(
-    run: Run, event: BeforeModelCallEvent, cache: ConversationTokens
-) -> AdmissionRequest:
-    """Describe a model call for the quotas."""
-    agent = event.agent
-    tools = agent.tool_registry.get_all_tool_specs()
-    return AdmissionRequest(
-        invocation=run.invocation,
-        model=model_id(agent.model),
-        input=projected_input(agent.model, agent.messages, (tools, agent.system_prompt), cache),
-        output_cap=output_cap(agent.model),
-        provider=provider_of(agent.model.__class__),
-        terms=terms_of(agent.model, (agent.messages, agent.system_prompt)),
-        is_cancelled=agent.cancel_signal.is_set,
-        action=run.policy.action,
-        unpriced=run.unpriced,
-        attributes=agent.trace_attributes,
-    )
+def redescribe(call: InFlightCall, model: Any, content: object) -> None:
+    """Describe a call by the model that sends it; its ID only if the call has none."""
+    if call.model == "unknown":
+        call.model = model_id(model)
+    call.provider = provider_of(model.__class__)
+    call.terms = terms_of(model, content)
 
 
 def output_cap(model: object) -> int | None:

@@ -28,6 +28,7 @@ from strands.bidi.types import (
 )
 
 from otel_limits.bindings.admission import IMMEDIATE
+from otel_limits.bindings.invocation import audited
 from otel_limits.bindings.pending_waits import PendingWaits
 from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
 from otel_limits.bindings.strands.invocations import STATES
@@ -35,7 +36,6 @@ from otel_limits.bindings.strands.marks import HOST, mark
 from otel_limits.bindings.strands.private import session_span
 from otel_limits.bindings.strands.projection import projected_input
 from otel_limits.bindings.strands.readers import (
-    audit_attributes,
     known_provider,
     model_id,
     provider_of,
@@ -423,7 +423,7 @@ def _begin(agent: BidiAgent, policy: Policy, span: trace.Span) -> None:
         sampled=context.trace_flags.sampled,
         model=model_id(agent.model),
         session_id=agent.session_id,
-        attributes=audit_attributes({}, runs.audit_keys),
+        attributes=audited({}, runs.audit_keys),
     )
     STATES.of(agent).session = run.state = session = Session(agent, run, span)
     # Before the deadline starts, which needs a way to end the invocation.

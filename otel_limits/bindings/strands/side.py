@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.bindings.admission import limits_run, note_refusal
-from otel_limits.bindings.strands.invocations import LiveInvocation
+from otel_limits.bindings.strands.invocations import StrandsInvocation
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ def refused_to_loop(run: Run) -> bool:
     is raised there. For a tool or the reader of a stream, the message is the agent's answer.
     """
     verdict, parent = run.verdict, getattr(run.parent, "state", None)
-    if verdict is None or verdict.breach is None or not isinstance(parent, LiveInvocation):
+    if verdict is None or verdict.breach is None or not isinstance(parent, StrandsInvocation):
         return False
     if parent.run.finished or not any(each.is_waiting for each in parent.waits.open):
         return False  # its loop is idle, while other code of the application runs
     if not limits_run(verdict.breach, parent.run):
         return False
     note_refusal(parent.run, verdict)
-    return parent.batch is None
+    return parent.leg.batch is None
 
 
 def results_for(messages: Sequence[Message], text: str) -> Message | None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         BeforeToolsEvent,
     )
 
-    from otel_limits.bindings.strands.invocations import LiveInvocation
+    from otel_limits.bindings.strands.invocations import StrandsInvocation
     from otel_limits.runs.run import Run
 
 Answered: TypeAlias = "tuple[Mapping[str, Any], Mapping[str, Any], float | None]"
@@ -54,7 +54,7 @@ def before_tools(event: BeforeToolsEvent) -> None:
         return
     # A turn that a hook denied as a whole uses no budget.
     denied = bool(event.cancel)
-    live.batch = batch = Batch(tool_uses(event.agent, event.message), denied=denied)
+    live.leg.batch = batch = Batch(tool_uses(event.agent, event.message), denied=denied)
     if denied:
         return
     # Before any of them starts: tools run concurrently, and the order of the requests decides.
@@ -73,9 +73,9 @@ def before_tool(event: BeforeToolCallEvent) -> None:
         return
     if live.verdict is not None and not event.cancel_tool:
         event.cancel_tool = not_run_note(live.verdict)
-    elif live.batch is not None:
-        position = live.batch.position_of(event.tool_use)
-        breach = None if position is None else live.batch.refusals.get(position)
+    elif live.leg.batch is not None:
+        position = live.leg.batch.position_of(event.tool_use)
+        breach = None if position is None else live.leg.batch.refusals.get(position)
         if breach is not None:
             event.cancel_tool = refusal_note(breach)
 
@@ -88,11 +88,11 @@ def after_tool(event: AfterToolCallEvent) -> None:
     if live is not None and not getattr(event.selected_tool, "delegate", False):
         event.result = reworded(event.result, live.run, scope)
     is_own = live is not None and (scope is None or scope.owner is live.run)
-    if live is not None and live.batch is not None and is_own:
-        position = live.batch.position_of(event.tool_use)
+    if live is not None and live.leg.batch is not None and is_own:
+        position = live.leg.batch.position_of(event.tool_use)
         if position is not None:
             # The event, as hooks that run after ours may still replace its result.
-            live.batch.results[position] = event
+            live.leg.batch.results[position] = event
 
 
 @suppress_errors("binding")
@@ -120,10 +120,10 @@ def after_tools(event: AfterToolsEvent) -> None:
     reword_results(event.message, run)  # of delegations, after their answer was taken from them
 
 
-def _finish_batch(live: LiveInvocation, event: AfterToolsEvent) -> list[Answered]:
+def _finish_batch(live: StrandsInvocation, event: AfterToolsEvent) -> list[Answered]:
     """Record the answered calls in request order, and check for loops."""
     # Removed, so that `after_leg` finds a batch only if a hook ended the turn early.
-    run, batch, live.batch = live.run, live.batch, None
+    run, batch, live.leg.batch = live.run, live.leg.batch, None
     if batch is None:
         return []
     answered, calls = [], []
@@ -139,7 +139,7 @@ def _finish_batch(live: LiveInvocation, event: AfterToolsEvent) -> list[Answered
                 identity = identity_of(calls[-1])
             run.tools.record(use["name"], status_of(result), seconds, identity)
     if run.loops is not None and event.message["content"]:  # empty if all of it waits for a human
-        run.check_loops(calls, live.text)
+        run.check_loops(calls, live.leg.text)
         if (repeated := run.nudge()) is not None:
             append_nudge(event.message, answered[repeated][1] if answered else None)
     return answered
@@ -163,11 +163,11 @@ def _answer_to(position: int, run: Run, batch: Batch, event: AfterToolsEvent) ->
     return {**request, "name": clean(request["name"])}, denial, None  # a model may invent the name
 
 
-def _ends_anyway(live: LiveInvocation, event: AfterToolsEvent) -> bool:
+def _ends_anyway(live: StrandsInvocation, event: AfterToolsEvent) -> bool:
     """Return whether the loop ends after these tools anyway: a natural end wins."""
     return bool(
         event.end_turn
-        or live.has_output
+        or live.leg.has_output
         or will_end_anyway(event.agent)
         or event.agent.cancel_signal.is_set()
         or event.invocation_state.get("request_state", {}).get("stop_event_loop")

@@ -10,34 +10,37 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 
-from otel_limits.bindings.admission import admit_side_call, settle_call
-from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
+from otel_limits.bindings.model_call import (
+    LEFT,
+    enclosing_request,
+    follow_async,
+    follow_parts_async,
+)
+from otel_limits.bindings.pending_waits import InvocationEndedError
 from otel_limits.bindings.strands.attach import attach, has_stages
-from otel_limits.bindings.strands.halting import admit_call
-from otel_limits.bindings.strands.invocations import STATES, LiveInvocation
+from otel_limits.bindings.strands.halting import end_quietly
+from otel_limits.bindings.strands.invocations import STATES, StrandsInvocation
 from otel_limits.bindings.strands.marks import HOST
+from otel_limits.bindings.strands.middleware import UNKNOWN, LoopRequest, StrandsRequest
 from otel_limits.bindings.strands.readers import (
     model_id,
     note_chunk,
     note_failed_output,
     note_output,
-    provider_of,
     schema_of,
     span_of_call,
 )
-from otel_limits.bindings.strands.request_terms import terms_of
-from otel_limits.bindings.strands.requests import call_by_context, call_to
-from otel_limits.bindings.strands.stages import PASS, note_failure
-from otel_limits.core.errors import limit_reached
+from otel_limits.bindings.strands.requests import call_by_context, call_to, redescribe
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.calls import InFlightCall
-from otel_limits.runs.current import ENCLOSING_CALL, EnclosingCall, current_scope
+from otel_limits.runs.current import current_scope
 from otel_limits.runs.run import Group
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from otel_limits.bindings.strands.stages import ModelPass
+    from otel_limits.bindings.admission import Refusal
+    from otel_limits.core.policy import Verdict
     from otel_limits.runs.run import Run
 
 # --- wrappers of models ---------------------------------------------------------------------------
@@ -45,23 +48,7 @@ if TYPE_CHECKING:
 
 def track_stream(original: Any) -> Any:
     """Wrap a model's `stream`."""
-    call = _as_function(original)
-
-    @functools.wraps(original)
-    def stream(model: Any, *args: Any, **kwargs: Any) -> Any:
-        # Determined when the stream is requested: an application may pass the generator to another
-        # task, whose context does not have this invocation.
-        ask = functools.partial(call, model, *args, **kwargs)
-        run, model_pass = _run_of_task(model), PASS.get()
-        if run is None:
-            return ask()
-        if model_pass is not None and model_pass.live.run is not run:
-            model_pass = None
-        content = [*args, *(each for name, each in kwargs.items() if name in SENT)]
-        passage = _tracked(run, model, content, note_chunk, model_pass)
-        return ask() if passage is None else _follow(passage, ask)
-
-    return stream
+    return follow_parts_async(_streamed)(_as_function(original))
 
 
 def track_structured_output(original: Any) -> Any:
@@ -70,25 +57,10 @@ def track_structured_output(original: Any) -> Any:
     Three providers call their own `stream` for it, which is the same call. The others use a
     separate API and do not expose the reported usage.
     """
-    call = _as_function(original)
-    is_coroutine = inspect.iscoroutinefunction(original)  # of a model that breaks the protocol
-
-    @functools.wraps(original)
-    def structured_output(model: Any, *args: Any, **kwargs: Any) -> Any:
-        ask = functools.partial(call, model, *args, **kwargs)
-        run = _run_of_task(model)
-        if run is None:
-            return ask()
-        output_model = args[0] if args else kwargs.get("output_model")
-        content = [*args[1:], *(each for name, each in kwargs.items() if name in SENT)]
-        passage = _tracked(run, model, [content, schema_of(output_model)], note_output)
-        if passage is None:
-            return ask()
-        if is_coroutine:
-            return _result_of(_follow(passage, functools.partial(_only, ask)))
-        return _follow(passage, ask)
-
-    return structured_output
+    # A coroutine function is that of a model that breaks the protocol.
+    is_coroutine = inspect.iscoroutinefunction(original)
+    follow = follow_async if is_coroutine else follow_parts_async
+    return follow(_structured)(_as_function(original))
 
 
 SENT: Final = frozenset(
@@ -97,12 +69,44 @@ SENT: Final = frozenset(
 """Arguments of `stream` and `structured_output` that are sent to the provider."""
 
 
-async def _only(ask: Callable[[], Any]) -> AsyncGenerator[Any, None]:
-    yield await ask()
+@suppress_errors("binding")
+def _streamed(model: Any, *args: Any, **options: Any) -> SentRequest | None:
+    content = [*args, *(each for name, each in options.items() if name in SENT)]
+    return _described(model, args, options, content, note_chunk)
 
 
-async def _result_of(events: AsyncGenerator[Any, None]) -> Any:
-    return [event async for event in events][-1]
+@suppress_errors("binding")
+def _structured(model: Any, *args: Any, **options: Any) -> SentRequest | None:
+    output_model = args[0] if args else options.get("output_model")
+    content = [*args[1:], *(each for name, each in options.items() if name in SENT)]
+    return _described(model, args, options, [content, schema_of(output_model)], note_output)
+
+
+def _described(
+    model: Any,
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    content: object,
+    note: Callable[[InFlightCall, Any], None],
+) -> SentRequest | None:
+    """Describe a request when the stream is requested; `None` if it belongs to no invocation.
+
+    An application may pass the stream to another task, whose context does not have the invocation.
+    """
+    if (run := _run_of_task(model)) is None:
+        return None
+    outer: Any = enclosing_request(run)
+    return SentRequest(
+        run,
+        None if outer is None else outer.path,
+        [],
+        model=model,
+        outer=outer,
+        args=args,
+        options=options,
+        content=content,
+        add=note,
+    )
 
 
 def _as_function(method: Any) -> Callable[..., Any]:
@@ -111,7 +115,12 @@ def _as_function(method: Any) -> Callable[..., Any]:
     if isinstance(method, FunctionType):
         return method
     bind = getattr(method, "__get__", lambda _, __: method)
-    return lambda model, *args, **kwargs: bind(model, type(model))(*args, **kwargs)
+
+    @functools.wraps(method)
+    def call(model: Any, *args: Any, **options: Any) -> Any:
+        return bind(model, type(model))(*args, **options)
+
+    return call
 
 
 @suppress_errors("binding")
@@ -128,218 +137,169 @@ def _run_of_task(model: Any) -> Run | None:
 # --- one request ----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class TrackedRequest:
-    """A request through a model's method. Such requests may be nested.
+@dataclass(eq=False)
+class SentRequest(StrandsRequest):
+    """A call of a model's method, by an agent's loop or by other code.
 
-    A class that calls its parent's `stream`, or a model that calls another one, is one request.
-    Further calls of such a model are separate requests.
+    A class that calls its parent's `stream`, or a model that calls another one, is one call.
+    Further calls of such a model are separate ones.
     """
 
-    run: Run
-    model: Any
-    content: object
-    """The content of the request, to estimate its tokens."""
-    note: Callable[[InFlightCall, Any], None]
-    """Adds an event to the call."""
-    model_pass: ModelPass | None = None
-    """The pass of the agent's loop that makes the request, if any."""
-    within: EnclosingCall = field(default_factory=EnclosingCall)
-    around: EnclosingCall | None = None
-    """The outer request that this one is part of."""
-    is_whole: bool = False
+    obstacle: str = field(
+        default="Its middleware was replaced, so no final answer was requested.", kw_only=True
+    )
+    """Only of the loop's request outside of our stage, which alone can change a request."""
+    args: Sequence[Any] = field(kw_only=True)
+    options: Mapping[str, Any] = field(kw_only=True)
+    add: Callable[[InFlightCall, Any], None] = field(kw_only=True)
+    """Adds an event to a call."""
+    is_whole: bool = field(default=False, kw_only=True)
     """True once the answer is complete, even if the stream is not."""
 
-    def begin(self) -> EnclosingCall:
-        """Admit and open the call, or join the outer one."""
-        self.within.run, self.within.model = self.run, self.model
-        around = ENCLOSING_CALL.get()
-        if around is not None and around.call in self.run.calls.in_flight:
-            if not around.is_carried:
-                self._carry(around)
-                return self.within
-            self._share(around)
-        call = self._describe() or InFlightCall("unknown")
-        # Outside of every guard: its refusal must reach the caller.
-        self._admit(call)
-        # Repeated after an internal error: a call that is not opened is not counted.
-        self.within.call = self._open(call) or self._open(call)
-        return self.within
+    # --- the request ------------------------------------------------------------------------------
+
+    def send(self, method: Any) -> Any:
+        """Call the model's method."""
+        return method(self.model, *self.args, **self.options)
+
+    def add_note(self, note: str) -> None:
+        """Do nothing: the stage adds notes."""
+
+    def remove_tools(self, note: str) -> None:
+        """Do nothing: only the request of a stage becomes that for a last answer."""
+
+    @property
+    def stage(self) -> LoopRequest | None:
+        """The response of a loop that it is sent for, if any."""
+        outer: Any = self.outer
+        while isinstance(outer, SentRequest):
+            outer = outer.outer
+        return outer if isinstance(outer, LoopRequest) else None
+
+    async def admit(self) -> Refusal | None:
+        """Admit the call, or join that of the outer request."""
+        outer: Any = self.outer
+        if outer is not None and outer.gives_call_to(self):
+            self.calls, self.is_admitted = [outer.calls[0]], True
+            self._sent()
+            stage: Any = self.stage
+            if outer is stage and stage.path.hooks is not stage.context.agent.hooks:
+                _attach_again(stage.path)
+            return None
+        self.calls = [self._described() or InFlightCall(UNKNOWN)]
+        refusal: Refusal | None = None
+        if self.stage is not None:
+            refusal = self._refusal()
+        else:
+            self.path = self._path_of_loop()
+            refusal = await super().admit()
+        if refusal is None:
+            self._sent()
+        return refusal
 
     @suppress_errors("binding")
-    def _describe(self) -> InFlightCall | None:
-        """Return the call that the stage has admitted, or describe a new one."""
-        model, model_pass = self.model, self.model_pass
-        if model_pass is None:
-            return call_to(model, self.content)
-        call, model_pass.admitted = model_pass.admitted, None
-        call = call or call_by_context(
-            model_pass.context, STATES.of(model_pass.context.agent).tokens
-        )
-        # A middleware may have chosen another model.
-        if call is not None and model is not model_pass.context.model:
-            call.model = "unknown"
-            self._redescribe(call)
+    def _described(self) -> InFlightCall:
+        if (stage := self.stage) is None:
+            return call_to(self.model, self.content)
+        call = call_by_context(stage.context, STATES.of(stage.context.agent).tokens)
+        call = call or InFlightCall(UNKNOWN)
+        call.is_traced = True  # by Strands, as a whole
+        if self.model is not stage.model:  # a middleware may have chosen another one
+            call.model = UNKNOWN
+            redescribe(call, self.model, self.content)
         return call
 
-    def _redescribe(self, call: InFlightCall) -> None:
-        """Update a call with the inner model, which sends the request.
-
-        Usage has that vendor's format. The outer model's ID is kept, as the policy file may have a
-        price for it.
-        """
-        if call.model == "unknown":
-            call.model = model_id(self.model)
-        call.provider = provider_of(self.model.__class__)
-        call.terms = terms_of(self.model, self.content)
+    @suppress_errors("binding")
+    def _refusal(self) -> Refusal | None:
+        """Refuse a further call for a response, for which quotas were asked already."""
+        assert self.path is not None and self.stage is not None  # noqa: PT018
+        _attach_again(self.path)
+        refusal = self.path.decide(self.calls[0], can_be_last=False, can_ask=False)
+        if refusal is None:
+            self.stage.calls += self.calls  # counted with it, if its stream is abandoned
+        return refusal
 
     @suppress_errors("binding")
-    def _carry(self, around: EnclosingCall) -> None:
-        around.is_carried = True
-        self.around, self.within.call = around, around.call
-        if around.call is not None and self.model is not around.model:  # a model that wraps another
-            self._redescribe(around.call)
+    def _path_of_loop(self) -> StrandsInvocation | None:
+        """Return the invocation whose loop sends it outside of our stage, which it has lost."""
+        live = self.run.state
+        if not isinstance(live, StrandsInvocation) or self.run.finished or not _attach_again(live):
+            return None
+        live.leg.awaits_response = True
+        self.calls[0].is_traced = True
+        return live
 
     @suppress_errors("binding")
-    def _share(self, around: EnclosingCall) -> None:
-        """Note a second request within an outer one, whose further events belong to both."""
-        around.is_shared = True
-        if around.is_over:
-            settle_call(self.run, around.call)
-
-    def _admit(self, call: InFlightCall) -> None:
-        """Reserve usage for the call, or raise its refusal."""
-        model_pass, live = self.model_pass, self.run.state
-        if model_pass is not None:
-            _attach_again(model_pass.live)
-            if call.reservation is None:  # a repeated call of a middleware
-                admit_call(model_pass.live, call, None)
-        elif not self.run.finished and isinstance(live, LiveInvocation) and _attach_again(live):
-            # Our stage is no longer in the agent's registry: this call is its loop's.
-            live.asked = True
-            admit_call(live, call, None)
-        else:
-            admit_side_call(self.run, call)
-
-    @suppress_errors("binding")
-    def _open(self, call: InFlightCall) -> InFlightCall:
-        self.run.calls.open(call)
-        if self.model_pass is not None:
+    def _sent(self) -> None:
+        (call,) = self.calls
+        if self.path is not None:
+            self.run.calls.open(call)
             # The current span of a side call is that of a tool or of the calling code.
             call.span_id = span_of_call(self.run)
-            self.model_pass.calls.append(call)
-        else:
+        elif not self.is_admitted:
             context = trace.get_current_span().get_span_context()
             self.run.spans.mark_counted_within(context.span_id)
-        return call
 
-    @suppress_errors("binding")
-    def note_event(self, event: Any) -> None:
-        """Add an event to the call; an inner request has added the texts already."""
-        within = self.within
-        self.is_whole = self.is_whole or "messageStop" in event
-        if within.call is None:
-            return
-        within.call.is_paused = True
-        if within.is_shared:
-            return
-        if not within.is_carried or "metadata" in event:
-            self.note(within.call, event)
+    def note_sent(self) -> None:
+        """Do nothing: `admit` notes that."""
 
-    @suppress_errors("binding")
-    def resume_reading(self) -> None:
-        """Resume counting when the stream is read again."""
-        if self.within.call is not None and self.within.call.is_paused:
-            self.run.calls.resume(self.within.call)
+    # --- the answer -------------------------------------------------------------------------------
 
-    @suppress_errors("binding")
-    def join(self, wait: Wait) -> None:
-        """Add a wait to those of the invocation, which ends them."""
-        live = self.run.state
-        if self.around is None and isinstance(live, LiveInvocation) and not self.run.finished:
-            wait.join(live.waits)
+    def read_part(self, part: Any) -> bool:
+        """Note an event. A request within this one, which is its call, has noted the texts."""
+        self.is_whole = self.is_whole or "messageStop" in part
+        if self.inner is None or ("metadata" in part and not self.is_shared):
+            self.add(self.calls[0], part)
+        return False
 
-    def raise_if_ended(self, cut: InvocationEndedError) -> None:
-        """Raise the halt reason to callers outside the agent loop.
+    def note_answer(self, answer: Any) -> None:
+        """Note what a method returns that does not stream."""
+        self.add(self.calls[0], answer)
 
-        For the agent's loop the stream just ends, and its stage answers if it is incomplete.
-        """
-        if self.model_pass is not None:
-            self.model_pass.live.is_cut = not self.is_whole
-        else:
-            verdict = self.run.state.verdict
-            raise limit_reached(verdict, self.run.stop(verdict.reason)) from cut
+    # --- the end ----------------------------------------------------------------------------------
 
-    @suppress_errors("binding")
-    def fail(self, error: Exception) -> None:
-        """Settle a failed call: a middleware may repeat it without raising the error."""
-        call = self.within.call
-        if isinstance(error, NotImplementedError) and call is not None and not call.answered:
-            self.run.calls.release(call)  # nothing was sent
-        elif self.note is note_output and call is not None:
+    def note_failure(self, error: BaseException) -> None:
+        """Note an error for the stage, as a middleware may repeat the call without raising it."""
+        call, stage = self.calls[0], self.stage
+        if isinstance(error, NotImplementedError) and not call.answered:
+            self.unsent.append(call)  # nothing was sent
+        elif self.add is note_output and isinstance(error, Exception):
             note_failed_output(call, error)
-        settle_call(self.run, call, error)
-        if self.around is None:
-            note_failure(self.model_pass, error)
+        if stage is not None and self.outer is stage and isinstance(error, Exception):
+            stage.failure = error
+        if self.path is not None and isinstance(error, InvocationEndedError):
+            end_quietly(trace.get_current_span())
+
+    async def settle(self, error: BaseException | None = None) -> None:
+        """Count the call, unless another request knows how it ends.
+
+        If the stream was left, the stage knows whether the loop has an answer. The outer request of
+        a model may still fail, or report other usage.
+        """
+        if self.is_whole and isinstance(error, InvocationEndedError):
+            error = None
+        outer: Any = self.outer
+        if error is None and self.is_admitted and isinstance(outer, SentRequest):
+            self.has_ended = self.has_ended or not outer.is_shared
+        if self.stage is None or not isinstance(error, LEFT):
+            await super().settle(error)
 
     @suppress_errors("binding")
-    def finish(self, *, answered: bool) -> None:
-        """Settle the call, unless an outer request or the stage does."""
-        call = self.within.call
-        if self.around is not None:
-            self.around.is_over = True
-            if self.around.is_shared:
-                settle_call(self.run, call)
-        elif answered or self.model_pass is None:  # else the stage settles it
-            settle_call(self.run, call)
+    def verdict_after(self, error: BaseException) -> Verdict | None:
+        """Return the halt that ends the stream; a complete answer is kept."""
+        if self.stage is not None and self.is_whole and isinstance(error, InvocationEndedError):
+            return None if self.path is None else self.path.end
+        return super().verdict_after(error)
 
-
-_try_to_track = suppress_errors("binding")(TrackedRequest)
-
-
-def _tracked(*known: Any) -> TrackedRequest | None:
-    """Create a tracked request; repeated after an internal error."""
-    return _try_to_track(*known) or _try_to_track(*known)
-
-
-async def _follow(passage: TrackedRequest, ask: Callable[[], Any]) -> AsyncGenerator[Any, None]:
-    """Admit a call, pass on its events, and settle it at the end."""
-    within = passage.begin()
-    answered, events, wait = False, None, Wait()
-    passage.join(wait)
-    try:
-        # After admission, as a provider's `stream` may be a function that sends immediately.
-        events = ask()
-        chunks = aiter(events)
-        while True:
-            passage.resume_reading()
-            token = ENCLOSING_CALL.set(within)
-            try:
-                chunk = await wait.next_of(chunks)
-            except StopAsyncIteration:
-                answered = True
-                break
-            except InvocationEndedError as cut:
-                passage.raise_if_ended(cut)
-                break
-            finally:
-                ENCLOSING_CALL.reset(token)
-            passage.note_event(chunk)
-            yield chunk
-    except Exception as error:
-        passage.fail(error)
-        raise
-    finally:
-        wait.close()
-        passage.finish(answered=answered)
-        if (close := getattr(events, "aclose", None)) is not None:
-            await close()
+    def halted_parts(self, verdict: Verdict, cause: BaseException | None) -> Iterable[Any]:
+        """End the stream of a complete answer; else leave the loop."""
+        return () if self.is_whole else super().halted_parts(verdict, cause)
 
 
 @suppress_errors("binding")
-def _attach_again(live: LiveInvocation) -> bool:
+def _attach_again(live: StrandsInvocation) -> bool:
     """Attach again if an application has replaced a registry. Return whether stages were lost."""
-    agent = live.agent()
+    agent = live.agent_ref()
     if agent is None or (agent.hooks is live.hooks and has_stages(agent)):
         return False
     was_staged = has_stages(agent)
