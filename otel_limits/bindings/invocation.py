@@ -15,7 +15,7 @@ from opentelemetry import context as otel_context
 from otel_limits.bindings.admission import Admission, halt_from_error
 from otel_limits.bindings.extensions import declined_verdict, extend, question
 from otel_limits.bindings.own_spans import end_span, start_agent_span
-from otel_limits.bindings.span_writer import write_end, write_halt
+from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
@@ -294,15 +294,21 @@ class InvocationInProgress(Admission):
             requested: The ID, name and arguments of each tool call.
             call: The call that the response answers.
         """
-        run = self.run
-        run.turn(call)
+        self.run.turn(call)
+        self.request_tools(text, requested)
+        self._warn()
+
+    def request_tools(self, text: str, requested: Iterable[tuple[str, str, object]]) -> None:
+        """Begin the tools of a response. The arguments are those of `begin_turn`."""
         turn = RequestedTurn(text)
         for identity, name, arguments in requested:
-            tool = RequestedTool(name, arguments, run.tools.admit(name))
+            tool = RequestedTool(name, arguments, self.run.tools.admit(name))
             turn.tools[identity] = self.tools[identity] = tool
         self.turns.append(turn)
-        if run.policy.warn_at:
-            run.warn()
+
+    def _warn(self) -> None:
+        if self.run.policy.warn_at:
+            write_warnings(self.span, self.run.warn())
 
     def resume_tool(self, identity: str, name: str, arguments: object) -> RequestedTool:
         """Begin a tool that a response of an earlier, interrupted invocation has requested."""
@@ -362,8 +368,7 @@ class InvocationInProgress(Admission):
             run.check_loops(calls, turn.text)
             if (repeated := run.nudge()) is not None and identities:
                 self.nudge_for = identities[repeated]
-        if run.policy.warn_at:
-            run.warn()
+        self._warn()
         verdict = run.check_limits() if run.services.tool_log is not None else None
         ended = [tool for tool in tools.values() if tool.is_answered and tool.refusal is None]
         for number, tool in enumerate(ended, start=1):

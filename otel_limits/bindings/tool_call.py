@@ -13,7 +13,7 @@ from opentelemetry import context as otel_context
 
 from otel_limits.bindings.halted_agents import is_text_of_halt, raised_text, reworded_text
 from otel_limits.bindings.invocation import invocation_of_task
-from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.texts import not_run_note, refusal_note
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.current import CURRENT, TASK_SCOPE, TaskScope, for_threads, is_within
@@ -21,6 +21,7 @@ from otel_limits.runs.current import CURRENT, TASK_SCOPE, TaskScope, for_threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from opentelemetry.context import Context
     from typing_extensions import Self
 
     from otel_limits.bindings.invocation import InvocationInProgress, RequestedTool
@@ -101,6 +102,8 @@ class ToolCallInProgress:
         self.is_answer = is_answer
         self.scope = requested.scope = TaskScope(path.run, TASK_SCOPE.get())
         self._started = CLOCK.now()
+        self.context: Context | None = None
+        """OpenTelemetry's context of its code, once that has run; it may run part by part."""
         self._tokens: tuple[Any, Any, Any] | None = None
 
     @classmethod
@@ -167,23 +170,31 @@ class ToolCallInProgress:
 
     # --- the call ---------------------------------------------------------------------------------
 
-    @suppress_errors("binding")
+    # Guarded inside, not by a decorator, because both may run for each part of a result.
+
     def __enter__(self) -> None:
         """Let what the tool starts belong to it, in plain threads as well."""
-        context = otel_context.get_current()
-        context = for_threads(self.path.run, self.scope, context) or context
-        attached = otel_context.attach(context)
-        self._tokens = CURRENT.set(self.path.run), TASK_SCOPE.set(self.scope), attached
+        try:
+            context = self.context or otel_context.get_current()
+            context = for_threads(self.path.run, self.scope, context) or context
+            attached = otel_context.attach(context)
+            self._tokens = CURRENT.set(self.path.run), TASK_SCOPE.set(self.scope), attached
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            report_suppressed("binding", error)
 
-    @suppress_errors("binding")
     def __exit__(self, *_: object) -> None:
         """Leave the tool's code."""
         tokens, self._tokens = self._tokens, None
-        if tokens is not None:  # else an internal error, which was reported
+        if tokens is None:  # an internal error, which was reported
+            return
+        try:
             run, scope, context = tokens
+            self.context = otel_context.get_current()
             otel_context.detach(context)
             TASK_SCOPE.reset(scope)
             CURRENT.reset(run)
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            report_suppressed("binding", error)
 
     @suppress_errors("binding")
     def refusal(self) -> str | None:
@@ -215,10 +226,7 @@ class ToolCallInProgress:
         run, is_error, text = self.path.run, self.is_error(result), self.text_of(result)
         if run.halted:
             if not self.is_answer:  # which keeps the text for the end user
-                # A framework's text for an exception suggests another attempt.
-                raised = raised_text(run, self.scope) if is_error else None
-                text = raised or reworded_text(text, run, self.scope)
-                result = self.with_text(result, text)
+                result, text = self.reword(result, text, is_error=is_error)
             halts = [each for each in run.halted.values() if is_within(each[0], self.scope)]
             if halts:
                 stops = [child.stop(verdict.reason) for child, verdict in halts]
@@ -226,6 +234,13 @@ class ToolCallInProgress:
                 result = self.with_stops(result, stops, synthetic=is_ours)
         self._note("error" if is_error else "success", text)
         return result
+
+    def reword(self, result: Any, text: str, *, is_error: bool) -> tuple[Any, str]:
+        """Return a result, and its text, with the texts for the model around a halted agent."""
+        # A framework's text for an exception suggests another attempt.
+        raised = raised_text(self.path.run, self.scope) if is_error else None
+        text = raised or reworded_text(text, self.path.run, self.scope)
+        return self.with_text(result, text), text
 
     def _note(self, status: str, text: str) -> None:
         requested = self.requested

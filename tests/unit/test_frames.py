@@ -27,8 +27,8 @@ MOST_IN_A_SPAN = 9
 """Our nested frames in a span callback. A processor that needed 25 missed the last
 calls of a runaway that died of recursion; one that needed 9 missed none."""
 
-MOST_IN_A_HOOK = 12
-"""The same in a hook or at a model call: three more for the path that all frameworks share."""
+MOST_IN_A_HOOK = 13
+"""The same in a hook or at a model call: four more for the path that all frameworks share."""
 
 MOST_FOR_A_PRICE = 16
 """The same while the price of a call is looked up: an error there leaves the call unpriced, but

@@ -18,7 +18,6 @@ from strands.hooks import (
 )
 from strands.middleware import ExecuteToolStage, InvokeModelStage
 
-from otel_limits.bindings.strands.activities import forget_request, tool_stage
 from otel_limits.bindings.strands.invocations import STATES
 from otel_limits.bindings.strands.leg_hooks import (
     after_leg,
@@ -29,6 +28,7 @@ from otel_limits.bindings.strands.leg_hooks import (
 from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.middleware import agent_stage, model_stage
 from otel_limits.bindings.strands.private import AgentStreamStage, middleware_registry
+from otel_limits.bindings.strands.tool_context import forget_request, tool_stage
 from otel_limits.bindings.strands.tool_hooks import (
     after_tool,
     after_tools,

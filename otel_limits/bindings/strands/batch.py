@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_limits.bindings.invocation import RequestedTool, RequestedTurn
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from strands.hooks import AfterToolCallEvent
+    from strands.types.content import Message
 
     from otel_limits.core.limits import Breach
     from otel_limits.core.policy import Verdict
@@ -15,17 +18,19 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """The tool calls of one turn, with their refusals and results."""
+    """The tool calls of one turn, by position."""
 
-    def __init__(self, requests: list[Mapping[str, Any]], *, denied: bool) -> None:
+    def __init__(
+        self, requests: list[Mapping[str, Any]], turn: RequestedTurn | None = None
+    ) -> None:
         """Create a batch of tool uses in the model's order.
 
-        When a hook denied them all, none was admitted.
+        Args:
+            requests: The tool uses.
+            turn: The turn that has requested them; `None` if a hook has denied them all.
         """
         self.requests = requests
-        self.denied = denied
-        self.refusals: dict[int, Breach] = {}
-        """Limits that refuse calls, by position."""
+        self.turn = turn
         self.results: dict[int, AfterToolCallEvent] = {}
         """The final attempt of each call, by position."""
         self._uses = list(requests)
@@ -52,11 +57,24 @@ class Batch:
             self._uses[found] = use
         return found
 
-    def result_in(
-        self, position: int, results: list[Mapping[str, Any]]
-    ) -> Mapping[str, Any] | None:
-        """Return the result of a request among those sent to the model: IDs come in order."""
+    def tool_of(self, use: Mapping[str, Any]) -> RequestedTool | None:
+        """Return the request of the turn that an event is about, if any."""
+        position = self.position_of(use)
+        turn = self.turn
+        return None if turn is None or position is None else turn.tools.get(str(position))
+
+    def deny(self) -> RequestedTurn:
+        """Return the turn of calls that a hook has denied, none of which was admitted."""
+        tools = {
+            str(n): RequestedTool(use["name"], use["input"], None)
+            for n, use in enumerate(self.requests)
+        }
+        return RequestedTurn("", tools)
+
+    def result_in(self, position: int, message: Message) -> Mapping[str, Any] | None:
+        """Return the result of a request in the message to the model: IDs come in order."""
         number = self._alike(request := self.requests[position]).index(position)
+        results: list[Any] = [block["toolResult"] for block in message["content"]]
         alike = [each for each in results if each["toolUseId"] == request["toolUseId"]]
         return alike[number] if number < len(alike) else None
 
@@ -70,7 +88,9 @@ class SessionBatch(Batch):
 
     def __init__(self, requests: list[Mapping[str, Any]], against: Verdict | None) -> None:
         """Create a batch without results."""
-        super().__init__(requests, denied=False)
+        super().__init__(requests)
+        self.refusals: dict[int, Breach] = {}
+        """Limits that refuse calls, by position."""
         self.against = against
         """Why none of them runs, if the session was about to end when they were requested."""
         self.admitted: set[int] = set()

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from opentelemetry import trace
-    from opentelemetry.context import Context
     from strands.agent import AgentResult
     from strands.agent.agent import Agent
     from strands.hooks import HookRegistry
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
     from strands.types.events import ModelStopReason
 
     from otel_limits.bindings.strands.batch import Batch
+    from otel_limits.bindings.tool_call import ToolCallInProgress
     from otel_limits.core.events import Stop
     from otel_limits.core.policy import Policy
-    from otel_limits.runs.current import TaskScope
     from otel_limits.runs.run import Run
 
 
@@ -142,6 +141,17 @@ class StrandsInvocation(InvocationInProgress):
         is_cancelled = agent is not None and agent.cancel_signal.is_set()
         return self.verdict is not None or is_cancelled
 
+    def drop_turns(self) -> None:
+        """Release tools that did not run, as a hook or a human is to decide on them first.
+
+        When they are requested again, they are admitted again.
+        """
+        for tool in (each for turn in self.turns for each in turn.tools.values()):
+            if tool.refusal is None and not tool.is_answered:
+                self.run.tools.release(tool.name)
+        self.turns.clear()
+        self.tools.clear()
+
     def only_forces(self, context: InvokeModelContext) -> bool:
         """Return whether a call is the leg's first that only forces structured output.
 
@@ -209,8 +219,8 @@ class AgentState:
         """Its realtime session in progress: a `sessions.Session`, which imports this module."""
         self.direct: list[Run] = []
         """Direct requests for structured output, e.g. by a tool of the agent."""
-        self.requested: dict[tuple[int, str], tuple[TaskScope, Context]] = {}
-        """Scope and span of its tools, from request to end."""
+        self.requested: dict[tuple[int, str], ToolCallInProgress] = {}
+        """Its tools, from request to end."""
         self.tokens = ConversationTokens()
         self.lock = threading.Lock()
         """Held while an invocation is removed: a later cancel would hit the next one."""
@@ -279,7 +289,10 @@ STATES = AgentStates()
 def live_of(agent: object) -> StrandsInvocation | None:
     """Return the current invocation of an agent, if it is tracked."""
     state = STATES.get(agent)
-    return state.current() if state is not None else None
+    if state is None:
+        return None
+    several = tuple(state.live)  # usually one: every hook asks
+    return several[0] if len(several) == 1 else state.current()
 
 
 @suppress_errors("binding")

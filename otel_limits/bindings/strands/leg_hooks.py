@@ -62,12 +62,8 @@ def _end_leg(event: AfterInvocationEvent) -> LimitReachedError | None:
     live = live_of(event.agent)
     if live is None or is_direct(event.agent):
         return None
-    if live.leg.batch is not None:  # a hook interrupted the turn before any tool ran
-        batch, live.leg.batch = live.leg.batch, None
-        for position, request in enumerate(batch.requests):
-            # None was started: a replay is admitted separately.
-            if position not in batch.refusals and not batch.denied:
-                live.run.tools.release(request["name"])
+    live.leg.batch = None
+    live.drop_turns()  # a hook interrupted the turn before any tool ran
     live.run.calls.release_unused()
     # Otherwise a hook could resume forever: each further leg would be refused, too. It would also
     # replace the last answer of an invocation that was wrapped up.

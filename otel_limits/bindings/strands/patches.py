@@ -283,7 +283,7 @@ class ClassPatcher:
         host = HOST.host
         assert host is not None  # set before the patches are applied
         self._doors.watch_all()
-        self._module("activities").watch_nodes(group)
+        self._module("tool_context").watch_nodes(group)
         name = str(getattr(group, "id", "group"))
         # Last: an error after it would leave the trees with a member that never ends.
         return host.runs.group(name, host.policy(name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final, cast
 
 from otel_limits.bindings.strands.projection import ConversationTokens, projected_input
@@ -83,19 +82,19 @@ def output_cap(model: object) -> int | None:
 
     If there are several, it is unknown which one the provider uses: the highest is safe.
     """
-    held = (getattr(model, name, None) for name in CONFIGS)
     dropped = NOT_SENT.get(provider_of(cast("type", type(model))), frozenset())
-    names = tuple(name for name in OUTPUT_CAPS if name not in dropped)
-    return max((cap for config in held for cap in _caps(config, names, MAX_DEPTH)), default=None)
-
-
-def _caps(settings: Any, names: tuple[str, ...], depth: int) -> Iterator[int]:
-    """Yield the caps in settings and nested settings."""
-    if settings is None or not isinstance(settings, DICTIONARIES) or depth == 0:
-        return
-    for name in names:
-        # 0, or Ollama's -1 and -2, is not a cap.
-        if name in settings and (cap := token_count(settings[name])):
-            yield cap
-    for name in SETTINGS:
-        yield from _caps(settings.get(name), names, depth - 1)
+    names = [name for name in OUTPUT_CAPS if name not in dropped]
+    highest = 0
+    level: list[Any] = [getattr(model, name, None) for name in CONFIGS]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for settings in level:
+            if settings is None or not isinstance(settings, DICTIONARIES):
+                continue
+            for name in names:
+                # 0, or Ollama's -1 and -2, is not a cap.
+                if name in settings:
+                    highest = max(highest, token_count(settings[name]) or 0)
+            below += map(settings.get, SETTINGS)
+        level = below
+    return highest or None

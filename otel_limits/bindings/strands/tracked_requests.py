@@ -102,6 +102,7 @@ def _described(
         [],
         model=model,
         outer=outer,
+        stage=outer if isinstance(outer, LoopRequest) else getattr(outer, "stage", None),
         args=args,
         options=options,
         content=content,
@@ -153,6 +154,8 @@ class SentRequest(StrandsRequest):
     options: Mapping[str, Any] = field(kw_only=True)
     add: Callable[[InFlightCall, Any], None] = field(kw_only=True)
     """Adds an event to a call."""
+    stage: LoopRequest | None = field(kw_only=True)
+    """The response of a loop that it is sent for, if any."""
     is_whole: bool = field(default=False, kw_only=True)
     """True once the answer is complete, even if the stream is not."""
 
@@ -168,23 +171,15 @@ class SentRequest(StrandsRequest):
     def remove_tools(self, note: str) -> None:
         """Do nothing: only the request of a stage becomes that for a last answer."""
 
-    @property
-    def stage(self) -> LoopRequest | None:
-        """The response of a loop that it is sent for, if any."""
-        outer: Any = self.outer
-        while isinstance(outer, SentRequest):
-            outer = outer.outer
-        return outer if isinstance(outer, LoopRequest) else None
-
     async def admit(self) -> Refusal | None:
         """Admit the call, or join that of the outer request."""
         outer: Any = self.outer
         if outer is not None and outer.gives_call_to(self):
             self.calls, self.is_admitted = [outer.calls[0]], True
             self._sent()
-            stage: Any = self.stage
-            if outer is stage and stage.path.hooks is not stage.context.agent.hooks:
-                _attach_again(stage.path)
+            agent = self.path.agent_ref() if self.path is not None else None
+            if self.path is not None and agent is not None and agent.hooks is not self.path.hooks:
+                _attach_again(self.path)
             return None
         self.calls = [self._described() or InFlightCall(UNKNOWN)]
         refusal: Refusal | None = None

@@ -1,4 +1,4 @@
-"""Attributes tools, graph nodes and threads to the invocation that they work for.
+"""Tools, graph nodes and threads, within the context of the invocation that they work for.
 
 Python's context variables usually hold the invocation. The exception is a background tool that has
 waited for a slot: its task has the context of the slot's previous user. So the invocation is noted
@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry import context as otel_context
 from strands.hooks import AfterNodeCallEvent, BeforeNodeCallEvent
 
+from otel_limits.bindings.invocation import InvocationInProgress, RequestedTool
 from otel_limits.bindings.strands.invocations import STATES
+from otel_limits.bindings.strands.notes import reworded
+from otel_limits.bindings.strands.readers import status_of, text_of
+from otel_limits.bindings.tool_call import ToolCallInProgress
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.current import CURRENT, TASK_SCOPE, TaskScope, for_threads
-from otel_limits.runs.run import Group, Run
+from otel_limits.runs.run import Group
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from opentelemetry.context import Context
     from strands.hooks import AfterToolCallEvent, BeforeToolCallEvent
     from strands.middleware import ExecuteToolContext, MiddlewareNext
-
-    from otel_limits.bindings.strands.invocations import AgentState
 
 MOST_REQUESTED: Final = 1_000
 """Most requested tools kept per agent: a tool cancelled while waiting never ends."""
@@ -33,20 +34,49 @@ MOST_REQUESTED: Final = 1_000
 # --- tools ----------------------------------------------------------------------------------------
 
 
-def note_request(event: BeforeToolCallEvent) -> None:
-    """Remember the invocation that requests a tool."""
-    run = CURRENT.get()
-    if isinstance(run, Run):
-        requested = STATES.of(event.agent).requested
-        requested[_key(event)] = TaskScope(run, TASK_SCOPE.get()), otel_context.get_current()
-        while len(requested) > MOST_REQUESTED:
-            requested.pop(next(iter(requested)))
+class StrandsTool(ToolCallInProgress):
+    """One attempt of a tool, from its request on: it may wait for a slot in another context."""
+
+    def refused(self, note: str) -> str:
+        """Return the note: Strands makes it the result, and an error."""
+        return note
+
+    def text_of(self, result: Any) -> str:
+        """Return the text of a result."""
+        return text_of(result)
+
+    def with_text(self, result: Any, text: str) -> Any:
+        """Return a result with a text instead of its content."""
+        return {**result, "content": [{"text": text}]}
+
+    def is_error(self, result: Any) -> bool:
+        """Return whether a result is that of a tool that failed."""
+        return status_of(result) == "error"
+
+    def reword(self, result: Any, text: str, *, is_error: bool) -> tuple[Any, str]:  # noqa: ARG002
+        """Reword each part of a result, which may have several texts, and pictures."""
+        result = reworded(result, self.path.run, self.scope)
+        return result, text_of(result)
 
 
-def scope_of(event: AfterToolCallEvent) -> TaskScope | None:
-    """Return the scope of a tool call, if known: its owner is the invocation that it ran for."""
-    requested = _requested(event)
-    return None if requested is None else requested[0]
+def begin_tool(event: BeforeToolCallEvent, requested: RequestedTool | None) -> StrandsTool | None:
+    """Begin an attempt of a tool for the invocation that requests it.
+
+    Args:
+        event: The hook's event.
+        requested: The request in the model's response; `None` if other code calls the tool.
+    """
+    path = getattr(CURRENT.get(), "state", None)
+    if not isinstance(path, InvocationInProgress):
+        return None
+    use = event.tool_use
+    attempt = StrandsTool(path, requested or RequestedTool(use["name"], use["input"], None))
+    attempt.context = otel_context.get_current()
+    begun = STATES.of(event.agent).requested
+    begun[_key(event)] = attempt
+    while len(begun) > MOST_REQUESTED:
+        begun.pop(next(iter(begun)))
+    return attempt
 
 
 @suppress_errors("binding")
@@ -59,14 +89,15 @@ def forget_request(event: AfterToolCallEvent) -> None:
 
 def tool_stage(context: ExecuteToolContext, next_fn: MiddlewareNext[Any, Any]) -> Any:
     """Run a tool for the invocation that requested it. Pass untracked tools through."""
-    requested = _requested(context)
+    attempt = attempt_of(context)
     events = next_fn(context)
-    return events if requested is None else _follow(events, *requested)
+    return events if attempt is None else _follow(events, attempt)
 
 
 @suppress_errors("binding")
-def _requested(of: Any) -> tuple[TaskScope, Context] | None:
-    state: AgentState | None = STATES.get(of.agent)
+def attempt_of(of: Any) -> ToolCallInProgress | None:
+    """Return the attempt that an event or a context is about, if it is followed."""
+    state = STATES.get(of.agent)
     return None if state is None else state.requested.get(_key(of))
 
 
@@ -79,38 +110,28 @@ def _key(of: Any) -> tuple[int, str]:
     return id(of.invocation_state), of.tool_use["toolUseId"]
 
 
-async def _follow(
-    events: Any, activity: TaskScope, at_request: Context
-) -> AsyncGenerator[Any, None]:
+async def _follow(events: Any, attempt: ToolCallInProgress) -> AsyncGenerator[Any, None]:
     """Run a tool in the scope of the invocation that requested it.
 
     The scope is set only while the tool itself runs: some executors run it in the task that reads
     the agent's stream, and that task's other work does not belong to the tool.
     """
-    scope = activity.owner
-    activity.has_ended = False
-    # The spans as well, if the tool runs in another context.
-    spans = otel_context.get_current() if CURRENT.get() is scope else at_request
-    spans = for_threads(scope, activity, spans) or spans
+    attempt.scope.has_ended = False
+    if CURRENT.get() is attempt.path.run:  # else the tool runs in another context: its spans, too
+        attempt.context = None
     try:
         while True:
-            tokens = CURRENT.set(scope), TASK_SCOPE.set(activity)
-            attached = otel_context.attach(spans)
-            try:
-                event = await anext(events)
-            except StopAsyncIteration:
-                break
-            finally:
-                spans = otel_context.get_current()
-                otel_context.detach(attached)
-                TASK_SCOPE.reset(tokens[1])
-                CURRENT.reset(tokens[0])
+            with attempt:
+                try:
+                    event = await anext(events)
+                except StopAsyncIteration:
+                    break
             yield event
     except Exception:
-        activity.has_ended = True
+        attempt.scope.has_ended = True
         raise
     else:  # not when it is broken off: a thread that it started may still run
-        activity.has_ended = True
+        attempt.scope.has_ended = True
     finally:
         await events.aclose()
 
