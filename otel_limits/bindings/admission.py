@@ -114,7 +114,7 @@ class Admission:
         can_ask: bool = True,
     ) -> Refusal | None:
         """Wait for quotas, then decide whether a call may be sent. See `decide`."""
-        request = self._request(call, attributes)
+        request = self.request(call, attributes)
         against = None if request is None else await self.ask_quotas(request)
         refusal = self._decided(call, against, can_be_last=can_be_last, can_ask=can_ask)
         if refusal is not None:
@@ -130,7 +130,7 @@ class Admission:
         can_ask: bool = True,
     ) -> Refusal | None:
         """Do the same as `admit` in a thread that may block."""
-        request = self._request(call, attributes)
+        request = self.request(call, attributes)
         against = None if request is None else wait_for(self.ask_quotas(request))
         refusal = self._decided(call, against, can_be_last=can_be_last, can_ask=can_ask)
         if refusal is not None and request is not None:
@@ -183,7 +183,7 @@ class Admission:
             await self.gate.settle(self.run.invocation.id, call_id)
 
     @suppress_errors("binding")
-    def _request(
+    def request(
         self, call: InFlightCall, attributes: Mapping[str, object]
     ) -> AdmissionRequest | None:
         """Describe a call for the quotas; `None` if there are none."""

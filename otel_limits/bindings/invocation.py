@@ -337,9 +337,11 @@ class InvocationInProgress(Admission):
             if shown is None or turn.has_ended(shown):
                 with contextlib.suppress(ValueError):  # another thread ends it
                     self.turns.remove(turn)
-                    self._end(turn, answers)
+                    self.end_turn(turn, answers)
 
-    def _end(self, turn: RequestedTurn, answers: Callable[[], Mapping[str, ToolAnswer]]) -> None:
+    def end_turn(
+        self, turn: RequestedTurn, answers: Callable[[], Mapping[str, ToolAnswer]] = dict
+    ) -> None:
         """Record the tools of a turn in the order of the response, and check for loops.
 
         A request of the model counts for loops, however it was answered.

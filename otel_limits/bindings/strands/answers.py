@@ -65,20 +65,20 @@ async def ending_as_last(
 
     Some applications read only the stream, never the message.
     """
-    held: list[TypedEvent] = []
+    ending: list[TypedEvent] = []
     streamed = False
     try:
         async for event in events:
             chunk = event.get("event")
             streamed = streamed or chunk is not None
             if isinstance(event, ModelStopReason):
-                for each in _end(event, live, held, streamed=streamed):
+                for each in _end(event, live, ending, streamed=streamed):
                     yield each
-                held = []
+                ending = []
             # Held back until the message is known: a block after the end of a message would be a
             # malformed stream, and only the complete message shows whether it has content.
-            elif held or (isinstance(chunk, dict) and "messageStop" in chunk):
-                held.append(event)
+            elif ending or (isinstance(chunk, dict) and "messageStop" in chunk):
+                ending.append(event)
             else:
                 yield event
     finally:
@@ -86,7 +86,7 @@ async def ending_as_last(
 
 
 def _end(
-    answer: ModelStopReason, live: StrandsInvocation, held: list[TypedEvent], *, streamed: bool
+    answer: ModelStopReason, live: StrandsInvocation, ending: list[TypedEvent], *, streamed: bool
 ) -> Iterator[TypedEvent]:
     """Yield the end of a stream, with our block added to the last answer."""
     last = answer
@@ -99,7 +99,7 @@ def _end(
     # An answer from a middleware's cache may have no stream, and then no block is expected.
     if streamed and last is not answer:
         yield from _block_of(last.message["content"][-1]["text"])
-    yield from held
+    yield from ending
     yield last
 
 

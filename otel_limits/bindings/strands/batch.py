@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.bindings.invocation import RequestedTool, RequestedTurn
+from otel_limits.bindings.strands.readers import status_of, text_of
+from otel_limits.core.labels import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from strands.hooks import AfterToolCallEvent
     from strands.types.content import Message
 
-    from otel_limits.core.limits import Breach
+    from otel_limits.bindings.tool_call import ToolCallInProgress
     from otel_limits.core.policy import Verdict
-    from otel_limits.runs.current import TaskScope
 
 
 class Batch:
     """The tool calls of one turn, by position."""
 
-    def __init__(
-        self, requests: list[Mapping[str, Any]], turn: RequestedTurn | None = None
-    ) -> None:
-        """Create a batch of tool uses in the model's order.
-
-        Args:
-            requests: The tool uses.
-            turn: The turn that has requested them; `None` if a hook has denied them all.
-        """
+    def __init__(self, requests: list[Mapping[str, Any]]) -> None:
+        """Create a batch of tool uses in the model's order."""
         self.requests = requests
-        self.turn = turn
+        self.turn: RequestedTurn | None = None
+        """The turn that has requested them; `None` if they were all denied."""
         self.results: dict[int, AfterToolCallEvent] = {}
         """The final attempt of each call, by position."""
         self._uses = list(requests)
@@ -63,12 +59,16 @@ class Batch:
         turn = self.turn
         return None if turn is None or position is None else turn.tools.get(str(position))
 
-    def deny(self) -> RequestedTurn:
-        """Return the turn of calls that a hook has denied, none of which was admitted."""
-        tools = {
-            str(n): RequestedTool(use["name"], use["input"], None)
-            for n, use in enumerate(self.requests)
-        }
+    @property
+    def tools(self) -> Iterator[tuple[str, str, object]]:
+        """The requests, each with its position as its ID."""
+        for position, use in enumerate(self.requests):
+            yield str(position), use["name"], use["input"]
+
+    @functools.cached_property
+    def denied(self) -> RequestedTurn:
+        """The turn of calls that were denied together: none was admitted."""
+        tools = {number: RequestedTool(name, use, None) for number, name, use in self.tools}
         return RequestedTurn("", tools)
 
     def result_in(self, position: int, message: Message) -> Mapping[str, Any] | None:
@@ -83,17 +83,31 @@ class Batch:
         return [n for n, each in enumerate(self.requests) if each["toolUseId"] == identity]
 
 
-class SessionBatch(Batch):
-    """The tool calls of a response in a realtime session."""
+class RealtimeBatch(Batch):
+    """The tool calls of a response of a realtime model."""
 
     def __init__(self, requests: list[Mapping[str, Any]], against: Verdict | None) -> None:
         """Create a batch without results."""
         super().__init__(requests)
-        self.refusals: dict[int, Breach] = {}
-        """Limits that refuse calls, by position."""
         self.against = against
-        """Why none of them runs, if the session was about to end when they were requested."""
-        self.admitted: set[int] = set()
-        """Calls that count toward the limits, by position."""
-        self.scopes: dict[int, TaskScope] = {}
-        """The scope of each call, by position."""
+        """Why none of them runs, if the agent was about to end when they were requested."""
+        self.attempts: dict[int, ToolCallInProgress] = {}
+        """The tools that have begun, by position."""
+
+
+def note_run(tool: RequestedTool, event: AfterToolCallEvent[Any]) -> None:
+    """Note a call that ran, as the hooks of the application have changed it."""
+    tool.name, tool.arguments = event.tool_use["name"], event.tool_use["input"]
+    tool.seconds = event.duration
+    note_result(tool, event.result)
+
+
+def note_denial(tool: RequestedTool, result: Mapping[str, Any]) -> None:
+    """Note the answer to a call that did not run, whose name the model may have invented."""
+    tool.name, tool.seconds = clean(tool.name), None
+    note_result(tool, result)
+
+
+def note_result(tool: RequestedTool, result: Mapping[str, Any]) -> None:
+    """Note the result of a call."""
+    tool.status, tool.result = status_of(result), text_of(result)

@@ -11,8 +11,8 @@ from strands.bidi.types import BidiConnectionStopEvent
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.strands.invocations import STATES
 from otel_limits.bindings.strands.marks import HOST
-from otel_limits.bindings.strands.session_tools import attach_session_hooks
-from otel_limits.bindings.strands.sessions import begin_session, session_of
+from otel_limits.bindings.strands.realtime import begin_realtime, realtime_of
+from otel_limits.bindings.strands.realtime_tools import attach_realtime_hooks
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from strands.bidi import BidiAgent
 
-    from otel_limits.bindings.strands.sessions import Session
+    from otel_limits.bindings.strands.realtime import RealtimeInvocation
 
 
 def track_start(original: Any) -> Any:
@@ -31,10 +31,10 @@ def track_start(original: Any) -> Any:
         _prepare()
         await original(agent, *args, **kwargs)
         _begun(agent)
-        session = session_of(agent)
-        if session is not None:
+        realtime = realtime_of(agent)
+        if realtime is not None:
             # Nothing was sent yet: a session without quota ends before its first response.
-            await session.probe_quotas()
+            await realtime.probe_quotas()
 
     return start
 
@@ -47,10 +47,10 @@ def _prepare() -> None:
 
 @suppress_errors("binding")
 def _begun(agent: BidiAgent) -> None:
-    STATES.of(agent).session = None  # one that ended without the application's `stop()`
-    host, is_tracked = HOST.host, begin_session(agent)
+    STATES.of(agent).realtime = None  # one that ended without the application's `stop()`
+    host, is_tracked = HOST.host, begin_realtime(agent)
     if is_tracked:
-        attach_session_hooks(agent)
+        attach_realtime_hooks(agent)
     elif host is not None and host.is_on:
         host.report_untracked_agent("strands", agent.name)
 
@@ -60,12 +60,12 @@ def track_send(original: Any) -> Any:
 
     @functools.wraps(original)
     async def send(agent: BidiAgent, *args: Any, **kwargs: Any) -> None:
-        session = session_of(agent)
-        if session is not None:
-            session.check()
+        realtime = realtime_of(agent)
+        if realtime is not None:
+            realtime.check()
             # Without an error while its events are read: their reader is about to see the end.
             # Afterwards the sender gets the framework's own error.
-            if session.verdict is not None and session.readers:
+            if realtime.verdict is not None and realtime.readers:
                 return
         await original(agent, *args, **kwargs)
 
@@ -73,53 +73,53 @@ def track_send(original: Any) -> Any:
 
 
 def track_receive(original: Any) -> Any:
-    """Wrap `receive`, where limits are checked and the session is ended."""
+    """Wrap `receive`, where limits are checked and the realtime is ended."""
 
     @functools.wraps(original)
     async def receive(agent: BidiAgent, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        session, events = session_of(agent), original(agent, *args, **kwargs)
-        if session is None:
+        realtime, events = realtime_of(agent), original(agent, *args, **kwargs)
+        if realtime is None:
             async for event in events:
                 yield event
             return
         wait = Wait()
-        wait.join(session.waits)
-        session.readers += 1
+        wait.join(realtime.waits)
+        realtime.readers += 1
         try:
-            async for event in _follow(session, wait, events):
+            async for event in _follow(realtime, wait, events):
                 yield event
         finally:
             wait.close()
             await events.aclose()
-            session.readers -= 1
+            realtime.readers -= 1
 
     return receive
 
 
 async def _follow(
-    session: Session, wait: Wait, events: AsyncGenerator[Any, None]
+    realtime: RealtimeInvocation, wait: Wait, events: AsyncGenerator[Any, None]
 ) -> AsyncGenerator[Any, None]:
     """Pass on the events of a session until it ends, or has to."""
     while True:
-        session.check()
-        if session.is_due:
+        realtime.check()
+        if realtime.is_due:
             break
         try:
             event = await wait.next_of(events)
         except (StopAsyncIteration, InvocationEndedError):
             break
         except Exception:
-            session.has_failed = True
+            realtime.has_failed = True
             raise
-        await session.note(event)
-        if session.is_cut or (session.verdict and isinstance(event, BidiConnectionStopEvent)):
+        await realtime.note(event)
+        if realtime.is_cut or (realtime.verdict and isinstance(event, BidiConnectionStopEvent)):
             break
         yield event
-    if session.verdict is not None and not session.run.released:
-        await session.close()
-        if (error := session.error) is not None:
+    if realtime.verdict is not None and not realtime.run.released:
+        await realtime.close()
+        if (error := realtime.error) is not None:
             raise error
-        yield session.last_event()
+        yield realtime.last_event()
 
 
 def track_stop(original: Any) -> Any:
@@ -127,21 +127,21 @@ def track_stop(original: Any) -> Any:
 
     @functools.wraps(original)
     async def stop(agent: BidiAgent, *args: Any, **kwargs: Any) -> None:
-        session = session_of(agent)
-        if session is None:
+        realtime = realtime_of(agent)
+        if realtime is None:
             await original(agent, *args, **kwargs)
             return
-        if session.closing is not None and asyncio.current_task() is not session.closing:
+        if realtime.closing is not None and asyncio.current_task() is not realtime.closing:
             # The application's own stop after ours, which would call its hooks twice.
-            STATES.of(agent).session = None
-            await asyncio.shield(session.closing)
+            STATES.of(agent).realtime = None
+            await asyncio.shield(realtime.closing)
             return
-        session.settle()
+        realtime.conclude()
         try:
             await original(agent, *args, **kwargs)
         finally:
-            session.finish()
-            if session.closing is None:
-                STATES.of(agent).session = None
+            realtime.finish(realtime.run.reason or "aborted")
+            if realtime.closing is None:
+                STATES.of(agent).realtime = None
 
     return stop

@@ -215,8 +215,8 @@ class AgentState:
         """Returns its policy by its name, if it has a plugin."""
         self.live: list[StrandsInvocation] = []
         """Several if an agent is used re-entrantly."""
-        self.session: Any = None
-        """Its realtime session in progress: a `sessions.Session`, which imports this module."""
+        self.realtime: Any = None
+        """Its invocation, if it is a realtime agent: a `realtime.RealtimeInvocation`."""
         self.direct: list[Run] = []
         """Direct requests for structured output, e.g. by a tool of the agent."""
         self.requested: dict[tuple[int, str], ToolCallInProgress] = {}
@@ -241,9 +241,9 @@ class AgentState:
         for live in self.live[::-1]:
             live.run.released = True
             live.finish(live.run.reason or "aborted")
-        if (session := self.session) is not None:
-            self.session, session.run.released = None, True
-            session.run.finish("aborted")
+        if (realtime := self.realtime) is not None:
+            self.realtime, realtime.run.released = None, True
+            realtime.finish("aborted")
         while self.direct:
             run = self.direct.pop()
             run.released = True
@@ -364,7 +364,7 @@ def _is_raised_by(error: LimitReachedError, run: Run) -> bool:
 
 
 @suppress_errors("binding")
-def begin_direct(agent: Agent, policy: Policy) -> Run:
+def begin_direct(agent: Agent, policy_of: Callable[[str], Policy]) -> Run:
     """Begin a direct request for structured output, which calls the model without the loop.
 
     It cannot be broken off: `agent.cancel` would hit the next invocation.
@@ -373,7 +373,7 @@ def begin_direct(agent: Agent, policy: Policy) -> Run:
     runs = HOST.host.runs
     run = runs.start(
         agent.name,
-        policy,
+        policy_of(agent.name),
         model=model_id(agent.model),
         direct=True,
         session_id=agent.session_id,

@@ -10,9 +10,9 @@ from otel_limits.bindings.strands.approval import (
     is_unanswered,
 )
 from otel_limits.bindings.strands.halting import apply_halt, apply_halt_if_due
-from otel_limits.bindings.strands.inner_stops import put_delegated
 from otel_limits.bindings.strands.invocations import StrandsInvocation, is_direct, live_of
 from otel_limits.bindings.strands.marks import put_stop
+from otel_limits.bindings.strands.nested_stops import put_delegated
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import KILLED

@@ -301,10 +301,10 @@ class LoopRequest(StrandsRequest):
 
     def remove_tools(self, note: str) -> None:
         """Declare no tools, and write earlier calls as texts."""
-        told = with_note(without_tools(self.context.messages), note)
+        messages = with_note(without_tools(self.context.messages), note)
         self.context = replace(
             self.context,
-            messages=told,
+            messages=messages,
             tool_specs=[],
             tool_choice=None,
             structured_output_model=None,

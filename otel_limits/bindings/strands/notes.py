@@ -79,7 +79,7 @@ def without_tools(messages: Messages) -> Messages:
     return [
         {
             "role": message["role"],
-            "content": [told for block in message["content"] for told in _as_text(block)]
+            "content": [part for block in message["content"] for part in _as_text(block)]
             or [{"text": NO_TEXT}],
         }
         for message in messages
@@ -95,13 +95,13 @@ def _as_text(block: ContentBlock) -> list[ContentBlock]:
         return [{"text": f"[I called the tool {use['name']} with {arguments}]"}]
     if "toolResult" not in block:
         return [] if _is_blank(block) else [block]
-    told: list[ContentBlock] = []
+    parts: list[ContentBlock] = []
     for part in block["toolResult"]["content"]:
         if "json" in part:
-            told.append({"text": json.dumps(part["json"], default=str, ensure_ascii=False)})
+            parts.append({"text": json.dumps(part["json"], default=str, ensure_ascii=False)})
         elif not _is_blank(part):
-            told.append(cast("ContentBlock", part))
-    return [{"text": "[Result of the tool:]" if told else "[The tool returned nothing.]"}, *told]
+            parts.append(cast("ContentBlock", part))
+    return [{"text": "[Result of the tool:]" if parts else "[The tool returned nothing.]"}, *parts]
 
 
 NO_TEXT: Final = "[no text]"

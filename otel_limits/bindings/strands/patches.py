@@ -107,11 +107,11 @@ class ClassPatcher:
 
     def clients(self, module: Any) -> None:
         """Patch the client for A2A."""
-        from otel_limits.bindings.strands.inner_stops import track_client
+        from otel_limits.bindings.strands.nested_stops import track_client
 
         self._patches.wrap(module.A2AAgent, "stream_async", track_client)
 
-    def sessions(self, module: Any) -> None:
+    def realtime_agents(self, module: Any) -> None:
         """Patch realtime agents."""
         from otel_limits.bindings.strands import bidi
 
@@ -241,7 +241,7 @@ class ClassPatcher:
                 return await original(agent, output_model, prompt, **kwargs)
             self._doors.watch_of(agent)
             invocations = self._module("invocations")
-            run = invocations.begin_direct(agent, policy_of(agent.name))
+            run = invocations.begin_direct(agent, policy_of)
             output = None
             try:
                 output = await original(agent, output_model, prompt, **kwargs)
@@ -255,7 +255,7 @@ class ClassPatcher:
 
     def _group_stream(self, original: Any) -> Any:
         """Wrap a graph or swarm, so that its nodes share one budget tree."""
-        from otel_limits.bindings.strands.inner_stops import GroupStops
+        from otel_limits.bindings.strands.nested_stops import GroupStops
 
         @keep_apart
         @functools.wraps(original)
@@ -298,7 +298,7 @@ class ClassPatcher:
 PATCHES: Final[dict[str, Callable[[ClassPatcher, Any], None]]] = {
     "strands.agent.a2a_agent": ClassPatcher.clients,
     "strands.agent.agent": ClassPatcher.agents,
-    "strands.bidi.agent.agent": ClassPatcher.sessions,
+    "strands.bidi.agent.agent": ClassPatcher.realtime_agents,
     "strands.models.model": ClassPatcher.models,
     "strands.multiagent.a2a.executor": ClassPatcher.servers,
     "strands.multiagent.graph": ClassPatcher.graphs,

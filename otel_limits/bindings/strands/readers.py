@@ -12,7 +12,6 @@ from strands.tools.structured_output.structured_output_tool import StructuredOut
 
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.core.internal_errors import report_suppressed
-from otel_limits.core.loops import Call, fingerprint
 from otel_limits.usage.normaliser import record_of_response, record_of_usage
 from otel_limits.usage.text import as_json
 from otel_limits.vendors.records import BLOCKED
@@ -176,16 +175,16 @@ def span_of_call(run: Run) -> str | None:
 
 def tool_uses(agent: Agent, message: Message) -> list[Mapping[str, Any]]:
     """Return the tool calls that a message requests, except those finished in an earlier leg."""
-    asked: list[Mapping[str, Any]] = [
+    uses: list[Mapping[str, Any]] = [
         block["toolUse"] for block in message["content"] if "toolUse" in block
     ]
     finished = _finished(agent)
     if finished:
-        asked = [use for use in asked if use["toolUseId"] not in finished]
+        uses = [use for use in uses if use["toolUseId"] not in finished]
     # Only requests for structured output register any.
     if agent.tool_registry.dynamic_tools:
-        asked = [use for use in asked if not is_output_tool(agent, use["name"])]
-    return asked
+        uses = [use for use in uses if not is_output_tool(agent, use["name"])]
+    return uses
 
 
 def _finished(agent: Agent) -> Collection[str]:
@@ -222,22 +221,6 @@ def acceptance_of(result: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 def status_of(result: Mapping[str, Any]) -> Literal["success", "error"]:
     """Return the status of a tool call."""
     return "error" if result.get("status") == "error" else "success"
-
-
-def identity_of(call: Call) -> str:
-    """Return a fingerprint of a call and its result."""
-    return fingerprint(call.request, call.result)
-
-
-def call_of(run: Run, use: Mapping[str, Any], result: Mapping[str, Any]) -> Call:
-    """Return the hashes of a call for loop detection."""
-    name = use["name"]
-    return Call(
-        tool=name,
-        request=fingerprint(name, use["input"]),
-        result=fingerprint(result.get("status"), result.get("content")),
-        exempt=run.policy.exempts(name),
-    )
 
 
 def text_of(result: Mapping[str, Any]) -> str:

@@ -59,12 +59,12 @@ def call_by_context(context: Any, cache: ConversationTokens) -> InFlightCall:
     Unlike the request, the context contains the usage of earlier responses.
     """
     model, beside = context.model, (context.tool_specs, context.system_prompt)
-    asked = projected_input(model, context.messages, beside, cache)
-    return _described(model, asked, (context.messages, beside))
+    tokens = projected_input(model, context.messages, beside, cache)
+    return _described(model, tokens, (context.messages, beside))
 
 
-def _described(model: Any, asked: int, content: object) -> InFlightCall:
-    call = InFlightCall(model_id(model), asked, provider_of(model.__class__), output_cap(model))
+def _described(model: Any, tokens: int, content: object) -> InFlightCall:
+    call = InFlightCall(model_id(model), tokens, provider_of(model.__class__), output_cap(model))
     call.terms = terms_of(model, content)
     return call
 

@@ -36,17 +36,17 @@ def refused_to_loop(run: Run) -> bool:
 
 def results_for(messages: Sequence[Message], text: str) -> Message | None:
     """Return error results for the tools that the last message requests but that never ran."""
-    asked = [
+    ids = [
         block["toolUse"]["toolUseId"]
         for message in messages[-1:]
         if message["role"] == "assistant"
         for block in message["content"]
         if "toolUse" in block
     ]
-    if not asked:
+    if not ids:
         return None
     results: Any = [
         {"toolResult": {"toolUseId": each, "status": "error", "content": [{"text": text}]}}
-        for each in asked
+        for each in ids
     ]
     return {"role": "user", "content": results}

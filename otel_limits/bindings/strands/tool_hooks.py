@@ -5,21 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.bindings.strands.batch import Batch
-from otel_limits.bindings.strands.inner_stops import note_delegation
+from otel_limits.bindings.strands.batch import Batch, note_denial, note_result, note_run
 from otel_limits.bindings.strands.invocations import live_of
+from otel_limits.bindings.strands.nested_stops import note_delegation
 from otel_limits.bindings.strands.notes import append_nudge, reword_results
 from otel_limits.bindings.strands.private import will_end_anyway
 from otel_limits.bindings.strands.readers import (
     acceptance_of,
     denial_of,
-    status_of,
-    text_of,
     tool_uses,
 )
 from otel_limits.bindings.strands.tool_context import attempt_of, begin_tool
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.labels import clean
 from otel_limits.core.texts import TOOLS_REMARK, not_run_note
 
 if TYPE_CHECKING:
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
         BeforeToolsEvent,
     )
 
-    from otel_limits.bindings.invocation import RequestedTool
     from otel_limits.bindings.strands.invocations import StrandsInvocation
 
 
@@ -52,11 +48,9 @@ def before_tools(event: BeforeToolsEvent) -> None:
         return
     # Before any of them starts: tools run concurrently, and the order of the requests decides. By
     # position, as some models use one ID for several of them.
-    live.request_tools(
-        live.leg.text,
-        ((str(n), use["name"], use["input"]) for n, use in enumerate(requests)),
-    )
-    live.leg.batch = Batch(requests, live.turns[-1])
+    live.leg.batch = batch = Batch(requests)
+    live.request_tools(live.leg.text, batch.tools)
+    batch.turn = live.turns[-1]
 
 
 @suppress_errors("binding")
@@ -110,16 +104,15 @@ def after_tools(event: AfterToolsEvent) -> None:
 
 def _end_turn(live: StrandsInvocation, batch: Batch, event: AfterToolsEvent) -> None:
     """Note how each call was answered, record them, and warn the model about a repetition."""
-    if batch.turn is None:
-        live.turns.append(batch.deny())
-    turn = live.turns[-1]
+    turn = batch.turn or batch.denied
     for position, tool in enumerate(tuple(turn.tools.values())):
-        if tool.refusal is None and not _note_answer(live, batch, position, tool, event):
+        if tool.refusal is None and not _note_answer(live, batch, position, event):
             del turn.tools[str(position)]
     if not event.message["content"]:  # all of it waits for a human
         live.drop_turns()
         return
-    live.end_turns()
+    live.turns.clear()
+    live.end_turn(turn)
     if live.nudge_for is not None:
         number, live.nudge_for = int(live.nudge_for), None
         done = batch.results.get(number)
@@ -128,33 +121,25 @@ def _end_turn(live: StrandsInvocation, batch: Batch, event: AfterToolsEvent) -> 
 
 
 def _note_answer(
-    live: StrandsInvocation,
-    batch: Batch,
-    position: int,
-    tool: RequestedTool,
-    event: AfterToolsEvent,
+    live: StrandsInvocation, batch: Batch, position: int, event: AfterToolsEvent
 ) -> bool:
-    """Note the answer to a call that no limit refused; only calls that ran count."""
-    done = batch.results.get(position)
+    """Note the answer to a call that no limit refused, if any; only calls that ran count."""
+    tool, done = (batch.turn or batch.denied).tools[str(position)], batch.results.get(position)
     if done is not None and done.cancel_message is None and done.selected_tool is not None:
-        tool.name, tool.arguments = done.tool_use["name"], done.tool_use["input"]
-        tool.seconds = done.duration
-        return _answer(tool, done.result)
+        note_run(tool, done)
+        return True
     # Success without an event: the tool continues as a background task.
-    told = batch.result_in(position, event.message)
-    if done is None and (accepted := acceptance_of(told)) is not None:
-        return _answer(tool, accepted)
+    shown = batch.result_in(position, event.message)
+    if done is None and (accepted := acceptance_of(shown)) is not None:
+        note_result(tool, accepted)
+        return True
     # Only admitted calls have used budget.
     if batch.turn is not None:
         live.run.tools.release(tool.name)
-    denial: Mapping[str, Any] | None = done.result if done is not None else denial_of(told, event)
-    tool.name, tool.seconds = clean(tool.name), None  # a model may invent the name
-    return denial is not None and _answer(tool, denial)
-
-
-def _answer(tool: RequestedTool, result: Mapping[str, Any]) -> bool:
-    tool.status, tool.result = status_of(result), text_of(result)
-    return True
+    denial: Mapping[str, Any] | None = done.result if done is not None else denial_of(shown, event)
+    if denial is not None:
+        note_denial(tool, denial)
+    return denial is not None
 
 
 def _ends_anyway(live: StrandsInvocation, event: AfterToolsEvent) -> bool:

@@ -86,8 +86,8 @@ def note_delegation(live: StrandsInvocation, event: AfterToolsEvent) -> None:
     if not event.end_turn or live.leg.batch is None:
         return
     tools = event.agent.tool_registry.registry
-    asked = [tools.get(each["name"]) for each in live.leg.batch.requests]
-    if any(getattr(each, "delegate", False) is True for each in asked):
+    requested = [tools.get(each["name"]) for each in live.leg.batch.requests]
+    if any(getattr(each, "delegate", False) is True for each in requested):
         live.leg.delegated = live.leg.inner_stops
 
 
@@ -117,12 +117,12 @@ def track_client(
     async def stream_async(
         client: A2AAgent, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
-        told, events = None, original(client, *args, **kwargs)
+        report, events = None, original(client, *args, **kwargs)
         try:
             async for event in events:
-                told = _report_in(event) or told
-                if told is not None and "result" in event:
-                    _put_remote(client, event["result"], told)
+                report = _report_in(event) or report
+                if report is not None and "result" in event:
+                    _put_remote(client, event["result"], report)
                 yield event
         finally:
             await events.aclose()
@@ -143,10 +143,10 @@ def _report_in(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 @suppress_errors("binding")
-def _put_remote(client: A2AAgent, result: Any, told: Mapping[str, Any]) -> None:
+def _put_remote(client: A2AAgent, result: Any, report: Mapping[str, Any]) -> None:
     """Write the halt that a server reports into the result of its client."""
-    agent, reason, action = client.name or "", told["reason"], told["action"]
-    known = {name: told.get(name) for name in ("limit", "cap", "observed")}
+    agent, reason, action = client.name or "", report["reason"], report["action"]
+    known = {name: report.get(name) for name in ("limit", "cap", "observed")}
     breach = breach_from_json({**known, "reason": reason}) if known["limit"] else None
     breaches = () if breach is None else (breach,)
     sentence = for_operator(agent, Verdict(reason, breaches), action)
@@ -158,4 +158,4 @@ def _put_remote(client: A2AAgent, result: Any, told: Mapping[str, Any]) -> None:
         sentence=sentence,
         agent=agent,
     )
-    mark(result.message, stop, synthetic=told.get("synthetic") is True)
+    mark(result.message, stop, synthetic=report.get("synthetic") is True)

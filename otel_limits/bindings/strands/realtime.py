@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import logging
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
@@ -28,8 +28,7 @@ from strands.bidi.types import (
 )
 
 from otel_limits.bindings.admission import IMMEDIATE
-from otel_limits.bindings.invocation import audited
-from otel_limits.bindings.pending_waits import PendingWaits
+from otel_limits.bindings.invocation import InvocationInProgress
 from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
 from otel_limits.bindings.strands.invocations import STATES
 from otel_limits.bindings.strands.marks import HOST, mark
@@ -41,16 +40,12 @@ from otel_limits.bindings.strands.readers import (
     provider_of,
 )
 from otel_limits.core.errors import limit_reached
-from otel_limits.core.internal_errors import (
-    INTERNAL_ERRORS,
-    suppress_errors,
-    suppress_errors_async,
-)
+from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
 from otel_limits.core.limits import KILLED_STOP_REASON, TREE_PREFIX
 from otel_limits.core.policy import KILLED
 from otel_limits.core.terms import PricingTerms
-from otel_limits.runs.calls import AdmissionRequest, InFlightCall
+from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.normaliser import record_of_usage
 from otel_limits.usage.text import as_json
 
@@ -59,9 +54,9 @@ if TYPE_CHECKING:
 
     from strands.bidi import BidiAgent
 
-    from otel_limits.bindings.strands.batch import SessionBatch
+    from otel_limits.bindings.strands.batch import RealtimeBatch
     from otel_limits.core.errors import LimitReachedError
-    from otel_limits.core.policy import Policy, Verdict
+    from otel_limits.core.policy import Verdict
     from otel_limits.runs.run import Run
 
 logger = logging.getLogger(__name__)
@@ -84,36 +79,52 @@ OUTPUT: Final = (BidiAudioDeltaEvent, BidiTextDeltaEvent)
 """Events with a part of an answer."""
 
 
-class Session:
-    """A session in progress."""
+@dataclass(eq=False)
+class RealtimeInvocation(InvocationInProgress):
+    """A session in progress.
 
-    def __init__(self, agent: BidiAgent, run: Run, span: trace.Span) -> None:
-        """Create the session of an agent whose model has just been connected."""
-        self.agent = weakref.ref(agent)
-        self.run = run
-        self.span = span
-        self.waits = PendingWaits()
-        self.verdict: Verdict | None = None
-        """Why the session ends, once that is decided."""
-        self.batches: list[SessionBatch] = []
-        """Tools that have not all ended yet, by request."""
-        self.text = ""
-        """Text of the last response."""
-        self.readers = 0
-        """Streams of events that are being read."""
-        self.closing: asyncio.Task[None] | None = None
-        """Our call of `agent.stop()`."""
-        self.has_failed = False
-        self._connection_id = "unknown"
-        self._call: InFlightCall | None = None
-        """The call of the current response, or of the next one if usage comes before it."""
-        self._is_responding = False
-        self._has_responded = False
-        self.is_cut = False
-        """True if the session ends immediately, without waiting for a response or a tool."""
-        self._warned: set[tuple[str, str]] = set()
-        # The context of the application, for the hooks of its agent.
+    Its model calls are no `ModelCallInProgress`: a realtime model sends and receives continuously,
+    and begins a response by itself. So none can be refused or changed before it is sent, and a
+    limit ends the session instead. Its tools run while the model continues.
+    """
+
+    agent_ref: weakref.ref[BidiAgent] = field(kw_only=True)
+    batches: list[RealtimeBatch] = field(default_factory=list, kw_only=True)
+    """Tools that have not all ended yet, by request."""
+    text: str = field(default="", kw_only=True)
+    """Text of the last response."""
+    readers: int = field(default=0, kw_only=True)
+    """Streams of events that are being read."""
+    closing: asyncio.Task[None] | None = field(default=None, kw_only=True)
+    """Our call of `agent.stop()`."""
+    has_failed: bool = field(default=False, kw_only=True)
+    is_cut: bool = field(default=False, kw_only=True)
+    """True if the session ends immediately, without waiting for a response or a tool."""
+    _connection_id: str = field(default="unknown", kw_only=True)
+    _call: InFlightCall | None = field(default=None, kw_only=True)
+    """The call of the current response, or of the next one if usage comes before it."""
+    _is_responding: bool = field(default=False, kw_only=True)
+    _has_responded: bool = field(default=False, kw_only=True)
+    _warned: set[tuple[str, str]] = field(default_factory=set, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Keep the context of the application, for the hooks of its agent."""
         self._loop, self._context = asyncio.get_running_loop(), contextvars.copy_context()
+
+    @classmethod
+    def begin(cls, agent: BidiAgent) -> RealtimeInvocation:
+        """Begin the session of an agent whose model has just been connected."""
+        assert HOST.host is not None  # set before the patches are applied
+        own = cls.start(
+            HOST.host,
+            agent.name,
+            session_id=agent.session_id,
+            span=session_span(agent) or trace.INVALID_SPAN,
+            model=model_id(agent.model),
+            agent_ref=weakref.ref(agent),
+        )
+        own.warn_at_start()
+        return own
 
     # --- decisions --------------------------------------------------------------------------------
 
@@ -133,14 +144,14 @@ class Session:
                 self._reach(verdict)
 
     def _reach(self, verdict: Verdict) -> None:
-        """Decide on the end of the session, unless the limit is only observed."""
+        """Decide on the end of the realtime, unless the limit is only observed."""
         action = verdict.action or self.run.policy.action
         if action == "observe" and verdict.reason != KILLED_STOP_REASON:
             self.run.halt(verdict, "observed")
             return
         self.verdict = self.verdict or verdict
         self.is_cut = self.is_cut or verdict.reason in IMMEDIATE
-        agent = self.agent()
+        agent = self.agent_ref()
         if agent is not None:
             agent.cancel()  # else the results of its tools request another response
 
@@ -176,7 +187,7 @@ class Session:
         if isinstance(event, BidiResponseStartEvent):
             await self._ask_quotas()
         elif isinstance(event, BidiResponseStopEvent):
-            await self._settle_quotas()
+            await self.settle_quotas()
 
     @suppress_errors("binding")
     def _note(self, event: Any) -> None:
@@ -197,8 +208,8 @@ class Session:
         if isinstance(event, OUTPUT) and not self._has_responded:
             caps = RESPONSE_CAPS if self.run.tally.tokens else (*RESPONSE_CAPS, *USAGE_CAPS)
             why = "sends no responses, only their parts"
-            self._warn(why, caps, "never take effect")
-            self._warn(why, [QUOTAS], "are checked at its start and charged at its end")
+            self._report_caps(why, caps, "never take effect")
+            self._report_caps(why, [QUOTAS], "are checked at its start and charged at its end")
 
     def _note_connection(self, event: Any) -> None:
         if isinstance(event, BidiBargeInEvent):
@@ -222,7 +233,7 @@ class Session:
         self.is_cut = self.is_cut or self.verdict is not None
 
     def _open_call(self) -> None:
-        agent, run = self.agent(), self.run
+        agent, run = self.agent_ref(), self.run
         if agent is None:
             return
         extra = (agent.tool_registry.get_all_tool_specs(), agent.system_prompt)
@@ -267,7 +278,7 @@ class Session:
         self.check()  # before the results of its tools are sent
         if call.record.sure == "missing":
             caps = (*USAGE_CAPS, QUOTAS)
-            self._warn("reports no usage", caps, "count estimates of texts, without audio")
+            self._report_caps("reports no usage", caps, "count estimates of texts, without audio")
         if self.run.policy.warn_at:
             write_warnings(self.span, self.run.warn())
 
@@ -283,58 +294,43 @@ class Session:
     async def probe_quotas(self) -> None:
         """Decide on the end of the session if its quotas leave nothing for a response."""
         await self._ask_quotas()
-        await self._settle_quotas()
+        await self.settle_quotas()
 
-    @suppress_errors_async("quotas")
     async def _ask_quotas(self) -> None:
         """Reserve quota for the response that has begun, or decide on the end of the session."""
-        gate, agent = self.run.services.observers.gate, self.agent()
-        if gate is None or agent is None or self.verdict is not None:
+        agent = self.agent_ref()
+        if agent is None:
             return
-        call = self._call
-        verdict = await gate.admit(
-            AdmissionRequest(
-                invocation=self.run.invocation,
-                model=model_id(agent.model),
-                input=1 if call is None else call.input_estimate,
-                provider=provider_of(agent.model.__class__),
-                terms=PricingTerms() if call is None else call.terms,
-                is_cancelled=lambda: self.verdict is not None,
-                action=self.run.policy.action,
-                unpriced=self.run.unpriced,
-            )
+        call = self._call or InFlightCall(
+            model_id(agent.model), 1, provider_of(agent.model.__class__)
         )
+        request = self.request(call, self.attributes)
+        verdict = None if request is None else await self.ask_quotas(request)
         if verdict is not None:
             self._reach(verdict)
             self.is_cut = self.is_cut or self.verdict is not None
-
-    @suppress_errors_async("quotas")
-    async def _settle_quotas(self) -> None:
-        gate = self.run.services.observers.gate
-        if gate is not None:
-            await gate.settle(self.run.invocation.id)
 
     # --- caps that cannot hold --------------------------------------------------------------------
 
     @suppress_errors("binding")
     def warn_at_start(self) -> None:
         """Name the caps that cannot hold with what is known of the model's class."""
-        agent = self.agent()
+        agent = self.agent_ref()
         kinds = () if agent is None else type(agent.model).__mro__
         if any(each.__module__ == PARTLY_REPORTED for each in kinds):
             caps = (*USAGE_CAPS, QUOTAS)
-            self._warn("reports no usage of its voice", caps, "do not include it")
-            self._warn(
+            self._report_caps("reports no usage of its voice", caps, "do not include it")
+            self._report_caps(
                 "has responses that are not turns", RESPONSE_CAPS, "count its responses instead"
             )
 
-    def _warn(self, why: str, caps: Collection[str], effect: str) -> None:
+    def _report_caps(self, why: str, caps: Collection[str], effect: str) -> None:
         """Log once why some of the session's caps cannot hold."""
         held = [name for name in _caps_of(self.run) if name.removeprefix(TREE_PREFIX) in caps]
         if not held or (why, effect) in self._warned:
             return
         self._warned.add((why, effect))
-        agent = self.agent()
+        agent = self.agent_ref()
         logger.warning(
             "otel-limits: the realtime model %s of agent %s %s. In this session %s %s. "
             "Set max_duration_seconds as well.",
@@ -349,7 +345,7 @@ class Session:
 
     def begin_to_close(self) -> asyncio.Task[None] | None:
         """Start to stop the agent, once."""
-        agent = self.agent()
+        agent = self.agent_ref()
         if self.closing is None and agent is not None and not self.run.finished:
             self.closing = self._loop.create_task(agent.stop())
             self.closing.add_done_callback(_note_error)
@@ -361,12 +357,12 @@ class Session:
             await asyncio.wait([closing])
 
     @suppress_errors("binding")
-    def settle(self) -> None:
+    def conclude(self) -> None:
         """Settle what is in flight and write the outcome to the span, before the agent stops."""
         run = self.run
         if run.finished:
             return
-        killed, agent = run.freeze_outcome(), self.agent()
+        killed, agent = run.freeze_outcome(), self.agent_ref()
         verdict = KILLED if killed else self.verdict if self.closing is not None else None
         self._break_off_response()
         run.calls.release_unused()
@@ -381,55 +377,24 @@ class Session:
             run.reason = "cancelled" if is_cancelled and self.verdict is None else "end_turn"
         write_end(self.span, run)
 
-    @suppress_errors("binding")
-    def finish(self) -> None:
-        """End the invocation, after the agent has stopped."""
-        self.run.finish(self.run.reason or "aborted")
+    def close_span(self, error: BaseException | None) -> None:
+        """Do nothing: Strands has ended the span, which `conclude` wrote to before."""
 
 
-def session_of(agent: object) -> Session | None:
+def realtime_of(agent: object) -> RealtimeInvocation | None:
     """Return the session of a realtime agent, if it is tracked."""
     state = STATES.get(agent)
-    session: Session | None = None if state is None else state.session
-    return session
+    realtime: RealtimeInvocation | None = None if state is None else state.realtime
+    return realtime
 
 
 @suppress_errors("binding")
-def begin_session(agent: BidiAgent) -> bool:
-    """Begin the session of an agent that has just been started; False if it is not tracked.
-
-    After an internal error it is begun again without a span, so that its limits apply.
-    """
-    host = HOST.host
-    if host is None or not host.is_on:
+def begin_realtime(agent: BidiAgent) -> bool:
+    """Begin the session of an agent that has just been started; False if it is not tracked."""
+    if HOST.host is None or not HOST.host.is_on:
         return False
-    try:
-        _begin(agent, host.policy(agent.name), session_span(agent) or trace.INVALID_SPAN)
-    except Exception as error:  # noqa: BLE001  the agent must not feel it
-        INTERNAL_ERRORS.report("binding", error)
-        if session_of(agent) is None:
-            _begin(agent, host.policy(agent.name), trace.INVALID_SPAN)
+    STATES.of(agent).realtime = RealtimeInvocation.begin(agent)
     return True
-
-
-def _begin(agent: BidiAgent, policy: Policy, span: trace.Span) -> None:
-    assert HOST.host is not None
-    runs, context = HOST.host.runs, span.get_span_context()
-    run = runs.start(
-        agent.name,
-        policy,
-        context.trace_id,
-        context.span_id,
-        sampled=context.trace_flags.sampled,
-        model=model_id(agent.model),
-        session_id=agent.session_id,
-        attributes=audited({}, runs.audit_keys),
-    )
-    STATES.of(agent).session = run.state = session = Session(agent, run, span)
-    # Before the deadline starts, which needs a way to end the invocation.
-    run.cancel = session.cancel
-    run.time_limit.start()
-    session.warn_at_start()
 
 
 def _by_modality(details: Mapping[str, Any]) -> Mapping[str, Any]:
