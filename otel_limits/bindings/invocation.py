@@ -167,7 +167,11 @@ class InvocationInProgress(Admission):
             attributes=audited(attributes, host.runs.audit_keys),
             note=note,
         )
-        own = cls(run, attributes=attributes, span=span, scope=TASK_SCOPE.get(), **state)
+        try:
+            own = cls(run, attributes=attributes, span=span, scope=TASK_SCOPE.get(), **state)
+        except Exception:  # an internal error: else it would stay active forever
+            run.finish("aborted")
+            raise
         LIVE[own] = None
         run.state, run.cancel = own, own.cancel
         run.time_limit.start()

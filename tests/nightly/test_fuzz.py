@@ -63,7 +63,7 @@ BREAKABLE = {
     "environment": "otel_limits.settings.environment.near_misses",
     "policy": "otel_limits.settings.policy.reader.yaml_tree.read",
     "stores": "otel_limits.runtime.runtime.Runtime._follow",
-    "chunks": "otel_limits.bindings.strands.tracked_requests.TrackedRequest.note_event",
+    "chunks": "otel_limits.bindings.strands.tracked_requests.SentRequest.read_part",
     "command_line": "otel_limits.cli.command.Parser._closest_option",
 }
 

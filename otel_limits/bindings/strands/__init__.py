@@ -1,7 +1,15 @@
 """Tracks and halts Strands agents.
 
 `strands_framework` is its interface to other packages; no module in here imports it. `patches`
-intercepts the start and end of invocations, `attach` adds hooks (`leg_hooks`, `tool_hooks`) and
-stages (`stages`) to an agent, `tracked_requests` tracks requests to providers, `halting` decides
-and acts, `marks` is shared by all of them, and `private` lists the private names of Strands in use.
+intercepts the start and end of invocations, and `attach` adds hooks (`leg_hooks`, `tool_hooks`) and
+`middleware` to an agent.
+
+It differs from other frameworks in this:
+
+- Strands makes the spans of invocations, model calls and tools itself.
+- A model call has two parts. The middleware requests a response, and can refuse or change the
+  request. `tracked_requests` follows what is sent for it: several requests, or none.
+- A response is a turn once a hook sees it added to the conversation, as hooks may discard it.
+- An invocation has legs, as a hook may resume an agent that has ended.
+- Tools are refused by hooks, and run in middleware, some of them later and in another context.
 """

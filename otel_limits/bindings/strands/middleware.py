@@ -239,8 +239,12 @@ class StrandsRequest(ModelCallInProgress):
             return False
         self.inner = request
         if request.model is not self.model:
-            redescribe(self.calls[0], request.model, request.content)
+            self._redescribe(request)
         return True
+
+    @suppress_errors("binding")
+    def _redescribe(self, request: StrandsRequest) -> None:
+        redescribe(self.calls[0], request.model, request.content)
 
     def count_turn(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
         """Do nothing: a hook counts a response that is added to the conversation."""

@@ -31,7 +31,7 @@ from otel_limits.bindings.strands.readers import (
     span_of_call,
 )
 from otel_limits.bindings.strands.requests import call_by_context, call_to, redescribe
-from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.current import current_scope
 from otel_limits.runs.run import Group
@@ -242,9 +242,13 @@ class SentRequest(StrandsRequest):
 
     def read_part(self, part: Any) -> bool:
         """Note an event. A request within this one, which is its call, has noted the texts."""
-        self.is_whole = self.is_whole or "messageStop" in part
-        if self.inner is None or ("metadata" in part and not self.is_shared):
-            self.add(self.calls[0], part)
+        # Guarded inside, not by a decorator, because it runs for each part of a stream.
+        try:
+            self.is_whole = self.is_whole or "messageStop" in part
+            if self.inner is None or ("metadata" in part and not self.is_shared):
+                self.add(self.calls[0], part)
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            report_suppressed("binding", error)
         return False
 
     def note_answer(self, answer: Any) -> None:
