@@ -374,9 +374,10 @@ async def _follow_response(request: LoopRequest, next_fn: Next) -> Events:
     """
     if (refusal := await request.admit()) is not None:
         request.refused(refusal)
+    events: Any = None
     error: BaseException | None = None
-    events = request.send(next_fn)
     try:
+        events = request.send(next_fn)
         while True:
             # Set only while the inner part runs: between events, the reader's code runs.
             token = ENCLOSING_CALL.set(request.within)
@@ -399,7 +400,8 @@ async def _follow_response(request: LoopRequest, next_fn: Next) -> Events:
         raise
     finally:  # also if the reader stops early: later steps of the loop may depend on it
         try:
-            await events.aclose()
+            if events is not None:
+                await events.aclose()
         finally:
             await request.settle(error)
 
