@@ -11,6 +11,7 @@ import asyncio
 import functools
 import itertools
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
@@ -201,7 +202,8 @@ async def streamed(  # noqa: C901, PLR0912  one story, read from top to bottom
             except StopAsyncIteration:
                 break
             finally:
-                ENCLOSING_CALL.reset(token)
+                with suppress(ValueError):  # a task that is destroyed is closed in another context
+                    ENCLOSING_CALL.reset(token)
             if request.read_part(part):  # the last one, after which the reader may leave
                 await request.settle()
                 if (verdict := request.failed_last) is not None:
