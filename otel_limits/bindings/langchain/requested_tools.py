@@ -11,7 +11,7 @@ from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.graph_path import GraphPath
 from otel_limits.bindings.langchain.halt_marks import mark_inner
 from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool, follow_tool_async
-from otel_limits.runs.tree import current_scope
+from otel_limits.runs.current import current_scope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
