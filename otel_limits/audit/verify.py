@@ -164,9 +164,8 @@ def _integrity(inquiry: AuditQuery, errors: Sequence[str]) -> Check:
 
     file = inquiry.address.file
     if errors:
-        mend = f"otel-limits ledger salvage {shlex.quote(str(inquiry.address))} --output NEW.db"
         check = f"pg_amcheck --install-missing --heapallindexed {shlex.quote(inquiry.address.name)}"
-        command = check if file is None else mend
+        command = check if file is None else inquiry.address.recovery
         return Check(INTEGRITY, len(errors), FAILED, "; ".join(errors), command)
     why = "without checksums, a changed value is not recognized"
     return Check(INTEGRITY, 0, OK, "" if has_checksums(inquiry.connection) else why)

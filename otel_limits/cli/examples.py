@@ -38,7 +38,6 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "--reason 'disk replaced, lines unreadable'",
     "otel-limits ledger merge": "otel-limits ledger merge node-1.db node-2.db --into all.db",
     "otel-limits ledger end-lost": "otel-limits ledger end-lost --older-than 1d",
-    "otel-limits ledger salvage": "otel-limits ledger salvage damaged.db --output saved.db",
     "otel-limits dashboards": "otel-limits dashboards export grafana",
     "otel-limits dashboards export": "otel-limits dashboards export grafana",
     "otel-limits quotas": "otel-limits quotas --top 10 --key 'team-*'",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -13,15 +12,13 @@ from typing import Any, Final
 from otel_limits.audit import parsing
 from otel_limits.audit.question import SELECTION
 from otel_limits.cli import close, ledger_amendments, reprice
-from otel_limits.cli.command import add_command, add_group, file_name
+from otel_limits.cli.command import add_group, file_name
 from otel_limits.cli.ledger_options import (
     add_ledger_command,
     add_option,
     errors_of,
-    ledger_address,
     open_ledger,
     open_query,
-    report_ledger_errors,
 )
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
@@ -30,7 +27,7 @@ from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
 
 HELP: Final = """\
-Maintain the ledger: prune, export, import, reprice, upgrade, repair.
+Maintain the ledger: prune, export, import, reprice, upgrade, merge.
 """
 
 
@@ -91,12 +88,6 @@ def add(commands: Any) -> None:
     )
     close.add(group)
     ledger_amendments.add(group)
-    text = "Recover a damaged SQLite ledger into a new file."
-    parser = add_command(group, "salvage", text, report_ledger_errors(salvage))
-    parser.add_argument("damaged", type=file_name, metavar="CORRUPT", help="the damaged ledger")
-    parser.add_argument(
-        "--output", required=True, type=file_name, metavar="NEW.db", help="the new ledger"
-    )
 
 
 def prune(arguments: Namespace) -> int:
@@ -258,24 +249,3 @@ def merge(arguments: Namespace) -> int:
             )
             sys.stdout.write(f"{inquiry.ledger}: {', '.join(counts)} new in {database.address}.\n")
     return 0
-
-
-def salvage(arguments: Namespace) -> int:
-    """Recover a damaged file."""
-    from otel_limits.ledger.database import Database
-    from otel_limits.ledger.salvage import salvage as read
-
-    damaged, output = Path(arguments.damaged), Path(arguments.output)
-    # Checked before a new file is created: a mistyped name must not leave an empty ledger.
-    if not damaged.is_file():
-        raise LedgerError(f"File {damaged} not found.")
-    # Never into an existing ledger: recovered rows must not mix with intact ones.
-    if output.exists():
-        raise LedgerError(f"{output} exists. Set a new file with --output.")
-    arguments.ledger, arguments.ledger_option = str(output), "--output"
-    with ledger_address(arguments) as address, contextlib.closing(Database(address)) as database:
-        with working("Salvaging"):
-            done = read(damaged, database)
-        sys.stdout.write(f"{done} The new ledger is {output}.\n")
-    # Scripts need to know that rows are missing.
-    return int(not done.is_whole)

@@ -177,7 +177,9 @@ def errors_of(address: Address) -> Iterator[None]:
         reason = reason_of(error)
         # Python 3.10 leaves out a message of SQLite that quotes damaged text.
         is_left_out = reason == type(error).__name__
-        has_damage = is_left_out or "malformed" in reason or "not a database" in reason
+        has_damage = address.file is not None and (
+            is_left_out or "malformed" in reason or "not a database" in reason
+        )
         raise _unusable(address, reason, has_damage=has_damage) from None
     except (TypeError, ValueError, MemoryError):
         # A damaged file may contain values of any type.
@@ -187,8 +189,8 @@ def errors_of(address: Address) -> Iterator[None]:
 
 
 def _unusable(address: Address, reason: str, *, has_damage: bool) -> LedgerError:
-    advice = f" Run: otel-limits ledger salvage {address} --output NEW.db" if has_damage else ""
-    return LedgerError(f"The ledger {address} cannot be used: {reason}.{advice}")
+    mend = f" Run: {address.recovery} (see: otel-limits docs ledger)" if has_damage else ""
+    return LedgerError(f"The ledger {address} cannot be used: {reason}.{mend}")
 
 
 def with_exact_sums(inquiry: AuditQuery, answer: Callable[[], T]) -> T:

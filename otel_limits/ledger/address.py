@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,11 @@ class Address:
         shown = redact_url(self.url if self.file is None else str(self.file))
         # File names may contain bytes that are not text, which no log accepts.
         return shown.encode("utf-8", "backslashreplace").decode()
+
+    @property
+    def recovery(self) -> str:
+        """A command that copies the readable rows of a damaged SQLite file to a new one."""
+        return f"sqlite3 {shlex.quote(str(self))} .recover | sqlite3 recovered.db"
 
     def __repr__(self) -> str:
         """Return the same, recognisable."""

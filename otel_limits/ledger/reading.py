@@ -99,7 +99,7 @@ def require_ledger_file(address: Address) -> None:
         if opened.read(len(MAGIC)) != MAGIC:
             raise LedgerError(
                 f"{address} is not a ledger, or its header was overwritten. To recover one, run: "
-                f"otel-limits ledger salvage {address} --output NEW.db"
+                f"{address.recovery} (see: otel-limits docs ledger)"
             )
 
 

@@ -28,8 +28,7 @@ CURRENT: Final = len(UPGRADES) + 1
 
 UNRELEASED: Final = (
     "The ledger was created by a development version of otel-limits, and compatibility begins with "
-    "the first release on a package index. Move it away to start a new ledger, and copy its rows "
-    "if you need them: otel-limits ledger salvage OLD.db --output NEW.db"
+    "the first release on a package index. Move it away to start a new ledger."
 )
 
 

@@ -60,7 +60,7 @@ OPTIONS = (
     ("doctor", "--model"),
     ("doctor", "--", "otel-limits", "run", "--ledger"),
     ("ledger", "import"),
-    ("ledger", "salvage", "--output", "new.db"),
+    ("ledger", "export", "--format", "csv", "--output"),
     ("quotas", "reset", "team", "--key"),
     ("quotas", "grant", "team"),
     ("kill", "--agent"),

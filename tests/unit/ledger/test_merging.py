@@ -170,13 +170,13 @@ def test_merge_into_the_same_ledger_is_refused(
 def test_damaged_target_is_named(
     ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
-    """Rather than the ledger that is read, which a reader would then salvage in vain."""
+    """Rather than the ledger that is read, which a reader would then recover in vain."""
     write_other(other, ENTRIES[0])
     ledger.path.write_bytes(content)
     assert main(["ledger", "merge", other, "--into", str(ledger.path)]) == 2
     said = capsys.readouterr().err
     assert f"The ledger {ledger.path} cannot be used: " in said
-    assert f"otel-limits ledger salvage {ledger.path} --output NEW.db" in said
+    assert f"Run: sqlite3 {ledger.path} .recover | sqlite3 " in said
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import re
 import shutil
 import sqlite3
 import stat
@@ -638,7 +637,7 @@ BEYOND = str(10**30)
         (("ledger", "prune", "--older-than", "99999999d"), 0),
     ],
 )
-def test_values_out_of_range_are_salvaged_or_reported(
+def test_values_out_of_range_are_answered_or_reported(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str], question: tuple[str, ...], status: int
 ) -> None:
     """Larger than every figure is an answer or a sentence, and never a traceback."""
@@ -666,51 +665,13 @@ def test_a_spreadsheet_finds_no_formula(
     assert {row["agent"][0] for row in exported} == {"'"}
 
 
-# --- salvage --------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", [0.3, 0.6, 0.9])
-def test_a_damaged_page_costs_its_own_rows_only(
-    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: float
+def test_damaged_schema_ends_in_a_command(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Readable rows are in the new ledger, and missing ones are reported."""
-    write(ledger.address, *(entry(agent=f"agent {n}") for n in range(200)))
-    data = bytearray(ledger.path.read_bytes())
-    start = int(len(data) * where) // 4096 * 4096
-    data[start : start + 4096] = b"\xff" * 4096
-    ledger.path.write_bytes(data)
-    new = tmp_path / "new.db"
-    main(["ledger", "salvage", str(ledger.path), "--output", str(new)])
-    assert "rows were recovered" in capsys.readouterr().out
-    with closing(sqlite3.connect(new)) as connection:
-        (calls,) = connection.execute("SELECT count(*) FROM otel_limits_model_calls").fetchone()
-        (runs,) = connection.execute("SELECT count(*) FROM otel_limits_invocations").fetchone()
-    assert 350 <= calls <= 400
-    assert 150 <= runs <= 200
-    assert main(["audit", "spend", "--ledger", str(new)]) == 0
-
-
-def test_rows_that_never_were_are_not_missing(
-    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The row count of a truncated file is unknown, so no number is printed."""
-    write(ledger.address, *(entry(agent=f"agent {n}") for n in range(200)))
-    data = ledger.path.read_bytes()
-    ledger.path.write_bytes(data[: len(data) // 2])
-    assert main(["ledger", "salvage", str(ledger.path), "--output", str(tmp_path / "n.db")]) == 1
-    said = capsys.readouterr().out
-    lost = re.search(r"up to ([\d,]+) rows could not be read", said)
-    read = re.search(r"([\d,]+) rows were recovered", said)
-    known = [int(found[1].replace(",", "")) if found else 0 for found in (read, lost)]
-    # As many as there were at most: 200 invocations with two calls each.
-    assert sum(known) <= 600 > known[0] > 0, said
-    assert "an unreadable end with an unknown number of rows" in said
-
-
-def test_a_damaged_schema_hides_no_table(
-    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Questions say what to do, though SQLite cannot say what is wrong; salvage reads it."""
+    """Questions say what to do, though SQLite cannot say what is wrong."""
     write(ledger.address, entry(), entry())
     data = ledger.path.read_bytes()
     # In the name of an index, which the error would quote.
@@ -722,11 +683,7 @@ def test_a_damaged_schema_hides_no_table(
     ledger.path.write_bytes(damaged)
     for question in ("spend", "verify"):
         assert main(["audit", question]) == 2
-        assert f"otel-limits ledger salvage {ledger.path} --output" in capsys.readouterr().err
-    new = tmp_path / "new.db"
-    main(["ledger", "salvage", str(ledger.path), "--output", str(new)])
-    assert main(["audit", "verify", "--ledger", str(new)]) == 0
-    assert "4 calls add up" in capsys.readouterr().out
+        assert f"Run: sqlite3 {ledger.path} .recover | sqlite3 " in capsys.readouterr().err
 
 
 PAGES = ("sums", "proof")
@@ -746,24 +703,4 @@ def test_rows_of_another_table_are_damage(
     assert main(["audit", "spend"]) == 2
     said = capsys.readouterr().err
     assert "the file is damaged" in said
-    assert "otel-limits ledger salvage" in said
-
-
-def test_salvage_writes_to_a_file_only(
-    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A URL would be a folder `postgresql:` here, and the rows would not be in the database."""
-    write(ledger.address, entry())
-    output = "postgresql://localhost/books"
-    with pytest.raises(SystemExit):
-        main(["ledger", "salvage", str(ledger.path), "--output", output])
-    assert "is a URL, not a file name" in capsys.readouterr().err
-
-
-def test_salvage_overwrites_nothing(ledger: LedgerFile, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is there already is refused."""
-    write(ledger.address, entry())
-    before = ledger.path.read_bytes()
-    assert main(["ledger", "salvage", str(ledger.path), "--output", str(ledger.path)]) == 2
-    assert "exists" in capsys.readouterr().err
-    assert ledger.path.read_bytes() == before
+    assert " .recover | " in said
