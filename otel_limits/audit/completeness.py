@@ -55,13 +55,8 @@ def completeness(
     found = found or balance(inquiry.connection)
     damaged = sum(each.lines for each in damages(inquiry.connection) if each.accepted is None)
     parts = [_verdict(found, failed, damaged, closes)]
-    waiting = inquiry.waiting
-    if waiting.rows:
-        rows = pluralize(waiting.rows, "row waits", "rows wait")
-        files = pluralize(len(waiting.files), "spill file")
-        are = "is" if waiting.rows == 1 else "are"
-        seen = f"{are} not included ({waiting.unseen})" if waiting.unseen else f"{are} included"
-        parts.append(f"{rows} in {files} and {seen}")
+    if inquiry.waiting.rows:
+        parts.append(str(inquiry.waiting))
     left = find_orphans(inquiry.address)
     if left:
         files = pluralize(len(left), "spill file has no ledger", "spill files have no ledger")

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from otel_limits.audit.answer import Answer, CellKind, Column
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.address import Address
-    from otel_limits.ledger.overlay import PendingSpill
     from otel_limits.ledger.selection import Selection
+    from otel_limits.ledger.waiting_rows import WaitingRows
 
 
 LEVEL: Final = "level"
@@ -123,8 +123,8 @@ class AuditQuery:
     ledger: str
     """Its address, without a password."""
     address: Address
-    waiting: PendingSpill
-    """Rows in spill files, which are included."""
+    waiting: WaitingRows
+    """Rows in spill files that the answer lacks."""
     selection: Selection
     work: ProgressBar
     has_charts: bool

@@ -200,17 +200,16 @@ def _waiting(inquiry: AuditQuery, oldest: float) -> Iterator[Check]:
     waiting = inquiry.waiting
     # By the oldest row: new ones are added to files all the time.
     is_stale = waiting.rows > 0 and (waiting.oldest_us or oldest) < oldest
-    where = ", ".join(str(path) for path in waiting.files[:MAX_EXAMPLES])
-    why = f"{waiting.unseen or 'included in answers'}: {where}" if waiting.rows else ""
+    why = f"not included ({waiting.reason}): {waiting.places}" if waiting.rows else ""
     adopt = "".join(f"ledger adopt {shlex.quote(str(path))}" for path in waiting.files[:1])
     adopt = command_on(inquiry, adopt, "--into")
-    # Not a failure yet: a live process restores its rows automatically.
+    # Not a failure yet: a process that may write takes them in.
     state = FAILED if is_stale else WAITING if waiting.rows else OK
     yield Check(
         "Rows pending in spill files", waiting.rows, state, why, adopt if waiting.rows else ""
     )
     if waiting.damaged:
-        yield Check("Damaged lines in spill files", waiting.damaged, FAILED, where, adopt)
+        yield Check("Damaged lines in spill files", waiting.damaged, FAILED, waiting.places, adopt)
     left = find_orphans(inquiry.address)
     is_stale = any(each.written * MICROSECONDS < oldest for each in left)
     state = FAILED if is_stale else WAITING if left else OK

@@ -48,7 +48,7 @@ def add(group: Any) -> None:
     parser.add_argument(
         "--with-open",
         action="store_true",
-        help="close despite rows in spill files or unfinished invocations, which are listed",
+        help="close without rows in spill files and unfinished invocations, which are listed",
     )
     parser.add_argument(
         "--tenant-key",
@@ -82,9 +82,6 @@ def write_close(arguments: Namespace) -> int:
     with open_query(arguments) as inquiry:
         if not arguments.with_open:
             _require_finished(inquiry, period)
-        # An answer without them would be one of another ledger.
-        if inquiry.waiting.unseen:
-            raise LedgerError(f"Rows in spill files are unreadable: {inquiry.waiting.unseen}.")
         pending = inquiry.waiting.rows
         document = with_exact_sums(
             inquiry,
@@ -134,8 +131,7 @@ def _require_finished(inquiry: AuditQuery, period: Period) -> None:
     opened, _ = unfinished(inquiry.connection, until_us)
     problems = []
     if waiting.rows and (waiting.oldest_us or 0) < until_us:
-        rows = pluralize(waiting.rows, "row waits", "rows wait")
-        problems.append(f"{rows} in {', '.join(map(str, waiting.files))}")
+        problems.append(str(waiting))
     if opened:
         problems.append(pluralize(len(opened), "invocation has no end", "invocations have no end"))
     if problems:

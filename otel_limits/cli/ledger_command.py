@@ -235,9 +235,10 @@ def merge(arguments: Namespace) -> int:
             with open_query(chosen) as inquiry:
                 if inquiry.address.name == database.address.name:
                     raise LedgerError(f"{inquiry.ledger} cannot be merged into itself.")
-                if inquiry.waiting.unseen:
+                if inquiry.waiting.rows:
                     raise LedgerError(
-                        f"Rows in spill files are unreadable: {inquiry.waiting.unseen}."
+                        f"Not merged: {inquiry.waiting}. Run it as a user who may write "
+                        f"{inquiry.ledger}, while no other program locks it."
                     )
                 new: Counter[str] = sum(
                     inquiry.work.through(copied(inquiry.connection, write)), Counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -99,7 +100,7 @@ def selection_of(arguments: Namespace) -> Selection:
 
 @contextlib.contextmanager
 def open_query(arguments: Namespace) -> Iterator[AuditQuery]:
-    """Open the ledger read-only for a query of the selected part.
+    """Open the ledger for a query of the selected part, and say on stderr which rows it lacks.
 
     Raises:
         LedgerError: There is none, or it cannot be read.
@@ -112,6 +113,8 @@ def open_query(arguments: Namespace) -> Iterator[AuditQuery]:
         open_for_query(address) as (connection, waiting),
         working("Querying the ledger") as work,
     ):
+        if waiting.rows:
+            sys.stderr.write(f"otel-limits: {waiting}.\n")
         yield AuditQuery(
             connection=connection,
             ledger=str(address),

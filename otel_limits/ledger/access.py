@@ -50,6 +50,9 @@ def _file_write_error(file: Path) -> str | None:
         return None if directory.is_dir() else f"{directory} is not a directory"
     if file.is_dir():
         return f"{file} is a directory"
+    # First: SQLite would create auxiliary files that the owner of this one cannot write.
+    if not os.access(file, os.W_OK):
+        return f"{file} cannot be written"
     try:
         # A transaction that may write, and writes nothing.
         connection = sqlite3.connect(f"{file.as_uri()}?mode=rw", timeout=BUSY_SECONDS, uri=True)

@@ -272,7 +272,7 @@ def close(
         period: The days.
         tenant_key: Audit key by which sums are grouped.
         after: SHA-256 of the previous close.
-        pending: Rows in spill files, which are included.
+        pending: Rows in spill files, which are not included.
     """
     since_us, until_us = period.microseconds(connection)
     days: dict[str, dict[str, Any]] = {}

@@ -42,7 +42,7 @@ def charges_between(address: Address, since: float, until: float) -> Iterator[Ch
     """Iterate over the quota charges of model calls between two times.
 
     Raises:
-        LedgerError: The ledger is not readable.
+        LedgerError: The ledger is not readable, or rows wait that it lacks.
     """
     first, last = int(since * MICROSECONDS), int(until * MICROSECONDS)
     statement = sa.select(CALLS.at_us, CALLS.quota_operation, CALLS.quota_charges).where(
@@ -53,7 +53,9 @@ def charges_between(address: Address, since: float, until: float) -> Iterator[Ch
         CALLS.quota_charges.is_not(None),
     )
     try:
-        with open_for_query(address) as (connection, _):
+        with open_for_query(address) as (connection, waiting):
+            if waiting.rows:
+                raise LedgerError(f"{waiting}.")
             found = connection.execute(statement, execution_options={"yield_per": PORTION})
             for at_us, operation, charges in found:
                 yield ChargedCall(at_us / MICROSECONDS, operation, charges)

@@ -1,4 +1,4 @@
-"""A read-only view of a ledger, including rows that wait in spill files."""
+"""A read-only view of a ledger, after rows that wait in spill files were taken in."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError, LedgerMovedError, NewerLedgerError
 from otel_limits.ledger.database import BUSY_SECONDS, make_engine
-from otel_limits.ledger.overlay import OVERLAID, PendingSpill, overlay, spooled
 from otel_limits.ledger.spill import SpillFiles
 from otel_limits.ledger.upgrades import CURRENT, migrate, version_of
+from otel_limits.ledger.waiting_rows import WaitingRows, restore_waiting_rows
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
@@ -26,31 +26,38 @@ LOG_HEADER_BYTES: Final = 32
 MOVED: Final = "The ledger changed during the query. Try again."
 SET_UP: Final = ("PRAGMA case_sensitive_like = ON",)
 
+ADDS_EXACTLY: Final = "otel_limits_adds_exactly"
+"""Marks a connection whose sums have no bound; those of another one would."""
+
 
 @contextlib.contextmanager
-def open_for_query(address: Address) -> Iterator[tuple[sa.Connection, PendingSpill]]:
-    """Open a ledger for queries, all of which see the same state.
+def open_for_query(address: Address) -> Iterator[tuple[sa.Connection, WaitingRows]]:
+    """Open a ledger for queries, all of which see the same state, and say which rows they lack.
 
     Raises:
         LedgerError: There is none, or its schema version is not this program's.
     """
+    waiting = WaitingRows()
+    if SpillFiles(address).files() and _version(address) in (0, CURRENT):
+        waiting = restore_waiting_rows(address)
     with contextlib.ExitStack() as stack:
-        # Files before the database: a row moved in between is then in both, and counts once. In the
-        # other order it would be in neither.
-        waiting = PendingSpill(files=SpillFiles(address).files())
-        spool = stack.enter_context(spooled(waiting))
-        connection = _connection(address, waiting, stack)
+        connection = _connection(address, stack, has_spilled=bool(waiting.files))
         if version_of(connection) == 0 and waiting.files:
             # The spill files prove that it is a ledger whose tables could not be created yet.
             connection = _connected(_empty_engine(), stack)
         require_current(connection, address)
-        if spool is not None:
-            overlay(connection, waiting, spool)
         yield connection, waiting
 
 
+def _version(address: Address) -> int:
+    """Return the version of a ledger with spill files, 0 if it has no tables yet."""
+    with contextlib.suppress(LedgerMovedError), contextlib.ExitStack() as stack:
+        return version_of(_connection(address, stack, has_spilled=True))
+    return CURRENT  # a process of this version has opened it
+
+
 def _connection(
-    address: Address, waiting: PendingSpill, stack: contextlib.ExitStack
+    address: Address, stack: contextlib.ExitStack, *, has_spilled: bool
 ) -> sa.Connection:
     """Open a database that may be a ledger, without writing to it."""
     file = address.file
@@ -60,7 +67,7 @@ def _connection(
         engine = make_engine(address).execution_options(isolation_level="REPEATABLE READ")
         return _connected(engine, stack)
     # A full disk leaves an empty file of a new ledger.
-    if (not file.exists() or not file.stat().st_size) and waiting.files:
+    if (not file.exists() or not file.stat().st_size) and has_spilled:
         return _connected(_empty_engine(), stack)
     require_ledger_file(address)
     return _connected(_file_engine(file, stack), stack)
@@ -261,4 +268,4 @@ def add_up_exactly(connection: sa.Connection) -> None:
     """Make a SQLite connection add up without a bound."""
     driver: Any = connection.connection.driver_connection
     driver.create_aggregate("sum", 1, ExactSum)
-    connection.info[OVERLAID] = True  # another connection would not
+    connection.info[ADDS_EXACTLY] = True

@@ -15,7 +15,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from otel_limits.ledger.calendar import PERIODS, QUARTER
-from otel_limits.ledger.overlay import OVERLAID
+from otel_limits.ledger.reading import ADDS_EXACTLY
 from otel_limits.ledger.repricing import RECORDED_PICO
 from otel_limits.ledger.rows import UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
@@ -126,8 +126,7 @@ def _apart(engine: sa.Engine, statement: sa.Executable) -> Sequence[Sequence[Any
 
 def _halves(connection: sa.Connection, selection: Selection) -> tuple[Selection, Selection | None]:
     """Split a selection in the middle of its days; `None` as second half if impossible."""
-    # Only this connection sees rows from spill files.
-    if connection.dialect.name != "sqlite" or OVERLAID in connection.info:
+    if connection.dialect.name != "sqlite" or ADDS_EXACTLY in connection.info:
         return selection, None
     first, last = connection.execute(FIRST_AND_LAST_DAY).one()
     if first is None:

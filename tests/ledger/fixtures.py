@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import subprocess
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from otel_limits.ledger import access
 from otel_limits.ledger.address import Address, parse
 from otel_limits.ledger.spill import candidates
 from tests.ledger.book import DAY, NINE, Call, Entry, write
@@ -59,6 +62,16 @@ class LedgerFile:
     def tokens(self) -> int:
         """Input and output of every model call."""
         return sum(call["input_tokens"] + call["output_tokens"] for call in self.calls())
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let another program lock it, so that rows in spill files have to wait."""
+        with (
+            contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as connection,
+            unittest.mock.patch.object(access, "BUSY_SECONDS", 0.01),
+        ):
+            connection.execute("BEGIN IMMEDIATE")
+            yield
 
     def spills(self) -> list[Path]:
         """Spill files, wherever they may be."""

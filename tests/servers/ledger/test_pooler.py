@@ -154,7 +154,7 @@ def test_every_question_has_the_same_answer_behind_a_pooler(
 def test_waiting_rows_are_seen_behind_a_pooler(
     pooler: Pooler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
-    """They are shown in temporary tables, which must not outlive their transaction."""
+    """They are taken in, and no temporary table is left in a session that others use."""
     as_it_is = "LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
     name = f"waiting_{encoding.lower()}"
     pooler.server.ask("postgres", f"CREATE DATABASE {name} ENCODING '{encoding}' {as_it_is}")

@@ -169,8 +169,9 @@ def test_lost_lines_fail_verification_until_they_are_accepted(
     lines = path.read_bytes().splitlines(keepends=True)
     lines[3:3] = [b"torn\n", b'["otel_limits_invocations",{}]\n']
     path.write_bytes(b"".join(lines))
-    answer = ask(capsys, "verify")[1]
-    assert states(answer)["Damaged lines in spill files"] == (2, "FAILED")
+    with ledger.locked():
+        answer = ask(capsys, "verify")[1]
+        assert states(answer)["Damaged lines in spill files"] == (2, "FAILED")
     # The next process that records restores the file.
     write(ledger.address, entry(), first=70)
     assert not SpillFiles(ledger.address).files()

@@ -503,9 +503,10 @@ def test_close_is_refused_while_rows_wait_or_invocations_are_open(
     assert main(["ledger", "close", "--until", "2025-11-01"]) == 2
     assert "Not closed: 1 invocation has no end" in capsys.readouterr().err
     spill(ledger, entry("waiting"))
-    assert main(["ledger", "close", "--until", "2025-11-01"]) == 2
-    assert "rows wait in " in capsys.readouterr().err
-    document = close(capsys, tmp_path / "c.json", "--until", "2025-11-01", "--with-open")
+    with ledger.locked():
+        assert main(["ledger", "close", "--until", "2025-11-01"]) == 2
+        assert "rows wait in " in capsys.readouterr().err
+        document = close(capsys, tmp_path / "c.json", "--until", "2025-11-01", "--with-open")
     assert document["open_invocations"] == [stop.invocation_id]
     assert document["pending_rows"] > 0
     # The end comes after the close, and the rows that waited are restored.
@@ -513,8 +514,20 @@ def test_close_is_refused_while_rows_wait_or_invocations_are_open(
     status, found = compare(capsys, tmp_path / "c.json")
     assert status == 0
     assert {(table, kind) for _, table, kind in found} == {
-        (table, "added late") for table in ("invocations", "attributes", "tools")
+        (table, "added late") for table in ("invocations", "attributes", "calls", "tools")
     }
+
+
+def test_close_takes_waiting_rows_in(
+    faulty: None, ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Then they are closed like the others, and nothing is added late."""
+    write(ledger.address, entry("recorded"))
+    spill(ledger, entry("waiting"))
+    document = close(capsys, tmp_path / "c.json", "--until", "2025-11-01")
+    assert document["pending_rows"] == 0
+    assert not ledger.spills()
+    assert compare(capsys, tmp_path / "c.json") == (0, set())
 
 
 def test_closes_form_a_chain(

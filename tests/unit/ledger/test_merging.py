@@ -118,6 +118,25 @@ def test_rows_that_wait_are_merged(
     assert ask(capsys, "verify")[0] == 0
 
 
+@pytest.mark.usefixtures("faulty")
+def test_ledger_is_not_merged_without_its_waiting_rows(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user who then deletes the other one would lose them."""
+    source = type(ledger)(tmp_path / "other.db")
+    write(source.address, ENTRIES[0])
+    spill(source, ENTRIES[1])
+    arguments = ["ledger", "merge", str(source.path), "--into", str(ledger.path)]
+    with source.locked():
+        assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "are not included (database is locked)" in said
+    assert f"Run it as a user who may write {source.path}, while no other program locks it" in said
+    assert not ledger.path.exists()
+    assert main(arguments) == 0
+    assert len(ledger.invocations()) == 2
+
+
 def test_recorded_end_replaces_an_assumed_one(
     ledger: LedgerFile, other: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ from otel_limits.audit.completeness import completeness, of_everything
 from otel_limits.audit.sums import Sums
 from otel_limits.cli import main
 from otel_limits.core.events import Stop
-from otel_limits.ledger.database import Database
+from otel_limits.ledger import waiting_rows
 from otel_limits.ledger.reading import open_for_query
 from otel_limits.ledger.selection import Selection
 from otel_limits.ledger.spill import SpillFiles
@@ -113,11 +113,12 @@ def test_a_ledger_has_any_name_that_a_file_can_have(
     for address in (f"--ledger={name}", f"--ledger={tmp_path / name}"):
         answer = ask(capsys, "spend", address)[1]
         assert "4 calls add up" in answer["complete"], address
-        assert "are included" in answer["complete"]
+        assert not waiting.exists()
+    (waiting,) = spill(ledger, entry(), first=60).files()
     assert main(["ledger", "adopt", str(waiting), f"--into={name}"]) == 0
     assert "which now has its rows." in capsys.readouterr().out
     assert not waiting.exists()
-    assert len(ledger.calls()) == 4
+    assert len(ledger.calls()) == 6
 
 
 def test_input_that_stands_as_output_is_found(
@@ -345,30 +346,51 @@ def test_unmeasured_and_unpriced_shares_are_reported(
 # --- rows that wait -------------------------------------------------------------------------------
 
 
-def test_waiting_rows_are_in_the_answer_and_stay_where_they_are(
+def test_waiting_rows_are_taken_in_before_the_answer(
     faulty: None, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Asking writes nothing: neither the file nor its directory changes, and all is counted."""
+    """By a reader that may write, as by a process that records."""
     write(ledger.address, entry())
     spilled = spill(ledger, entry(agent="waits"), entry(agent="waits"))
-    before = {path: path.read_bytes() for path in ledger.path.parent.iterdir() if path.is_file()}
-    status, answer = ask(capsys, "verify")
-    assert status == 0
-    assert states(answer)["Rows pending in spill files"] == (6, "waiting")
     _, spend = ask(capsys, "spend", "--by", "agent")
     assert spend["totals"]["spend"]["tokens"] == 720
-    assert "6 rows wait in 1 spill file and are included" in spend["complete"]
-    _, stops = ask(capsys, "stops")
-    assert stops["totals"]["stops"]["invocations"] == 3
-    after = {path: path.read_bytes() for path in ledger.path.parent.iterdir() if path.is_file()}
-    assert after == before
-    assert len(spilled.files()) == 1
-    assert ask(capsys, "verify", "--stale", "10s")[0] == 1
+    assert "wait" not in spend["complete"]
+    assert spilled.files() == []
+    assert len(ledger.calls()) == 6
+    status, answer = ask(capsys, "verify", "--stale", "10s")
+    assert (status, states(answer)["Rows pending in spill files"]) == (0, (0, "ok"))
+
+
+def test_rows_that_cannot_be_taken_in_are_reported(
+    faulty: None, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With their number, place and reason; the answer is without them, and nothing changes."""
+    write(ledger.address, entry())
+    (path,) = spill(ledger, entry(agent="waits"), entry(agent="waits")).files()
+    before = path.read_bytes()
+    with ledger.locked():
+        status, answer = ask(capsys, "verify")
+        assert (status, states(answer)["Rows pending in spill files"]) == (0, (8, "waiting"))
+        (check,) = (each for each in answer["verify"] if each["found"] == 8)
+        assert check["why"] == f"not included (database is locked): {path}"
+        assert ask(capsys, "verify", "--stale", "10s")[0] == 1
+        assert main(["audit", "spend", "--format", "json"]) == 0
+        out, err = capsys.readouterr()
+        said = f"8 rows wait in {path} and are not included (database is locked)"
+        assert err == f"otel-limits: {said}.\n"
+        assert said in json.loads(out)["complete"]
+        assert json.loads(out)["totals"]["spend"]["tokens"] == 240
+    assert path.read_bytes() == before
+    assert ask(capsys, "spend")[1]["totals"]["spend"]["tokens"] == 720
 
 
 @pytest.mark.parametrize("made", [None, b"", "WAL"])
 def test_a_ledger_that_could_not_be_made_yet_is_what_waits_for_it(
-    faulty: None, ledger: LedgerFile, capsys: pytest.CaptureFixture[str], made: bytes | str | None
+    faulty: None,
+    ledger: LedgerFile,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    made: bytes | str | None,
 ) -> None:
     """No file, an empty one, or one without tables, as a full disk leaves them: all rows count."""
     spill(ledger, entry())
@@ -376,11 +398,14 @@ def test_a_ledger_that_could_not_be_made_yet_is_what_waits_for_it(
         change(ledger, "PRAGMA journal_mode = WAL")
     elif made is not None:
         ledger.path.write_bytes(b"")
-    before = sorted(path.name for path in ledger.path.parent.iterdir())
-    status, answer = ask(capsys, "verify")
-    assert (status, states(answer)["Rows pending in spill files"]) == (0, (3, "waiting"))
+    with monkeypatch.context() as patch:
+        patch.setattr(waiting_rows, "write_error", lambda _: "the disk is full")
+        before = sorted(path.name for path in ledger.path.parent.iterdir())
+        status, answer = ask(capsys, "verify")
+        assert (status, states(answer)["Rows pending in spill files"]) == (0, (4, "waiting"))
+        assert sorted(path.name for path in ledger.path.parent.iterdir()) == before
     assert ask(capsys, "spend")[1]["totals"]["spend"]["tokens"] == 240
-    assert sorted(path.name for path in ledger.path.parent.iterdir()) == before
+    assert not ledger.spills()
 
 
 def test_a_row_that_waits_and_is_there_counts_once(
@@ -404,13 +429,13 @@ def test_a_late_call_that_waits_is_in_the_totals_of_its_invocation(
         observer(event)
     observer.close()
     observer = LedgerObserver(ledger.address)
-    with outage():
-        observer(replace(told[1], number=3, at=NOW + 9))
-        observer.close()
-    status, answer = ask(capsys, "verify")
-    assert (status, states(answer)["Rows pending in spill files"]) == (0, (1, "waiting"))
+    observer.writer._database = Down(ledger)  # type: ignore[assignment]
+    observer(replace(told[1], number=3, at=NOW + 9))
+    observer.close()
+    assert ledger.spills()
     for question in ("spend", "stops"):
         assert ask(capsys, question)[1]["totals"][question]["tokens"] == 360
+    assert ask(capsys, "verify")[0] == 0
 
 
 def test_an_orphan_is_listed_and_adopted(

@@ -1,8 +1,14 @@
-"""A query sees rows that wait in spill files exactly as it sees them once they are restored."""
+"""A reader takes rows that wait in spill files into the ledger, or says how many wait."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -10,21 +16,21 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import sqlalchemy as sa
 
+from otel_limits.core.errors import LedgerError, LedgerMovedError
 from otel_limits.core.events import ModelCall
-from otel_limits.ledger import overlay
+from otel_limits.ledger import reading
 from otel_limits.ledger.database import Database
-from otel_limits.ledger.maintenance import pruned_row
+from otel_limits.ledger.maintenance import damages, pruned_row
+from otel_limits.ledger.quota_usage import charges_between
 from otel_limits.ledger.reading import open_for_query
 from otel_limits.ledger.rows import INVOCATIONS, LOST, MAINTENANCE
-from otel_limits.ledger.schema import TABLES
-from otel_limits.ledger.spill import SpillFiles, restore_spilled
+from otel_limits.ledger.schema import INVOCATION_TABLE, TABLES
+from otel_limits.ledger.spill import SpillFiles
 from otel_limits.observers.ledger import LedgerObserver
 from tests.ledger.book import DAY, NINE, Book, Call, Entry
 from tests.ledger.size import one
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.rows import Rows
     from tests.ledger.fixtures import LedgerFile
@@ -36,7 +42,7 @@ LATE: Final = 3
 def content(address: Address) -> tuple[dict[str, list[str]], int]:
     """Every row as a query sees it, without the database's own numbers; and how many wait."""
     with open_for_query(address) as (connection, waiting):
-        assert not waiting.unseen
+        assert not waiting.reason
         rows = {}
         for table in TABLES:
             columns = [each for each in table.c if each is not table.autoincrement_column]
@@ -71,7 +77,10 @@ def recorded_rows(address: Address) -> list[Rows]:
 
 
 def check_equivalence(address: Address, seed: int) -> None:
-    """Record some rows, spill others, and some twice; compare before and after restoring."""
+    """Record some rows, spill others, and some twice; a reader leaves what restoring leaves.
+
+    Two of the files belong to running processes, which restore them later.
+    """
     chance = random.Random(seed)  # noqa: S311
     events = recorded_rows(address)
 
@@ -85,24 +94,24 @@ def check_equivalence(address: Address, seed: int) -> None:
         # Operators end invocations in the database itself.
         lost = [(INVOCATIONS, {**end, "reason": LOST, "action": LOST}) for end in ends[:4]]
         database.write([*some(), *lost])
-        for _ in range(3):
-            spill = SpillFiles(address)
+        ended, *running = (SpillFiles(address) for _ in range(3))
+        for spill in (ended, *running):
             # Late calls come last, as each recounts what its invocation has until then.
             spill.append([*some(), *late], to_disk=False)
-            spill.seal()
-        waiting, number = content(address)
-        assert number > 0
-        for _ in restore_spilled(database, SpillFiles(address)):
-            pass
-    assert content(address) == (waiting, 0)
+        ended.seal()
+        taken, left = content(address)
+        assert left == 0
+        assert len(ended.files()) == len(running)
+        for spill in running:
+            for _ in spill.restore_own(database):
+                pass
+    assert not ended.files()
+    assert content(address) == (taken, 0)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_waiting_rows_are_seen_as_if_restored(
-    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    """Across portions: replays, ends of recorded invocations, late and renumbered calls, losses."""
-    monkeypatch.setattr(overlay, "PORTION", 7)
+def test_waiting_rows_are_seen_as_if_restored(ledger: LedgerFile, seed: int) -> None:
+    """Replays, ends of recorded invocations, late and renumbered calls, and losses."""
     check_equivalence(ledger.address, seed)
 
 
@@ -120,16 +129,148 @@ def test_real_end_wins_over_an_assumed_one_in_the_same_batch(
     assert [row["reason"] for row in ledger.invocations()] == ["end_turn"]
 
 
-def test_spilled_rows_are_counted_without_space_for_a_copy(
-    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A disk is often full when rows wait: the answer is without them, and says how many."""
+def spilled(ledger: LedgerFile, *numbers: int) -> SpillFiles:
+    """Make a process spill some invocations and go on running."""
+    spill = SpillFiles(ledger.address)
+    for number in numbers:
+        spill.append(one(number), to_disk=False)
+    return spill
+
+
+def test_file_of_a_running_process_stays(ledger: LedgerFile) -> None:
+    """Its rows are taken in, also those that it appends later; restoring them adds nothing."""
+    spill = spilled(ledger, 1)
+    (path,) = spill.files()
+    for number in (2, 3):
+        assert open_rows(ledger) == (number - 1, 0)
+        spill.append(one(number), to_disk=False)
+    with closing(Database(ledger.address)) as database:
+        assert sum(spill.restore_own(database)) == 3 * len(one(1))
+    assert not path.exists()
+    assert open_rows(ledger) == (3, 0)
+
+
+def open_rows(ledger: LedgerFile) -> tuple[int, int]:
+    """How many invocations an answer has, and how many rows it lacks."""
+    with open_for_query(ledger.address) as (connection, waiting):
+        (found,) = connection.execute(
+            sa.select(sa.func.count()).select_from(INVOCATION_TABLE)
+        ).one()
+        return found, waiting.rows
+
+
+def test_line_that_is_being_written_is_not_damaged(ledger: LedgerFile) -> None:
+    """A process appends while its file is read, and has half a line there."""
+    spill = spilled(ledger, 1)
+    (path,) = spill.files()
+    with path.open("ab") as file:
+        file.write(b'["otel_limits_invocations",{"id"')
+    with open_for_query(ledger.address) as (_, waiting):
+        assert (waiting.rows, waiting.damaged) == (0, 0)
+    assert path.exists()
+    spill.seal()
+
+
+def test_readers_at_the_same_time_count_rows_once(ledger: LedgerFile) -> None:
+    """One of them claims the file, and the others copy what it has."""
+    for number in range(40):
+        spilled(ledger, number).seal()
+    begin = threading.Barrier(3)
+
+    def ask() -> tuple[int, int]:
+        begin.wait()
+        while True:
+            with contextlib.suppress(LedgerMovedError):
+                return open_rows(ledger)
+
+    with ThreadPoolExecutor(3) as threads:
+        asked = [threads.submit(ask) for _ in range(3)]
+    assert [each.result() for each in asked] == [(40, 0)] * 3
+    assert not ledger.spills()
+    assert len(ledger.invocations()) == 40
+
+
+def test_rows_wait_while_the_ledger_is_locked(ledger: LedgerFile) -> None:
+    """The answer says how many, in which files, and why; later they are in it."""
     with closing(Database(ledger.address)) as database:
         database.write(one(0))
-    spill = SpillFiles(ledger.address)
-    spill.append(one(1), to_disk=False)
-    spill.seal()
-    monkeypatch.setattr(overlay, "SPOOLED_BYTES", 1)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    for number in range(1, 6):
+        spilled(ledger, number).seal()
+    with ledger.locked():
+        assert open_rows(ledger) == (1, 5 * len(one(1)))
+        with open_for_query(ledger.address) as (_, waiting):
+            first, second, third, *others = ledger.spills()
+            named = f"{first}, {second}, {third} and {len(others)} other files"
+            assert str(waiting) == (
+                f"{5 * len(one(1))} rows wait in {named} and are not included (database is locked)"
+            )
+    assert open_rows(ledger) == (6, 0)
+
+
+def test_reader_of_a_file_without_write_access_creates_no_files(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's file, in a directory where this user may create some."""
+    with closing(Database(ledger.address)) as database:
+        database.write(one(0))
+    spilled(ledger, 1).seal()
+    before = sorted(ledger.path.parent.iterdir())
+    monkeypatch.setattr("os.access", lambda path, _: os.path.isdir(path))  # noqa: PTH112
     with open_for_query(ledger.address) as (_, waiting):
-        assert (waiting.rows, waiting.unseen) == (len(one(1)), "No such file or directory")
+        assert waiting.rows == len(one(1))
+        assert waiting.reason == f"{ledger.path} cannot be written"
+    assert sorted(ledger.path.parent.iterdir()) == before
+
+
+def test_failing_write_leaves_the_rows_where_they_are(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E.g. on a full disk; the answer is without them."""
+    with closing(Database(ledger.address)) as database:
+        database.write(one(0))
+    spilled(ledger, 1).seal()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Database, "write", fail)
+    with open_for_query(ledger.address) as (_, waiting):
+        assert (waiting.rows, waiting.reason) == (len(one(1)), "No space left on device")
+        assert waiting.files == ledger.spills()
+
+
+def test_reader_upgrades_no_ledger(ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of an earlier version is refused, and its rows wait for an upgrade."""
+    with closing(Database(ledger.address)) as database:
+        database.write(one(0))
+    spilled(ledger, 1).seal()
+    monkeypatch.setattr(reading, "CURRENT", 2)
+    with (
+        pytest.raises(LedgerError, match="Run: otel-limits ledger upgrade"),
+        open_for_query(ledger.address),
+    ):
+        pass
+    assert len(ledger.spills()) == 1
+
+
+def test_quotas_are_not_rebuilt_without_waiting_rows(ledger: LedgerFile) -> None:
+    """Usage that waits would be missing for good: it is tried again."""
+    with closing(Database(ledger.address)) as database:
+        database.write(one(0))
+    spilled(ledger, 1).seal()
+    with ledger.locked(), pytest.raises(LedgerError, match="are not included"):
+        list(charges_between(ledger.address, 0, time.time()))
+    assert list(charges_between(ledger.address, 0, time.time())) == []
+
+
+def test_damaged_lines_of_an_ended_process_are_recorded(faulty: None, ledger: LedgerFile) -> None:
+    """As by a writer, which keeps the file for an audit."""
+    spill = spilled(ledger, 1)
+    spill.seal()
+    (path,) = spill.files()
+    with path.open("ab") as file:
+        file.write(b"torn\n")
+    with open_for_query(ledger.address) as (connection, waiting):
+        assert (waiting.rows, waiting.damaged) == (0, 0)
+        assert [each.lines for each in damages(connection)] == [1]
+    assert path.with_suffix(".damaged").exists()
