@@ -54,7 +54,7 @@ class Closes:
         from otel_limits.ledger.closing import broken_links, compare, read_close
 
         # Here, as most commands of `otel-limits` need no database.
-        from otel_limits.ledger.database import DatabaseError, reason_of
+        from otel_limits.ledger.engines import DatabaseError, reason_of
 
         closes = [read_close(path) for path in files]
         self.files = files

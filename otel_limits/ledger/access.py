@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
-from otel_limits.ledger.database import DatabaseError, make_engine, reason_of
+from otel_limits.ledger.engines import DatabaseError, make_engine, reason_of
 from otel_limits.ledger.schema import INVOCATION_TABLE
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from otel_limits.ledger.database import insert
+from otel_limits.ledger.insertion import insert
 from otel_limits.ledger.maintenance import declared_lost_row
 from otel_limits.ledger.rows import LOST, portions
 from otel_limits.ledger.schema import (

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from otel_limits.ledger.database import insertable_columns
 from otel_limits.ledger.rows import portions
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
@@ -18,6 +17,7 @@ from otel_limits.ledger.schema import (
     QUOTA_CHANGE_TABLE,
     RUNS,
     TOOL_CALL_TABLE,
+    insertable_columns,
 )
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.events import HALTED
-from otel_limits.ledger.database import DatabaseError
+from otel_limits.ledger.engines import DatabaseError
 from otel_limits.ledger.reading import open_for_query
 from otel_limits.ledger.rows import LOST, MAX_INTEGER, UNKNOWN_SIZE
 from otel_limits.ledger.schema import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError, LedgerMovedError, NewerLedgerError
-from otel_limits.ledger.database import BUSY_SECONDS, make_engine
+from otel_limits.ledger.engines import BUSY_SECONDS, make_engine
 from otel_limits.ledger.spill import SpillFiles
 from otel_limits.ledger.upgrades import CURRENT, migrate, version_of
 from otel_limits.ledger.waiting_rows import WaitingRows, restore_waiting_rows

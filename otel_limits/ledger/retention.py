@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from otel_limits.ledger.database import insert
+from otel_limits.ledger.insertion import insert
 from otel_limits.ledger.maintenance import pruned_row
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,

@@ -260,3 +260,12 @@ CALL_TOKENS: Final = CALLS.input_tokens + CALLS.output_tokens
 RUN_TOKENS: Final = RUNS.input_tokens + RUNS.output_tokens
 IS_UNPRICED: Final = CALLS.price_pico.is_(None) & (CALL_TOKENS > 0)
 """A call without tokens cannot lack a price."""
+
+
+def insertable_columns(table: sa.Table) -> list[str]:
+    """Columns that a row provides. The database fills in the others."""
+    return [
+        column.name
+        for column in table.columns
+        if column.computed is None and column is not table.autoincrement_column
+    ]

@@ -8,11 +8,13 @@ restores its rows.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import importlib
 import importlib.util
 import json
 import logging
+import operator
 import os
 import threading
 import uuid
@@ -21,12 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+import sqlalchemy as sa
+
 from otel_limits.ledger import files
 from otel_limits.ledger.address import database_of
-from otel_limits.ledger.database import Database, complete, identity
+from otel_limits.ledger.database import Database, identity
 from otel_limits.ledger.maintenance import damaged_row
-from otel_limits.ledger.rows import MAINTENANCE, RECOUNTS, portions
-from otel_limits.ledger.schema import METADATA
+from otel_limits.ledger.rows import MAINTENANCE, MAX_INTEGER, RECOUNTS, portions
+from otel_limits.ledger.schema import METADATA, insertable_columns
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
@@ -442,3 +446,57 @@ def _row_of(parsed: Any) -> tuple[str, Row] | None:
     except (ValueError, TypeError):
         return None
     return None if whole is None else (table, whole)
+
+
+def complete(table_name: str, row: Row) -> Row | None:
+    """Complete a row that was read from a file with exactly the columns of this version.
+
+    Returns:
+        The row; `None` if a required value is missing or has another type. A database would
+        reject such a row, and with it the whole transaction.
+    """
+    if table_name == RECOUNTS:
+        return row if isinstance(row.get("id"), str) else None
+    names, values_of = _columns(table_name)
+    try:
+        values = values_of(row)
+    except KeyError:  # of another version, or damaged
+        row = {name: row.get(name) for name in names}
+        values = values_of(row)
+    places = _integers(table_name, tuple(map(type, values)))
+    if places is None:
+        return None
+    integers = [values[place] for place in places]
+    if integers and (max(integers) > MAX_INTEGER or min(integers) < -MAX_INTEGER):
+        return None
+    return row if len(row) == len(names) else dict(zip(names, values, strict=True))
+
+
+@functools.lru_cache
+def _columns(table_name: str) -> tuple[list[str], Callable[[Row], tuple[Any, ...]]]:
+    """Return the columns of a row, and a function that returns their values."""
+    names = insertable_columns(METADATA.tables[table_name])
+    return names, operator.itemgetter(*names)
+
+
+# Cached, since a million rows have few combinations of types.
+@functools.lru_cache(maxsize=1_000)
+def _integers(table_name: str, types: tuple[type, ...]) -> tuple[int, ...] | None:
+    """Return the places of integers among values of these types; `None` if a type does not fit.
+
+    Checked here, because SQLite stores any type in any column.
+    """
+    table, names = METADATA.tables[table_name], _columns(table_name)[0]
+    places = []
+    for place, (name, found) in enumerate(zip(names, types, strict=True)):
+        column = table.columns[name]
+        is_text = isinstance(column.type, sa.Text)
+        if found is type(None):
+            fits = bool(column.nullable)
+        else:
+            fits = found is str if is_text else issubclass(found, int)
+            if not is_text:
+                places.append(place)
+        if not fits:
+            return None
+    return tuple(places)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger import files
 from otel_limits.ledger.access import write_error
-from otel_limits.ledger.database import Database, DatabaseError, reason_of
+from otel_limits.ledger.database import Database
+from otel_limits.ledger.engines import DatabaseError, reason_of
 from otel_limits.ledger.rows import RECOUNTS
 from otel_limits.ledger.spill import SpillFiles, restore_spilled, rows_in
 

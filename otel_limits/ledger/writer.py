@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.ledger import retention
-from otel_limits.ledger.database import Database, reason_of
+from otel_limits.ledger.engines import reason_of
 from otel_limits.ledger.maintenance import dropped_row
 from otel_limits.ledger.pending import MAX_KEPT, PendingRows
 from otel_limits.ledger.rows import MAINTENANCE, microseconds
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
+    from otel_limits.ledger.database import Database
     from otel_limits.ledger.rows import Rows
 
 logger = logging.getLogger("otel_limits")

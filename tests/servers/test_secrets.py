@@ -13,7 +13,8 @@ import pytest
 from otel_limits.cli.doctor import runaway
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.ledger.address import parse
-from otel_limits.ledger.database import Database, DatabaseError, reason_of
+from otel_limits.ledger.database import Database
+from otel_limits.ledger.engines import DatabaseError, reason_of
 from otel_limits.quotas.store import StoreError, StorePlace
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.runtime.enable import enable_leniently

@@ -26,6 +26,7 @@ from otel_limits import Limits, disable, enable
 from otel_limits.cli import main
 from otel_limits.core.internal_errors import LOG_INTERVAL_SECONDS
 from otel_limits.ledger import database as database_module
+from otel_limits.ledger import engines
 from otel_limits.ledger import pending as pending_module
 from otel_limits.ledger import writer as writer_module
 from otel_limits.ledger.spill import SpillFiles, restore_spilled
@@ -48,7 +49,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry a broken database immediately, so that a test need not wait."""
     monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(writer_module, "RESTORE_SECONDS", 0.05)
-    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(engines, "BUSY_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -402,7 +403,7 @@ def test_rows_in_memory_are_written_at_exit_after_recovery(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A program may end before the database would have been tried again."""
-    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(engines, "BUSY_SECONDS", 0.05)
     monkeypatch.setattr(SpillFiles, "_create", lambda *_: open_nothing())
     enable()
     worker("go")
@@ -508,9 +509,7 @@ def test_long_lock_does_not_delay_agents(
     ledger: LedgerFile, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends while the lock is held and the write still waits, and the event loop turns."""
-    monkeypatch.setattr(
-        database_module, "BUSY_SECONDS", 60.0
-    )  # longer than any caller may wait for it
+    monkeypatch.setattr(engines, "BUSY_SECONDS", 60.0)  # longer than any caller may wait for it
     waits, has_ended = threading.Event(), threading.Event()
     write = database_module.Database.write
 

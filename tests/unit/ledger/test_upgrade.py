@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.cli import main
-from otel_limits.ledger import database as database_module
-from otel_limits.ledger import reading
+from otel_limits.ledger import engines, reading
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.reading import is_damaged
 from otel_limits.ledger.upgrades import CURRENT, UNRELEASED, UPGRADES
@@ -137,7 +136,7 @@ def test_concurrent_openers_upgrade_once(
 ) -> None:
     """Both read the earlier version before either upgrades; the second finds the work done."""
     both_have_looked = threading.Barrier(2)
-    writing = database_module.writing
+    writing = engines.writing
     done: list[str] = []
 
     @contextmanager
@@ -154,7 +153,7 @@ def test_concurrent_openers_upgrade_once(
         open_as_later_version(ledger.address, upgrade)
         done.append("opened")
 
-    monkeypatch.setattr(database_module, "writing", together)
+    monkeypatch.setattr(engines, "writing", together)
     threads = [threading.Thread(target=open_it) for _ in range(2)]
     for thread in threads:
         thread.start()
