@@ -56,7 +56,7 @@ OWN_DIGEST: Final = "digest"
 EPOCH: Final = date(1970, 1, 1)
 
 PORTION: Final = 2_000
-"""Rows fetched together from a server."""
+"""Rows fetched together."""
 
 DIGEST: Final = 32
 INDEXED: Final = 6
@@ -111,23 +111,15 @@ class Sealed:
         formatted = sa.cast(sa.func.json_array(*self.columns), sa.LargeBinary)
         columns = (formatted,) if is_sqlite else self.columns
         days = (self.at // DAY_MICROSECONDS, *prices)
-        compiled = (
-            sa.select(*days, *columns)
-            .select_from(source)
-            .where(within, *which)
-            .compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
-        )
-        # Without SQLAlchemy's processing of each value, which takes as long as the digest.
+        statement = sa.select(*days, *columns).select_from(source).where(within, *which)
+        result = connection.execute(statement, execution_options={"yield_per": PORTION})
+        rows = itertools.chain.from_iterable(result.partitions())
         if is_sqlite:
-            driver: Any = connection.connection.driver_connection
-            yield from driver.execute(str(compiled))
+            yield from rows
             return
         encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-        in_portions = {"yield_per": PORTION}
-        result = connection.exec_driver_sql(str(compiled), execution_options=in_portions)
-        for portion in result.partitions():
-            for day, price, saved, *values in portion:
-                yield day, price, saved, encode(values).encode()
+        for day, price, saved, *values in rows:
+            yield day, price, saved, encode(values).encode()
 
 
 def _columns(table: sa.Table, *left_out: str) -> tuple[sa.ColumnElement[Any], ...]:
