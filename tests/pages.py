@@ -74,7 +74,7 @@ SUBPROCESS_COMMANDS: Final = frozenset({"run", "doctor", "autoload", "demo"})
 THIRD_PARTY: Final = frozenset(
     {"pip", "docker", "kubectl", "pytest", "ruff", "python", "opentelemetry-instrument"}
     | {"ACL", ".ci/run", ".ci/nightly", "gunicorn", "uvicorn", "celery", "sam", "aws", "jupyter"}
-    | {"pg_dump", "pg_restore"}
+    | {"pg_dump", "pg_restore", "sqlite3", "mkdir", "mv", "umask"}
 )
 """Third-party programs and Redis commands. Other tests run them where possible."""
 STORE: Final = "redis://localhost:6379/0"
@@ -103,11 +103,10 @@ LEDGER: Final = "otel-limits/ledger.db"
 """The default ledger, below `XDG_DATA_HOME`."""
 EXAMPLES: Final = {
     "TRACE_ID": "46c92cc11afc5aea4e7604fc9686e247",
-    "CORRUPT": LEDGER,
     "LEDGER": LEDGER,
     "FILE": "ledger-0.spill-1-0.jsonl",
 }
-"""Values of placeholders: a trace of the example ledger, the ledger itself, and a spill file."""
+"""Values of placeholders: a trace of the example ledger, the ledger, and a spill file."""
 SPAN: Final = {
     "traceId": "5b8efff798038103d269b633813fc60c",
     "spanId": "eee19b7ec3c1b174",

@@ -37,10 +37,8 @@ def can_recover() -> bool:
 def shown(command: str) -> str:
     """The line of the page that has a command of the shell."""
     page = (resources.files("otel_limits.docs") / "ledger.md").read_text(encoding="utf-8")
-    (line,) = re.findall(
-        rf"^\(umask 077; sqlite3 .* {re.escape(command)} .*\)$", page, re.MULTILINE
-    )
-    return str(line)
+    (line,) = re.findall(rf"^sqlite3 .* {re.escape(command)} .*$", page, re.MULTILINE)
+    return f"umask 077; {line}"
 
 
 def damage(ledger: LedgerFile) -> None:
