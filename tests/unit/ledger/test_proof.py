@@ -23,6 +23,7 @@ from otel_limits.audit.sums import Sums
 from otel_limits.cli import main
 from otel_limits.core.events import Stop
 from otel_limits.ledger import waiting_rows
+from otel_limits.ledger.database import Database
 from otel_limits.ledger.reading import open_for_query
 from otel_limits.ledger.selection import Selection
 from otel_limits.ledger.spill import SpillFiles
@@ -429,9 +430,9 @@ def test_a_late_call_that_waits_is_in_the_totals_of_its_invocation(
         observer(event)
     observer.close()
     observer = LedgerObserver(ledger.address)
-    observer.writer._database = Down(ledger)  # type: ignore[assignment]
-    observer(replace(told[1], number=3, at=NOW + 9))
-    observer.close()
+    with outage():
+        observer(replace(told[1], number=3, at=NOW + 9))
+        observer.close()
     assert ledger.spills()
     for question in ("spend", "stops"):
         assert ask(capsys, question)[1]["totals"][question]["tokens"] == 360
