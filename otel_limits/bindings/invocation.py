@@ -19,7 +19,7 @@ from otel_limits.bindings.span_writer import write_end, write_halt, write_warnin
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
-from otel_limits.core.stop_json import marker
+from otel_limits.core.stop_json import marked_stop
 from otel_limits.runs.current import CURRENT, TASK_SCOPE, current_scope, for_threads
 from otel_limits.runs.run import Run
 
@@ -245,12 +245,12 @@ class InvocationInProgress(Admission):
         """
         return None
 
-    def with_marker(self, result: Any, stop: Mapping[str, Any]) -> Any:  # noqa: ARG002
+    def with_marker(self, result: Any, marker: Mapping[str, Any]) -> Any:  # noqa: ARG002
         """Return the result of a halted agent with the stop, where `marker_of` finds it.
 
         Args:
             result: The result.
-            stop: The stop, as JSON values. `reason` is its reason.
+            marker: The stop, as JSON values. `reason` is its reason.
         """
         return result
 
@@ -283,7 +283,9 @@ class InvocationInProgress(Admission):
 
     @suppress_errors("binding")
     def _marked(self, result: Any, verdict: Verdict, *, synthetic: bool) -> Any:
-        return self.with_marker(result, marker(self.run.stop(verdict.reason), synthetic=synthetic))
+        return self.with_marker(
+            result, marked_stop(self.run.stop(verdict.reason), synthetic=synthetic)
+        )
 
     # --- its turns --------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def stop_to_json(stop: Stop) -> dict[str, Any]:
     }
 
 
-def marker(stop: Stop, *, synthetic: bool) -> dict[str, Any]:
+def marked_stop(stop: Stop, *, synthetic: bool) -> dict[str, Any]:
     """Return what a binding writes into the result of a halt.
 
     Args:

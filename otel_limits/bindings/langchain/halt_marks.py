@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.stop_json import MARKER, marker
+from otel_limits.core.stop_json import MARKER, marked_stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ def mark(message: Any, stop: Stop, *, synthetic: bool) -> None:
     """Write `stop` into a message's `response_metadata`, which no client sends to its vendor."""
     message.response_metadata = {
         **message.response_metadata,
-        MARKER: marker(stop, synthetic=synthetic),
+        MARKER: marked_stop(stop, synthetic=synthetic),
     }
 
 
@@ -40,7 +40,7 @@ def mark_inner(message: Any, stops: Iterable[Stop], *, synthetic: bool) -> None:
         stops: The stops.
         synthetic: Its content is the text of a halt.
     """
-    kept = [marker(stop, synthetic=synthetic) for stop in stops]
+    kept = [marked_stop(stop, synthetic=synthetic) for stop in stops]
     message.response_metadata = {**message.response_metadata, INNER: kept}
 
 

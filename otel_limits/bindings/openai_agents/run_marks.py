@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.stop_json import MARKER, marker
+from otel_limits.core.stop_json import MARKER, marked_stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ INNER: Final = "otel_limits_called"
 
 def mark(result: Any, stop: Stop, *, synthetic: bool) -> None:
     """Write `stop` into a run's result."""
-    setattr(result, MARKER, marker(stop, synthetic=synthetic))
+    setattr(result, MARKER, marked_stop(stop, synthetic=synthetic))
 
 
 def mark_inner(result: Any, stops: Iterable[tuple[Stop, bool]]) -> None:
@@ -31,7 +31,7 @@ def mark_inner(result: Any, stops: Iterable[tuple[Stop, bool]]) -> None:
         result: The result.
         stops: Each stop, and whether the output is the text of that halt.
     """
-    setattr(result, INNER, [marker(stop, synthetic=synthetic) for stop, synthetic in stops])
+    setattr(result, INNER, [marked_stop(stop, synthetic=synthetic) for stop, synthetic in stops])
 
 
 def marker_of(result: Any) -> Mapping[str, Any] | None:
