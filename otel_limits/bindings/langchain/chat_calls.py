@@ -21,7 +21,7 @@ from otel_limits.bindings.langchain.chat_readers import (
     messages_in,
     usage_of,
 )
-from otel_limits.bindings.langchain.graph_path import GraphPath
+from otel_limits.bindings.langchain.graph_invocation import GraphInvocation
 from otel_limits.bindings.langchain.graph_questions import ask, unanswered
 from otel_limits.bindings.langchain.halt_marks import mark
 from otel_limits.bindings.langchain.inner_streams import AnswerEndedError, AnswerReader, with_reader
@@ -122,7 +122,7 @@ def _read(
         return None
     given, rest = (options[keyword], ()) if keyword else (args[0], args[1:])
     messages = list(given) if has_several else [given]
-    path, run = scope_of_task(GraphPath)
+    path, run = scope_of_task(GraphInvocation)
     if run is None:
         return None
     if is_own and UNREAD.get() is model:
@@ -179,7 +179,7 @@ class ChatRequest(ModelCallInProgress):
         "checkpointer=InMemorySaver()."
     )
 
-    path: GraphPath | None
+    path: GraphInvocation | None
     messages: list[Any] = field(kw_only=True)
     """The conversations, as LangChain's method takes them."""
     options: dict[str, Any] = field(kw_only=True)
@@ -311,7 +311,7 @@ class ChatRequest(ModelCallInProgress):
         self._note_obstacle(path)
 
     @suppress_errors("binding")
-    def _note_obstacle(self, path: GraphPath) -> None:
+    def _note_obstacle(self, path: GraphInvocation) -> None:
         if path.may_wrap_up and not path.wrapped_up:
             self.obstacle = obstacle_to_last_answer(path, self.options)
 

@@ -14,7 +14,7 @@ from langgraph.errors import GraphInterrupt
 from langgraph.types import Command, Interrupt
 
 from otel_limits.bindings.extensions import question
-from otel_limits.bindings.langchain.graph_path import UNANSWERED, LimitQuestion
+from otel_limits.bindings.langchain.graph_invocation import UNANSWERED, LimitQuestion
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.core.internal_errors import suppress_errors, suppress_errors_async
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from langgraph.types import StateSnapshot
 
-    from otel_limits.bindings.langchain.graph_path import GraphPath
+    from otel_limits.bindings.langchain.graph_invocation import GraphInvocation
     from otel_limits.core.policy import Verdict
 
 NAME: Final = "otel_limits"
@@ -127,7 +127,7 @@ def _is_id(key: object) -> bool:
     return isinstance(key, str) and INTERRUPT_ID.fullmatch(key) is not None
 
 
-def can_ask(graph: Any, configurable: Mapping[str, Any], parent: GraphPath | None) -> bool:
+def can_ask(graph: Any, configurable: Mapping[str, Any], parent: GraphInvocation | None) -> bool:
     """Return whether a graph can be interrupted, and resumed later.
 
     Args:
@@ -144,7 +144,7 @@ def can_ask(graph: Any, configurable: Mapping[str, Any], parent: GraphPath | Non
 
 
 @suppress_errors("binding")
-def unanswered(path: GraphPath) -> GraphInterrupt | None:
+def unanswered(path: GraphInvocation) -> GraphInterrupt | None:
     """Return the interrupt that a model call must wait for, if any."""
     task = _task()
     if path.question is None:
@@ -155,7 +155,7 @@ def unanswered(path: GraphPath) -> GraphInterrupt | None:
 
 
 @suppress_errors("binding")
-def ask(path: GraphPath, verdict: Verdict) -> GraphInterrupt | None:
+def ask(path: GraphInvocation, verdict: Verdict) -> GraphInterrupt | None:
     """Return the interrupt with the question whether a limit may be extended.
 
     Only one call of an invocation asks. Others wait with their nodes for the answer.
@@ -171,7 +171,7 @@ def ask(path: GraphPath, verdict: Verdict) -> GraphInterrupt | None:
     return _interruption(path, task)
 
 
-def _interruption(path: GraphPath, task: str) -> GraphInterrupt | None:
+def _interruption(path: GraphInvocation, task: str) -> GraphInterrupt | None:
     """Return the question for its own node, and an empty interrupt for any other one."""
     if path.question is None:
         return None

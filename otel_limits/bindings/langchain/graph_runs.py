@@ -19,10 +19,10 @@ from otel_limits.bindings.extensions import declined_verdict, extend
 from otel_limits.bindings.gateways import chain_of, members_of
 from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.graph_events import ends_of_task
-from otel_limits.bindings.langchain.graph_path import (
+from otel_limits.bindings.langchain.graph_invocation import (
     UNANSWERED,
     GraphHaltedError,
-    GraphPath,
+    GraphInvocation,
     LimitQuestion,
 )
 from otel_limits.bindings.langchain.graph_questions import Resumed, aresumed, can_ask, resumed
@@ -166,7 +166,7 @@ async def _asave(graph: Any, saved: Saved) -> None:
 @suppress_errors("binding")
 def _begun(
     graph: Any, config: Any, options: Mapping[str, Any], resume: Resumed | None
-) -> GraphInvocation | None:
+) -> GraphCall | None:
     """Begin an invocation; `None` if graphs are not limited."""
     host = LANGCHAIN.host
     if host is None or not host.is_on:
@@ -174,10 +174,10 @@ def _begun(
     host.prepare(has_own=False)
     stream = GraphStream(graph, config, options)
     questions = () if resume is None else resume.questions
-    return GraphInvocation(graph, merge_configs(graph.config, config), stream, questions)
+    return GraphCall(graph, merge_configs(graph.config, config), stream, questions)
 
 
-class GraphInvocation:
+class GraphCall:
     """One call of a graph."""
 
     def __init__(
@@ -202,7 +202,7 @@ class GraphInvocation:
         if TASK in within and parent is not None:
             questions = parent.questions
         policy, declined = _answered(host.policy(name), name, within, questions)
-        self.path = GraphPath.start(
+        self.path = GraphInvocation.start(
             host,
             name,
             policy=policy,
@@ -423,11 +423,11 @@ class GraphInvocation:
         return self.path.raised_error()
 
 
-def _graph_around() -> GraphPath | None:
+def _graph_around() -> GraphInvocation | None:
     """Return the invocation that begins another one."""
     around = current_scope()[0]
     path = around.state if isinstance(around, Run) else None
-    return path if isinstance(path, GraphPath) else None
+    return path if isinstance(path, GraphInvocation) else None
 
 
 def _answered(

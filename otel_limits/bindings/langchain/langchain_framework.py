@@ -113,9 +113,9 @@ class LangChainFramework(BaseFramework):
         """Stop tracking graphs. No graph has its own limits."""
         self._is_on = False
         # Looked up, not imported: without the module, no graph was ever tracked.
-        module = sys.modules.get(f"{__package__}.graph_path")
+        module = sys.modules.get(f"{__package__}.graph_invocation")
         if module is not None:
-            module.GraphPath.abort_all()
+            module.GraphInvocation.abort_all()
         self.patches.restore()
         return False
 

@@ -16,7 +16,7 @@ from langgraph.graph import END
 from langgraph.graph.state import CompiledStateGraph
 
 if TYPE_CHECKING:
-    from otel_limits.bindings.langchain.graph_path import GraphPath
+    from otel_limits.bindings.langchain.graph_invocation import GraphInvocation
 
 BUILDERS: Final = (
     ("langchain.agents", "create_agent"),
@@ -36,7 +36,7 @@ FREE: Final = ("", "auto", "none")
 """Values of `tool_choice` that let the model answer with text."""
 
 
-def obstacle_to_last_answer(path: GraphPath, options: Mapping[str, Any]) -> str:
+def obstacle_to_last_answer(path: GraphInvocation, options: Mapping[str, Any]) -> str:
     """Return why a model call cannot be the last answer, for the operator; empty if it can.
 
     Args:
@@ -47,7 +47,7 @@ def obstacle_to_last_answer(path: GraphPath, options: Mapping[str, Any]) -> str:
     return f"No final answer was requested: {reason}." if reason else ""
 
 
-def _reason_against(path: GraphPath, options: Mapping[str, Any]) -> str:
+def _reason_against(path: GraphInvocation, options: Mapping[str, Any]) -> str:
     graph, run = path.graph, path.run
     node = str((ensure_config().get("metadata") or {}).get("langgraph_node", ""))
     place = f"the call in node {node!r}" if node else "the call"

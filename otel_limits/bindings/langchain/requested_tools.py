@@ -8,7 +8,7 @@ from langchain_core.messages import ToolMessage
 from langgraph.errors import GraphBubbleUp
 
 from otel_limits.bindings.langchain.chat_readers import text_of
-from otel_limits.bindings.langchain.graph_path import GraphPath
+from otel_limits.bindings.langchain.graph_invocation import GraphInvocation
 from otel_limits.bindings.langchain.halt_marks import mark_inner
 from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool, follow_tool_async
 from otel_limits.runs.current import current_scope
@@ -28,7 +28,7 @@ def _begun(tool: Any, asked: Any, *_: Any, **options: Any) -> RunningGraphTool |
     identity = options.get("tool_call_id")
     run, scope = current_scope()
     path = getattr(run, "state", None)
-    if identity is None or not isinstance(path, GraphPath) or path.run.finished:
+    if identity is None or not isinstance(path, GraphInvocation) or path.run.finished:
         return None
     if scope is not None and scope.owner is run:  # a tool that runs another one itself
         return None
@@ -47,7 +47,9 @@ track_arun = follow_tool_async(_begun)
 class RunningGraphTool(ToolCallInProgress):
     """One call of a tool of LangChain."""
 
-    def __init__(self, path: GraphPath, requested: RequestedTool, identity: str, tool: Any) -> None:
+    def __init__(
+        self, path: GraphInvocation, requested: RequestedTool, identity: str, tool: Any
+    ) -> None:
         """Begin the call."""
         super().__init__(path, requested, is_answer=tool.return_direct)
         self._identity = identity

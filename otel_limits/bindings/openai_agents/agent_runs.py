@@ -22,7 +22,7 @@ HANDOFF: Final = "handoff"
 
 
 @dataclass(slots=True, eq=False)
-class AgentPath(InvocationInProgress):
+class AgentInvocation(InvocationInProgress):
     """The invocation of one agent within a run."""
 
     agent_run: AgentRun = field(kw_only=True)
@@ -38,7 +38,7 @@ class AgentPath(InvocationInProgress):
     """True if the final output is our text."""
 
     @property
-    def enders(self) -> tuple[AgentPath, ...]:
+    def enders(self) -> tuple[AgentInvocation, ...]:
         """The active agent and the first one, whose invocation contains those of all others."""
         root = self.agent_run.root
         return (self,) if self is root else (self, root)
@@ -89,8 +89,8 @@ class AgentRun:
         self.root = self.active = self._begin(agent)
         self._paths = {agent: self.root}
 
-    def _begin(self, agent: str) -> AgentPath:
-        return AgentPath.start(
+    def _begin(self, agent: str) -> AgentInvocation:
+        return AgentInvocation.start(
             self._host,
             agent,
             attributes=self.attributes,
@@ -109,7 +109,7 @@ class AgentRun:
         self.active = path
 
     @property
-    def ended(self) -> AgentPath | None:
+    def ended(self) -> AgentInvocation | None:
         """The invocation whose limit or kill ends the run, if any."""
         return next((each for each in self.active.enders if each.verdict is not None), None)
 
@@ -156,7 +156,7 @@ class AgentRun:
             path.finish(reason, path.error)
 
 
-def path_of_task() -> AgentPath | None:
+def active_of_task() -> AgentInvocation | None:
     """Return the active agent of the run in whose own task the code runs, outside of its tools."""
-    path = invocation_of_task(AgentPath)
+    path = invocation_of_task(AgentInvocation)
     return None if path is None else path.agent_run.active

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.openai_agents.agent_runs import AgentPath
+from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation
 from otel_limits.bindings.openai_agents.limit_questions import NAME
 from otel_limits.bindings.openai_agents.model_readers import arguments_of
 from otel_limits.bindings.openai_agents.private_sdk_names import IS_ERROR, OUTPUT, refused_result
@@ -28,7 +28,7 @@ def _begun(**call: Any) -> RunningFunctionTool | None:
     """Begin a tool call; `None` if its run is not tracked."""
     run, scope = current_scope()
     path = getattr(run, "state", None)
-    if not isinstance(path, AgentPath) or path.agent_run.root.run.finished:
+    if not isinstance(path, AgentInvocation) or path.agent_run.root.run.finished:
         return None
     if call["function_tool"].name == NAME:  # our question
         return None
@@ -61,7 +61,7 @@ track_invocation = follow_tool_async(_begun)
 class RunningFunctionTool(ToolCallInProgress):
     """One call of a function tool. An exception of it ends the run."""
 
-    path: AgentPath
+    path: AgentInvocation
 
     def refused(self, note: str) -> Any:
         """Return the result of a call that must not run."""

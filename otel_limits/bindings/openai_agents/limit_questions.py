@@ -17,7 +17,7 @@ from agents.models.fake_id import FAKE_RESPONSES_ID
 from openai.types.responses import ResponseFunctionToolCall
 
 from otel_limits.bindings.extensions import declined_verdict, question
-from otel_limits.bindings.openai_agents.agent_runs import AgentPath, path_of_task
+from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation, active_of_task
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
@@ -58,7 +58,7 @@ def _can_ask(agent: Any) -> bool:
     host = OPENAI_AGENTS.host
     if host is None or not host.is_on or getattr(agent, "tool_use_behavior", "") != RUN_AGAIN:
         return False
-    path = path_of_task()
+    path = active_of_task()
     if path is not None and path.run.invocation.agent == agent.name:
         return path.run.policy.action == "ask"
     return host.policy(agent.name).action == "ask"
@@ -67,7 +67,7 @@ def _can_ask(agent: Any) -> bool:
 @suppress_errors("binding")
 def _is_asked() -> bool:
     """Return whether the run answers a question, which may be older than today's policy."""
-    path = path_of_task()
+    path = active_of_task()
     return path is not None and bool(path.agent_run.questions)
 
 
@@ -85,7 +85,7 @@ def _question_tool() -> FunctionTool:
 
 async def _approved(context: Any, _: str) -> str:
     """Note that a human has approved. The run that does so is a new invocation."""
-    if (path := path_of_task()) is not None:
+    if (path := active_of_task()) is not None:
         path.agent_run.questions.pop(context.tool_call_id, None)
     return "approved"
 
@@ -98,7 +98,7 @@ def can_ask(request: RequestArguments) -> bool:
     return any(tool.name == NAME for tool in request["tools"] or ())
 
 
-def question_item(path: AgentPath, verdict: Verdict) -> ResponseFunctionToolCall:
+def question_item(path: AgentInvocation, verdict: Verdict) -> ResponseFunctionToolCall:
     """Return the call of our tool, with the question as its arguments."""
     invocation = path.run.invocation
     breach: Breach = verdict.breach  # type: ignore[assignment]  # only these can be extended
@@ -130,7 +130,7 @@ def note_questions(agent_run: AgentRun, given: Any) -> None:
 
 
 @suppress_errors("binding")
-def hide_questions(request: RequestArguments, path: AgentPath | None) -> None:
+def hide_questions(request: RequestArguments, path: AgentInvocation | None) -> None:
     """Remove our tool, its calls and their results from a request; decide on a declined one."""
     request["tools"] = [tool for tool in request["tools"] or () if tool.name != NAME]
     given = request["input"]

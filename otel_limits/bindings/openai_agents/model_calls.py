@@ -15,7 +15,7 @@ from otel_limits.bindings.model_call import (
     follow_async,
     follow_parts_async,
 )
-from otel_limits.bindings.openai_agents.agent_runs import AgentPath
+from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation
 from otel_limits.bindings.openai_agents.halt_responses import (
     TEXT,
     error_of,
@@ -61,7 +61,7 @@ ITEM_DONE: Final = "response.output_item.done"
 
 def _request(model: Any, *args: Any, **options: Any) -> ModelRequest | None:
     """Describe a model call; `None` if it belongs to no run."""
-    path, run = scope_of_task(AgentPath)
+    path, run = scope_of_task(AgentInvocation)
     if run is None:
         return None
     if path is not None:
@@ -110,7 +110,7 @@ class ModelRequest(ModelCallInProgress):
         "tool_use_behavior is run_llm_again."
     )
 
-    path: AgentPath | None
+    path: AgentInvocation | None
     arguments: RequestArguments = field(kw_only=True)
     previous_response_id: str | None = field(default=None, kw_only=True)
     """The ID of the last response that is stored at the vendor, if any."""
@@ -248,7 +248,7 @@ class ModelRequest(ModelCallInProgress):
         return message_of(text or TEXT)
 
     @property
-    def _halted_path(self) -> AgentPath:
+    def _halted_path(self) -> AgentInvocation:
         """The invocation whose halt ends the run."""
         assert self.path is not None  # side calls are never halted
         return self.path.agent_run.ended or self.path

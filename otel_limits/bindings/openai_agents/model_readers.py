@@ -21,7 +21,7 @@ from otel_limits.usage.text import MESSAGE, as_json, tokens_of_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from otel_limits.bindings.openai_agents.agent_runs import AgentPath
+    from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation
     from otel_limits.bindings.openai_agents.model_requests import RequestArguments
     from otel_limits.core.usage import UsageRecord
 
@@ -50,7 +50,7 @@ SCHEMAS: Final = ("response_format", "text", "metadata", "extra_headers")
 # --- the request ----------------------------------------------------------------------------------
 
 
-def call_to(model: Any, request: RequestArguments, path: AgentPath | None) -> InFlightCall:
+def call_to(model: Any, request: RequestArguments, path: AgentInvocation | None) -> InFlightCall:
     """Describe a model call before it is sent.
 
     Args:
@@ -100,7 +100,7 @@ def model_id(model: Any) -> str:
     return value if isinstance(value, str) and value else "unknown"
 
 
-def _projected_input(request: RequestArguments, path: AgentPath | None) -> int:
+def _projected_input(request: RequestArguments, path: AgentInvocation | None) -> int:
     """Estimate the input tokens of a request: at least 1.
 
     What is known of the last request and its response covers everything before, so only what came

@@ -135,7 +135,7 @@ class OpenAIAgentsFramework(BaseFramework):
         # Looked up, not imported: without the module, no run was ever tracked.
         module = sys.modules.get(f"{__package__}.agent_runs")
         if module is not None:
-            module.AgentPath.abort_all()
+            module.AgentInvocation.abort_all()
         self.patches.restore()
         return False
 

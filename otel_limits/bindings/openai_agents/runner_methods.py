@@ -26,7 +26,7 @@ from otel_limits.core.internal_errors import suppress_errors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_limits.bindings.openai_agents.agent_runs import AgentPath
+    from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation
 
 TRIPWIRES = (
     InputGuardrailTripwireTriggered,
@@ -140,14 +140,14 @@ def note_failure(agent_run: AgentRun, error: BaseException) -> None:
         _halt_by(error, path)
 
 
-def _note_halt_in(error: Exception, path: AgentPath) -> None:
+def _note_halt_in(error: Exception, path: AgentInvocation) -> None:
     """Show a halt in an exception that came after it, e.g. of a guardrail that rejects its text."""
     verdict = path.run.verdict
     if verdict is not None and stop_of_error(error) is None:
         StopNote.add(error, path.run.stop(verdict.reason))
 
 
-def _halt_by(error: Exception, path: AgentPath) -> None:
+def _halt_by(error: Exception, path: AgentInvocation) -> None:
     """Record the halt that has caused an exception of the run, if any."""
     verdict = halt_from_error(path, error)
     if verdict is None and is_halted_by_vendor(path, error):

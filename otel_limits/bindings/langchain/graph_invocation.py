@@ -1,4 +1,4 @@
-"""One invocation of a graph on its way: its turns, its tools, and its end."""
+"""One invocation of a graph in progress: its turns, its tools, and its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GraphHaltedError(BaseException):
     """
 
     # No `__init__`: an error raised in it would reach the application.
-    path: GraphPath
+    path: GraphInvocation
     """The invocation that was halted."""
 
 
@@ -50,7 +50,7 @@ class LimitQuestion:
 
 
 @dataclass(slots=True, eq=False)
-class GraphPath(InvocationInProgress):
+class GraphInvocation(InvocationInProgress):
     """The state of an invocation of a graph."""
 
     graph: Any = field(kw_only=True)
