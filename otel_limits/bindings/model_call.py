@@ -27,7 +27,7 @@ from otel_limits.bindings.extensions import report_not_asked
 from otel_limits.bindings.gateways import chain_of
 from otel_limits.bindings.invocation import InvocationInProgress, LoopEndError, scope_of_task
 from otel_limits.bindings.own_spans import write_call_span
-from otel_limits.bindings.owned_streams import owned
+from otel_limits.bindings.owned_streams import OwnedStream, owned
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.span_writer import write_halt
 from otel_limits.core.errors import LimitReachedError, limit_reached
@@ -180,7 +180,7 @@ def answered_blocking(request: ModelCallInProgress, send: Callable[[], Any]) -> 
     return answer if request.failed_last is None else request.end_by(request.failed_last)
 
 
-async def streamed(  # noqa: C901, PLR0912  one story, read from top to bottom
+async def streamed(  # noqa: C901, PLR0912, PLR0915  one story, read from top to bottom
     request: ModelCallInProgress, send: Callable[[], Any]
 ) -> AsyncIterator[Any]:
     """Do the same as `answered` for a stream: its parts, then those of a halt that ends it."""
@@ -204,6 +204,8 @@ async def streamed(  # noqa: C901, PLR0912  one story, read from top to bottom
             finally:
                 with suppress(ValueError):  # a task that is destroyed is closed in another context
                     ENCLOSING_CALL.reset(token)
+            if type(parts) is OwnedStream:  # no loop has heard of it, nor will
+                parts = parts.generator
             if request.read_part(part):  # the last one, after which the reader may leave
                 await request.settle()
                 if (verdict := request.failed_last) is not None:
@@ -657,7 +659,7 @@ class ModelCallInProgress(ABC):
                     settle_call(self.run, call, error)
                 else:
                     await self.path.settle(call, error)
-            self._count_turn(number, call, error)
+            self.count_turn(number, call, error)
 
     def settle_blocking(self, error: BaseException | None = None) -> None:
         """Do the same as `settle` in a thread that may block."""
@@ -677,7 +679,7 @@ class ModelCallInProgress(ABC):
                     settle_call(self.run, call, error)
                 else:
                     self.path.settle_blocking(call, error)
-            self._count_turn(number, call, error)
+            self.count_turn(number, call, error)
 
     @suppress_errors("binding")
     def _note_failure(self, error: BaseException) -> None:
@@ -692,9 +694,6 @@ class ModelCallInProgress(ABC):
             write_call_span(path.span, call, seconds, error)
 
     @suppress_errors("binding")
-    def _count_turn(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
-        self.count_turn(number, call, error)
-
     def count_turn(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
         """Count the turn of a call, or let the outer request decide whether it is one."""
         path = self.path

@@ -21,7 +21,7 @@ def owned(stream: Any) -> Any:
 
 
 class OwnedStream:
-    """A generator of which no event loop knows.
+    """A generator of which no event loop knows, also if `generator` is read after its first part.
 
     Args:
         stream: The generator, of which nothing was read yet.
@@ -29,7 +29,7 @@ class OwnedStream:
 
     def __init__(self, stream: AsyncGenerator[Any, None]) -> None:
         """Take over a generator."""
-        self._stream = stream
+        self.generator = stream
 
     def __aiter__(self) -> OwnedStream:
         """Return this stream."""
@@ -41,10 +41,10 @@ class OwnedStream:
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(None, None)
         try:
-            return anext(self._stream)
+            return anext(self.generator)
         finally:
             sys.set_asyncgen_hooks(*hooks)
 
     async def aclose(self) -> None:
         """Close the generator."""
-        await self._stream.aclose()
+        await self.generator.aclose()

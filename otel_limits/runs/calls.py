@@ -99,7 +99,7 @@ class InFlightCall:
 
     def billable(self, usage: Usage) -> BillableCall:
         """Return the pricing inputs of this call for some usage."""
-        return billable_call(self.model, self.provider, usage, self.record.tier, self.terms)
+        return billable_call(self.model, self.provider, usage, self._record.tier, self.terms)
 
 
 # --- admission by quotas --------------------------------------------------------------------------

@@ -611,18 +611,19 @@ class CallTracker:
         run, call.has_ended = self._run, True
         if record is not None:
             call.record = record
+        told = call.record
         if failed:
             kind: CallKind = "failed"
-        elif call.record.sure != "measured":
+        elif told.sure != "measured":
             kind = "unmeasured"
         else:
-            kind = "measured" if call.record.usage.total else "zero_token"
+            kind = "measured" if told.usage.total else "zero_token"
         # Providers bill a failed call, too, once they have accepted it.
         is_billed = not failed or aborted or call.answered
-        estimated = is_billed and call.record.sure != "measured"
-        counted = call.record.usage
+        estimated = is_billed and told.sure != "measured"
+        counted = told.usage
         if estimated and run.policy.unmeasured != "ignore":
-            counted = completed(call.record, call.input_estimate, call.output_estimate)
+            counted = completed(told, call.input_estimate, call.output_estimate)
         billable = call.billable(counted)
         quote = run.services.quote(billable)
         retried = failed and not aborted

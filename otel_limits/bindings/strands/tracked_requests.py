@@ -69,13 +69,11 @@ SENT: Final = frozenset(
 """Arguments of `stream` and `structured_output` that are sent to the provider."""
 
 
-@suppress_errors("binding")
 def _streamed(model: Any, *args: Any, **options: Any) -> SentRequest | None:
     content = [*args, *(each for name, each in options.items() if name in SENT)]
     return _described(model, args, options, content, note_chunk)
 
 
-@suppress_errors("binding")
 def _structured(model: Any, *args: Any, **options: Any) -> SentRequest | None:
     output_model = args[0] if args else options.get("output_model")
     content = [*args[1:], *(each for name, each in options.items() if name in SENT)]
