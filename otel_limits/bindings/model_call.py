@@ -204,7 +204,7 @@ async def streamed(  # noqa: C901, PLR0912, PLR0915  one story, read from top to
             finally:
                 with suppress(ValueError):  # a task that is destroyed is closed in another context
                     ENCLOSING_CALL.reset(token)
-            if type(parts) is OwnedStream:  # no loop has heard of it, nor will
+            if type(parts) is OwnedStream:  # no event loop knows of it
                 parts = parts.generator
             if request.read_part(part):  # the last one, after which the reader may leave
                 await request.settle()
