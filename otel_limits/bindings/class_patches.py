@@ -32,7 +32,13 @@ class Patches:
         setattr(owner, name, ours)
 
     def wrap_all(self, owner: type, wrappers: Mapping[str, Callable[[Any], Any]]) -> None:
-        """Wrap methods of a class and of those that are derived from it, now and later."""
+        """Wrap methods of a class and of those that are derived from it, now and later.
+
+        Raises:
+            AttributeError: The class has no such method.
+        """
+        for name in wrappers:
+            getattr(owner, name)  # a misspelt one would be limited nowhere
 
         def wrap(derived: type) -> None:
             for name, wrapper in wrappers.items():

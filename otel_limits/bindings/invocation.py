@@ -106,6 +106,8 @@ class InvocationInProgress(Admission):
     attributes: Mapping[str, object] = field(default_factory=dict, kw_only=True)
     """Attributes for quotas and the audit, from the configuration of the call."""
     span: trace.Span = field(default=trace.INVALID_SPAN, kw_only=True)
+    is_paused: bool = field(default=False, kw_only=True)
+    """True once it has ended with a question to a person."""
     is_halted: bool = field(default=False, kw_only=True)
     """True once the agent was made to end, by our text or exception or the model's last answer."""
     turns: list[RequestedTurn] = field(default_factory=list, kw_only=True)
@@ -224,8 +226,11 @@ class InvocationInProgress(Admission):
     # --- what a binding says of its framework, for `follow_run` -----------------------------------
 
     def reason_of(self, result: Any) -> str:  # noqa: ARG002  not every framework has words for it
-        """Return the framework's reason for the end of an agent that has not been halted."""
-        return "end_turn"
+        """Return the framework's reason for the end of an agent that has not been halted.
+
+        By default, `interrupt` for an agent that waits for a person, and else `end_turn`.
+        """
+        return ""
 
     def result_of_halt(self, text: str) -> Any:  # noqa: ARG002
         """Return the result of a halted agent, with a text for the end user as its last message.
@@ -256,7 +261,8 @@ class InvocationInProgress(Admission):
 
     def succeed(self, result: Any) -> Any:
         """Note that the agent has ended by itself, and return what the application gets."""
-        self.reason = suppress_errors("binding")(self.reason_of)(result) or "end_turn"
+        default = "interrupt" if self.is_paused else "end_turn"
+        self.reason = suppress_errors("binding")(self.reason_of)(result) or default
         if self.is_halted and self.run.verdict is not None:  # by the model's last answer
             return self._marked(result, self.run.verdict, synthetic=False) or result
         return result
@@ -272,6 +278,7 @@ class InvocationInProgress(Admission):
             asked = question(verdict, self.run.invocation)
             paused = suppress_errors("binding")(self.result_of_question)(asked)
             if paused is not None:
+                self.is_paused = True
                 return self.succeed(paused)
         result = suppress_errors("binding")(self.result_of_halt)(self.text_of(verdict))
         self.halt(verdict, can_show=result is not None)

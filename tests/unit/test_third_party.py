@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import otel_limits
-from otel_limits import Enforcing, Event, Limits
+from otel_limits import Enforcing, Event, Limits, Stop
 from otel_limits.bindings import known
 from otel_limits.bindings.known import OURS, installed_entry_points, know
 from otel_limits.bindings.third_party import Installed, ThirdPartyFramework, entry_points_of
@@ -223,6 +223,11 @@ BROKEN: Final = {
     "another object": ("bots_limits:Bot", "", "is not an instance of a subclass of BaseFramework"),
     "gaps": ("bots_limits:BOTS", "BotFramework.gaps = lambda self: 1 / 0", "failed in gaps (Zero"),
     "watch": ("bots_limits:BOTS", "BotFramework.watch = lambda self: 1 / 0", "failed in watch (Ze"),
+    "no method": (
+        "bots_limits:BOTS",
+        'BotFramework.watch = lambda self: self.patches.wrap_all(Model, {"aks": None})',
+        "failed in watch (AttributeError(",
+    ),
     "reasons": ("bots_limits:BOTS", "BotFramework.stop_reasons = 3", "failed in import (TypeError"),
 }
 """An object, code at the end of its module, and the problem that is reported."""
@@ -289,6 +294,19 @@ def test_framework_without_a_result_for_a_halt_raises(site: Path, start: Any) ->
         run_bot()
     assert raised.value.stop is not None
     assert (raised.value.stop.turns, raised.value.stop.action) == (3, "halted")
+
+
+def test_agent_that_waits_for_a_person_is_interrupted(
+    site: Path, start: Any, events: list[Event]
+) -> None:
+    """Also if the framework has no words for its ends: it has not answered."""
+    install(site)
+    with (site / "bots_limits.py").open("a") as file:
+        file.write("del BotRun.reason_of\n")
+    asking = Settings(policy=Policy(limits=Limits(max_turns=3), action="ask"))
+    start().start(asking, [events.append])
+    run_bot()
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["interrupt"]
 
 
 def test_framework_that_cannot_wait_for_a_person_is_halted(site: Path, start: Any) -> None:
