@@ -20,7 +20,12 @@ class Patches:
         return place in self._originals
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        """Wrap a method that a class itself defines."""
+        """Wrap a method that a class itself defines.
+
+        Raises:
+            AttributeError: The class has no such method.
+        """
+        getattr(owner, name)  # a misspelt one would be limited nowhere
         # Not inherited ones: each call would be tracked twice, here and in the parent class.
         original = vars(owner).get(name)
         if original is not None and (owner, name) not in self:
@@ -37,8 +42,6 @@ class Patches:
         Raises:
             AttributeError: The class has no such method.
         """
-        for name in wrappers:
-            getattr(owner, name)  # a misspelt one would be limited nowhere
 
         def wrap(derived: type) -> None:
             for name, wrapper in wrappers.items():

@@ -174,7 +174,7 @@ class InvocationInProgress(Admission):
         except Exception:  # an internal error: else it would stay active forever
             run.finish("aborted")
             raise
-        LIVE[own] = None
+        LIVE[id(own)] = own
         run.state, run.cancel = own, own.cancel
         run.time_limit.start()
         return own
@@ -445,9 +445,9 @@ class InvocationInProgress(Admission):
             reason: The framework's stop reason.
             error: The exception that it has ended with.
         """
-        if self not in LIVE:  # ended by `disable()`, for example
+        if id(self) not in LIVE:  # ended by `disable()`, for example
             return
-        LIVE.pop(self, None)
+        LIVE.pop(id(self), None)
         self._close(error)
         self._finish_run(reason)
 
@@ -455,7 +455,7 @@ class InvocationInProgress(Admission):
     def abort_all(cls) -> None:
         """End the invocations of one framework when otel-limits is disabled."""
         for each in [
-            live for live in list(LIVE)[::-1] if isinstance(live, cls)
+            live for live in list(LIVE.values())[::-1] if isinstance(live, cls)
         ]:  # inner ones first
             each.run.released = True
             each.finish("aborted")
@@ -545,8 +545,10 @@ def follow_run_async(begin: Callable[..., InvocationInProgress | None]) -> Calla
 
 P = TypeVar("P", bound=InvocationInProgress)
 
-LIVE: Final[dict[InvocationInProgress, None]] = {}
-"""Invocations in progress, to end them when otel-limits is disabled."""
+LIVE: Final[dict[int, InvocationInProgress]] = {}
+"""Invocations in progress, to end them when otel-limits is disabled.
+
+By identity: a binding may forget `eq=False`, and then its class has no hash."""
 
 
 def invocation_of_task(kind: type[P]) -> P | None:

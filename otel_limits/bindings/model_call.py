@@ -300,7 +300,7 @@ class ModelCallInProgress(ABC):
     A request may be several model calls, as LangChain's `generate` takes several conversations.
     """
 
-    cannot_ask: ClassVar[str] = ""
+    cannot_ask: ClassVar[str] = "because its framework cannot wait for an answer."
     """Why no human can be asked if `can_ask` is false, and what to do about it."""
 
     run: Run

@@ -61,13 +61,25 @@ class ErrorReporter:
             return
         self._logged[component] = now
         logger.error(
-            "otel-limits: %s; the agent is not affected. Further errors are counted in "
+            "otel-limits: %s; the agent continues. Further errors are counted in "
             "otel_limits_internal_errors_total and logged at most once a minute.",
-            sentence or f"{component} failed with {type(error).__name__} and was skipped",
+            sentence or f"{component} failed with {_kind_and_place(error)} and was skipped",
             # Log the traceback at DEBUG only: in the application's log it looks like a crash of its
             # agent.
             exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
         )
+
+
+def _kind_and_place(error: BaseException) -> str:
+    """Return the class of an error and where it was raised, without its text: it may be secret."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None:
+        return type(error).__name__
+    code = place.tb_frame.f_code
+    file = code.co_filename.replace("\\", "/").rpartition("/")[2]
+    return f"{type(error).__name__} in {code.co_name} ({file}:{place.tb_lineno})"
 
 
 INTERNAL_ERRORS = ErrorReporter()

@@ -228,6 +228,11 @@ BROKEN: Final = {
         'BotFramework.watch = lambda self: self.patches.wrap_all(Model, {"aks": None})',
         "failed in watch (AttributeError(",
     ),
+    "no method of one class": (
+        "bots_limits:BOTS",
+        'BotFramework.watch = lambda self: self.patches.wrap(Bot, "rum", None)',
+        "failed in watch (AttributeError(",
+    ),
     "reasons": ("bots_limits:BOTS", "BotFramework.stop_reasons = 3", "failed in import (TypeError"),
 }
 """An object, code at the end of its module, and the problem that is reported."""
