@@ -454,9 +454,8 @@ class InvocationInProgress(Admission):
     @classmethod
     def abort_all(cls) -> None:
         """End the invocations of one framework when otel-limits is disabled."""
-        for each in [
-            live for live in list(LIVE.values())[::-1] if isinstance(live, cls)
-        ]:  # inner ones first
+        inner_first = list(LIVE.values())[::-1]
+        for each in (each for each in inner_first if isinstance(each, cls)):
             each.run.released = True
             each.finish("aborted")
 

@@ -73,7 +73,7 @@ def track_send(original: Any) -> Any:
 
 
 def track_receive(original: Any) -> Any:
-    """Wrap `receive`, where limits are checked and the realtime is ended."""
+    """Wrap `receive`, where limits are checked and the agent is ended."""
 
     @functools.wraps(original)
     async def receive(agent: BidiAgent, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:

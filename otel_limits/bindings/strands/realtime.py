@@ -144,7 +144,7 @@ class RealtimeInvocation(InvocationInProgress):
                 self._reach(verdict)
 
     def _reach(self, verdict: Verdict) -> None:
-        """Decide on the end of the realtime, unless the limit is only observed."""
+        """Decide on the end of the agent, unless the limit is only observed."""
         action = verdict.action or self.run.policy.action
         if action == "observe" and verdict.reason != KILLED_STOP_REASON:
             self.run.halt(verdict, "observed")
