@@ -1,147 +1,59 @@
-"""Detects programs that would run without otel-limits, before they start.
+"""Tests whether the Python that a command starts loads otel-limits.
 
 `otel-limits run` uses PYTHONPATH. Python ignores it with -E and -I, skips `sitecustomize` with -S,
-and a PEX runs Python with -E. A frozen program has its own Python, which ignores it, too.
-The Python of another environment may have agents, but not otel-limits. Such commands are rejected.
+and a PEX runs Python with -E. The Python of another environment may have agents, but not
+otel-limits. So `run` starts the interpreter first, with the same options and a question. Other
+programs cannot answer: a shell script, `nice`, or a frozen program, which brings its own Python.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import dropwhile
 from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
 from otel_limits.bindings.known import FRAMEWORKS
-from otel_limits.runtime.autoload import ASK_SECONDS, autoloads
+from otel_limits.runtime.autoload import ASK_SECONDS, MODULE
 
 PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*t?(\.exe)?")
 
-PREFIXES: Final = frozenset(
-    [
-        "catatonit",
-        "chrt",
-        "ddtrace-run",
-        "doas",
-        "dumb-init",
-        "exec",
-        "flock",
-        "gosu",
-        "ionice",
-        "nice",
-        "nohup",
-        "numactl",
-        "opentelemetry-instrument",
-        "setpriv",
-        "setsid",
-        "stdbuf",
-        "strace",
-        "su-exec",
-        "sudo",
-        "taskset",
-        "time",
-        "timeout",
-        "tini",
-        "unshare",
-        "xargs",
-        "xvfb-run",
-    ]
-)
-"""Commands that run another command, given as arguments."""
 
-RUNNERS: Final = frozenset(["hatch", "pdm", "pipenv", "poetry", "rye", "uv"])
-"""The same, but the environment of the command is not the one on our PATH."""
+class Interpreter(NamedTuple):
+    """A Python that a command starts."""
 
-MAX_LAYERS: Final = 10
-"""Maximum nesting of commands; a script may refer to itself."""
+    words: list[str]
+    """It and its options."""
+    script: str | None
+    """The file or directory that it runs."""
 
 
-class _Layer(NamedTuple):
-    """A command, and why Python would not load otel-limits there."""
-
-    command: Sequence[str]
-    problem: str | None = None
-    is_on_path: bool = True
-    """Whether its program is the one on our PATH."""
-
-
-def isolation_problem(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """Return why limits would not apply to a command, or `None` if they would.
+def interpreter_of(command: Sequence[str], path: str | None) -> Interpreter | None:
+    """Return the Python that a command starts, also by a script's first line, if there is one.
 
     Args:
         command: The command to start.
-        environ: Its environment.
+        path: Where programs are looked up.
     """
-    layer: _Layer | None = _Layer(command)
-    for _ in range(MAX_LAYERS):
-        if layer is None or not layer.command:
-            return None
-        program = PurePath(layer.command[0]).name
-        if PYTHON.fullmatch(program):
-            # A problem of an outer command takes precedence.
-            problem = layer.problem or _python_problem(layer.command, environ)
-            if problem is None and layer.is_on_path:
-                problem = _environment_problem(layer.command, environ)
-            return problem
-        layer = _inner(program, layer, environ)
-        if layer is not None and layer.command:
-            problem = bundle_problem(Path(layer.command[0]))
-            if problem is not None:
-                return problem
-    return None
+    if PYTHON.fullmatch(PurePath(command[0]).name):
+        options, script = split_python(command[1:])
+        return Interpreter([command[0], *options], script)
+    script = shutil.which(command[0], path=path)
+    words = [] if script is None else first_line(script)
+    named = list(dropwhile(_is_of_env, words))
+    is_python = bool(named) and PYTHON.fullmatch(PurePath(named[0]).name) is not None
+    return Interpreter(words, script) if is_python else None
 
 
-def _inner(program: str, layer: _Layer, environ: Mapping[str, str]) -> _Layer | None:
-    """Return the command that a program runs, from its arguments or its shebang line."""
-    if program == "env":
-        return _inner_of_env(layer)
-    path = environ.get("PATH")
-    if program in PREFIXES or program in RUNNERS:
-        # Skip options: none of their values is the name of a program.
-        rest = iter(range(1, len(layer.command)))
-        found = next((at for at in rest if shutil.which(layer.command[at], path=path)), None)
-        if found is None:
-            return None
-        return _Layer(layer.command[found:], layer.problem, is_on_path=program not in RUNNERS)
-    script = shutil.which(layer.command[0], path=path)
-    if script is None:
-        return None
-    if bundle_problem(Path(script)) is not None:
-        return _Layer([script], layer.problem)
-    words = first_line(script)
-    return layer._replace(command=[*words, script, *layer.command[1:]] if words else [])
-
-
-def _inner_of_env(layer: _Layer) -> _Layer | None:
-    """Parse the arguments of `env`, which may remove our variables."""
-    problem = layer.problem
-    # In order, as -S is replaced by further words.
-    words = list(layer.command[1:])
-    while words:
-        word = words.pop(0)
-        if word in ("-i", "-", "--ignore-environment"):
-            problem = "env -i would remove all limits. Start the program without it."
-        elif word in ("-u", "--unset", "-C", "--chdir"):
-            word += "=" + (words.pop(0) if words else "")
-        elif word in ("-S", "--split-string"):
-            words = [*(words.pop(0).split() if words else ()), *words]
-        elif word.startswith("-S"):
-            words = [*word[2:].split(), *words]
-        elif not word.startswith("-") and "=" not in word:
-            return layer._replace(command=[word, *words], problem=problem)
-        if re.fullmatch(r"(-u=?|--unset=)?PYTHONPATH(=.*)?", word):
-            problem = (
-                "env would replace PYTHONPATH and so remove all limits. Set PYTHONPATH before "
-                "otel-limits instead."
-            )
-    return None
+def _is_of_env(word: str) -> bool:
+    """Return whether a word of a first line is `env`, an option of it, or a variable."""
+    return PurePath(word).name == "env" or word.startswith("-") or "=" in word
 
 
 INSTALLED_SCRIPT: Final = re.compile(r"""'\'\'exec' (.*) "\$0" "\$@"\s*""")
@@ -166,31 +78,6 @@ def first_line(script: str) -> list[str]:
         return words
 
 
-# --- Python ---------------------------------------------------------------------------------------
-
-
-def _python_problem(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    options, script = split_python(command[1:])
-    option = _isolating_option(options)
-    if option is not None:
-        # -E and -I ignore the environment but load .pth files; -S loads neither.
-        if option != "-S" and autoloads([command[0], *options], environ):
-            return None
-        advice = (
-            "."
-            if option == "-S"
-            else ", or run `otel-limits autoload install` with that Python once."
-        )
-        return f"{command[0]} {option} would ignore all limits. Start it without {option}{advice}"
-    return None if script is None else bundle_problem(Path(script))
-
-
-def _isolating_option(options: Sequence[str]) -> str | None:
-    """Return the option that keeps Python from loading otel-limits, most severe first."""
-    letters = "".join(_letters(options))
-    return next((f"-{letter}" for letter in "SIE" if letter in letters), None)
-
-
 def split_python(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     """Return the options of the interpreter, and the script if there is one."""
     options: list[str] = []
@@ -212,138 +99,111 @@ def split_python(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     return options, None
 
 
-def _letters(options: Sequence[str]) -> Iterator[str]:
-    """Yield the letters of the options, without the values of -W and -X."""
-    rest = iter(options)
-    for option in rest:
-        if option.startswith("--"):
-            next(rest, None)
-            continue
-        letters, has_value, value = re.fullmatch(
-            r"-([^WX]*)([WX]?)(.*)", option, re.DOTALL
-        ).groups()  # type: ignore[union-attr]
-        yield from letters
-        if has_value and not value:
-            next(rest, None)
+MARK: Final = "answer to otel-limits"
 
-
-PROBE: Final = """\
-import sys
-sys.path[0:1] = sys.argv[1:2]
-try:
-    from importlib import metadata, util
-except ImportError:  # before Python 3.8
-    sys.exit()
-for name in sys.argv[2:]:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        continue
+QUESTION: Final = f"""\
+import os, sys
+def obstacle():
+    flags = sys.flags
+    if {MODULE.stem!r} not in sys.modules:
+        if flags.no_site:
+            return "-S"
+        return "-I" if flags.isolated else "-E" if flags.ignore_environment else "PYTHONPATH"
+    if sys.path[:1] == [""]:
+        sys.path[0] = sys.argv[1]
+    from importlib import util
     if util.find_spec("otel_limits") is None:
-        sys.exit(name)
+        from importlib import metadata  # from Python 3.8 on
+        for name in sys.argv[2:]:
+            try:
+                return metadata.version(name) and name
+            except metadata.PackageNotFoundError:
+                pass
+    return ""
+print("", {MARK!r}, sys.executable, obstacle(), sep="\\n", flush=True)
+os._exit(0)  # also with -i
 """
-"""Prints a framework that is installed without otel-limits."""
+"""Prints a mark, the path of the Python, and what would keep its agents from being limited: an
+option, an ignored PYTHONPATH, or a framework that is installed without otel-limits."""
 
 
-def _environment_problem(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """Return why agents of another environment would not be limited."""
-    python = shutil.which(command[0], path=environ.get("PATH"))
-    if python is None or Path(python).parent == Path(sys.executable).parent:
+def is_other_program(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Return whether a command is neither a Python, nor a script of one, nor missing."""
+    path = environ.get("PATH")
+    is_missing = shutil.which(command[0], path=path) is None
+    return not is_missing and interpreter_of(command, path) is None
+
+
+def isolation_problem(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """Return why agents of the Python that a command starts would not be limited, by its answer.
+
+    Args:
+        command: The command to start.
+        environ: Its environment.
+    """
+    interpreter = interpreter_of(command, environ.get("PATH"))
+    if interpreter is None:
         return None
-    options, script = split_python(command[1:])
-    names = [framework.distribution for framework in FRAMEWORKS]
+    words, script = interpreter
+    if script is not None and (problem := pex_problem(Path(script))) is not None:
+        return problem
     # As Python will look for modules: next to a script, otherwise in the current directory.
     directory = "" if script is None else str(Path(script).parent)
+    distributions = [framework.distribution for framework in FRAMEWORKS]
     try:
         done = subprocess.run(  # noqa: S603  the user's own Python
-            [python, *options, "-c", PROBE, directory, *names],
-            env=environ,
+            [*words, "-c", QUESTION, directory, *distributions],
+            # Autoload needs any variable; this value is the default.
+            env={**environ, "OTEL_LIMITS_STRICT": "false"},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=ASK_SECONDS,
             check=False,
         )
     except (OSError, subprocess.SubprocessError):
         return None  # starting the program will show the same problem
-    found = os.fsdecode(done.stderr).strip().splitlines()[-1:]
-    if done.returncode != 1 or found[0] not in names:
-        return None
+    mark, python, obstacle = ["", "", "", *os.fsdecode(done.stdout).split("\n")[:-1]][-3:]
+    # A Python that ends before it answers does so with the program, too, e.g. with --version.
+    return _problem(python, obstacle) if mark == MARK and obstacle else None
+
+
+def _problem(python: str, obstacle: str) -> str:
+    if obstacle == "PYTHONPATH":
+        return (
+            f"{python} would ignore PYTHONPATH, and so all limits. Start it without changes to "
+            "PYTHONPATH, or run `otel-limits autoload install` with that Python once."
+        )
+    if not obstacle.startswith("-"):
+        return (
+            f"{python} has {obstacle} but not otel-limits, so it would ignore all limits. Install "
+            f"it there: {python} -m pip install otel-limits"
+        )
+    # -E and -I ignore the environment but load .pth files; -S loads neither.
+    installing = ", or run `otel-limits autoload install` with that Python once"
     return (
-        f"{python} has {found[0]} but not otel-limits, so it would ignore all limits. Install it "
-        f"there: {python} -m pip install otel-limits"
+        f"{python} {obstacle} would ignore all limits. Start it without {obstacle}"
+        f"{'' if obstacle == '-S' else installing}."
     )
 
 
-# --- programs that bring their own Python ---------------------------------------------------------
-
-EXECUTABLES: Final = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-"""First bytes of executable files: Linux, Windows and macOS."""
-
-FREEZERS: Final = {
-    # Begins the end of the archive (`PyInstaller/archive/writers.py`).
-    "PyInstaller": (b"MEI\014\013\012\013\016",),
-    # In a directory (`nuitka/build/static_src/CompiledCodeHelpers.c`) and in one file
-    # (`OnefileBootstrap.c`). Its other programs use an installed Python, and are limited.
-    "Nuitka": (b"__nuitka_binary_dir", b"NUITKA_ONEFILE_PARENT"),
-}
-"""Bytes that each of these tools leaves in its executables."""
-
-
-def bundle_problem(path: Path) -> str | None:
-    """Return why a program that brings its own Python cannot be limited from outside."""
-    if _is_pex(path):
-        kind, then = "a PEX", "Add otel-limits to its requirements"
-    elif (freezer := _freezer(path)) is not None:
-        kind, then = f"a {freezer} program", "Install otel-limits where it is built"
-    else:
-        return None
-    return (
-        f"{path} is {kind}, which ignores PYTHONPATH and so all limits. {then} and call "
-        "otel_limits.enable() in its code; then start it without otel-limits run."
-    )
-
-
-def _freezer(path: Path) -> str | None:
-    """Return the tool that has made an executable from a Python program."""
-    try:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
-            if not content[:4].startswith(EXECUTABLES):
-                return None
-            for name, signs in FREEZERS.items():
-                if any(content.find(sign) >= 0 for sign in signs):
-                    return name
-    except (OSError, ValueError):  # an empty file cannot be mapped
-        return None
-    return "cx_Freeze" if _is_of_cx_freeze(path) else None
-
-
-def _is_of_cx_freeze(path: Path) -> bool:
-    """Return whether the program of an executable is in an archive next to it.
-
-    <https://cx-freeze.readthedocs.io/en/stable/setup_script.html>
-    """
-    try:
-        with zipfile.ZipFile(path.resolve().parent / "lib" / "library.zip") as archive:
-            names = archive.namelist()
-    except (OSError, zipfile.BadZipFile):
-        return False
-    return any(re.fullmatch(r"__main__\w+\.pyc", name) for name in names)
-
-
-def _is_pex(path: Path) -> bool:
-    """Return whether a path is a PEX: a zip file or a directory that contains PEX-INFO.
+def pex_problem(path: Path) -> str | None:
+    """Return why a PEX, a zip file or directory with PEX-INFO, cannot be limited from outside.
 
     <https://docs.pex-tool.org/>
     """
     if path.is_dir():
-        return (path / "PEX-INFO").is_file()
-    try:
-        # A shebang line may precede the zip data.
-        with zipfile.ZipFile(path) as archive:
-            return "PEX-INFO" in archive.namelist()
-    except (OSError, zipfile.BadZipFile):
-        return False
+        is_pex = (path / "PEX-INFO").is_file()
+    else:
+        try:
+            # A shebang line may precede the zip data.
+            with zipfile.ZipFile(path) as archive:
+                is_pex = "PEX-INFO" in archive.namelist()
+        except (OSError, zipfile.BadZipFile):
+            is_pex = False
+    if not is_pex:
+        return None
+    return (
+        f"{path} is a PEX, which ignores PYTHONPATH and so all limits. Add otel-limits to its "
+        "requirements and call otel_limits.enable() in its code; then start it without otel-limits "
+        "run."
+    )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from argparse import REMAINDER, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, Final
 
 from otel_limits.bindings.known import know_installed
 from otel_limits.cli.command import add_command, refuse
-from otel_limits.cli.isolation import isolation_problem
+from otel_limits.cli.isolation import is_other_program, isolation_problem
 from otel_limits.cli.launch import replace_process
+from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import BOOLEAN, CAP, SWITCHABLE_CAP, WHOLE_NUMBER
 from otel_limits.settings import environment as config
 from otel_limits.settings.children import HANDED, environment_for_run
@@ -31,6 +34,17 @@ before the program starts (exit status 2). The program then replaces this proces
 exit status are its own. Limits also apply to Python programs it starts. For details of each
 setting, run `otel-limits docs settings`.
 """
+
+NOTICE: Final = (
+    "{} is not a Python program. Limits apply in the Python processes that it starts if they read "
+    "PYTHONPATH, which a frozen program does not. To verify, run: otel-limits doctor -- "
+    "otel-limits run -- THE PYTHON IT ENDS IN"
+)
+REFUSAL: Final = (
+    "{} is not a Python program, so limits may not apply in the Python that it starts, and "
+    "OTEL_LIMITS_STRICT is set. Start that Python with otel-limits run, or call "
+    "otel_limits.enable() in its code."
+)
 
 LOOPS: Final = r"max_(consecutive|identical|repeated|no_progress)_\w+"
 
@@ -88,18 +102,22 @@ def run(options: Namespace) -> int:
     inherited = environment()
     given = given_options(options)
     variables = {setting.variable: text for setting, text in given}
+    environ = environment_for_run(inherited, variables)
     # As the program will read them, so mistakes are found before it starts.
     reading = config.read(inherited | variables)
+    settings = reading.settings
     installed = know_installed()  # also for what is examined next
     mistakes = [
         *setting_mistakes(inherited, given),
-        *(installed.broken if reading.settings.strict else ()),
-        *policy_mistakes(reading, PolicyFile(reading.settings.policy_path)),
-        *program_mistakes(command, environment_for_run(inherited, variables)),
+        *(installed.broken if settings.strict else ()),
+        *policy_mistakes(reading, PolicyFile(settings.policy_path)),
+        *program_mistakes(command, environ, is_strict=settings.strict and not settings.disabled),
     ]
     if mistakes:
         return refuse(mistakes)
     refuse([*installed.broken, *installed.unused])
+    if not settings.quiet and not settings.disabled and is_other_program(command, environ):
+        sys.stderr.write(f"otel-limits: {NOTICE.format(shown(command))}\n")
     variables[HANDED] = installed.text
     if not inherited.get(LEDGER, "").strip():
         # So the cost of a program can be queried afterwards without configuring anything.
@@ -135,9 +153,18 @@ def setting_mistakes(
     return [*mistakes, *config.read(rest).mistakes]
 
 
-def program_mistakes(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+def program_mistakes(
+    command: Sequence[str], environ: Mapping[str, str], *, is_strict: bool
+) -> list[str]:
     """Return why the program cannot run with limits, as far as can be known beforehand."""
     if not command or not command[0]:
         return ["No program given. Try: otel-limits run -- python app.py"]
+    if is_strict and is_other_program(command, environ):
+        return [REFUSAL.format(shown(command))]
     isolation = isolation_problem(command, environ)
     return [] if isolation is None else [isolation]
+
+
+def shown(command: Sequence[str]) -> str:
+    """Return the name of a program, without its arguments and what may be a secret."""
+    return PurePath(redact_url(command[0])).name

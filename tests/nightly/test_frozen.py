@@ -65,8 +65,9 @@ def test_frozen_program_limits_its_agents_and_those_of_children(frozen: str) -> 
     assert "Traceback" not in ended.log
 
 
-def test_frozen_program_is_refused_by_run(frozen: str) -> None:
+def test_run_does_not_promise_limits_to_a_frozen_program(frozen: str) -> None:
     """Its own Python ignores PYTHONPATH."""
-    ended = execute(*RUN, "--max-turns", "3", "--", frozen)
-    assert (ended.status, ended.output) == (2, "")
-    assert f"{frozen} is a PyInstaller program, which ignores PYTHONPATH" in ended.log
+    ended = execute(*RUN, "--no-quiet", "--ledger", "none", "--", frozen)
+    assert ended.events["own"] == HALTED
+    assert ended.log.startswith("otel-limits: frozen is not a Python program.")
+    assert execute(*RUN, "--strict", "--", frozen).status == 2

@@ -1,20 +1,16 @@
-"""Which commands `otel-limits run` refuses, because their Python would not load it from outside."""
+"""Which Python a command starts, as far as `otel-limits run` can see it."""
 
 from __future__ import annotations
 
 import os
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from otel_limits.cli.isolation import FREEZERS, isolation_problem
+from otel_limits.cli.isolation import interpreter_of, is_other_program, pex_problem
 
-
-def sentence(*command: str) -> str:
-    """Say what is said of a command; nothing when it is started."""
-    return isolation_problem(command, {"PATH": os.environ["PATH"]}) or ""
+ENVIRON = {"PATH": os.environ["PATH"]}
 
 
 @pytest.fixture
@@ -27,48 +23,80 @@ def script(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "reason"),
+    ("command", "words", "program"),
     [
-        ("env -i python app.py", "env -i would remove all limits."),
-        ("env - python app.py", "env -i would remove all limits."),
-        ("env -u PYTHONPATH python app.py", "env would replace PYTHONPATH"),
-        ("env --unset=PYTHONPATH python app.py", "env would replace PYTHONPATH"),
-        ("env PYTHONPATH=/app nice python app.py", "env would replace PYTHONPATH"),
-        ("env -i ls", None),
-        ("env PYTHONPATH=/app ls", None),
-        ("env OTHER_PYTHONPATH=/app python app.py", None),
+        ("python", "python", None),
+        ("python app.py", "python", "app.py"),
+        ("python -I app.py", "python -I", "app.py"),
+        ("/usr/bin/python3.12 -uE app.py -S", "/usr/bin/python3.12 -uE", "app.py"),
+        ("python -S -m app", "python -S", None),
+        ("python -X dev -W once::UserWarning a.py", "python -X dev -W once::UserWarning", "a.py"),
+        ("python -Xdev -WError -I app.py", "python -Xdev -WError -I", "app.py"),
+        ("python -Im app", "python -I", None),
+        ("python -c print() -I", "python", None),
+        ("python -um app -S", "python -u", None),
+        ("python - -I", "python", "-"),
+        ("pypy --check-hash-based-pycs always a.py", "pypy --check-hash-based-pycs always", "a.py"),
+        ("pypy3 -E app.py", "pypy3 -E", "app.py"),
     ],
 )
-def test_env_that_takes_us_away_from_a_python_is_refused(command: str, reason: str | None) -> None:
-    """A command other than Python may lose its environment."""
-    assert sentence(*command.split()).startswith(reason or "")
-    assert (reason is None) == (sentence(*command.split()) == "")
+def test_options_of_python_are_separated_from_the_program(
+    command: str, words: str, program: str | None
+) -> None:
+    """They alone decide whether it loads otel-limits; arguments of the program may look alike."""
+    interpreter = interpreter_of(command.split(), ENVIRON["PATH"])
+    assert interpreter is not None
+    assert (" ".join(interpreter.words), interpreter.script) == (words, program)
 
 
-def test_self_naming_script_ends_the_search(script: str) -> None:
+@pytest.mark.parametrize(
+    "first_line",
+    [
+        f"{sys.executable}",
+        f"{sys.executable} -I",
+        "/usr/bin/env python3",
+        "/usr/bin/env -S python3 -sE",
+        "/usr/bin/env -S -i A=1 python3",
+    ],
+)
+def test_first_line_names_the_python_of_a_script(script: str, first_line: str) -> None:
+    """With its options, as the system starts it."""
+    Path(script).write_text(f"#!{first_line}\n")
+    assert interpreter_of([script, "-S"], None) == (first_line.split(), script)
+    assert not is_other_program([script], ENVIRON)
+
+
+@pytest.mark.parametrize(
+    "first_line", ["#!/bin/sh", "#!/usr/bin/env -S uv run python", "\x7fELF", ""]
+)
+def test_other_programs_are_not_asked(script: str, first_line: str) -> None:
+    """With the words of a question, they could do anything."""
+    Path(script).write_text(f"{first_line}\npython app.py\n")
+    assert interpreter_of([script], None) is None
+    assert is_other_program([script], ENVIRON)
+
+
+@pytest.mark.parametrize("command", ["nice python app.py", "env -i python app.py", "sh -c python"])
+def test_commands_that_start_others_are_not_known(command: str) -> None:
+    """Any list of them would be incomplete, and so would their options."""
+    assert is_other_program(command.split(), ENVIRON)
+
+
+def test_missing_command_is_not_another_program(script: str) -> None:
+    """The system reports it."""
+    Path(script).chmod(0o644)
+    assert not is_other_program(["no-such-program"], ENVIRON)
+    assert not is_other_program([script], ENVIRON)
+
+
+def test_self_naming_script_is_not_asked(script: str) -> None:
     """The system reports the error itself."""
     Path(script).write_text(f"#!{script}\n")
-    assert sentence(script) == ""
+    assert interpreter_of([script], None) is None
 
 
 def test_an_unpacked_pex_is_one_too(tmp_path: Path) -> None:
     """It is a directory with PEX-INFO in it."""
+    assert pex_problem(tmp_path) is None
     (tmp_path / "PEX-INFO").write_text("{}")
-    assert "is a PEX" in sentence("python", str(tmp_path))
-
-
-def test_program_of_cx_freeze_is_refused(script: str) -> None:
-    """Its executable has no sign, but an archive next to it contains the program."""
-    Path(script).write_bytes(b"\x7fELF loader")
-    archive = Path(script).parent / "lib" / "library.zip"
-    archive.parent.mkdir()
-    for module, is_frozen in (("json/__init__.pyc", False), ("__main__app.pyc", True)):
-        with zipfile.ZipFile(archive, "w") as file:
-            file.writestr(module, "")
-        assert ("is a cx_Freeze program" in sentence(script)) is is_frozen
-
-
-def test_script_that_contains_a_sign_is_not_refused(script: str) -> None:
-    """The source of a tool contains its own sign."""
-    Path(script).write_bytes(f"#!{sys.executable}\n".encode() + FREEZERS["Nuitka"][0])
-    assert sentence(script) == ""
+    assert "is a PEX" in (pex_problem(tmp_path) or "")

@@ -16,13 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
-from otel_limits.cli.isolation import (
-    MAX_LAYERS,
-    PYTHON,
-    bundle_problem,
-    first_line,
-    split_python,
-)
+from otel_limits.cli.isolation import PYTHON, first_line, pex_problem, split_python
 from otel_limits.core.secrets import redact_url
 from otel_limits.settings.table import PREFIX
 
@@ -104,6 +98,9 @@ RUNNERS: Final[Mapping[str, Form]] = {
     ),
 }
 """The same, after the word `run`, in their own environment."""
+
+MAX_LAYERS: Final = 10
+"""Maximum nesting of commands; a script may refer to itself."""
 
 INSTRUMENT_OPTION: Final = re.compile(r"--(limits_\w+)(?:=(.*))?", re.DOTALL)
 """A setting as an option of `opentelemetry-instrument`: without OTEL_."""
@@ -299,7 +296,7 @@ class _LauncherWords:
         path = shutil.which(self.rest[0])
         if path is None:
             raise self.refusal("is not a command here")
-        problem = bundle_problem(Path(path))
+        problem = pex_problem(Path(path))
         if problem is not None:
             raise UnknownLauncherError(problem, "Call otel_limits.enable() in its code.")
         interpreter = first_line(path)
