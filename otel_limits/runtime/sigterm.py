@@ -22,8 +22,8 @@ BY_SIGNAL: Final = 128
 """Added to a signal's number in the exit status of a process it ended."""
 MARGIN_SECONDS: Final = 2.0
 """Time that a flush may take beyond its timeout before the process ends without it."""
-PATIENCE_SECONDS: Final = 0.1
-"""How long the main thread of a child may take to run the handler before the signal is repeated."""
+BEGUN: Final = _thread.allocate_lock()
+"""Held from the first signal on, which a child notices in two threads."""
 
 
 def flush_on_sigterm() -> None:
@@ -34,14 +34,21 @@ def flush_on_sigterm() -> None:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end)
         _prepare_forks()
-        if multiprocessing.parent_process() is not None:
+        # While a spawned child imports its main module, it has a name, but no parent yet.
+        if multiprocessing.current_process().name != "MainProcess":
             _prepare_child()
 
 
 def _end(number: int, _frame: Any) -> None:
     # A second signal ends the process immediately.
     signal.signal(number, signal.SIG_DFL)
-    # The main thread, which runs this handler, may hold any lock that a flush needs, or one of
+    _flush_and_raise(number)
+
+
+def _flush_and_raise(number: int) -> None:
+    if not BEGUN.acquire(blocking=False):
+        return
+    # The main thread, which runs the handler, may hold any lock that a flush needs, or one of
     # `threading`. So other threads flush, and it waits for none of them.
     is_flushed = _thread.allocate_lock()
     is_flushed.acquire()
@@ -98,24 +105,24 @@ def _prepare_forks() -> None:
     def deliver() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
 
-    os.register_at_fork(before=hold, after_in_parent=deliver, after_in_child=REPEATER.after_fork)
+    os.register_at_fork(before=hold, after_in_parent=deliver, after_in_child=WATCHER.after_fork)
     os.register_at_fork(after_in_child=deliver)
-    multiprocessing.util.register_after_fork(REPEATER, lambda _: _prepare_child())
+    multiprocessing.util.register_after_fork(WATCHER, lambda _: _prepare_child())
 
 
 def _prepare_child() -> None:
     if signal.getsignal(signal.SIGTERM) is _end:
-        REPEATER.start()
+        WATCHER.start()
         # A worker that its pool lets end by itself does not run `atexit`.
         multiprocessing.util.Finalize(None, flush, exitpriority=0)
 
 
-class Repeater:
-    """Repeats SIGTERM in a child process until the main thread runs the handler.
+class Watcher:
+    """Ends a child process on SIGTERM although its main thread does not run the handler.
 
     `multiprocessing.Pool` ends its workers with SIGTERM and waits for them. If the signal arrives
     just when a worker begins to wait for a lock of the pool, the C library keeps waiting, and
-    Python does not run the handler.
+    Python does not run the handler. The same is true of other code in C that takes long.
     """
 
     def __init__(self) -> None:
@@ -124,6 +131,8 @@ class Repeater:
 
     def start(self) -> None:
         """Start a thread, unless the program itself has signals written to a file descriptor."""
+        if self._writing != -1:
+            return
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         others = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -132,7 +141,7 @@ class Repeater:
             return
         self._writing = writing
         threading.Thread(
-            target=self._repeat, args=(reading,), name="otel-limits-sigterm", daemon=True
+            target=self._watch, args=(reading,), name="otel-limits-sigterm", daemon=True
         ).start()
 
     def after_fork(self) -> None:
@@ -143,14 +152,24 @@ class Repeater:
                 signal.set_wakeup_fd(others)
             self._writing = -1
 
-    def _repeat(self, reading: int) -> None:
-        while signal.SIGTERM not in os.read(reading, 1):  # a byte for each signal
+    def _watch(self, reading: int) -> None:
+        # A byte for each signal. The program may have set another handler.
+        while (number := os.read(reading, 1)[0]) != signal.SIGTERM or _is_replaced():
             pass
-        time.sleep(PATIENCE_SECONDS)
-        while signal.getsignal(signal.SIGTERM) is _end:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(PATIENCE_SECONDS)
+        _restore_default(number)
+        _flush_and_raise(number)
 
 
-REPEATER: Final = Repeater()
-"""The repeater of this process."""
+WATCHER: Final = Watcher()
+"""The watcher of this process."""
+
+
+def _is_replaced() -> bool:
+    return signal.getsignal(signal.SIGTERM) is not _end
+
+
+def _restore_default(number: int) -> None:
+    """Restore the default action, as `signal.signal` does only in the main thread."""
+    import ctypes  # most children are not ended by a signal
+
+    ctypes.pythonapi.PyOS_setsig(number, None)

@@ -219,6 +219,41 @@ def test_pool_ends_after_its_workers_have_exported() -> None:
         assert (names.count("invoke_agent Strands Agents"), len(received.logs)) == (2, 2)
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_child_that_waits_in_c_ends_after_its_export(method: str) -> None:
+    """Python runs no handler there, and the default action would end it."""
+    received = Received()
+    with over("http/protobuf", received) as endpoint:
+        command = (*POOLS, "stuck", method)
+        assert execute(*command, **export_to(endpoint)).output == f"{-signal.SIGTERM}\n"
+        names = [span.name for span in received.spans]
+        assert (names.count("invoke_agent Strands Agents"), len(received.logs)) == (1, 1)
+
+
+OWN_HANDLER = """
+import multiprocessing, signal, sys
+import strands
+def work(is_ready):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    is_ready.set()
+    signal.pause()
+context = multiprocessing.get_context("fork")
+is_ready = context.Event()
+child = context.Process(target=work, args=(is_ready,))
+child.start()
+is_ready.wait()
+child.terminate()
+child.join()
+print(child.exitcode)
+"""
+
+
+def test_child_with_a_handler_keeps_it() -> None:
+    """It decides when the child ends."""
+    ended = execute(*RUN, "--max-turns", "2", "--", sys.executable, "-Wignore", "-c", OWN_HANDLER)
+    assert ended.output == "3\n"
+
+
 WITHOUT_THREADS = """
 import os, resource, signal, threading, time
 import strands
