@@ -424,7 +424,7 @@ def test_run_refuses_malformed_entry_points_under_strict(
     """As it does with everything that it cannot limit."""
     monkeypatch.setenv("OTEL_LIMITS_STRICT", "true")
     write_metadata(site, "wrong", entry_points="[otel_limits.frameworks]\nbots\n")
-    assert main(["run", "--max-turns", "3", "--", "python", "app.py"]) == 2
+    assert main(["run", "--max-turns", "3", "--", "absent"]) == 2
     assert "wrong: its entry point 'bots'" in capsys.readouterr().err
 
 
