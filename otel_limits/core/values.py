@@ -177,7 +177,13 @@ class MappingKind(Kind[Mapping[str, T]]):
                 f"got {redact_url(written or WRITER.repr(value))}."
             )
         return FrozenDict(
-            {key: self.each.of_value(f'{name}["{key}"]', each) for key, each in value.items()}
+            {
+                # A fraction as in a file: `repr` of a Decimal differs.
+                key: self.each.of_value(
+                    f'{name}["{key}"]', each, str(each) if isinstance(each, Decimal) else None
+                )
+                for key, each in value.items()
+            }
         )
 
 

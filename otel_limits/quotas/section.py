@@ -1,15 +1,17 @@
-"""The `quotas` section of policy files: its keys, reader and JSON Schema."""
+"""The `quotas` section of policy files: the model of a quota, and the rules between its keys."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
+from pydantic import ConfigDict, WithJsonSchema
+
+from otel_limits.core.file_parts import Of, Part, Path, mistakes_in, optional, schema_of
 from otel_limits.core.policy import ACTIONS
-from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import (
     DURATION,
     DURATION_TEXT,
@@ -17,6 +19,7 @@ from otel_limits.core.values import (
     CheckedKind,
     InvalidValueError,
     Kind,
+    MappingKind,
     TextKind,
     choice,
     count_up_to,
@@ -49,7 +52,7 @@ from otel_limits.quotas.windows import (
 # Used in Redis keys and Prometheus labels: no characters that need escaping.
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,63}")
 
-Refuse = Callable[[tuple[str, ...], str], None]
+Refuse = Callable[[Path, str], None]
 """Called with the path of an invalid value within the section, and a message."""
 
 
@@ -57,17 +60,6 @@ def _rule(_: str, text: str) -> str:
     if text not in CALENDAR:
         length_of(text)
     return text
-
-
-def _conditions(globs: object) -> tuple[tuple[str, str], ...]:
-    if not isinstance(globs, Mapping) or not globs:
-        raise InvalidValueError
-    if not all(isinstance(each, str) for pair in globs.items() for each in pair):
-        raise InvalidValueError
-    try:
-        return tuple((require_source("It", source), glob) for source, glob in globs.items())
-    except ValueError as error:
-        raise InvalidValueError(str(error)) from None
 
 
 def _wait(text: object) -> float:
@@ -90,10 +82,14 @@ class AmountKind(Kind[Any]):
     """An amount."""
 
     @property
+    def by_name(self) -> MappingKind[Any]:
+        """Amounts by plan or key."""
+        return MappingKind(each=self.each, example="pro: 5000, default: 100")
+
+    @property
     def schema(self) -> Mapping[str, Any]:  # type: ignore[override]
         """The valid values, as JSON Schema."""
-        plans = {"type": "object", "additionalProperties": self.each.schema}
-        return {"anyOf": [self.each.schema, plans | {"required": [DEFAULT_PLAN]}]}
+        return {"anyOf": [self.each.schema, {**self.by_name.schema, "required": [DEFAULT_PLAN]}]}
 
     def of_text(self, name: str, text: str) -> Any:
         """Parse an amount typed by an operator."""
@@ -107,38 +103,12 @@ class AmountKind(Kind[Any]):
             raise ValueError(
                 f"{name} must have an amount for calls of any other plan, such as default: 100."
             )
-        return amounts(self.each, name, value)
-
-
-def amounts(kind: Kind[Any], name: str, values: Mapping[Any, object]) -> dict[str, Any]:
-    """Check an amount for each of several names."""
-    return {
-        str(key): kind.of_value(
-            f'{name}["{key}"]', each, str(each) if isinstance(each, Decimal) else None
-        )
-        for key, each in values.items()
-    }
-
-
-def _keys(values: object) -> Mapping[Any, object]:
-    if not isinstance(values, Mapping) or not values:
-        raise InvalidValueError
-    return values
+        return self.by_name.of_value(name, value, written)
 
 
 DEFAULT_PLAN: Final = "default"
 COUNT: Final = AmountKind(each=count_up_to(MAX_PARTS))
 MONEY: Final = AmountKind(each=money_up_to(MAX_PARTS // PARTS_PER_USD))
-KEYS: Final = CheckedKind[Mapping[Any, object]](
-    phrase="a mapping of keys to amounts, such as acme: 5000000",
-    check=_keys,
-    parse=str,
-    schema={
-        "type": "object",
-        "additionalProperties": {"type": "number", "exclusiveMinimum": 0},
-        "minProperties": 1,
-    },
-)
 MAX_WAIT: Final = CheckedKind[float](
     phrase="a duration above 0 such as 30s or 5m",
     check=_wait,
@@ -151,98 +121,255 @@ GRACE: Final = CheckedKind[float](
     parse=str,
     schema={"anyOf": [{"type": "string", "pattern": f"^{DURATION_TEXT.pattern}$"}, {"const": 0}]},
 )
-CONDITIONS: Final = CheckedKind[tuple[tuple[str, str], ...]](
-    phrase="a mapping of sources to globs, such as agent: nightly-*",
-    check=_conditions,
-    parse=str,
-    schema={"type": "object", "additionalProperties": TEXT.schema, "minProperties": 1},
-)
+
+AMOUNTS: Final[Mapping[Unit, AmountKind]] = dict.fromkeys(UNITS, COUNT) | {"usd": MONEY}
+"""How the amount of a quota is written, by its unit."""
+
+CountAmount: TypeAlias = Annotated[Any, Of(COUNT)]
+Source: TypeAlias = Annotated[Any, Of(TextKind(read=require_source))]
+# Checked with the unit of the quota.
+KeyAmount: TypeAlias = Annotated[Any, WithJsonSchema({"type": "number", "exclusiveMinimum": 0})]
+
+
+# --- rules between keys ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """A key of a quota."""
+class Rule:
+    """A key that has no effect without another one, or with it: its author expects one."""
 
-    kind: Kind[Any]
-    help: str
+    key: str
+    needs: Mapping[str, str | None]
+    """Another key, and its value; `None` for any."""
+    sentence: str
+    """Told if the rule is broken."""
+    is_reversed: bool = False
+    """True if the key excludes the other one."""
+
+    def is_broken_by(self, entry: Mapping[str, Any]) -> bool:
+        """Return whether a quota breaks the rule."""
+        is_met = all(
+            key in entry and value in (None, entry[key]) for key, value in self.needs.items()
+        )
+        return self.key in entry and is_met == self.is_reversed
+
+    @property
+    def has_unit(self) -> bool:
+        """True if it is about a unit."""
+        return not {self.key, *self.needs}.isdisjoint(UNITS)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What a quota with the key must be, as JSON Schema."""
+        consts = {key: {"const": value} for key, value in self.needs.items() if value is not None}
+        met = {"required": list(self.needs)} | ({"properties": consts} if consts else {})
+        return {"not": met} if self.is_reversed else met
 
 
-FIELDS: Final[Mapping[str, Field]] = {
-    "tokens": Field(COUNT, "Input and output tokens per window."),
-    "usd": Field(MONEY, "USD per window, by the price of each model call."),
-    "model_calls": Field(COUNT, "Requests to providers per window, retries included."),
-    "invocations": Field(COUNT, "Invocations per window that call a model at least once."),
-    "concurrency": Field(COUNT, "In-flight model calls; without a window."),
-    "window": Field(
-        TextKind(read=_rule),
+def _without(key: str, other: str, sentence: str, value: str | None = None) -> Rule:
+    """Return the rule that a key excludes another one."""
+    return Rule(key, {other: value}, sentence, is_reversed=True)
+
+
+CONCURRENCY: Final = "concurrency"
+PER_WINDOW: Final = tuple(unit for unit in UNITS if unit != CONCURRENCY)
+
+RULES: Final = (
+    *(Rule(unit, {"window": None}, "must have a window, such as day.") for unit in PER_WINDOW),
+    *(
+        _without(key, CONCURRENCY, f"limits concurrent calls and has no {key}: remove it.")
+        for key in ("window", "time_zone")
+    ),
+    *(
+        Rule(
+            key,
+            {"on_exceeded": "wait"},
+            f"has a {key} but refuses calls immediately: add on_exceeded: wait, or remove {key}.",
+        )
+        for key in ("max_wait", "fair_by")
+    ),
+    *(
+        _without("reserve", unit, f"counts {unit}, and each call uses one: remove reserve.")
+        for unit in ("model_calls", "invocations", CONCURRENCY)
+    ),
+    _without(
+        "on_lost", CONCURRENCY, "limits concurrent calls and charges nothing: remove on_lost."
+    ),
+    _without("pace", CONCURRENCY, "limits concurrent calls, which have no pace: remove pace."),
+    Rule(
+        "burst",
+        {"pace": "smooth"},
+        "has a burst but its pace is window: add pace: smooth, or remove burst.",
+    ),
+    _without(
+        "time_zone",
+        "pace",
+        "flows back evenly, whatever the time of day: remove time_zone.",
+        value="smooth",
+    ),
+    Rule(
+        "keys",
+        {"key": None},
+        "has amounts for single keys but one count for all calls: add a key, such as "
+        "key: baggage.tenant.id, or remove keys.",
+    ),
+)
+
+
+# --- the model of a quota -------------------------------------------------------------------------
+
+
+class QuotaPart(Part):
+    """A quota of a policy file."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": [unit]} for unit in UNITS],
+            "dependencies": {
+                key: {"allOf": [rule.schema for rule in RULES if rule.key == key]}
+                for key in dict.fromkeys(rule.key for rule in RULES)
+            },
+        }
+    )
+
+    tokens: CountAmount = optional("Input and output tokens per window.")
+    usd: Annotated[Any, Of(MONEY)] = optional("USD per window, by the price of each model call.")
+    model_calls: CountAmount = optional("Requests to providers per window, retries included.")
+    invocations: CountAmount = optional("Invocations per window that call a model at least once.")
+    concurrency: CountAmount = optional("In-flight model calls; without a window.")
+    window: Annotated[Any, Of(TextKind(read=_rule))] = optional(
         "hour, day, week (from Monday), month, quarter, year, or an ISO duration such as PT15M or "
-        "P7D, counted from 1970-01-01 UTC.",
-    ),
-    "pace": Field(
-        choice(*PACES),
+        "P7D, counted from 1970-01-01 UTC."
+    )
+    pace: Annotated[Any, Of(choice(*PACES))] = optional(
         "window (default: the amount is available at the start of each window) or smooth (it flows "
-        "back evenly; windows of up to an hour).",
-    ),
-    "burst": Field(
-        MONEY.each,
-        "With pace: smooth, the amount that a full bucket holds; default a tenth of the amount.",
-    ),
-    "time_zone": Field(
-        TextKind(read=lambda _, text: zone_of(text).key),
-        "Time zone in which hours, days and longer calendar units begin; default UTC.",
-    ),
-    "key": Field(
-        TextKind(read=lambda _, text: Template(text)),
+        "back evenly; windows of up to an hour)."
+    )
+    burst: Annotated[Any, Of(MONEY.each)] = optional(
+        "With pace: smooth, the amount that a full bucket holds; default a tenth of the amount."
+    )
+    time_zone: Annotated[Any, Of(TextKind(read=lambda _, text: zone_of(text).key))] = optional(
+        "Time zone in which hours, days and longer calendar units begin; default UTC."
+    )
+    key: Annotated[Any, Of(TextKind(read=lambda _, text: Template(text)))] = optional(
         "Partition key: agent, model, baggage.NAME, attribute.NAME, or several as "
         "{agent}/{baggage.tenant.id}. Each key gets the full amount. If unset, all calls share one "
-        "count.",
-    ),
-    "plan": Field(
-        TextKind(read=require_source),
+        "count."
+    )
+    plan: Source = optional(
         "Source of a call's plan, such as attribute.plan or baggage.plan, for amounts by plan as "
-        "tokens: {free: 1000, pro: 50000, default: 1000}.",
-    ),
-    "keys": Field(KEYS, "Amounts for single keys, whatever their plan, such as acme: 5000000."),
-    "where": Field(
-        CONDITIONS, "Sources and globs that a model call must match for the quota to apply."
-    ),
-    "action": Field(
-        # No prompt can extend a quota that a whole fleet shares.
-        choice(*(each for each in ACTIONS if each != "ask")),
-        "Action when reached; defaults to that of the agent's policy.",
-    ),
-    "reserve": Field(
-        choice(*RESERVED),
+        "tokens: {free: 1000, pro: 50000, default: 1000}."
+    )
+    keys: dict[str, KeyAmount] = optional(
+        "Amounts for single keys, whatever their plan, such as acme: 5000000.",
+        examples=[{"acme": 5_000_000}],
+        min_length=1,
+    )
+    where: dict[Source, Annotated[Any, Of(TEXT)]] = optional(
+        "Sources and globs that a model call must match for the quota to apply.",
+        examples=[{"agent": "nightly-*"}],
+        min_length=1,
+    )
+    # No prompt can extend a quota that a whole fleet shares.
+    action: Annotated[Any, Of(choice(*(each for each in ACTIONS if each != "ask")))] = optional(
+        "Action when reached; defaults to that of the agent's policy."
+    )
+    reserve: Annotated[Any, Of(choice(*RESERVED))] = optional(
         "Amount reserved for a call: worst_case (default) or expected (twice the average of the "
-        "model's recent answers).",
-    ),
-    "on_lost": Field(
-        choice(*LOST),
+        "model's recent answers)."
+    )
+    on_lost: Annotated[Any, Of(choice(*LOST))] = optional(
         "What happens to the reservation of a call whose process was killed, when it expires: free "
-        "(default) or charge (the mean of the model's last 20 calls).",
-    ),
-    "on_exceeded": Field(
-        choice(*EXCEEDED),
-        "Behavior when too little is left: refuse (default) or wait.",
-    ),
-    "max_wait": Field(MAX_WAIT, "Maximum wait, e.g. 5m; default 30s."),
-    "fair_by": Field(
-        TextKind(read=require_source),
+        "(default) or charge (the mean of the model's last 20 calls)."
+    )
+    on_exceeded: Annotated[Any, Of(choice(*EXCEEDED))] = optional(
+        "Behavior when too little is left: refuse (default) or wait."
+    )
+    max_wait: Annotated[Any, Of(MAX_WAIT)] = optional("Maximum wait, e.g. 5m; default 30s.")
+    fair_by: Source = optional(
         "Source whose values take turns among the waiting calls of a process, such as "
-        "baggage.tenant.id; default: first come, first served.",
-    ),
-    "grace": Field(
-        GRACE,
+        "baggage.tenant.id; default: first come, first served."
+    )
+    grace: Annotated[Any, Of(GRACE)] = optional(
         "How long a process may use its local share of the remainder during a store outage; "
-        "default 30s, 0 for none.",
-    ),
-    "on_store_error": Field(
-        choice(*BACKEND_ERRORS),
+        "default 30s, 0 for none."
+    )
+    on_store_error: Annotated[Any, Of(choice(*BACKEND_ERRORS))] = optional(
         "Behavior during a store outage without a local share: deny (default), allow, or local "
-        "(each process uses the last known remainder).",
-    ),
-}
-"""All keys of a quota: the source of the reader, the schema and the documentation."""
+        "(each process uses the last known remainder)."
+    )
+
+    def quota(self, name: str) -> Quota:
+        """Return the quota.
+
+        Raises:
+            UnfitError: Its values don't fit together.
+        """
+        given = self.given()
+        unit = next(unit for unit in UNITS if unit in given)
+        by_plan = given[unit] if isinstance(given[unit], Mapping) else {DEFAULT_PLAN: given[unit]}
+        plans = {plan: parts_in(unit, each) for plan, each in by_plan.items()}
+        return Quota(
+            **{key: given[key] for key in Quota.__dataclass_fields__ if key in given}
+            | {
+                "name": name,
+                "unit": unit,
+                "amount": plans.pop(DEFAULT_PLAN),
+                "plans": plans,
+                "windows": self._windows(),
+                "keys": self._amounts_of_keys(name, unit),
+                "where": tuple((self.where or {}).items()),
+                "burst": self._burst(unit),
+            }
+        )
+
+    def _windows(self) -> Windows | UnboundedWindow:
+        if self.window is None:
+            return UnboundedWindow()
+        with _told_at("time_zone"):
+            return Windows(self.window, self.time_zone or UTC)
+
+    def _amounts_of_keys(self, name: str, unit: Unit) -> dict[str, int]:
+        """Return the amounts of single keys by their ID."""
+        with _told_at("keys"):
+            return {
+                self.key.key_of_text(name, text).id: parts_in(unit, each)
+                for text, each in AMOUNTS[unit].by_name.of_value("keys", self.keys or {}).items()
+            }
+
+    def _burst(self, unit: Unit) -> int:
+        """Return the burst in parts; 0 for the default."""
+        if self.pace != "smooth":
+            return 0
+        window = self._windows().at(0)
+        if window.end - window.start > HOUR_SECONDS:
+            raise UnfitError(
+                "pace",
+                " can only be smooth with a window of up to an hour, such as PT1M: shorten the "
+                "window, or remove pace.",
+            )
+        with _told_at("burst"):
+            return self.burst and parts_in(unit, AMOUNTS[unit].each.of_value("burst", self.burst))
+
+
+class UnfitError(ValueError):
+    """A value does not fit the others; the text continues the name of the quota."""
+
+    def __init__(self, key: str, text: str) -> None:
+        """Remember the key of the value."""
+        super().__init__(text)
+        self.key = key
+
+
+@contextmanager
+def _told_at(key: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UnfitError(key, f": {error}") from None
+
+
+# --- reading --------------------------------------------------------------------------------------
 
 
 def parts_in(unit: Unit, amount: Any) -> int:
@@ -250,239 +377,70 @@ def parts_in(unit: Unit, amount: Any) -> int:
     return parts_of_usd(amount) if unit == "usd" else int(amount)
 
 
-def read_quotas(section: object, refuse: Refuse) -> dict[str, Quota]:
-    """Return every valid quota of the section; call `refuse` for each error."""
+def read_quotas(section: object, refuse: Refuse, shown: Callable[[Path], str]) -> dict[str, Quota]:
+    """Return every valid quota of the section.
+
+    Args:
+        section: What the file contains.
+        refuse: Called for each mistake.
+        shown: Returns the text of a value in the file.
+    """
     if not isinstance(section, Mapping):
         refuse((), "quotas must map names to quotas, such as daily: {tokens: 5000}.")
         return {}
-    readings = (_Reading(name, entry, refuse) for name, entry in section.items())
-    quotas = (reading.quota() for reading in readings)
-    return {quota.name: quota for quota in quotas if quota is not None}
+    quotas = {}
+    for name, entry in section.items():
+        mistakes = list(_mistakes(name, entry, shown))
+        if not mistakes:
+            try:
+                quotas[name] = QuotaPart.model_validate(entry).quota(name)
+            except UnfitError as error:
+                mistakes = [((error.key,), str(error))]
+        for path, text in mistakes:
+            refuse((name, *path), f'quotas["{name}"]{text}')
+    return quotas
 
 
-class _Reading:
-    """Reads one entry and reports its errors."""
+def _mistakes(name: str, entry: object, shown: Callable[[Path], str]) -> Iterator[tuple[Path, str]]:
+    """Yield what is wrong with an entry, each with its path in it."""
+    if not NAME.fullmatch(name):
+        yield (), " must have a name of up to 64 lower case letters, digits, '.', '-', '_'."
+    elif not isinstance(entry, Mapping):
+        yield (), " must be a mapping with an amount and a window."
+    else:
+        for path, sentence in mistakes_in(entry, QuotaPart, lambda path: shown((name, *path))):
+            yield path, f": {sentence}"
+        for key, sentence in _contradictions(entry):
+            yield (key,) if key else (), f" {sentence}"
 
-    def __init__(self, name: object, entry: object, refuse: Refuse) -> None:
-        self._name = str(name)
-        self._entry: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
-        self._tell = refuse
-        self._sentences: list[str] = []
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            self._refuse("must have a name of up to 64 lower case letters, digits, '.', '-', '_'.")
-        elif not isinstance(entry, Mapping):
-            self._refuse("must be a mapping with an amount and a window.")
 
-    def quota(self) -> Quota | None:
-        """Return the quota; `None` if it has errors."""
-        if self._sentences:
-            return None
-        values = {key: self._read(key, value) for key, value in self._entry.items()}
-        given = [unit for unit in UNITS if unit in self._entry]
-        if len(given) != 1:
-            got = " and ".join(given) or "none"
-            self._refuse(f"must have exactly one of {', '.join(UNITS)}, got {got}.")
-        windowless = given == ["concurrency"]
-        if not windowless and "window" not in self._entry:
-            self._refuse("must have a window, such as day.")
-        for key in self._entry.keys() & set(WINDOW_KEYS) if windowless else ():
-            self._refuse(f"limits concurrent calls and has no {key}: remove it.", key)
-        self._refuse_idle(given, values)
-        self._check_pace(given, values)
-        amount = values[given[0]] if len(given) == 1 else None
-        self._check_plans(amount)
-        windows = (
-            None if self._sentences else UnboundedWindow() if windowless else self._windows(values)
+def _contradictions(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield combinations of keys that are invalid, each with one of the keys."""
+    given = [unit for unit in UNITS if unit in entry]
+    if len(given) != 1:
+        yield (
+            "",
+            f"must have exactly one of {', '.join(UNITS)}, got {' and '.join(given) or 'none'}.",
         )
-        keys = None if windows is None else self._amounts_of_keys(given[0], values)
-        burst = None if windows is None else self._burst(given[0], windows, values)
-        if windows is None or keys is None or burst is None:
-            return None
-        by_plan = amount if isinstance(amount, Mapping) else {DEFAULT_PLAN: amount}
-        plans = {plan: parts_in(given[0], each) for plan, each in by_plan.items()}
-        return Quota(
-            name=self._name,
-            unit=given[0],
-            amount=plans.pop(DEFAULT_PLAN),
-            plans=plans,
-            keys=keys,
-            windows=windows,
-            burst=burst,
-            **{key: values[key] for key in self._entry if key in OPTIONAL},
-        )
-
-    def _refuse_idle(self, given: list[Unit], values: Mapping[str, Any]) -> None:
-        """Reject settings without effect, because their author expects one."""
-        if "max_wait" in values and values.get("on_exceeded") != "wait":
-            self._refuse(
-                "has a max_wait but refuses calls immediately: add on_exceeded: wait, or remove "
-                "max_wait.",
-                "max_wait",
-            )
-        if "fair_by" in values and values.get("on_exceeded") != "wait":
-            self._refuse(
-                "has a fair_by but refuses calls immediately: add on_exceeded: wait, or remove "
-                "fair_by.",
-                "fair_by",
-            )
-        if "reserve" in values and len(given) == 1 and given[0] not in ESTIMATED:
-            self._refuse(f"counts {given[0]}, and each call uses one: remove reserve.", "reserve")
-        if "on_lost" in values and given == ["concurrency"]:
-            self._refuse("limits concurrent calls and charges nothing: remove on_lost.", "on_lost")
-
-    def _check_pace(self, given: list[Unit], values: Mapping[str, Any]) -> None:
-        """Reject settings that contradict the pace."""
-        is_smooth = values.get("pace") == "smooth"
-        if "pace" in values and given == ["concurrency"]:
-            self._refuse("limits concurrent calls, which have no pace: remove pace.", "pace")
-        if "burst" in values and not is_smooth:
-            self._refuse(
-                "has a burst but its pace is window: add pace: smooth, or remove burst.", "burst"
-            )
-        if "time_zone" in values and is_smooth:
-            self._refuse(
-                "flows back evenly, whatever the time of day: remove time_zone.", "time_zone"
-            )
-
-    def _burst(
-        self, unit: Unit, windows: Windows | UnboundedWindow, values: Mapping[str, Any]
-    ) -> int | None:
-        """Return the burst in parts, 0 for the default; `None` if it or the window is invalid."""
-        if values.get("pace") != "smooth":
-            return 0
-        window = windows.at(0)
-        if window.end - window.start > HOUR_SECONDS:
-            self._refuse(
-                "can only be smooth with a window of up to an hour, such as PT1M: shorten the "
-                "window, or remove pace.",
-                "pace",
-            )
-            return None
-        if "burst" not in values:
-            return 0
-        try:
-            kind = MONEY if unit == "usd" else COUNT
-            return parts_in(unit, kind.each.of_value("burst", self._entry["burst"]))
-        except ValueError as error:
-            self._refuse(str(error), "burst", separator=": ")
-            return None
-
-    def _check_plans(self, amount: object) -> None:
-        """Reject amounts by plan without a plan, and the reverse."""
-        if isinstance(amount, Mapping) and "plan" not in self._entry:
-            self._refuse(
-                "has amounts by plan but no plan: add the source of a call's plan, such as "
-                "plan: attribute.plan."
-            )
-        elif "plan" in self._entry and amount is not None and not isinstance(amount, Mapping):
-            self._refuse(
-                "has a plan but one amount for all: write amounts by plan, such as "
-                "tokens: {pro: 5000, default: 100}, or remove plan.",
-                "plan",
-            )
-        if "keys" in self._entry and "key" not in self._entry:
-            self._refuse(
-                "has amounts for single keys but one count for all calls: add a key, such as "
-                "key: baggage.tenant.id, or remove keys.",
-                "keys",
-            )
-
-    def _amounts_of_keys(self, unit: Unit, values: Mapping[str, Any]) -> dict[str, int] | None:
-        """Return the amounts of single keys by their ID; `None` if one is invalid."""
-        try:
-            kind = MONEY if unit == "usd" else COUNT
-            given = amounts(kind.each, "keys", values.get("keys", {}))
-            return {
-                values["key"].key_of_text(self._name, text).id: parts_in(unit, each)
-                for text, each in given.items()
-            }
-        except ValueError as error:
-            self._refuse(str(error), "keys", separator=": ")
-            return None
-
-    def _read(self, key: str, value: object) -> Any:
-        field = FIELDS.get(key)
-        if field is None:
-            self._refuse(
-                f"has an unknown key {redact_url(key)!r}. Valid keys: {', '.join(FIELDS)}.", key
-            )
-            return None
-        # As written in the file: `repr` of a Decimal differs.
-        written = str(value) if isinstance(value, Decimal) else None
-        try:
-            return field.kind.of_value(key, value, written)
-        except ValueError as error:
-            self._refuse(str(error), key, separator=": ")
-            return None
-
-    def _windows(self, values: Mapping[str, Any]) -> Windows | None:
-        try:
-            return Windows(values["window"], values.get("time_zone", UTC))
-        except ValueError as error:
-            self._refuse(str(error), "time_zone", separator=": ")
-            return None
-
-    def _refuse(self, text: str, *keys: str, separator: str = " ") -> None:
-        self._sentences.append(text)
-        self._tell((self._name, *keys), f'quotas["{self._name}"]{separator}{text}')
-
-
-WINDOW_KEYS: Final = ("window", "time_zone")
-"""Keys that define the window."""
-
-ESTIMATED: Final[tuple[Unit, ...]] = ("tokens", "usd")
-"""Units in which the usage of a call is unknown until it ends."""
-
-OPTIONAL: Final = (
-    "pace",
-    "key",
-    "plan",
-    "where",
-    "action",
-    "reserve",
-    "on_lost",
-    "on_exceeded",
-    "max_wait",
-    "fair_by",
-    "grace",
-    "on_store_error",
-)
+    for rule in RULES:
+        # With two units, rules about one of them mislead.
+        if rule.is_broken_by(entry) and (len(given) == 1 or not rule.has_unit):
+            yield rule.key, rule.sentence
+    has_plans = any(isinstance(entry[unit], Mapping) for unit in given)
+    if len(given) != 1 or has_plans == ("plan" in entry):
+        return
+    if has_plans:
+        sentence = "has amounts by plan but no plan: add the source of a call's plan, such as "
+        yield "", f"{sentence}plan: attribute.plan."
+    else:
+        sentence = "has a plan but one amount for all: write amounts by plan, such as "
+        yield "plan", f"{sentence}tokens: {{pro: 5000, default: 100}}, or remove plan."
 
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of the section."""
-    properties = {
-        name: {"description": field.help, **field.kind.schema} for name, field in FIELDS.items()
-    }
-    quota = {
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-        "oneOf": [
-            {"required": [unit], "not": {"anyOf": [{"required": [each]} for each in WINDOW_KEYS]}}
-            if unit == "concurrency"
-            else {"required": [unit, "window"]}
-            for unit in UNITS
-        ],
-        "dependencies": {
-            "max_wait": {
-                "required": ["on_exceeded"],
-                "properties": {"on_exceeded": {"const": "wait"}},
-            },
-            "fair_by": {
-                "required": ["on_exceeded"],
-                "properties": {"on_exceeded": {"const": "wait"}},
-            },
-            "keys": {"required": ["key"]},
-            "reserve": {"anyOf": [{"required": [unit]} for unit in ESTIMATED]},
-            "on_lost": {"not": {"required": ["concurrency"]}},
-            "pace": {"not": {"required": ["concurrency"]}},
-            "burst": {"required": ["pace"], "properties": {"pace": {"const": "smooth"}}},
-            "time_zone": {"properties": {"pace": {"const": "window"}}},
-        },
-    }
     return {
         "type": "object",
         "propertyNames": {"pattern": f"^{NAME.pattern}$"},
-        "additionalProperties": quota,
+        "additionalProperties": schema_of(QuotaPart),
     }

@@ -985,6 +985,40 @@ def test_schema_and_reader_agree(file: dict[str, Any]) -> None:
     assert accepts(text) == (parse(text, "limits.yaml")[1] == ())
 
 
+QUOTA: dict[str, list[Any]] = {
+    "tokens": [5, 0, "5", {"default": 1}, {"pro": 1}],
+    "usd": [1],
+    "model_calls": [3],
+    "concurrency": [2],
+    "window": ["PT1M"],
+    "pace": ["window", "smooth"],
+    "burst": [2],
+    "time_zone": ["UTC"],
+    "key": ["agent"],
+    "keys": [{"a": 1}, {}],
+    "where": [{"agent": "n*"}, {"agent": 1}, {}],
+    "on_exceeded": ["wait", "refuse"],
+    "max_wait": ["5m", 5],
+    "fair_by": ["agent"],
+    "reserve": ["expected"],
+    "on_lost": ["charge", "keep"],
+    "grace": [0, "5m"],
+}
+quotas = st.fixed_dictionaries(
+    {}, optional={name: st.sampled_from(choices) for name, choices in QUOTA.items()}
+)
+
+
+@hypothesis.settings(max_examples=150)
+@given(quotas)
+def test_schema_and_reader_agree_about_quotas(quota: dict[str, Any]) -> None:
+    """Both also know which keys need or exclude others."""
+    if isinstance(quota.get("tokens"), dict):
+        quota |= {"plan": "attribute.plan"}
+    text = PRICES + yaml.safe_dump({"quotas": {"q": quota}})
+    assert accepts(text) == (parse(text, "limits.yaml")[1] == ())
+
+
 @pytest.mark.parametrize(
     ("before", "after", "loosened"),
     [

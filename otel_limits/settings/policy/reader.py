@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.catalogue import is_sold, nearest_listed
 from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS, TREE_PREFIX
@@ -40,6 +40,9 @@ from otel_limits.settings.policy.document import (
     Entry,
 )
 from otel_limits.settings.policy.yaml_tree import Mistake, Node
+
+if TYPE_CHECKING:
+    from otel_limits.core.file_parts import Path
 
 COST: Final = "max_cost_usd"
 EMPTY: Final = Node({}, 1, "a mapping")
@@ -222,6 +225,7 @@ class _Reader:
         quotas = read_quotas(
             _unlined(node, {}),
             refuse=lambda path, sentence: self._refuse(_below(node, path), sentence),
+            shown=lambda path: _below(node, path).shown,
         )
         lines = {name: _below(node, (name,)).line for name in quotas}
         return {
@@ -282,12 +286,12 @@ def _unlined(node: Node, done: dict[int, object]) -> object:
     return done[id(node.value)]
 
 
-def _below(node: Node, path: tuple[str, ...]) -> Node:
+def _below(node: Node, path: Path) -> Node:
     """Follow keys as far as they exist."""
     for key in path:
         if not isinstance(node.value, Mapping) or key not in node.value:
             break
-        node = node.value[key]
+        node = node.value[str(key)]
     return node
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,10 @@ import pytest
 
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.memory import MemoryStore
-from otel_limits.quotas.section import read_quotas
 from otel_limits.quotas.store import Count, Renew
 from otel_limits.quotas.windows import UnboundedWindow
 from otel_limits.runs.registry import LIVE
+from otel_limits.settings.policy.reader import parse
 from tests.quotas.waiters import Held, start, until
 
 if TYPE_CHECKING:
@@ -82,5 +83,8 @@ def test_concurrency_quota_with_a_window_is_rejected(hold: Hold, key: str) -> No
 def test_concurrency_quota_is_described_in_one_line() -> None:
     """`otel-limits check` prints it."""
     section = {"q": {"concurrency": 4, "key": "model", "on_exceeded": "wait"}}
-    (quota,) = read_quotas(section, lambda *_: None).values()
-    assert str(quota) == "4 concurrent model calls for each model; calls wait up to 30 s"
+    document, _ = parse(json.dumps({"quotas": section}), "limits.yaml")
+    assert (
+        str(document.quotas["q"].value)
+        == "4 concurrent model calls for each model; calls wait up to 30 s"
+    )

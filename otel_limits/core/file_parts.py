@@ -1,0 +1,166 @@
+"""Parts of a policy file as models of pydantic, and what is wrong with a part in sentences.
+
+Imported only by processes that read a policy file, because importing pydantic takes longer than
+importing otel-limits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import no_info_plain_validator_function
+
+from otel_limits.core.secrets import redact_url
+from otel_limits.core.wording import closest_match
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema, ErrorDetails
+    from pydantic_core.core_schema import ModelSchema, WithDefaultSchema
+
+    from otel_limits.core.values import Kind
+
+Path: TypeAlias = tuple[int | str, ...]
+"""Keys and indexes that lead to a value."""
+
+
+@dataclass(frozen=True)
+class Of:
+    """A kind of values as an annotation: `Annotated[Any, Of(CAP)]`.
+
+    So a rule is written once for variables, options, code, files and the schema, and nothing is
+    converted that its kind does not convert.
+    """
+
+    kind: Kind[Any]
+
+    def __get_pydantic_core_schema__(self, *_: object) -> CoreSchema:
+        """Check a value by its kind."""
+        return no_info_plain_validator_function(self._checked)
+
+    def __get_pydantic_json_schema__(self, *_: object) -> dict[str, Any]:
+        """Return the schema of the kind, as a copy that pydantic may change."""
+        copied: dict[str, Any] = json.loads(json.dumps(self.kind.schema))
+        return copied
+
+    def _checked(self, value: object) -> Any:
+        try:
+            return self.kind.of_value("", value)
+        except ValueError:
+            # Its sentence needs the key and the text in the file: see `_of_value`.
+            raise PydanticCustomError("kind", "invalid", {"kind": self.kind}) from None
+
+
+class Part(BaseModel):
+    """A mapping with known keys."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    def given(self) -> dict[str, Any]:
+        """Return what the file sets, by key."""
+        return {name: value for name, value in self if name in self.model_fields_set}
+
+    @classmethod
+    def keys_of(cls) -> list[str]:
+        """Return its keys, as they are written."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
+
+def optional(text: str, **more: Any) -> Any:
+    """Describe a key that a file may leave out."""
+    return Field(None, description=text, **more)
+
+
+class _FileSchema(GenerateJsonSchema):
+    """Describes what may be written; titles made of names and defaults in code say nothing."""
+
+    def field_title_should_be_set(self, _: object) -> bool:
+        """Never repeat a key as its title."""
+        return False
+
+    def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
+        """Omit the name of the class."""
+        described = super().model_schema(schema)
+        return {key: value for key, value in described.items() if key != "title"}
+
+    def default_schema(self, schema: WithDefaultSchema) -> dict[str, Any]:
+        """Omit the default: `null` must not be written."""
+        return self.generate_inner(schema["schema"])
+
+
+def schema_of(model: type[Part]) -> dict[str, Any]:
+    """Return the JSON Schema of a part."""
+    return model.model_json_schema(schema_generator=_FileSchema)
+
+
+def mistakes_in(
+    value: object, model: type[Part], shown: Callable[[Path], str]
+) -> Iterator[tuple[Path, str]]:
+    """Yield the path of each mistake, and a sentence with the key, the problem and the fix.
+
+    Args:
+        value: What the file contains.
+        model: What it must be.
+        shown: Returns the text of a value in the file.
+    """
+    try:
+        model.model_validate(value)
+    except ValidationError as errors:
+        for error in errors.errors(include_url=False):
+            # pydantic marks a name that is invalid itself.
+            path = tuple(step for step in error["loc"] if step != "[key]")
+            yield path, _sentence(error, *_place(path, model), shown(path))
+
+
+def _place(path: Path, model: type[Part]) -> tuple[str, type[Part]]:
+    """Return a key as in messages, and the innermost part that contains it."""
+    key, part = "", model
+    here: Any = model
+    for step in path:
+        if isinstance(here, type) and issubclass(here, Part):
+            part = here
+            key += f".{redact_url(str(step))}"
+            here = here.model_fields[step].annotation if step in here.model_fields else None
+        else:
+            key += f"[{step}]" if isinstance(step, int) else f'["{step}"]'
+            here = get_args(here)[-1]
+    return key.removeprefix("."), part
+
+
+def _sentence(error: ErrorDetails, key: str, part: type[Part], written: str) -> str:
+    name = str(error["loc"][-1]) if error["loc"] else ""
+    match error["type"]:
+        case "kind":
+            return _of_value(error, key, written)
+        case "value_error":  # continues the key
+            return f"{key}{error['ctx']['error']}"
+        case "extra_forbidden":
+            return f"Unknown key {key}. {_hint(name, part.keys_of())}"
+        case "missing":
+            owner = key.removesuffix(f".{name}")
+            return f"{owner} needs {name}: {part.model_fields[name].description}"
+        case "list_type":
+            return f"{key} must be a list, got {written}."
+        case _:
+            field = part.model_fields.get(name)
+            example = field.examples[0] if field and field.examples else {}
+            such = "".join(f", such as {inner}: {value}" for inner, value in example.items())
+            return f"{key or 'The file'} must be a mapping{such}, got {written}."
+
+
+def _of_value(error: ErrorDetails, key: str, written: str) -> str:
+    try:
+        error["ctx"]["kind"].of_value(key, error["input"], written)
+    except ValueError as reason:
+        return str(reason)
+    raise AssertionError(f"{key} is valid")  # pragma: no cover
+
+
+def _hint(name: str, names: list[str]) -> str:
+    near = closest_match(name, names)
+    return f"Did you mean {near}?" if near else f"Valid keys: {', '.join(names)}."
