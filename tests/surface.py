@@ -80,7 +80,7 @@ def variables() -> Iterator[str]:
 def policy_keys() -> Iterator[str]:
     """Yield each key of the policy file; `*` is any name, `[]` an element of a list."""
     schema = policy_schema()
-    yield from _keys(schema, schema["definitions"])
+    yield from _keys(schema, schema["$defs"])
 
 
 def answers() -> Iterator[str]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
@@ -21,7 +20,6 @@ from otel_limits.core.wording import closest_match
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema, ErrorDetails
-    from pydantic_core.core_schema import ModelSchema, WithDefaultSchema
 
     from otel_limits.core.values import Kind
 
@@ -74,28 +72,6 @@ class Part(BaseModel):
 def optional(text: str, **more: Any) -> Any:
     """Describe a key that a file may leave out."""
     return Field(None, description=text, **more)
-
-
-class _FileSchema(GenerateJsonSchema):
-    """Describes what may be written; titles made of names and defaults in code say nothing."""
-
-    def field_title_should_be_set(self, _: object) -> bool:
-        """Never repeat a key as its title."""
-        return False
-
-    def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
-        """Omit the name of the class."""
-        described = super().model_schema(schema)
-        return {key: value for key, value in described.items() if key != "title"}
-
-    def default_schema(self, schema: WithDefaultSchema) -> dict[str, Any]:
-        """Omit the default: `null` must not be written."""
-        return self.generate_inner(schema["schema"])
-
-
-def schema_of(model: type[Part]) -> dict[str, Any]:
-    """Return the JSON Schema of a part."""
-    return model.model_json_schema(schema_generator=_FileSchema)
 
 
 def mistakes_in(

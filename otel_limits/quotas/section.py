@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import ConfigDict, WithJsonSchema
 
-from otel_limits.core.file_parts import Of, Part, Path, mistakes_in, optional, schema_of
+from otel_limits.core.file_parts import Of, Part, Path, mistakes_in, optional
 from otel_limits.core.policy import ACTIONS
 from otel_limits.core.values import (
     DURATION,
@@ -135,7 +135,7 @@ KeyAmount: TypeAlias = Annotated[Any, WithJsonSchema({"type": "number", "exclusi
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class KeyRule:
     """A key that has no effect without another one, or with it: its author expects one."""
 
     key: str
@@ -160,28 +160,28 @@ class Rule:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What a quota with the key must be, as JSON Schema."""
+        """The rule for quotas with the key, as JSON Schema."""
         consts = {key: {"const": value} for key, value in self.needs.items() if value is not None}
         met = {"required": list(self.needs)} | ({"properties": consts} if consts else {})
         return {"not": met} if self.is_reversed else met
 
 
-def _without(key: str, other: str, sentence: str, value: str | None = None) -> Rule:
+def _without(key: str, other: str, sentence: str, value: str | None = None) -> KeyRule:
     """Return the rule that a key excludes another one."""
-    return Rule(key, {other: value}, sentence, is_reversed=True)
+    return KeyRule(key, {other: value}, sentence, is_reversed=True)
 
 
 CONCURRENCY: Final = "concurrency"
 PER_WINDOW: Final = tuple(unit for unit in UNITS if unit != CONCURRENCY)
 
 RULES: Final = (
-    *(Rule(unit, {"window": None}, "must have a window, such as day.") for unit in PER_WINDOW),
+    *(KeyRule(unit, {"window": None}, "must have a window, such as day.") for unit in PER_WINDOW),
     *(
         _without(key, CONCURRENCY, f"limits concurrent calls and has no {key}: remove it.")
         for key in ("window", "time_zone")
     ),
     *(
-        Rule(
+        KeyRule(
             key,
             {"on_exceeded": "wait"},
             f"has a {key} but refuses calls immediately: add on_exceeded: wait, or remove {key}.",
@@ -196,7 +196,7 @@ RULES: Final = (
         "on_lost", CONCURRENCY, "limits concurrent calls and charges nothing: remove on_lost."
     ),
     _without("pace", CONCURRENCY, "limits concurrent calls, which have no pace: remove pace."),
-    Rule(
+    KeyRule(
         "burst",
         {"pace": "smooth"},
         "has a burst but its pace is window: add pace: smooth, or remove burst.",
@@ -207,7 +207,7 @@ RULES: Final = (
         "flows back evenly, whatever the time of day: remove time_zone.",
         value="smooth",
     ),
-    Rule(
+    KeyRule(
         "keys",
         {"key": None},
         "has amounts for single keys but one count for all calls: add a key, such as "
@@ -219,7 +219,7 @@ RULES: Final = (
 # --- the model of a quota -------------------------------------------------------------------------
 
 
-class QuotaPart(Part):
+class WrittenQuota(Part):
     """A quota of a policy file."""
 
     model_config = ConfigDict(
@@ -326,12 +326,12 @@ class QuotaPart(Part):
     def _windows(self) -> Windows | UnboundedWindow:
         if self.window is None:
             return UnboundedWindow()
-        with _told_at("time_zone"):
+        with _about_key("time_zone"):
             return Windows(self.window, self.time_zone or UTC)
 
     def _amounts_of_keys(self, name: str, unit: Unit) -> dict[str, int]:
         """Return the amounts of single keys by their ID."""
-        with _told_at("keys"):
+        with _about_key("keys"):
             return {
                 self.key.key_of_text(name, text).id: parts_in(unit, each)
                 for text, each in AMOUNTS[unit].by_name.of_value("keys", self.keys or {}).items()
@@ -348,7 +348,7 @@ class QuotaPart(Part):
                 " can only be smooth with a window of up to an hour, such as PT1M: shorten the "
                 "window, or remove pace.",
             )
-        with _told_at("burst"):
+        with _about_key("burst"):
             return self.burst and parts_in(unit, AMOUNTS[unit].each.of_value("burst", self.burst))
 
 
@@ -362,7 +362,7 @@ class UnfitError(ValueError):
 
 
 @contextmanager
-def _told_at(key: str) -> Iterator[None]:
+def _about_key(key: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
@@ -393,7 +393,7 @@ def read_quotas(section: object, refuse: Refuse, shown: Callable[[Path], str]) -
         mistakes = list(_mistakes(name, entry, shown))
         if not mistakes:
             try:
-                quotas[name] = QuotaPart.model_validate(entry).quota(name)
+                quotas[name] = WrittenQuota.model_validate(entry).quota(name)
             except UnfitError as error:
                 mistakes = [((error.key,), str(error))]
         for path, text in mistakes:
@@ -408,7 +408,7 @@ def _mistakes(name: str, entry: object, shown: Callable[[Path], str]) -> Iterato
     elif not isinstance(entry, Mapping):
         yield (), " must be a mapping with an amount and a window."
     else:
-        for path, sentence in mistakes_in(entry, QuotaPart, lambda path: shown((name, *path))):
+        for path, sentence in mistakes_in(entry, WrittenQuota, lambda path: shown((name, *path))):
             yield path, f": {sentence}"
         for key, sentence in _contradictions(entry):
             yield (key,) if key else (), f" {sentence}"
@@ -442,5 +442,5 @@ def schema() -> dict[str, Any]:
     return {
         "type": "object",
         "propertyNames": {"pattern": f"^{NAME.pattern}$"},
-        "additionalProperties": schema_of(QuotaPart),
+        "additionalProperties": WrittenQuota.model_json_schema(),
     }

@@ -36,7 +36,7 @@ PAGES = "".join(
 )
 # As text, because importing it needs Python 3.11.
 COLOURS = (ROOT / "dashboards/panels.py").read_text(encoding="utf-8")
-SCHEMA = json.loads(PATH.read_text(encoding="utf-8"))["definitions"]
+SCHEMA = json.loads(PATH.read_text(encoding="utf-8"))["$defs"]
 
 NOT_REPLAYED = {
     "max_tool_calls": "replay looks at model calls, not at tools",
@@ -70,7 +70,7 @@ def forgotten(limit: Limit, backtest_help: str) -> Iterator[str]:
     if f"`{variable}`" not in PAGES or f"`{limit.name}`" not in PAGES:
         yield f"README or docs: {limit.name} is in no table (run python -m tests.generate tables)"
     for section in ("limits", "tree") if limit.in_tree else ("limits",):
-        if limit.name not in SCHEMA[section]["properties"]:
+        if limit.name not in SCHEMA[section.title()]["properties"]:
             yield (
                 f"{PATH.name}: {section} has no {limit.name} (run python -m tests.generate schema)"
             )

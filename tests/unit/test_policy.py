@@ -919,7 +919,7 @@ def test_every_key_of_the_schema_is_described() -> None:
             for name, each in part.get("properties", {}).items()
             if name != "price" and not each.get("description", "").endswith(".")
         ]
-        children = {**part.get("properties", {}), **part.get("definitions", {})}
+        children = {**part.get("properties", {}), **part.get("$defs", {})}
         below = part.get("additionalProperties")
         children |= {"*": below} if isinstance(below, dict) else {}
         return found + [

@@ -11,7 +11,6 @@ import dataclasses
 import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import Names, matching, specificity
@@ -34,47 +33,6 @@ AGENT_SETTINGS: Final[Mapping[str, Setting]] = {
 
 SECTION_KEYS: Final = ("limits", "tree", *AGENT_SETTINGS)
 """Keys of a section for all agents, or for some."""
-
-TIERED_PRICES: Final[Mapping[str, str]] = {
-    "input": "USD per million input tokens.",
-    "output": "USD per million output tokens.",
-    "cache_read": "USD per million input tokens read from a cache. Unset: as input.",
-    "cache_write": "USD per million input tokens written to a cache. Unset: as input.",
-    "cache_write_1h": "USD per million input tokens written to a cache for an hour.",
-    "input_audio": "USD per million input tokens of audio.",
-    "output_audio": "USD per million output tokens of audio.",
-}
-FEES: Final[Mapping[str, str]] = {
-    "per_request": "USD per model call, in addition to its tokens.",
-    "web_search": "USD per web search by the vendor.",
-}
-PRICES: Final[Mapping[str, str]] = {**TIERED_PRICES, **FEES}
-REQUIRED_PRICES: Final = ("input", "output")
-
-TIERS: Final = "tiers"
-TIERS_HELP: Final = (
-    "Prices of calls with long prompts. The highest tier that a prompt exceeds applies to the "
-    "whole call."
-)
-ABOVE: Final = "above"
-ABOVE_HELP: Final = "Input tokens, including cached ones, that a prompt must exceed."
-
-MODEL_KEYS: Final[Mapping[str, str]] = {
-    "price": "Price of the models.",
-    "as": "Model on the price list whose price applies, e.g. azure/gpt-4o. Unset: the model ID.",
-    "provider": "Vendor, e.g. azure. Unset: the entry applies to all vendors.",
-    "local": "Whether the models run on your own machines, so calls are free.",
-}
-
-ROOT: Final[Mapping[str, str]] = {
-    "defaults": "Settings of all agents, unless overridden below.",
-    "agents": "Settings by agent name or glob. The most specific glob applies, value by value.",
-    "models": "Prices by model ID or glob. The most specific glob applies.",
-    "tools": "Settings by tool name or glob. The most specific glob applies.",
-    "quotas": "Budgets per time window, shared by many invocations.",
-}
-
-EXEMPT_HELP: Final = "Whether loop limits ignore the tool, e.g. one that polls."
 
 PER_TOOL: Final = "max_calls_per_tool"
 
@@ -107,6 +65,8 @@ class Document:
     """By glob of the agent name."""
     prices: Mapping[str, Entry] = field(default_factory=dict)
     """By glob of the model ID; each contains a `PriceOverride`."""
+    written_prices: Mapping[str, Entry] = field(default_factory=dict)
+    """The same as they are written, by their key in the file."""
     exemptions: Mapping[str, Entry] = field(default_factory=dict)
     """By glob of the tool name; each contains a boolean."""
     quotas: Mapping[str, Entry] = field(default_factory=dict)
@@ -198,14 +158,9 @@ class Document:
 
     def _keyed(self) -> dict[str, Entry]:
         """Return the entries of models, tools and quotas by their key in the file."""
-        prices = {
-            f'models["{glob}"].{key}': Entry(value, entry.line)
-            for glob, entry in self.prices.items()
-            for key, value in [_written(entry.value)]
-        }
         exempt = {f'tools["{glob}"].exempt': entry for glob, entry in self.exemptions.items()}
         quotas = {f'quotas["{name}"]': entry for name, entry in self.quotas.items()}
-        return prices | exempt | quotas
+        return {**self.written_prices, **exempt, **quotas}
 
 
 NO_DOCUMENT: Final = Document()
@@ -219,28 +174,6 @@ def _limits(values: Mapping[str, Any]) -> Limits:
 
 def _without_globs(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in names if specificity(name)[0])
-
-
-def _written(offer: PriceOverride) -> tuple[str, Any]:
-    """Return the key and the value of a price, as they are written in a file."""
-    price = offer.price
-    if price is None:
-        return ("local", True) if offer.priced_as is None else ("as", offer.priced_as)
-    written: dict[str, Any] = _given(price, TIERED_PRICES) | _given(price, FEES)
-    if not price.per_request:  # the default
-        del written["per_request"]
-    if price.tiers:
-        written[TIERS] = [
-            {ABOVE: tier.above, **_given(tier, TIERED_PRICES)} for tier in price.tiers
-        ]
-    if offer.provider is not None:
-        written["provider"] = offer.provider
-    return "price", written
-
-
-def _given(part: object, names: Iterable[str]) -> dict[str, Decimal]:
-    found = {name: getattr(part, name) for name in names}
-    return {name: amount for name, amount in found.items() if amount is not None}
 
 
 def _without_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import yaml
 
@@ -51,6 +51,26 @@ class Node:
     """The line where it starts, with its key if it has one; counted from 1."""
     shown: str
     """Its text in messages: as written, or `a mapping`."""
+
+    def plain(self) -> Any:
+        """Return the value without lines."""
+        if isinstance(self.value, Mapping):
+            return {name: child.plain() for name, child in self.value.items()}
+        if isinstance(self.value, tuple):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def below(self, *path: int | str) -> Node:
+        """Follow keys and indexes as far as they exist."""
+        node: Node = self
+        for step in path:
+            if isinstance(node.value, tuple) and isinstance(step, int):
+                node = node.value[step]
+            elif isinstance(node.value, Mapping) and step in node.value:
+                node = node.value[str(step)]
+            else:
+                break
+        return node
 
 
 @dataclass(frozen=True, slots=True)
