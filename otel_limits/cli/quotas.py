@@ -21,7 +21,6 @@ from otel_limits.core.wording import closest_match, pluralize
 from otel_limits.quotas.key_use import KeyUse, Uses, find_key, read_use
 from otel_limits.quotas.quota import Quota, in_unit, in_words, unit_name
 from otel_limits.quotas.recovery import settle_expired
-from otel_limits.quotas.section import AMOUNTS, parts_in
 from otel_limits.quotas.store import (
     FOREVER,
     Block,
@@ -345,6 +344,9 @@ def amount_in(quota: Quota, text: str) -> int:
     Raises:
         ValueError: It is not a valid amount.
     """
+    # Imported here, because `otel-limits kill` does without pydantic.
+    from otel_limits.quotas.section import AMOUNTS, parts_in
+
     given = AMOUNTS[quota.unit].of_text(f"AMOUNT (in {unit_name(quota.unit)})", text)
     return parts_in(quota.unit, given)
 

@@ -95,6 +95,23 @@ def test_strands_is_not_imported_to_answer_a_question(arguments: list[str]) -> N
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("arguments", [["run", "--", "true"], ["check"]])
+def test_yaml_and_pydantic_are_not_imported_without_a_policy_file(arguments: list[str]) -> None:
+    """A process that only passes a command on, or shows settings, does without them."""
+    program = "import sys\nfrom otel_limits.cli import main\nsys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", program, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    imported = set(re.findall(r"\| +(\w+)", done.stderr))
+    assert "otel_limits" in imported
+    assert not {"yaml", "pydantic"} & imported
+
+
 def test_docs_on_terminal_renders_markdown() -> None:
     """Readers see colors instead of markup."""
     topic = docs.topics()[0]

@@ -12,7 +12,7 @@ from otel_limits.core.origins import file_name
 from otel_limits.core.pricing import MISSING, Prices
 from otel_limits.settings.policy import yaml_tree
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document, Entry
-from otel_limits.settings.policy.models import File, WrittenModel, Section
+from otel_limits.settings.policy.models import File, Section, WrittenModel
 from otel_limits.settings.policy.yaml_tree import Mistake, Node
 
 COST: Final = "max_cost_usd"
