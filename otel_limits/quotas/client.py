@@ -12,6 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.quotas.fallback import Fallback
+from otel_limits.quotas.needs import (
+    SLOT_LEASE_SECONDS,
+    QuotaNeed,
+    Ticket,
+    demand_for,
+)
+from otel_limits.quotas.refusals import without_price
 from otel_limits.quotas.store import (
     Charge,
     CountState,
@@ -24,13 +31,6 @@ from otel_limits.quotas.store import (
     Reserve,
     Settle,
     StoreError,
-)
-from otel_limits.quotas.tickets import (
-    SLOT_LEASE_SECONDS,
-    QuotaNeed,
-    Ticket,
-    demand_for,
-    without_price,
 )
 
 if TYPE_CHECKING:

@@ -13,22 +13,11 @@ from typing import TYPE_CHECKING
 from otel_limits.core.events import Decision, Event, ModelCall, Stop
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.quotas.leases import Leases
+from otel_limits.quotas.needs import UNPRICED, PriceOf, QuotaNeed, Ticket
 from otel_limits.quotas.open_tickets import OpenTickets
 from otel_limits.quotas.recovery import as_text
-from otel_limits.quotas.store import (
-    CountState,
-    PermanentStoreError,
-    Reply,
-    StoreError,
-    StoreOutageError,
-)
-from otel_limits.quotas.store_worker import LOOK_INTERVAL_SECONDS
-from otel_limits.quotas.tickets import (
-    UNPRICED,
+from otel_limits.quotas.refusals import (
     Denied,
-    PriceOf,
-    QuotaNeed,
-    Ticket,
     after_wait,
     decision_of,
     exceeded,
@@ -37,6 +26,14 @@ from otel_limits.quotas.tickets import (
     use_of,
     verdict_of,
 )
+from otel_limits.quotas.store import (
+    CountState,
+    PermanentStoreError,
+    Reply,
+    StoreError,
+    StoreOutageError,
+)
+from otel_limits.quotas.store_worker import LOOK_INTERVAL_SECONDS
 from otel_limits.quotas.waiting import AdmissionOutcome, AdmissionQueue, WaitCancelledError
 
 if TYPE_CHECKING:

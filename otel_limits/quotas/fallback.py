@@ -14,8 +14,8 @@ from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import LOOKED_AT, Count, CountState, Demand, Reply, Reserve
 
 if TYPE_CHECKING:
+    from otel_limits.quotas.needs import Asked, QuotaNeed, Ticket
     from otel_limits.quotas.quota import Quota
-    from otel_limits.quotas.tickets import Asked, QuotaNeed, Ticket
 
 # A local share is only as accurate as the last read.
 LOOK_SECONDS: Final = 1.0

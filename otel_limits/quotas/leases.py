@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
+from otel_limits.quotas.needs import SLOT_LEASE_SECONDS
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.tickets import Ticket
+    from otel_limits.quotas.needs import Ticket
     from otel_limits.runs.clock import Clock
 
 # Two renewals may be lost or late before the shortest lease expires.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from otel_limits.core.usage import NO_COST
 from otel_limits.quotas.estimates import Estimates
 from otel_limits.quotas.keys import fits
-from otel_limits.quotas.tickets import InvocationState, Ticket, lookup_of, need_of
+from otel_limits.quotas.needs import InvocationState, Ticket, lookup_of, need_of
 from otel_limits.runs.calls import AdmissionRequest
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from otel_limits.core.events import ModelCall
     from otel_limits.quotas.client import StoreClient
+    from otel_limits.quotas.needs import PriceOf
     from otel_limits.quotas.quota import Quota
-    from otel_limits.quotas.tickets import PriceOf
 
 
 class OpenTickets:

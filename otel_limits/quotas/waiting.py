@@ -13,7 +13,7 @@ from otel_limits.quotas.store import NEED_SECONDS, CountState, Demand, Reply, re
 if TYPE_CHECKING:
     from otel_limits.core.events import Event
     from otel_limits.quotas.client import StoreClient
-    from otel_limits.quotas.tickets import QuotaNeed, Ticket
+    from otel_limits.quotas.needs import QuotaNeed, Ticket
     from otel_limits.quotas.wait_queues import QueueKey, Waiter, WaitQueues
 
 RENEWALS: Final = 3

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
+from otel_limits.quotas.needs import SLOT_LEASE_SECONDS
 from tests.drills.__main__ import DRILLS
 from tests.drills.lines import kills, suspend
 from tests.drills.rebuild import rebuild

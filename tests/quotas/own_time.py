@@ -20,6 +20,7 @@ from otel_limits.core.price import Quote
 from otel_limits.core.usage import Usage
 from otel_limits.quotas.client import LEASE_SECONDS, StoreClient
 from otel_limits.quotas.engine import Engine
+from otel_limits.quotas.needs import SLOT_LEASE_SECONDS
 from otel_limits.quotas.quota import Quota, Unit
 from otel_limits.quotas.store import (
     FOREVER,
@@ -33,7 +34,6 @@ from otel_limits.quotas.store import (
     SharedStore,
     StoreOutageError,
 )
-from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
 from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import UnboundedWindow, Windows
 from otel_limits.runs.calls import AdmissionRequest

@@ -8,8 +8,8 @@ import pytest
 
 from otel_limits.quotas.client import LEASE_SECONDS
 from otel_limits.quotas.memory import MemoryStore
+from otel_limits.quotas.needs import SLOT_LEASE_SECONDS
 from otel_limits.quotas.store import Reserve
-from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
 from tests.quotas.own_time import Clock, Place, SimulatedFleet
 from tests.servers.quotas.test_truth import BEGIN
 

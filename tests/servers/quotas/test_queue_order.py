@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_limits.quotas import redis_scripts
 from otel_limits.quotas.keys import Template
+from otel_limits.quotas.needs import SLOT_LEASE_SECONDS
 from otel_limits.quotas.store import Charge, Count, Demand, Reserve, Settle
-from otel_limits.quotas.tickets import SLOT_LEASE_SECONDS
 from otel_limits.quotas.windows import UnboundedWindow
 from tests.drills.lines import open_queue
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.quotas.fallback import Fallback
+from otel_limits.quotas.needs import QuotaNeed
 from otel_limits.quotas.store import (
     CountState,
     Demand,
     Reply,
 )
-from otel_limits.quotas.tickets import QuotaNeed
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.clock import CLOCK
 from otel_limits.settings.policy import PolicyFile

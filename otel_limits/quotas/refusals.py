@@ -1,14 +1,10 @@
-"""Tickets of model calls: quota needs, usage and reasons for refusal. Values and pure functions."""
+"""Refusals of model calls by quotas: their sentences, verdicts and events."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from decimal import Decimal
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
-
-from opentelemetry import baggage
 
 from otel_limits.core.events import Decision, QuotaDecision, QuotaUse
 from otel_limits.core.labels import clean
@@ -17,225 +13,21 @@ from otel_limits.core.limits import (
     QUOTA_UNAVAILABLE_STOP_REASON,
     Breach,
 )
-from otel_limits.core.policy import Action, Verdict
-from otel_limits.core.price import NO_QUOTE, Quote
+from otel_limits.core.policy import Verdict
 from otel_limits.core.quota_state import QuotaRefusal
-from otel_limits.core.usage import NO_COST, Usage
-from otel_limits.quotas.keys import key_text
-from otel_limits.quotas.quota import Quota, Unit, in_unit, in_words, parts_of_usd, unit_name
-from otel_limits.quotas.store import (
-    FOREVER,
-    Block,
-    Charge,
-    Count,
-    CountState,
-    Demand,
-    QuotaStore,
-    Reply,
-    resets_at,
-)
+from otel_limits.quotas.quota import in_unit, in_words, unit_name
+from otel_limits.quotas.store import FOREVER, Block, CountState, Demand, Reply, resets_at
 from otel_limits.quotas.windows import shown_time
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.estimates import CallEstimate
-    from otel_limits.quotas.keys import Key, Lookup
-    from otel_limits.quotas.wait_queues import QueueKey
-    from otel_limits.runs.calls import AdmissionRequest
+    from collections.abc import Mapping, Sequence
 
-SLOT_LEASE_SECONDS: Final = 30.0
-"""Lease of a concurrency slot: a worker that does not renew it loses it."""
+    from otel_limits.quotas.needs import Asked, QuotaNeed, Ticket
 
 SLOT_RETRY_SECONDS: Final = 1.0
 """Suggested retry delay for a slot, which is free as soon as any call ends."""
 
-UNPRICED: Final = -1
-"""Marks an unknown amount of money."""
-
-PriceOf: TypeAlias = "Callable[[AdmissionRequest, Usage], Quote]"
-Known: TypeAlias = Callable[[Count], CountState | None]
-Asked: TypeAlias = "tuple[QuotaNeed, Demand]"
 Denied: TypeAlias = "tuple[QuotaNeed, Breach]"
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaNeed:
-    """The amount of one applicable quota that a call needs."""
-
-    quota: Quota
-    key: Key
-    limit: int
-    """The amount of the quota for this key and plan, before changes in the store."""
-    amount: int
-    """Reserved parts."""
-    at_most: bool
-    """True if it is the upper bound of an unknown price."""
-    certain: bool
-    """True if actual usage cannot exceed it."""
-    model: str
-    action: Action
-    sharer: str = ""
-    """With whom it shares its turns in a queue."""
-
-    @property
-    def is_enforced(self) -> bool:
-        """Whether the call is refused if the remainder is too small."""
-        return self.action != "observe"
-
-    @property
-    def waits(self) -> bool:
-        """Whether the call waits if the remainder is too small."""
-        return self.is_enforced and self.quota.on_exceeded == "wait"
-
-    @property
-    def queue(self) -> QueueKey:
-        """The queue in which it waits."""
-        return self.quota.name, self.key.id
-
-
-@dataclass(slots=True)
-class Ticket:
-    """A model call from its admission request to its settlement."""
-
-    id: str
-    request: AdmissionRequest
-    needs: list[QuotaNeed]
-    demands: tuple[Demand, ...] = ()
-    """Requested from the store, in the order of the needs."""
-    reserved_in: QuotaStore | None = None
-    """The local store that holds its reservation during an outage."""
-    leased_at: float | None = None
-    """When its reservation was last leased, in monotonic seconds; `None` without a reservation."""
-    waited: float = 0.0
-    """Seconds that it has waited for quota."""
-    calls: int = 0
-    """1 once it has ended; 0 until then and if it was never sent."""
-    tokens: int = 0
-    cost: Decimal = NO_COST
-
-    def leave_out(self, needs: Sequence[QuotaNeed]) -> None:
-        """Drop needs that are not reserved."""
-        self.needs = [each for each in self.needs if each not in needs]
-
-    @property
-    def asked(self) -> list[Asked]:
-        """Pairs of needs and their demands."""
-        return list(zip(self.needs, self.demands, strict=True))
-
-    def charges(self) -> tuple[Charge, ...]:
-        """Return the usage of the call; empty if nothing was requested."""
-        # Not strict: without a store request, needs have no demands.
-        return tuple(
-            Charge(
-                count=demand.count,
-                amount=charged_amount(need.quota.unit, self),
-                known=demand.known,
-                # A call that was not sent says nothing about others.
-                model=demand.model if self.calls else "",
-            )
-            for need, demand in zip(self.needs, self.demands, strict=False)
-        )
-
-
-@dataclass(slots=True)
-class InvocationState:
-    """Quota state of an invocation in progress."""
-
-    tickets: dict[str, Ticket] = field(default_factory=dict)
-    """The open ticket of each call in flight, by its ID."""
-    attributes: Mapping[str, object] = field(default_factory=dict)
-    """Trace attributes of its agent."""
-    counted: set[str] = field(default_factory=set)
-    """Names of quotas that already counted the invocation."""
-
-    def counts_invocation(self, quota: str) -> bool:
-        """Return whether a quota has counted the invocation, or is about to."""
-        return quota in self.counted or any(
-            need.quota.name == quota and need.quota.unit == "invocations"
-            for ticket in self.tickets.values()
-            for need in ticket.needs
-        )
-
-    def close(self, call_id: str) -> Ticket | None:
-        """Remove and return the ticket of a call; the caller must settle it."""
-        ticket = self.tickets.pop(call_id, None)
-        # Only after a sent call: a refused call leaves the invocation uncounted.
-        if ticket is not None and ticket.calls:
-            self.counted.update(
-                need.quota.name for need in ticket.needs if need.quota.unit == "invocations"
-            )
-        return ticket
-
-
-def lookup_of(request: AdmissionRequest) -> Lookup:
-    """Return a function that reads key sources from a request."""
-
-    def look_up(source: str) -> object:
-        kind, _, name = source.partition(".")
-        if kind == "agent":
-            return request.invocation.agent
-        if kind == "model":
-            return request.model
-        if kind == "baggage":
-            return baggage.get_baggage(name)
-        return request.attributes.get(name)
-
-    return look_up
-
-
-def need_of(
-    quota: Quota, request: AdmissionRequest, lookup: Lookup, estimate: CallEstimate, price: PriceOf
-) -> QuotaNeed:
-    """Return what a request needs of an applicable quota."""
-    action = quota.action or request.action
-    key = quota.key.key(quota.name, lookup)
-    quote = price(request, estimate.usage) if quota.unit == "usd" else NO_QUOTE
-    return QuotaNeed(
-        quota=quota,
-        key=key,
-        limit=quota.amount_of(key, lookup),
-        amount=_amount(quota.unit, estimate.usage, quote),
-        at_most=quote.at_most is not None,
-        # Counts of calls do not depend on the answer.
-        certain=estimate.certain or quota.unit not in ("tokens", "usd"),
-        model=request.model,
-        # A quota cannot be extended by a prompt: the whole fleet shares it.
-        action="halt" if action == "ask" else action,
-        sharer=key_text(lookup(quota.fair_by)) if quota.fair_by else "",
-    )
-
-
-def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> Demand:
-    """Return the demand for a need at the store's time `now`."""
-    quota = need.quota
-    count = quota.count(need.key, now)
-    standing = known(count)
-    return Demand(
-        count=count,
-        amount=need.amount,
-        limit=need.limit,
-        planned=bool(quota.plan),
-        enforced=need.is_enforced and not forced,
-        # `expected` already includes a margin: it reserves twice the mean.
-        certain=need.certain or quota.reserve == "expected",
-        alone=not need.certain,
-        # A store that restarted without its data continues from the last usage seen.
-        known=standing.used if standing is not None and count.refill is None else 0,
-        lease_seconds=SLOT_LEASE_SECONDS if quota.unit == "concurrency" else None,
-        waits=quota.max_wait if need.waits and not forced else 0.0,
-        model=need.model if quota.on_lost == "charge" else "",
-    )
-
-
-def charged_amount(unit: Unit, ticket: Ticket) -> int:
-    """Return the usage of a call, in parts of a unit."""
-    if unit == "tokens":
-        return ticket.tokens
-    # A slot is free when its call ends: nothing remains used.
-    if unit == "concurrency":
-        return 0
-    if unit in ("model_calls", "invocations"):
-        return ticket.calls
-    return parts_of_usd(ticket.cost)
 
 
 def unmet_needs(asked: Sequence[Asked], reply: Reply, *, enforced: bool) -> list[Denied]:
@@ -432,9 +224,7 @@ def _refusal(
     )
 
 
-def _breach(
-    need: QuotaNeed, cap: int, observed: int, note: str, refusal: QuotaRefusal | None = None
-) -> Breach:
+def _breach(need: QuotaNeed, cap: int, observed: int, note: str, refusal: QuotaRefusal) -> Breach:
     unit = need.quota.unit
     return Breach(
         limit=need.quota.name,
@@ -446,12 +236,3 @@ def _breach(
         quota=refusal,
         origin=need.quota.origin,
     )
-
-
-def _amount(unit: Unit, worst: Usage, quote: Quote) -> int:
-    """Return the worst case of a call, in parts; `UNPRICED` if no price and no bound is known."""
-    if unit == "tokens":
-        return worst.total
-    if unit != "usd":
-        return 1
-    return UNPRICED if quote.charge is None else parts_of_usd(quote.charge)
