@@ -1,0 +1,91 @@
+"""The fleet's quota store and quotas, as commands open them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.cli.command import refuse
+from otel_limits.quotas.store import StoreError, StorePlace
+from otel_limits.quotas.stores import is_shared, open_shared_store
+from otel_limits.settings import environment as config
+from otel_limits.settings.policy import PolicyFile
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable
+
+    from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.store import SharedStore
+
+NO_ANSWER: Final = 1
+TIMEOUT_SECONDS: Final = 2.0
+SET_A_STORE: Final = "Set OTEL_LIMITS_QUOTA_STORE, e.g. redis://localhost:6379/0."
+IN_MEMORY: Final = f"Quotas are kept in process memory and cannot be read from here. {SET_A_STORE}"
+
+
+def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
+    """Make a command print user errors (`ValueError`) and return its exit status."""
+
+    def call(options: Namespace) -> int:
+        try:
+            command(options)
+        except ValueError as error:
+            return refuse([str(error)])
+        except StoreError as error:
+            return refuse([f"quota store unavailable ({error})"], NO_ANSWER)
+        return 0
+
+    return call
+
+
+def known_quotas() -> list[Quota]:
+    """Return the quotas of the policy file.
+
+    Raises:
+        ValueError: It has none, or is invalid.
+    """
+    settings = config.read().settings
+    policy = PolicyFile(settings.policy_path)
+    if policy.mistakes:
+        # One line per mistake, with the prefix of all lines on standard error.
+        raise ValueError("\notel-limits: ".join(policy.mistakes))
+    quotas = [entry.value for entry in policy.document.quotas.values()]
+    if not quotas:
+        raise ValueError("No quotas found. Set OTEL_LIMITS_POLICY to a policy file with quotas.")
+    return quotas
+
+
+def shared_store() -> SharedStore:
+    """Open the shared store of the fleet, to read or change quotas.
+
+    Raises:
+        ValueError: Quotas are kept in memory, the URL is invalid, or the server is too old.
+        StoreError: It is unavailable.
+    """
+    store = fleet_store(IN_MEMORY)
+    # It might show keys as unused.
+    if problem := store.outdated():
+        raise ValueError(f"OTEL_LIMITS_QUOTA_STORE: {problem}")
+    return store
+
+
+def fleet_store(unset: str) -> SharedStore:
+    """Open the shared store of the fleet.
+
+    Args:
+        unset: The error if quotas are kept in memory.
+
+    Raises:
+        ValueError: Quotas are kept in memory, or the URL is invalid.
+    """
+    reading = config.read()
+    # An invalid setting falls back to memory, and the error below would mislead.
+    wrong = [each for each in reading.mistakes if "OTEL_LIMITS_QUOTA_STORE" in each]
+    if wrong:
+        raise ValueError(wrong[0])
+    if not is_shared(reading.settings.quota_store):
+        raise ValueError(unset)
+    settings = reading.settings
+    return open_shared_store(
+        StorePlace(settings.quota_store, TIMEOUT_SECONDS, settings.quota_namespace)
+    )

@@ -1,0 +1,278 @@
+"""Commands that change one key of a quota: one table, and one function that runs a row."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import socket
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from otel_limits.cli.command import add_command
+from otel_limits.cli.fleet_store import exit_status, known_quotas, shared_store
+from otel_limits.core.events import QuotaGrant
+from otel_limits.core.secrets import redact_url
+from otel_limits.core.values import DATE_TIME
+from otel_limits.core.wording import closest_match, pluralize
+from otel_limits.quotas.key_use import find_key
+from otel_limits.quotas.quota import Quota, in_unit, in_words, unit_name
+from otel_limits.quotas.section import FIELDS, parts_in
+from otel_limits.quotas.store import (
+    FOREVER,
+    Block,
+    Change,
+    Grant,
+    Reset,
+    SetLimit,
+    SharedStore,
+    Withdraw,
+)
+from otel_limits.quotas.windows import shown_time
+from otel_limits.runs.registry import LIVE
+from otel_limits.settings.ledgers import recorded_ledger
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable
+
+    from otel_limits.ledger.address import Address
+    from otel_limits.quotas.keys import Key
+
+Name: TypeAlias = Literal["reset", "grant", "revoke", "set", "unset", "block", "unblock"]
+
+RESET_HELP: Final = """\
+Reset one quota key for the current window.
+
+Write KEY as in the quota (acme, or researcher/acme) or as shown by `otel-limits quotas`. Omit it
+for a quota without keys. Reservations of in-flight calls are kept.
+"""
+
+GRANT_HELP: Final = """\
+Raise the limit of one quota key temporarily.
+
+Raises the limit of each window by AMOUNT until WHEN. The ledger records who granted it and when:
+see otel-limits audit grants.
+
+  otel-limits quotas grant tenants acme 100000 --until 2026-12-01
+  otel-limits quotas grant nightly 5.50 --until 2026-12-01T06:00+01:00
+"""
+
+REVOKE_HELP: Final = """\
+Revoke grants for one quota key.
+
+Recorded usage is not reset.
+"""
+
+SET_HELP: Final = """\
+Set the amount of one quota key.
+
+Replaces the amount in the policy file for this key, in every process, until WHEN or until it is
+unset. Grants add to it. The ledger records who set it and when: see otel-limits audit grants.
+
+  otel-limits quotas set tenants acme 5000000
+"""
+
+UNSET_HELP: Final = """\
+Restore the amount in the policy file for one quota key.
+"""
+
+BLOCK_HELP: Final = """\
+Block one quota key.
+
+Agents are halted before their next model call with quota_exceeded and the given reason. The ledger
+records who blocked it and why: see otel-limits audit grants.
+
+  otel-limits quotas block tenants acme --until 2026-12-01 --reason 'unpaid since October'
+"""
+
+UNBLOCK_HELP: Final = """\
+Unblock one quota key.
+"""
+
+WHEN: Final = "end, in ISO 8601 (default time zone: UTC)"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeCommand:
+    """A command that changes one key of a quota."""
+
+    name: Name
+    help: str
+    change: Callable[[int, float, str], Change]
+    """Amount, end and reason → the change; `FOREVER` without an end."""
+    done: str
+    """Confirmation."""
+    nothing: str = ""
+    """The error if a withdrawal finds nothing to withdraw."""
+    amount: str = ""
+    """Help of AMOUNT; empty if there is none."""
+    until: str = ""
+    """Help of --until; empty if there is none."""
+    has_end: bool = False
+    """Whether --until is required."""
+    reason: str = ""
+    """Help of --reason; empty if there is none."""
+
+
+CHANGES: Final = (
+    ChangeCommand("reset", RESET_HELP, lambda *_: Reset(), done="Reset {key} of quota {quota!r}."),
+    ChangeCommand(
+        "grant",
+        GRANT_HELP,
+        lambda amount, until, _: Grant(amount, until),
+        done="Raised the limit of {key} in quota {quota!r} by {amount}{until}.",
+        amount="increase, in the quota's unit",
+        until=WHEN,
+        has_end=True,
+    ),
+    ChangeCommand(
+        "revoke",
+        REVOKE_HELP,
+        lambda *_: Withdraw(Grant),
+        done="Revoked {grants} of {key} in quota {quota!r}.",
+        nothing="has no active grants",
+    ),
+    ChangeCommand(
+        "set",
+        SET_HELP,
+        lambda amount, until, _: SetLimit(amount, until),
+        done="Set {key} of quota {quota!r} to {amount}{until}.",
+        amount="amount, in the quota's unit",
+        until=f"{WHEN}; unset: until changed",
+    ),
+    ChangeCommand(
+        "unset",
+        UNSET_HELP,
+        lambda *_: Withdraw(SetLimit),
+        done="Unset {key} of quota {quota!r}.",
+        nothing="has no set amount",
+    ),
+    ChangeCommand(
+        "block",
+        BLOCK_HELP,
+        lambda _, until, reason: Block(until, reason),
+        done="Blocked {key} of quota {quota!r}{until}.",
+        until=f"{WHEN}; unset: until unblocked",
+        reason="reason shown to halted agents",
+    ),
+    ChangeCommand(
+        "unblock",
+        UNBLOCK_HELP,
+        lambda *_: Withdraw(Block),
+        done="Unblocked {key} of quota {quota!r}.",
+        nothing="is not blocked",
+    ),
+)
+"""The commands, in the order of `--help`."""
+
+
+def add_changes(below: Any) -> None:
+    """Add the commands to those of `quotas`."""
+    for row in CHANGES:
+        command = add_command(
+            below, row.name, row.help, exit_status(functools.partial(change_key, row))
+        )
+        command.add_argument("name", metavar="NAME", help="the quota")
+        command.add_argument(
+            "key", metavar="KEY", nargs="?", default="", help="key of the quota, e.g. acme"
+        )
+        if row.amount:
+            command.add_argument("amount", metavar="AMOUNT", help=row.amount)
+        if row.until:
+            command.add_argument("--until", metavar="WHEN", required=row.has_end, help=row.until)
+        if row.reason:
+            command.add_argument("--reason", metavar="TEXT", default="", help=row.reason)
+
+
+def change_key(row: ChangeCommand, options: Namespace) -> None:
+    """Change a key, record who did it, and print a confirmation.
+
+    Raises:
+        ValueError: An argument is wrong, or there is nothing to withdraw.
+        StoreError: The store is unavailable.
+    """
+    # The ledger's address first: an invalid one must not leave a change unrecorded.
+    store, ledger = shared_store(), recorded_ledger()
+    quota, key = named(store, options.name, options.key)
+    amount = amount_in(quota, options.amount) if row.amount else 0
+    until = end_of(store, options.until) if row.until and options.until is not None else None
+    reason = options.reason if row.reason else ""
+    change = row.change(amount, FOREVER if until is None else until, reason)
+    # In the current window by the store's clock, which all processes use.
+    withdrawn = store.change(quota.count(key, store.now()), change)
+    if row.nothing and not withdrawn:
+        raise ValueError(f"{key.shown} of quota {quota.name!r} {row.nothing}.")
+    event = QuotaGrant(
+        quota=quota.name,
+        key=key.shown,
+        change=row.name,
+        amount=in_unit(quota.unit, amount),
+        unit=unit_name(quota.unit),
+        until=until,
+        by=f"{getpass.getuser()}@{socket.gethostname()}",
+        at=time.time(),
+        id=uuid.uuid4().hex,
+        reason=reason,
+    )
+    record(ledger, event)
+    sentence = row.done.format(
+        key=key.shown,
+        quota=quota.name,
+        amount=in_words(quota.unit, amount),
+        until="" if until is None else f" until {shown_time(until)}",
+        grants=pluralize(withdrawn, "grant", "grants"),
+    )
+    sys.stdout.write(f"{sentence}\n")
+
+
+def named(store: SharedStore, name: str, text: str) -> tuple[Quota, Key]:
+    """Return the quota and the key named on the command line.
+
+    Raises:
+        ValueError: There is no such quota, or its keys have another form.
+    """
+    quotas = {quota.name: quota for quota in known_quotas()}
+    quota = quotas.get(name)
+    if quota is None:
+        near = closest_match(name, quotas)
+        hint = f"Did you mean {near}?" if near else f"Known quotas: {', '.join(quotas)}."
+        raise ValueError(f"No quota named {redact_url(name)!r}. {hint}")
+    return quota, find_key(store, quota, text)
+
+
+def amount_in(quota: Quota, text: str) -> int:
+    """Parse AMOUNT as in the policy file: 5.50 is valid in USD, 5.5 is not in tokens.
+
+    Raises:
+        ValueError: It is not a valid amount.
+    """
+    given = FIELDS[quota.unit].kind.of_text(f"AMOUNT (in {unit_name(quota.unit)})", text)
+    return parts_in(quota.unit, given)
+
+
+def end_of(store: SharedStore, text: str) -> float:
+    """Parse `--until`.
+
+    Raises:
+        ValueError: It is not a time in the future.
+    """
+    until = DATE_TIME.of_text("--until", text).timestamp()
+    if until <= store.now():
+        raise ValueError(f"--until must be in the future, got {text}.")
+    return until
+
+
+def record(address: Address | None, event: QuotaGrant) -> None:
+    """Publish the event and record it in the ledger."""
+    # For observers of this process; other processes learn of the change from the store.
+    LIVE.observers.publish(event)
+    if address is not None:
+        from otel_limits.observers.ledger import LedgerObserver
+
+        ledger = LedgerObserver(address)
+        # Through the observer, so there is one way to write the row.
+        ledger(event)
+        ledger.close()
