@@ -23,7 +23,7 @@ from strands import Agent, tool
 import otel_limits
 from otel_limits.core.events import QuotaWait
 from otel_limits.core.pricing import Prices
-from otel_limits.quotas import client, leases, tickets
+from otel_limits.quotas import client, leases, needs
 from otel_limits.quotas.store import Operation, Reply, Settle
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, uses
@@ -169,7 +169,7 @@ def line_up(names: list[str], seconds: float, lease: float) -> dict[str, int]:
         seconds: The duration of each model call.
         lease: The lease of a slot, for workers that do not renew it.
     """
-    for module in (client, leases, tickets):
+    for module in (client, leases, needs):
         setattr(module, "SLOT_LEASE_SECONDS", lease)  # noqa: B010  mypy rejects assigning a Final
     setattr(leases, "RENEW_SECONDS", lease / 3)  # noqa: B010
     recorder = DecisionRecorder()
