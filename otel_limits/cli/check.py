@@ -146,15 +146,21 @@ def check(options: Namespace) -> int:
 
 def store_mistakes(settings: Settings) -> tuple[list[str], list[str]]:
     """Test the quota store's version and its user's permissions; return warnings and mistakes."""
-    from otel_limits.quotas.store import StoreAuthenticationError, StoreError, StorePlace
-    from otel_limits.quotas.stores import is_shared, open_shared_store
+    from otel_limits.quotas.store import (
+        Diagnoses,
+        StoreAuthenticationError,
+        StoreError,
+        StorePlace,
+    )
+    from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
 
     if not is_shared(settings.quota_store):
         return [], []
     place = StorePlace(settings.quota_store, settings.quota_store_timeout, settings.quota_namespace)
     store = open_shared_store(place)
     try:
-        missing, problem = store.missing_rights(), store.outdated()
+        missing = store.missing_rights() if isinstance(store, Diagnoses) else []
+        problem = version_problem(store)
     except StoreAuthenticationError as error:
         sentence = f"authentication failed ({redact_url(str(error))})"
         return [], [f"OTEL_LIMITS_QUOTA_STORE: {sentence}. Check its user and password."]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from otel_limits.cli.command import refuse
 from otel_limits.quotas.store import StoreError, StorePlace
-from otel_limits.quotas.stores import is_shared, open_shared_store
+from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
 
@@ -64,7 +64,7 @@ def shared_store() -> SharedStore:
     """
     store = fleet_store(IN_MEMORY)
     # It might show keys as unused.
-    if problem := store.outdated():
+    if problem := version_problem(store):
         raise ValueError(f"OTEL_LIMITS_QUOTA_STORE: {problem}")
     return store
 

@@ -23,6 +23,7 @@ from otel_limits.core.values import WHOLE_NUMBER
 from otel_limits.core.wording import pluralize
 from otel_limits.quotas.key_use import KeyUse, Uses, read_use
 from otel_limits.quotas.recovery import settle_expired
+from otel_limits.quotas.store import NotesExpired, SendsKills
 from otel_limits.quotas.windows import shown_time
 from otel_limits.settings.ledgers import recorded_ledger
 
@@ -113,7 +114,7 @@ def show(options: Namespace) -> None:
 def settle_for_killed_workers(store: SharedStore) -> int:
     """Settle calls recorded by killed workers; return their number."""
     ledger = recorded_ledger()
-    if ledger is None:
+    if ledger is None or not isinstance(store, NotesExpired):
         return 0
     from otel_limits.ledger.queries import charges_in
 
@@ -129,13 +130,16 @@ def kill_named(pattern: str) -> str:
     """Kill agents whose name matches a pattern, in every process; return a confirmation.
 
     Raises:
-        ValueError: No shared store is configured.
+        ValueError: No shared store is configured, or it cannot send kills.
         StoreError: The store is unavailable.
     """
-    received = fleet_store(NO_WAY_TO_AGENTS).kill(pattern)
-    sent = f"Sent kill for {pattern!r} to {pluralize(received, 'process', 'processes')}."
-    # The store answered, so most likely the namespace is another.
-    return sent if received else f"{sent} {NO_SUBSCRIBERS}"
+    store = fleet_store(NO_WAY_TO_AGENTS)
+    if isinstance(store, SendsKills):
+        received = store.kill(pattern)
+        sent = f"Sent kill for {pattern!r} to {pluralize(received, 'process', 'processes')}."
+        # The store answered, so most likely the namespace is another.
+        return sent if received else f"{sent} {NO_SUBSCRIBERS}"
+    raise ValueError("OTEL_LIMITS_QUOTA_STORE cannot send kills. Use a Redis or Valkey server.")
 
 
 def print_use(uses: Uses, form: str) -> None:

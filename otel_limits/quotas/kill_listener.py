@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.labels import quoted
 from otel_limits.core.wording import pluralize
-from otel_limits.quotas.store import Freed, Kill, SharedStore, StoreError, SubscribeDeniedError
+from otel_limits.quotas.store import (
+    Freed,
+    Kill,
+    Publishes,
+    SendsKills,
+    SharedStore,
+    StoreError,
+    SubscribeDeniedError,
+)
 from otel_limits.quotas.store_thread import StoreThread
 from otel_limits.runs.clock import CLOCK
 
@@ -66,7 +74,7 @@ class KillListener(StoreThread):
         # Reset here, because a child has received no messages yet.
         self._began = CLOCK.now()
         self._clock_offset = 0.0
-        self._is_polling, self._has_missed = not self._store.has_channels, False
+        self._is_polling, self._has_missed = not isinstance(self._store, Publishes), False
         # More than are sent in the hour for which kills are kept.
         self._seen: deque[str] = deque(maxlen=MAX_SEEN)
         while not closing.is_set():
@@ -103,14 +111,17 @@ class KillListener(StoreThread):
         return self._store.now() - asked
 
     def _look(self, since: float) -> None:
-        for kill in self._store.noted_kills(since):
+        for kill in self._noted_kills(since):
             self._apply(kill)
 
+    def _noted_kills(self, since: float) -> list[Kill]:
+        return self._store.noted_kills(since) if isinstance(self._store, SendsKills) else []
+
     def _messages(self, since: float, closing: threading.Event) -> Iterable[Kill | Freed | None]:
-        if self._is_polling:
-            # Releases are not notified: wake the first waiter of each queue at every poll.
-            return (*self._store.noted_kills(since), Freed())
-        return self._store.subscribe(since, closing)
+        if isinstance(self._store, Publishes) and not self._is_polling:
+            return self._store.subscribe(since, closing)
+        # Releases are not notified: wake the first waiter of each queue at every poll.
+        return (*self._noted_kills(since), Freed())
 
     def _fall_back_to_polling(self, error: SubscribeDeniedError) -> None:
         """Log once that kills are polled."""

@@ -19,6 +19,7 @@ from otel_limits.quotas.store import (
     REMEMBERED_MODELS,
     REMEMBERED_SECONDS,
     RETENTION_SECONDS,
+    Change,
     Charge,
     Count,
     CountState,
@@ -34,6 +35,7 @@ from otel_limits.quotas.store import (
     Reset,
     Settle,
     Status,
+    StoreError,
     StorePlace,
 )
 from otel_limits.runs.clock import CLOCK
@@ -190,9 +192,6 @@ class MemoryStore(QuotaStore):
             self._forget(now)
             return [self._run(each, now) for each in operations]
 
-    def check(self) -> None:
-        """Do nothing: memory is always writable."""
-
     def now(self) -> float:
         """Return the time of the clock."""
         return self._clock()
@@ -208,8 +207,10 @@ class MemoryStore(QuotaStore):
         (reply,) = self.run([ReadCounts("", tuple(counts))])
         return list(reply.standings)
 
-    def change(self, count: Count, change: Reset | Grant) -> int:
-        """Change a count."""
+    def change(self, count: Count, change: Change) -> int:
+        """Reset a count or grant more: the only changes within a process."""
+        if not isinstance(change, Reset | Grant):
+            raise StoreError("counts in memory have neither set amounts nor blocks")
         with self._lock:
             if isinstance(change, Grant):
                 name = count.quota, count.unit, count.key

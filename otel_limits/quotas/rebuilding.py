@@ -20,7 +20,7 @@ from otel_limits.quotas.store import (
     Count,
     KnownCount,
     Refill,
-    SharedStore,
+    Restores,
 )
 from otel_limits.quotas.windows import Window
 
@@ -85,7 +85,7 @@ class CallRecords(Protocol):
         """
 
 
-def rebuild_counts(store: SharedStore, quotas: Sequence[Quota], records: CallRecords) -> bool:
+def rebuild_counts(store: Restores, quotas: Sequence[Quota], records: CallRecords) -> bool:
     """Restore what calls in a ledger used before the current run of the store.
 
     Returns:
@@ -135,7 +135,7 @@ class RecordedUsage:
     """
 
     def __init__(
-        self, store: SharedStore, records: CallRecords, quotas: Sequence[Quota], begun: float
+        self, store: Restores, records: CallRecords, quotas: Sequence[Quota], begun: float
     ) -> None:
         """Read nothing yet."""
         self._store = store

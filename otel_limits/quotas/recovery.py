@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.quotas.rebuilding import CallRecords, rebuild_counts
-from otel_limits.quotas.store import Charge, Count, Settle, SharedStore, StoreError
+from otel_limits.quotas.store import (
+    Charge,
+    Count,
+    NotesExpired,
+    Restores,
+    Settle,
+    SharedStore,
+    StoreError,
+)
 from otel_limits.quotas.store_thread import StoreThread
 from otel_limits.quotas.windows import Window
 
@@ -69,7 +77,7 @@ def from_text(identity: str, text: str) -> Settle:
     )
 
 
-def settle_expired(store: SharedStore, find: FindSettlements) -> int:
+def settle_expired(store: NotesExpired, find: FindSettlements) -> int:
     """Send the settlements that `find` returns; return their number.
 
     Raises:
@@ -90,7 +98,7 @@ def settle_expired(store: SharedStore, find: FindSettlements) -> int:
     return settled
 
 
-def forget_expired(store: SharedStore) -> None:
+def forget_expired(store: NotesExpired) -> None:
     """Drop reservations that are too old to be settled, and report their number.
 
     Raises:
@@ -144,7 +152,7 @@ class Recovery(StoreThread):
         # Before, because another restart can be reported in the meantime.
         self._is_rebuilt = True
         with contextlib.suppress(StoreError, LedgerError):
-            if not self._records.source:
+            if not self._records.source or not isinstance(self._store, Restores):
                 return
             self._is_rebuilt = rebuild_counts(self._store, self._quotas(), self._records)
             return
@@ -153,6 +161,8 @@ class Recovery(StoreThread):
 
     @suppress_errors("quotas")
     def _look(self) -> None:
+        if not isinstance(self._store, NotesExpired):
+            return
         with contextlib.suppress(StoreError):  # the store worker logs outages
             settle_expired(self._store, self._records.charges_of)
             forget_expired(self._store)

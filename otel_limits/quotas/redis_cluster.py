@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import redis
 from redis.cluster import ClusterNode, RedisCluster
@@ -14,50 +13,13 @@ from otel_limits.quotas.redis_server import client_settings, redacted_errors, re
 from otel_limits.quotas.redis_store import RedisStore
 
 if TYPE_CHECKING:
+    from otel_limits.quotas.redis_executor import Connect
     from otel_limits.quotas.store import StorePlace
 
 FURTHER_SEED: Final = re.compile(r",([^,/?@]+):(\d+)(?=[,/?]|$)")
 """Every host and port but the first."""
 
 Address = tuple[str, int]
-
-
-class ClusterLink:
-    """How the node of a cluster that has our keys is reached.
-
-    Args:
-        connect: Makes a client that looks for the cluster at these addresses, among others.
-        tag: Begin of the names of our keys, which all are on one node.
-    """
-
-    def __init__(self, connect: Callable[[Sequence[Address]], RedisCluster], tag: str) -> None:
-        """Connect on first use: the client of a cluster does so as soon as it is made."""
-        self._connect = connect
-        self._tag = tag
-        self._cluster: RedisCluster | None = None
-        self._known: list[Address] = []
-
-    def client(self) -> Any:
-        """Return the client of the node."""
-        if self._cluster is None:
-            self._cluster = self._connect(self._known)
-        return self._cluster.get_redis_connection(self._cluster.get_node_from_key(self._tag))  # type: ignore[no-untyped-call]
-
-    def learn(self) -> None:
-        """Look again where our keys are."""
-        # Any node that was there knows the cluster: those that the URL names may be gone for good.
-        if self._cluster is not None:
-            nodes = self._cluster.get_nodes()  # type: ignore[no-untyped-call]
-            self._known = [(node.host, int(node.port)) for node in nodes]
-        self.close()
-
-    def close(self) -> None:
-        """Close every connection."""
-        cluster, self._cluster = self._cluster, None
-        if cluster is not None:
-            # `close()` leaves them open.
-            cluster.disconnect_connection_pools()  # type: ignore[no-untyped-call]
-            cluster.close()
 
 
 def require_readable(name: str, url: str) -> None:
@@ -69,14 +31,36 @@ def require_readable(name: str, url: str) -> None:
 
 def open_store(place: StorePlace) -> RedisStore:
     """Make the store on a cluster."""
-    settings, names = client_settings(place), KeyNames(place.namespace)
+    names = KeyNames(place.namespace)
+    return RedisStore(place.url, _connect_to(place, names.tag), names)
+
+
+def _connect_to(place: StorePlace, tag: str) -> Connect:
+    """Return a function that looks for the node with our keys, and returns its client.
+
+    Args:
+        place: The cluster.
+        tag: Beginning of the names of our keys, which are all on one node.
+    """
+    settings = client_settings(place)
     first, others = _seeds(place.url)
+    known: list[Address] = []
 
-    def connect(known: Sequence[Address]) -> RedisCluster:
+    def connect(_: redis.Redis | None) -> redis.Redis:
+        # A refresh of redis-py's own asks either the addresses of the URL, or the nodes found last
+        # (`dynamic_startup_nodes`). Either may be gone for good: the first hosts, or all nodes of a
+        # cluster that was replaced behind the same name.
         nodes = [ClusterNode(*each) for each in dict.fromkeys((*others, *known))]  # type: ignore[no-untyped-call]
-        return RedisCluster.from_url(first, startup_nodes=nodes, **settings)
+        cluster = RedisCluster.from_url(first, startup_nodes=nodes, **settings)
+        found = cluster.get_nodes()  # type: ignore[no-untyped-call]
+        known[:] = [(node.host, int(node.port)) for node in found]
+        node = cluster.get_node_from_key(tag)  # type: ignore[no-untyped-call]
+        client = cluster.get_redis_connection(node)
+        # Connections of the search. `RedisCluster.close()` leaves them open.
+        cluster.disconnect_connection_pools()  # type: ignore[no-untyped-call]
+        return client
 
-    return RedisStore(place.url, lambda: ClusterLink(connect, names.tag), names)
+    return connect
 
 
 def _seeds(url: str) -> tuple[str, list[Address]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from redis import exceptions
 
@@ -14,6 +14,8 @@ from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.store import StoreError
 
 if TYPE_CHECKING:
+    import redis
+
     from otel_limits.quotas.redis_scripts import ScriptCall
 
 FAILURES: Final = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
@@ -25,17 +27,9 @@ ARGUMENTS: Final = re.compile(r"(?s),? with args beginning with:.*")
 INFO_LINE: Final = re.compile(r"^(\w+):(\S+)", re.MULTILINE)
 
 
-class Link(Protocol):
-    """Access to the server that holds our keys."""
-
-    def client(self) -> Any:
-        """Return a client of the server."""
-
-    def learn(self) -> None:
-        """Locate the server again."""
-
-    def close(self) -> None:
-        """Close every connection."""
+Connect: TypeAlias = "Callable[[redis.Redis | None], redis.Redis]"
+"""Returns a client of the server with our keys, which connects on use. It gets the previous client,
+which failed: if that locates the server by itself, it is returned."""
 
 
 class RedisExecutor:
@@ -45,19 +39,19 @@ class RedisExecutor:
     ways.
 
     Args:
-        connect: Creates a link to the server without connecting.
+        connect: Returns a client of the server.
         greeting: The script to run on each new connection.
         secrets: Texts that no error may show.
     """
 
-    def __init__(
-        self, connect: Callable[[], Link], greeting: ScriptCall, secrets: Collection[str]
-    ) -> None:
+    def __init__(self, connect: Connect, greeting: ScriptCall, secrets: Collection[str]) -> None:
         """Connect on first use."""
         self._secrets = secrets
         self._connect = connect
         self._greeting = greeting
-        self.link = connect()
+        self._client: redis.Redis | None = None
+        self._failed: redis.Redis | None = None
+        """The client to be replaced."""
         self._connection: Any = None
         """The connection for scripts; `None` until used."""
 
@@ -107,14 +101,14 @@ class RedisExecutor:
         """Send a command, and retry once if the connection was cut: operations are idempotent."""
         try:
             try:
-                return question(self.link.client())
+                return question(self.client())
             except exceptions.TimeoutError:  # a retry would exceed the caller's timeout
                 # The next command must find the node that took over from a hanging one.
                 self._rediscover()
                 raise
             except (exceptions.ConnectionError, exceptions.MovedError, OSError):
                 self._rediscover()
-                return question(self.link.client())
+                return question(self.client())
         except FAILURES as error:
             raise StoreError(self.redacted(error)) from error
 
@@ -124,18 +118,27 @@ class RedisExecutor:
         A thread of the parent may have held a lock of a client. The lock is never released in the
         child, and clients acquire it to detect the fork and even to be freed.
         """
-        keep_alive((self.link, self._connection))
-        self.link, self._connection = self._connect(), None
+        keep_alive((self._client, self._failed, self._connection))
+        self._client = self._failed = self._connection = None
+
+    def client(self) -> Any:
+        """Return a client of the server, for commands other than scripts."""
+        if self._client is None:
+            self._client = self._connect(self._failed)
+            self._failed = None
+        return self._client
 
     def close(self) -> None:
         """Close every connection."""
         self.disconnect()
-        self.link.close()
+        if self._client is not None:
+            # `Redis.close()` leaves the pool of a cluster's node open.
+            self._client.connection_pool.disconnect()
 
     def _rediscover(self) -> None:
-        """Locate the server again and drop the old connection."""
-        self.disconnect()
-        self.link.learn()
+        """Locate the server again, and drop the old connections."""
+        self.close()
+        self._client, self._failed = None, self._client
 
     def _load(self, client: Any, names: Collection[str], *more: Sequence[str]) -> list[Any]:
         """Load scripts; return the replies to more commands, sent in the same round trip."""

@@ -32,7 +32,7 @@ def messages(
     """Wait for messages until `closing` is set; `None` after a second without any.
 
     Args:
-        server: The server; its link is closed at the end.
+        server: The server; its connections are closed at the end.
         names: Names of the channels.
         closing: Ends the wait within a second.
         missed: Returns kills sent before the subscription; they come first.
@@ -41,9 +41,8 @@ def messages(
         SubscribeDeniedError: The user is not allowed to subscribe.
         StoreError: The connection was lost.
     """
-    link = server.link
     try:
-        with link.client().pubsub(ignore_subscribe_messages=True) as subscription:
+        with server.client().pubsub(ignore_subscribe_messages=True) as subscription:
             channels = (names.kill_channel, names.freed_channel)
             subscription.subscribe(*channels)
             for _ in channels:
@@ -63,7 +62,7 @@ def messages(
     except FAILURES as error:
         raise StoreError(server.redacted(error)) from error
     finally:
-        link.close()
+        server.close()
 
 
 def _received(subscription: Any, closing: threading.Event) -> Iterator[Any]:

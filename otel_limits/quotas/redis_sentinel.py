@@ -6,14 +6,16 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode
 
-from redis.connection import SSLConnection, parse_url
+from redis.connection import parse_url
 from redis.sentinel import Sentinel
 
 from otel_limits.quotas.redis_scripts import KeyNames
-from otel_limits.quotas.redis_server import ServerLink, client_settings, redacted_errors
+from otel_limits.quotas.redis_server import client_settings, redacted_errors
 from otel_limits.quotas.redis_store import RedisStore
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import redis
 
     from otel_limits.quotas.store import StorePlace
@@ -23,63 +25,54 @@ FORM: Final = re.compile(
     r"(\?(?P<options>.*))?"
 )
 PREFIX: Final = "sentinel_"
-"""Begin of the options with which the sentinels themselves are asked."""
+"""Beginning of the options for the sentinels themselves."""
 
 
 def require_readable(name: str, url: str) -> None:
     """Make sure that the client understands a URL and its options."""
     with redacted_errors(name, url):
-        _Service(url)
+        _master_of(url, {}).connection_pool.make_connection()
 
 
 def open_store(place: StorePlace) -> RedisStore:
     """Make the store on the master of a service."""
     settings = client_settings(place)
-    service = _Service(place.url)
-
-    sentinels = settings | service.of_sentinels
-
-    def connect() -> ServerLink:
-        watcher = Sentinel(  # type: ignore[no-untyped-call]
-            service.sentinels, sentinel_kwargs=sentinels, **settings, **service.of_master
-        )
-        client: redis.Redis = watcher.master_for(service.name)  # type: ignore[no-untyped-call]
-        return ServerLink(client)
-
-    return RedisStore(place.url, connect, KeyNames(place.namespace))
+    # The client asks the sentinels at every new connection.
+    return RedisStore(
+        place.url,
+        lambda previous: previous or _master_of(place.url, settings),
+        KeyNames(place.namespace),
+    )
 
 
-class _Service:
-    """A parsed Sentinel URL.
+def _master_of(url: str, settings: Mapping[str, Any]) -> redis.Redis:
+    """Return a client of the master, without connecting: redis-py has no URLs of sentinels.
 
     Raises:
         ValueError: The URL is invalid.
     """
-
-    def __init__(self, url: str) -> None:
-        found = FORM.fullmatch(url)
-        if found is None:
-            raise ValueError
-        options = dict(parse_qsl(found["options"] or "", strict_parsing=bool(found["options"])))
-        tls = {"ssl": True} if options.pop("tls", "false") == "true" else {}
-        user = {
-            name.removeprefix(PREFIX): options.pop(name)
-            for name in (PREFIX + "username", PREFIX + "password")
-            if name in options
-        }
-        self.name: str = found["service"]
-        self.sentinels = [
-            (host, int(port))
-            for host, _, port in (each.rpartition(":") for each in found["hosts"].split(","))
-        ]
-        # As the URL of a server, whose user, password, database and options the client can read.
-        begin = f"{'rediss' if tls else 'redis'}://{found['user'] or ''}localhost"
-        server = f"{begin}{found['db'] or ''}?{urlencode(options)}"
-        read: dict[str, Any] = parse_url(server)  # type: ignore[no-untyped-call]
-        for name in ("host", "port", "connection_class"):
-            read.pop(name, None)
-        # Which options a connection takes, making one shows.
-        SSLConnection(**read)
-        self.of_master: dict[str, Any] = read | tls
-        encryption = {name: each for name, each in read.items() if name.startswith("ssl_")}
-        self.of_sentinels: dict[str, Any] = user | tls | encryption
+    found = FORM.fullmatch(url)
+    if found is None:
+        raise ValueError
+    options = dict(parse_qsl(found["options"] or "", strict_parsing=bool(found["options"])))
+    tls = {"ssl": True} if options.pop("tls", "false") == "true" else {}
+    of_sentinels = {
+        name.removeprefix(PREFIX): options.pop(name)
+        for name in (PREFIX + "username", PREFIX + "password")
+        if name in options
+    }
+    # As the URL of a server, whose user, password, database and options redis-py parses.
+    begin = f"{'rediss' if tls else 'redis'}://{found['user'] or ''}localhost"
+    server = f"{begin}{found['db'] or ''}?{urlencode(options)}"
+    master: dict[str, Any] = parse_url(server)  # type: ignore[no-untyped-call]
+    for name in ("host", "port", "connection_class"):
+        master.pop(name, None)
+    encryption = {name: each for name, each in master.items() if name.startswith("ssl_")}
+    hosts = (each.rpartition(":") for each in found["hosts"].split(","))
+    watcher = Sentinel(  # type: ignore[no-untyped-call]
+        [(host, int(port)) for host, _, port in hosts],
+        sentinel_kwargs={**settings, **of_sentinels, **tls, **encryption},
+        **{**settings, **master, **tls},
+    )
+    client: redis.Redis = watcher.master_for(found["service"])  # type: ignore[no-untyped-call]
+    return client

@@ -23,25 +23,6 @@ CUT_PASSWORD: Final = re.compile(r"(rediss?|valkeys?)(\+cluster)?://[^?/]*/[^?]*
 """Detects a password that contains `/`: its beginning would be parsed as host and port."""
 
 
-class ServerLink:
-    """Access to a single server."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        """Wrap the client of the server."""
-        self._client = client
-
-    def client(self) -> Any:
-        """Return the client of the server that has our keys."""
-        return self._client
-
-    def learn(self) -> None:
-        """There is one place only where our keys can be."""
-
-    def close(self) -> None:
-        """Close every connection."""
-        self._client.close()
-
-
 def require_readable(name: str, url: str) -> None:
     """Make sure that the client understands a URL and its options."""
     with redacted_errors(name, url):
@@ -55,7 +36,7 @@ def open_store(place: StorePlace) -> RedisStore:
     url, settings = redis_url(place.url), client_settings(place)
     return RedisStore(
         place.url,
-        lambda: ServerLink(redis.Redis.from_url(url, **settings)),
+        lambda previous: previous or redis.Redis.from_url(url, **settings),
         KeyNames(place.namespace),
     )
 

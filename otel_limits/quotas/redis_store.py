@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import methodcaller
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from otel_limits.core.secrets import secrets_in
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
-from otel_limits.quotas.redis_executor import Link, RedisExecutor
+from otel_limits.quotas.redis_executor import Connect, RedisExecutor
 from otel_limits.quotas.redis_listening import messages
 from otel_limits.quotas.redis_rights import missing
 from otel_limits.quotas.redis_scripts import KeyNames, ScriptCall
@@ -30,14 +30,18 @@ from otel_limits.quotas.store import (
     Change,
     Count,
     CountState,
+    Diagnoses,
     Freed,
     Grant,
     Kill,
     KnownCount,
+    NotesExpired,
     Operation,
+    Publishes,
     ReadCounts,
     Reply,
-    SharedStore,
+    Restores,
+    SendsKills,
     StoreError,
     Withdraw,
 )
@@ -49,18 +53,16 @@ KILL_NOTED_SECONDS: Final = 3600
 """How long kills are kept for processes that missed the message."""
 
 
-class RedisStore(SharedStore):
+class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
     """A store on a server. Not thread-safe: each thread uses its own.
 
     Args:
         url: The server's URL.
-        connect: Creates a link to the server without connecting.
+        connect: Returns a client of the server.
         names: Names of its keys and channels.
     """
 
-    has_channels = True
-
-    def __init__(self, url: str, connect: Callable[[], Link], names: KeyNames) -> None:
+    def __init__(self, url: str, connect: Connect, names: KeyNames) -> None:
         """Connect on first use."""
         self._names = replace(names, database=urlsplit(url).path.strip("/") or "0")
         self._server = RedisExecutor(connect, self._names.beginning(), secrets_in(url))
@@ -85,11 +87,7 @@ class RedisStore(SharedStore):
         return replies
 
     def restore(self, counts: Sequence[KnownCount]) -> str:
-        """Restore counts; return the name of the server's current run.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Restore counts; return the name of the server's current run."""
         pages = [counts[first : first + LOOKED_AT] for first in range(0, len(counts), LOOKED_AT)]
         run = ""
         for page in pages or [counts]:
@@ -101,11 +99,7 @@ class RedisStore(SharedStore):
         self._names = replace(self._names, run=run)
 
     def join(self, worker: str, known: int, least: float, most: float) -> float | None:
-        """Join the run that this instance follows.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Join the run that this instance follows."""
         if not self._names.run:
             return None
         times = [str(int(seconds * 1000)) for seconds in (most, least)]
@@ -115,11 +109,7 @@ class RedisStore(SharedStore):
         return waits / 1000 if waits >= 0 else None
 
     def begin_rebuilding(self, source: str) -> float | None:
-        """Let this process rebuild counts of the current run.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Let this process rebuild counts of the current run."""
         now = self.now() * 1000
         read = methodcaller("hmget", self._names.marker, ("name", "opens"))
         name, opens = self._server.ask(read)
@@ -135,30 +125,18 @@ class RedisStore(SharedStore):
         return 0.0 if left > REBUILD_SECONDS * 1000 else None
 
     def count_from_ledger(self, operations: Sequence[str]) -> set[str]:
-        """Settle calls of earlier runs, whose usage is being rebuilt; return those already counted.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Settle calls of earlier runs, whose usage is being rebuilt; return those of this run."""
         if not operations:
             return set()
         counted = self._server.evaluate(self._names.rebuilding(operations))
         return {operations[position] for position in counted}
 
     def end_rebuilding(self) -> None:
-        """Record that counts were rebuilt.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Record that counts were rebuilt."""
         self._server.ask(methodcaller("pexpire", self._rebuilding, RETENTION_SECONDS * 1000))
 
     def warm(self) -> str:
-        """Connect and load the scripts that a process uses; return a problem of its version.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Connect and load the scripts that a process uses; return a problem of its version."""
         return outdated(self._server.load(scripts.LOADED))
 
     def outdated(self) -> str:
@@ -169,11 +147,7 @@ class RedisStore(SharedStore):
             return ""
 
     def check(self) -> None:
-        """Verify that the server accepts writes.
-
-        Raises:
-            StoreError: It does not.
-        """
+        """Verify that the server accepts writes."""
         # Write, because a replica or a server with a full disk still answers PING.
         self._server.ask(lambda client: client.set(self._names.check, "1", px=1000))
 
@@ -182,25 +156,16 @@ class RedisStore(SharedStore):
 
         Raises:
             StoreAuthenticationError: Authentication failed.
-            StoreError: The server is unavailable.
         """
         return missing(self._server, self._names)
 
     def now(self) -> float:
-        """Return the server's time.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Return the server's time."""
         seconds, microseconds = self._server.ask(lambda client: client.time())
         return float(seconds) + float(microseconds) / 1e6
 
     def keys(self, quota: str) -> Iterator[Key]:
-        """Iterate over the keys of a quota that were used in a current window.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Iterate over the keys of a quota that were used in a current window."""
         now, cursor, index = self.now() * 1000, 0, self._names.index(quota)
         seen: set[str] = set()  # a cursor may return a member twice
         while True:
@@ -214,11 +179,7 @@ class RedisStore(SharedStore):
                 return
 
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
-        """Return the state of counts.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Return the state of counts."""
         standings: list[CountState] = []
         for first in range(0, len(counts), LOOKED_AT):
             page = tuple(counts[first : first + LOOKED_AT])
@@ -229,11 +190,7 @@ class RedisStore(SharedStore):
         return standings
 
     def change(self, count: Count, change: Change) -> int:
-        """Change a count, or its key in all windows; return how many active changes it withdrew.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Change a count, or its key in all windows; return how many active changes it withdrew."""
         reply = self._server.evaluate(self._names.change(count, change))
         # A revoked grant leaves less than before. Waiters for a blocked key are woken to be refused
         # with the reason.
@@ -245,11 +202,7 @@ class RedisStore(SharedStore):
         return int(reply) if isinstance(change, Withdraw) else 0
 
     def expired(self, first: int, most: int) -> list[str]:
-        """Return IDs of reservations that expired unsettled, latest first.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Return IDs of reservations that expired unsettled, latest first."""
         since = int((self.now() - RECOVERABLE_SECONDS) * 1000)
         found: list[str] = self._server.ask(
             lambda client: client.zrevrangebyscore(self._names.expired, "+inf", since, first, most)
@@ -257,11 +210,7 @@ class RedisStore(SharedStore):
         return found
 
     def forget_expired(self) -> int:
-        """Drop reservations that are too old to be settled; return their number.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Drop reservations that are too old to be settled; return their number."""
         until = int((self.now() - RECOVERABLE_SECONDS) * 1000) - 1
         # Atomic: each is counted by one process only.
         return int(
@@ -271,19 +220,11 @@ class RedisStore(SharedStore):
         )
 
     def mark_settled(self, ids: Sequence[str]) -> None:
-        """Mark these expired reservations as settled.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Mark these expired reservations as settled."""
         self._server.ask(lambda client: client.zrem(self._names.expired, *ids))
 
     def kill(self, pattern: str) -> int:
-        """Send a kill to all processes; return how many subscribers received it.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Send a kill to all processes; return how many subscribers received it."""
         noted = str(KILL_NOTED_SECONDS * 1000)
         arguments = [uuid.uuid4().hex, pattern, self._names.kill_channel, noted]
         return int(self._server.evaluate(ScriptCall("kill", [self._names.kills], arguments)))
@@ -302,11 +243,7 @@ class RedisStore(SharedStore):
         return messages(self._server, self._names, closing, lambda: self.noted_kills(since))
 
     def noted_kills(self, since: float) -> list[Kill]:
-        """Return the kills of the last hour that were sent after a time.
-
-        Raises:
-            StoreError: The server is unavailable.
-        """
+        """Return the kills of the last hour that were sent after a time."""
         first = f"({int(since * 1000)}"
         read = methodcaller("zrangebyscore", self._names.kills, first, "+inf")
         return [scripts.kill_of(order) for order in self._server.ask(read)]

@@ -1,4 +1,4 @@
-"""The protocol of quota stores: operations, replies and the store interface.
+"""The protocol of quota stores: operations, replies, and what a store must and may do.
 
 Operations are idempotent by ID, so one can be sent again if its reply was lost. An operation
 changes all of its counts atomically.
@@ -7,10 +7,9 @@ changes all of its counts atomically.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     import threading
@@ -344,10 +343,10 @@ class Freed:
     """Quota and key ID; `None` if unknown."""
 
 
-class QuotaStore(ABC):
-    """A store that counts quotas. Methods that are not abstract are optional."""
+@runtime_checkable
+class QuotaStore(Protocol):
+    """A store that counts quotas."""
 
-    @abstractmethod
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
         """Apply `operations` in order; each is atomic.
 
@@ -355,75 +354,81 @@ class QuotaStore(ABC):
             StoreError: Some may have been applied. Send all of them again.
         """
 
-    @abstractmethod
-    def check(self) -> None:
-        """Verify that the store accepts writes.
-
-        Raises:
-            StoreError: It does not.
-        """
-
-    @abstractmethod
     def now(self) -> float:
         """Return the store's time."""
 
-    @abstractmethod
     def keys(self, quota: str) -> Iterator[Key]:
-        """Iterate over recently used keys of a quota, each once.
+        """Iterate over recently used keys of a quota, each once."""
 
-        Raises:
-            StoreError: The store is unavailable.
-        """
-
-    @abstractmethod
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
         """Return the state of counts, each given with the amount of its quota.
 
         However many they are, other operations wait for at most `LOOKED_AT` of them.
-
-        Raises:
-            StoreError: The store is unavailable.
         """
 
-    @abstractmethod
-    def change(self, count: Count, change: Reset | Grant) -> int:
-        """Change a count; return how many changes were active that this withdraws.
+    def change(self, count: Count, change: Change) -> int:
+        """Change a count, or its key in all windows; return how many active changes it withdrew.
 
         Raises:
-            StoreError: The store is unavailable.
+            StoreError: The store is unavailable, or lacks this kind of change.
         """
+
+    def after_fork(self) -> None:
+        """Reset inherited state in a child: another thread may have held a lock."""
+
+
+@runtime_checkable
+class SharedStore(QuotaStore, Protocol):
+    """A store shared by a fleet; every method raises `StoreError` if it is unavailable.
+
+    The protocols below are abilities that a store may have. A user of one tests for it with
+    `isinstance`, and does without it.
+    """
+
+    def check(self) -> None:
+        """Verify that the store accepts writes."""
+
+    def close(self) -> None:
+        """Close connections."""
+
+
+@runtime_checkable
+class Diagnoses(SharedStore, Protocol):
+    """Reports an unsuitable server or user, and connects in advance."""
 
     def warm(self) -> str:
-        """Connect in advance, so that the first operation need not wait for it.
+        """Connect, so that the first operation need not wait for it; return as `outdated`."""
 
-        Returns:
-            What is wrong with the store's version; empty if nothing is, or it is unknown.
+    def outdated(self) -> str:
+        """Return what is wrong with the store's version; empty if nothing is, or it is unknown."""
+
+    def missing_rights(self) -> list[str]:
+        """Return the access rules that this process lacks, ready to be added.
+
+        Rules that begin with `&` are about channels; quotas are counted without them.
 
         Raises:
-            StoreError: The store is unavailable.
+            StoreAuthenticationError: Authentication failed.
         """
-        return ""
 
-    def restore(self, counts: Sequence[KnownCount]) -> str:  # noqa: ARG002
+
+@runtime_checkable
+class Restores(SharedStore, Protocol):
+    """Notices that it lost counts, and restores them from what processes and ledgers know.
+
+    A run is the time between two losses.
+    """
+
+    def restore(self, counts: Sequence[KnownCount]) -> str:
         """Restore counts that the store lost; return the name of its current run.
 
         The greater usage wins, unless a later reset is known. Repeating it changes nothing.
-
-        Raises:
-            StoreError: The store is unavailable.
         """
-        return ""
 
-    def follow(self, run: str) -> None:  # noqa: B027  optional
+    def follow(self, run: str) -> None:
         """From now on, apply operations of this instance in this run only, else reply `lost`."""
 
-    def join(
-        self,
-        worker: str,  # noqa: ARG002
-        known: int,  # noqa: ARG002
-        least: float,  # noqa: ARG002
-        most: float,  # noqa: ARG002
-    ) -> float | None:
+    def join(self, worker: str, known: int, least: float, most: float) -> float | None:
         """Join the run that this instance follows, after restoring what the process knows.
 
         Args:
@@ -435,38 +440,65 @@ class QuotaStore(ABC):
         Returns:
             The seconds for which admissions still wait; `None` if another run has begun, or this
             instance follows none.
-
-        Raises:
-            StoreError: The store is unavailable.
-        """
-        return 0.0
-
-    def after_fork(self) -> None:  # noqa: B027  optional
-        """Reset inherited state after a fork: another thread may have held a lock."""
-
-    def close(self) -> None:  # noqa: B027  optional
-        """Close connections."""
-
-
-class SharedStore(QuotaStore):
-    """A store shared by a fleet; reservations can outlive their process."""
-
-    @abstractmethod
-    def change(self, count: Count, change: Change) -> int:
-        """Change a count, or its key in all windows; return how many active changes it withdrew.
-
-        Raises:
-            StoreError: The store is unavailable, or lacks this kind of change.
         """
 
-    has_channels: ClassVar[bool] = False
-    """Whether `subscribe` delivers kills and freed amounts; without it, processes poll."""
+    def begin_rebuilding(self, source: str) -> float | None:
+        """Let this process rebuild counts of the current run from a ledger.
 
-    def subscribe(
-        self,
-        since: float,  # noqa: ARG002
-        closing: threading.Event,  # noqa: ARG002
-    ) -> Iterator[Kill | Freed | None]:
+        Args:
+            source: The name of the ledger.
+
+        Returns:
+            When the run began, in the store's time; 0 if nothing has to be rebuilt from this
+            ledger; `None` before calls are admitted, and while another process does it.
+        """
+
+    def count_from_ledger(self, operations: Sequence[str]) -> set[str]:
+        """Settle calls that ended before the current run, because their usage is being rebuilt.
+
+        Returns:
+            Those that were counted in this run, and must not be rebuilt.
+        """
+
+    def end_rebuilding(self) -> None:
+        """Record that the counts were rebuilt."""
+
+
+@runtime_checkable
+class NotesExpired(SharedStore, Protocol):
+    """Keeps the IDs of reservations that expired unsettled."""
+
+    def expired(self, first: int, most: int) -> list[str]:
+        """Return their IDs, latest first.
+
+        Args:
+            first: How many to skip.
+            most: How many to return at most.
+        """
+
+    def forget_expired(self) -> int:
+        """Drop those that are too old to be settled; return their number."""
+
+    def mark_settled(self, ids: Sequence[str]) -> None:
+        """Drop those that were settled late."""
+
+
+@runtime_checkable
+class SendsKills(SharedStore, Protocol):
+    """Delivers kills to all processes of the fleet, which poll for them."""
+
+    def kill(self, pattern: str) -> int:
+        """Send a kill to all processes; return how many received it by a channel."""
+
+    def noted_kills(self, since: float) -> list[Kill]:
+        """Return the kills of the last hour that were sent after `since`, the store's time."""
+
+
+@runtime_checkable
+class Publishes(SharedStore, Protocol):
+    """Delivers kills and freed amounts as they happen, instead of by polling."""
+
+    def subscribe(self, since: float, closing: threading.Event) -> Iterator[Kill | Freed | None]:
         """Wait for messages until `closing` is set; `None` after a second without any.
 
         Args:
@@ -477,95 +509,3 @@ class SharedStore(QuotaStore):
             SubscribeDeniedError: Subscribing is not allowed here.
             StoreError: The connection was lost.
         """
-        raise SubscribeDeniedError("this store has no channels")
-
-    def begin_rebuilding(self, source: str) -> float | None:  # noqa: ARG002
-        """Let this process rebuild counts of the current run from a ledger.
-
-        Args:
-            source: The name of the ledger.
-
-        Returns:
-            When the run began, in the store's time; 0 if nothing has to be rebuilt from this
-            ledger; `None` before calls are admitted, and while another process does it.
-
-        Raises:
-            StoreError: The store is unavailable.
-        """
-        return 0.0
-
-    def count_from_ledger(self, operations: Sequence[str]) -> set[str]:  # noqa: ARG002
-        """Settle calls that ended before the current run, because their usage is being rebuilt.
-
-        Returns:
-            Those that were counted in this run, and must not be rebuilt.
-
-        Raises:
-            StoreError: The store is unavailable.
-        """
-        return set()
-
-    def end_rebuilding(self) -> None:
-        """Record that the counts were rebuilt.
-
-        Raises:
-            StoreError: The store is unavailable.
-        """
-
-    def outdated(self) -> str:
-        """Return what is wrong with the store's version; empty if nothing is, or it is unknown."""
-        return ""
-
-    def missing_rights(self) -> list[str]:
-        """Return the access rules that this process lacks, ready to be added.
-
-        Rules that begin with `&` are about channels; quotas are counted without them.
-
-        Raises:
-            StoreAuthenticationError: Authentication failed.
-            StoreError: The store is unavailable.
-        """
-        return []
-
-    def expired(self, first: int, most: int) -> list[str]:  # noqa: ARG002
-        """Return IDs of reservations that expired unsettled, latest first.
-
-        Args:
-            first: How many to skip.
-            most: How many to return at most.
-
-        Raises:
-            StoreError: The store is unavailable.
-        """
-        return []
-
-    def forget_expired(self) -> int:
-        """Drop reservations that are too old to be settled; return their number.
-
-        Raises:
-            StoreError: The store is unavailable.
-        """
-        return 0
-
-    def mark_settled(self, ids: Sequence[str]) -> None:
-        """Mark these expired reservations as settled.
-
-        Raises:
-            StoreError: The store is unavailable.
-        """
-
-    def kill(self, pattern: str) -> int:  # noqa: ARG002
-        """Send a kill to all processes; return how many received it by a channel.
-
-        Raises:
-            StoreError: The store is unavailable, or cannot send kills.
-        """
-        raise StoreError("this store cannot send kills")
-
-    def noted_kills(self, since: float) -> list[Kill]:  # noqa: ARG002
-        """Return the kills of the last hour that were sent after `since`, the store's time.
-
-        Raises:
-            StoreError: The store is unavailable.
-        """
-        return []

@@ -24,6 +24,7 @@ from otel_limits.core.wording import pluralize
 from otel_limits.quotas.fallback import look_seconds
 from otel_limits.quotas.knowledge import Knowledge
 from otel_limits.quotas.store import (
+    Diagnoses,
     KnownCount,
     Operation,
     PermanentStoreError,
@@ -32,7 +33,9 @@ from otel_limits.quotas.store import (
     Renew,
     Reply,
     Reserve,
+    Restores,
     Settle,
+    SharedStore,
     StoreError,
     StoreOutageError,
 )
@@ -124,7 +127,7 @@ class StoreWorker:
 
     is_shared = True
 
-    def __init__(self, store: QuotaStore, on_restored: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, store: SharedStore, on_restored: Callable[[], None] = lambda: None) -> None:
         """Start no thread yet."""
         self._store = store
         self._on_restored = on_restored
@@ -235,7 +238,7 @@ class StoreWorker:
     def _warm(self) -> None:
         """Connect, so that a store that is away is known to be so before a call waits for it."""
         try:
-            if problem := self._store.warm():
+            if isinstance(self._store, Diagnoses) and (problem := self._store.warm()):
                 logger.warning("otel-limits: quota store: %s", problem)
             self._join()
         except Exception as error:  # noqa: BLE001  whatever it is, the store did not answer
@@ -346,11 +349,14 @@ class StoreWorker:
         Raises:
             StoreError: The store is unavailable, or others have yet to restore what they know.
         """
+        store = self._store
+        if not isinstance(store, Restores):
+            return
         most = 2 * look_seconds(self._living) + LOOK_INTERVAL_SECONDS + RESTORE_SECONDS
-        waits = self._store.join(self.worker, self._living, REJOIN_SECONDS, most)
+        waits = store.join(self.worker, self._living, REJOIN_SECONDS, most)
         if waits is None:
-            self._restore()
-            waits = self._store.join(self.worker, self._living, REJOIN_SECONDS, most)
+            self._restore(store)
+            waits = store.join(self.worker, self._living, REJOIN_SECONDS, most)
         if waits is None or waits > REJOIN_SECONDS:
             raise StoreError(RESTORING)
         # So shortly that calls can wait, instead of being decided as in an outage.
@@ -359,24 +365,24 @@ class StoreWorker:
             self._to_restore = None
             self._on_restored()
 
-    def _restore(self) -> None:
+    def _restore(self, store: Restores) -> None:
         """Send what is known of earlier runs, and all that happened since."""
         # The same again if it fails half-way: usage seen afterwards may be of the new run.
         if self._to_restore is None:
             known = self._knowledge
-            self._to_restore = known.of_windows_at(self._store.now()) if known else ()
+            self._to_restore = known.of_windows_at(store.now()) if known else ()
             if self._living:
                 logger.warning(
                     "otel-limits: quota store restarted or replaced; restoring %s.",
                     pluralize(len(self._to_restore), "count", "counts"),
                 )
-        self._store.follow(self._store.restore(self._to_restore))
+        store.follow(store.restore(self._to_restore))
         # Before others are admitted: calls that ended in the outage, and those still in flight.
         with self._wake:
             kept = list(self._kept.values())
         for first in range(0, len(kept), BATCH):
-            self._store.run([_of_earlier_run(each) for each in kept[first : first + BATCH]])
-        self._store.run(self._in_flight())
+            store.run([_of_earlier_run(each) for each in kept[first : first + BATCH]])
+        store.run(self._in_flight())
 
     def _send_buffered(self) -> bool:
         """Send buffered settlements; True if none is left."""

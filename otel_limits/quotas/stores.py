@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from otel_limits.quotas.store import Diagnoses
+
 if TYPE_CHECKING:
     from otel_limits.quotas.store import QuotaStore, SharedStore, StorePlace
 
@@ -107,6 +109,11 @@ def open_shared_store(place: StorePlace) -> SharedStore:
         place: Its settings; `is_shared` is true for the URL.
     """
     return cast("SharedStore", open_store(place))
+
+
+def version_problem(store: QuotaStore) -> str:
+    """Return what is wrong with a store's version; empty if nothing is, or it is unknown."""
+    return store.outdated() if isinstance(store, Diagnoses) else ""
 
 
 def scheme_of(url: str) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import pytest
 import redis
@@ -30,7 +30,7 @@ from otel_limits.quotas.stores import open_shared_store
 from tests.processes import free_port, tied
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.store import SharedStore
+    from otel_limits.quotas.redis_store import RedisStore
 
 FROM_A_SCRIPT = re.compile(rb"admitted|refused|settled")
 DELAY = 2.5
@@ -47,6 +47,12 @@ def eventually(condition: Callable[[], bool], found: Callable[[], object] = lamb
     while not condition():
         assert time.monotonic() < give_up, found()
         pause.wait(0.01)
+
+
+def open_redis(place: StorePlace) -> RedisStore:
+    """Open a store with all abilities of Redis."""
+    # Its module needs the client of Redis, which tests in one process do without.
+    return cast("RedisStore", open_shared_store(place))
 
 
 class Server:
@@ -84,7 +90,7 @@ class Server:
 
     def age(self) -> None:
         """Let the first calls not wait for processes that used it before it restarted."""
-        store = open_shared_store(StorePlace(self.url, PATIENCE))
+        store = open_redis(StorePlace(self.url, PATIENCE))
         store.warm()
         store.close()
         self.client.hset(KeyNames().marker, "since", 0)
@@ -327,9 +333,9 @@ def wire(server: Server) -> Iterator[Wire]:
 
 
 @pytest.fixture
-def store(server: Server) -> Iterator[SharedStore]:
+def store(server: Server) -> Iterator[RedisStore]:
     """An operator's client of the shared server, as on the command line."""
-    store = open_shared_store(StorePlace(server.url, PATIENCE))
+    store = open_redis(StorePlace(server.url, PATIENCE))
     yield store
     store.close()
 
@@ -379,7 +385,7 @@ def shared_sentinel(
 class Timed(NamedTuple):
     """A store with a clock set by the test."""
 
-    store: SharedStore
+    store: RedisStore
     set_clock: Callable[[float], None]
 
 
@@ -396,7 +402,7 @@ def timed_store(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tim
 
     monkeypatch.setattr(redis_scripts, "source_of", with_clock)
     monkeypatch.setattr(redis_scripts, "sha_of", redis_scripts.sha_of.__wrapped__)
-    store = open_shared_store(StorePlace(server.url, PATIENCE))
+    store = open_redis(StorePlace(server.url, PATIENCE))
     yield Timed(store, lambda now: server.client.set(key, f"{now:.3f}"))
     store.close()
 

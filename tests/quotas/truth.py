@@ -45,8 +45,8 @@ from otel_limits.quotas.store import (
     Reply,
     Reserve,
     Reset,
+    Restores,
     Settle,
-    SharedStore,
     Withdraw,
 )
 from otel_limits.quotas.windows import Window, Windows
@@ -153,8 +153,8 @@ class Stores(NamedTuple):
     store: QuotaStore
     set_clock: Callable[[float], None]
     begin: float
-    shared: SharedStore | None = None
-    """The same store, for an operator's blocks and grants."""
+    shared: Restores | None = None
+    """The same store, if it restores counts."""
     server: LossyServer | None = None
     """The server, if it can lose what was written."""
 
@@ -290,7 +290,7 @@ class StoreMachine(RuleBasedStateMachine):
                 and any(each.count == count for each in call.demands)
                 and call.resets.get(count.quota, 0) == self.resets[count.quota]
             )
-            self.store.restore([KnownCount(count, used, state.reset)] if used else [])
+            self.shared.restore([KnownCount(count, used, state.reset)] if used else [])
             book = self.book(count)
             lacking = max(0, used - book.base)
             book.used, book.base, book.late = (
@@ -508,9 +508,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def rejoin(self, workers: Sequence[int]) -> None:
         """Let workers restore what they know, and reserve again for their in-flight calls."""
+        assert self.shared is not None
         for worker in workers:
             known = self.knowledge[worker].of_windows_at(self.now)
-            self.store.restore(known)
+            self.shared.restore(known)
             for each in known:
                 book = self.book(each.count)
                 if (each.reset, each.used) > (book.reset, book.base):

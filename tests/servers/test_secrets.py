@@ -16,9 +16,9 @@ from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.engines import DatabaseError, reason_of
 from otel_limits.quotas.store import StoreError, StorePlace
-from otel_limits.quotas.stores import open_shared_store
 from otel_limits.runtime.enable import enable_leniently
 from tests.echoes import Collector, Page, PostgreSQL, Proxy, Query, Redis, listening
+from tests.quotas.fixtures import open_redis
 from tests.unit.test_secrets import HOSTILE, SECRET, shown
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def test_no_log_shows_a_secret_that_a_store_repeats(
     caplog.set_level(logging.DEBUG, "otel_limits")
     with listening(server) as port:
         place = StorePlace(f"redis://bob:{ESCAPED}@127.0.0.1:{port}/0", 2.0)
-        store = open_shared_store(place)
+        store = open_redis(place)
         for act in (store.check, lambda: list(store.subscribe(0.0, threading.Event()))):
             with pytest.raises(StoreError) as raised:
                 act()

@@ -17,7 +17,7 @@ from otel_limits.core.secrets import redact_url
 from otel_limits.core.usage import Usage
 from otel_limits.core.wording import pluralize
 from otel_limits.quotas.store import Count, StoreError, StorePlace
-from otel_limits.quotas.stores import is_shared, open_shared_store
+from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
 from otel_limits.quotas.windows import Window
 from otel_limits.runtime.wiring import PORT_IS_TAKEN
 from otel_limits.settings import environment as config
@@ -234,7 +234,7 @@ def _store(settings: Settings) -> Finding:
     try:
         store = open_shared_store(place)
         try:
-            problem = store.outdated()
+            problem = version_problem(store)
             seconds = 0.0 if problem else _round_trip(store)
         finally:
             store.close()

@@ -18,7 +18,7 @@ from tests.quotas.waiters import SOON, DecisionRecorder, Held, seconds_of, start
 from tests.unit.quotas.test_concurrency import TWO, count
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.store import SharedStore
+    from otel_limits.quotas.redis_store import RedisStore
     from tests.conftest import MakeAgent
     from tests.quotas.fixtures import Hold, Server
 
@@ -29,7 +29,7 @@ def recorder() -> DecisionRecorder:
     return DecisionRecorder()
 
 
-def standing(store: SharedStore) -> CountState:
+def standing(store: RedisStore) -> CountState:
     """The state of quota `q`."""
     (found,) = store.look([(count(), 2)])
     return found
@@ -100,7 +100,7 @@ def test_calls_queue_for_a_slot_with_on_exceeded_wait(
 
 @pytest.mark.parametrize("end", ["answer", "error"])
 def test_slot_is_released_when_its_call_ends(
-    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore, end: str
+    hold: Hold, make_agent: MakeAgent, server: Server, store: RedisStore, end: str
 ) -> None:
     """Independent of how it ended; the quota has no usage."""
     hold({"q": {"concurrency": 1}}, server.url)
@@ -111,7 +111,7 @@ def test_slot_is_released_when_its_call_ends(
 
 
 def test_tools_run_without_a_slot(
-    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
+    hold: Hold, make_agent: MakeAgent, server: Server, store: RedisStore
 ) -> None:
     """Only model calls take one."""
     hold({"q": {"concurrency": 1}}, server.url)
@@ -128,7 +128,7 @@ def test_tools_run_without_a_slot(
 
 
 def test_concurrency_grant_adds_slots(
-    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
+    hold: Hold, make_agent: MakeAgent, server: Server, store: RedisStore
 ) -> None:
     """Until it expires, as for any quota."""
     hold({"q": {"concurrency": 1}}, server.url)
@@ -148,7 +148,7 @@ def test_concurrency_grant_adds_slots(
 
 
 def test_dead_process_slot_is_free_when_its_lease_ends(
-    hold: Hold, make_agent: MakeAgent, server: Server, store: SharedStore
+    hold: Hold, make_agent: MakeAgent, server: Server, store: RedisStore
 ) -> None:
     """A waiter is admitted then; such calls are not recovered from the ledger."""
     hold({"q": {"concurrency": 1, "on_exceeded": "wait"}}, server.url)

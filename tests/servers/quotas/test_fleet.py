@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
     from otel_limits.core.events import Event
-    from otel_limits.quotas.store import SharedStore
+    from otel_limits.quotas.redis_store import RedisStore
     from otel_limits.testing import Answer
     from tests.conftest import MakeAgent
     from tests.drills.deployments import Deployment
@@ -138,13 +138,13 @@ def this_count(unit: str = "tokens") -> Count:
     return Count("q", key.id, Windows("month").at(time.time()), unit)
 
 
-def standing(store: SharedStore, amount: int, unit: str = "tokens") -> CountState:
+def standing(store: RedisStore, amount: int, unit: str = "tokens") -> CountState:
     """The state of quota `q`."""
     (found,) = store.look([(this_count(unit), amount)])
     return found
 
 
-def test_quota_of_100_admits_100_of_1000_concurrent_calls(fleet: Fleet, store: SharedStore) -> None:
+def test_quota_of_100_admits_100_of_1000_concurrent_calls(fleet: Fleet, store: RedisStore) -> None:
     """Four processes with 250 agents each, on a quota of 100 calls: exactly 100."""
     said = fleet({"model_calls": 100, "window": "month"}, "ask_once", count=250)
     assert said["end_turn"] == 100
@@ -153,7 +153,7 @@ def test_quota_of_100_admits_100_of_1000_concurrent_calls(fleet: Fleet, store: S
 
 
 def test_a_token_quota_is_never_passed_where_output_caps_are_known(
-    fleet: Fleet, store: SharedStore
+    fleet: Fleet, store: RedisStore
 ) -> None:
     """Forty agents in four processes loop until refused: overshoot 0."""
     amount = 100_000
@@ -168,7 +168,7 @@ def test_a_token_quota_is_never_passed_where_output_caps_are_known(
 
 
 def test_without_caps_a_quota_is_passed_by_one_calls_estimate_error_at_most(
-    fleet: Fleet, store: SharedStore
+    fleet: Fleet, store: RedisStore
 ) -> None:
     """Forty concurrent agents, with answers of 6000 tokens where 4096 are assumed."""
     amount = 170_000
@@ -182,7 +182,7 @@ def test_without_caps_a_quota_is_passed_by_one_calls_estimate_error_at_most(
 
 
 def test_killed_workers_reservations_are_released_and_their_spend_counted(
-    fleet: Fleet, server: Server, store: SharedStore, ledger: Path
+    fleet: Fleet, server: Server, store: RedisStore, ledger: Path
 ) -> None:
     """Half of four workers are killed at random, fifteen times.
 
@@ -207,7 +207,7 @@ def test_killed_workers_reservations_are_released_and_their_spend_counted(
 def test_surviving_worker_settles_for_killed_worker(
     fleet: Fleet,
     server: Server,
-    store: SharedStore,
+    store: RedisStore,
     ledger: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -225,7 +225,7 @@ def test_surviving_worker_settles_for_killed_worker(
 
 
 def test_killed_workers_calls_are_charged_until_they_are_settled(
-    fleet: Fleet, server: Server, store: SharedStore, ledger: Path
+    fleet: Fleet, server: Server, store: RedisStore, ledger: Path
 ) -> None:
     """Two workers are killed before they settle 100 each; their ledger then does."""
     quota = {"tokens": 1000, "window": "month", "on_lost": "charge"}
@@ -237,7 +237,7 @@ def test_killed_workers_calls_are_charged_until_they_are_settled(
 
 
 def test_killed_call_is_charged_the_mean_of_earlier_ones(
-    fleet: Fleet, store: SharedStore, hold: Hold, make_agent: MakeAgent, server: Server
+    fleet: Fleet, store: RedisStore, hold: Hold, make_agent: MakeAgent, server: Server
 ) -> None:
     """Of the last 20 of its model, rounded up; they were made by another process."""
     quota = {"tokens": 10_000, "window": "month", "on_lost": "charge"}
@@ -251,7 +251,7 @@ def test_killed_call_is_charged_the_mean_of_earlier_ones(
 
 
 def test_second_call_counts_after_another_worker_settled_the_first(
-    hold: Hold, make_agent: MakeAgent, events: list[Event], server: Server, store: SharedStore
+    hold: Hold, make_agent: MakeAgent, events: list[Event], server: Server, store: RedisStore
 ) -> None:
     """Two calls share one reservation, and its lease ends during the second."""
     hold({"q": {"tokens": 100_000, "window": "month"}}, server.url, [events.append])
@@ -281,7 +281,7 @@ def test_second_call_counts_after_another_worker_settled_the_first(
     eventually(lambda: standing(store, 100_000) == CountState(150, 0, 100_000))
 
 
-def test_recovery_ignores_long_expired_reservations(server: Server, store: SharedStore) -> None:
+def test_recovery_ignores_long_expired_reservations(server: Server, store: RedisStore) -> None:
     """Operation IDs are forgotten after an hour: it could count twice."""
     long_ago = (time.time() - RECOVERABLE_SECONDS - 1) * 1000
     with redis.Redis.from_url(server.url) as client:
@@ -291,7 +291,7 @@ def test_recovery_ignores_long_expired_reservations(server: Server, store: Share
 
 @pytest.mark.usefixtures("faulty")
 def test_reservation_too_old_to_settle_is_dropped_and_counted(
-    server: Server, store: SharedStore, caplog: pytest.LogCaptureFixture
+    server: Server, store: RedisStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Counted once in a fleet, by the worker that drops it."""
     long_ago = (time.time() - RECOVERABLE_SECONDS - 1) * 1000
@@ -303,9 +303,7 @@ def test_reservation_too_old_to_settle_is_dropped_and_counted(
     assert caplog.text.count("2 model calls of killed workers were not settled") == 1
 
 
-def test_unknown_reservations_do_not_hide_a_recorded_one(
-    server: Server, store: SharedStore
-) -> None:
+def test_unknown_reservations_do_not_hide_a_recorded_one(server: Server, store: RedisStore) -> None:
     """3,000 expired reservations of other ledgers, then one of this ledger."""
     store.warm()  # the first connection to a server discards those of an earlier run
     now = time.time() * 1000
@@ -320,7 +318,7 @@ def test_unknown_reservations_do_not_hide_a_recorded_one(
 
 
 def test_expired_reservations_are_kept_for_an_hour_at_most(
-    server: Server, store: SharedStore
+    server: Server, store: RedisStore
 ) -> None:
     """Workers killed during calls leave nothing that stays or grows."""
     demand = Demand(count=this_count(), amount=1, limit=1000)

@@ -26,10 +26,9 @@ from otel_limits.quotas.store import (
     Settle,
     StorePlace,
 )
-from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import UnboundedWindow, Windows
 from otel_limits.testing import ScriptedModel, endless, says
-from tests.quotas.fixtures import eventually
+from tests.quotas.fixtures import eventually, open_redis
 from tests.unit.quotas.test_agents import carrying
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def call(make_agent: MakeAgent, calls: int, user: str = "joe") -> list[str]:
 def state(server: Server, user: str = "joe") -> CountState:
     """The state of a user's count in the store."""
     key = Template("baggage.user.id").key("q", {"baggage.user.id": user}.get)
-    store = open_shared_store(StorePlace(server.url, 5.0))
+    store = open_redis(StorePlace(server.url, 5.0))
     try:
         window = Windows("P366D").at(time.time())
         (found,) = store.look([(Count("q", key.id, window, "model_calls"), AMOUNT)])
@@ -104,7 +103,7 @@ def test_rebuilt_key_is_listed_before_its_next_call(
     restart(own_server)
     hold({"q": QUOTA}, own_server.url)
     eventually(lambda: state(own_server).used == 2)
-    store = open_shared_store(StorePlace(own_server.url, 5.0))
+    store = open_redis(StorePlace(own_server.url, 5.0))
     assert list(store.keys("q")) == [Template("baggage.user.id").key("q", lambda _: "joe")]
     store.close()
 
@@ -154,7 +153,7 @@ def test_another_process_rebuilds_until_one_is_done(
     """The claim of a process that fails or is killed must not pass for a finished rebuild."""
     hold({"q": QUOTA}, server.url)
     call(make_agent, 1)
-    first, second = (open_shared_store(StorePlace(server.url, 5.0)) for _ in range(2))
+    first, second = (open_redis(StorePlace(server.url, 5.0)) for _ in range(2))
     eventually(lambda: bool(first.begin_rebuilding("another ledger")))
     assert second.begin_rebuilding("another ledger") is None
     first.end_rebuilding()
@@ -181,7 +180,7 @@ def test_late_settlement_and_rebuild_count_a_call_once(
     call(make_agent, 3)
     restart(own_server)
     late = late_settlements(tmp_path / "ledger.db")[:2]
-    store = open_shared_store(StorePlace(own_server.url, 5.0))
+    store = open_redis(StorePlace(own_server.url, 5.0))
     store.check()
     store.follow(store.restore(()))
     if moment == "before the rebuild":
@@ -198,7 +197,7 @@ def test_late_settlement_and_rebuild_count_a_call_once(
 def test_call_that_ended_in_an_outage_adds_to_what_others_saw(server: Server) -> None:
     """A process restores 10 and sends its call; another one saw an eleventh."""
     count = Count("q", "k", Windows("P366D").at(time.time()), "model_calls")
-    store = open_shared_store(StorePlace(server.url, 5.0))
+    store = open_redis(StorePlace(server.url, 5.0))
     store.follow(store.restore([KnownCount(count, 10)]))
     store.run([Settle("a-0", (Charge(count=count, amount=1),), is_earlier=True)])
     store.restore([KnownCount(count, 11)])
@@ -236,7 +235,7 @@ def test_rebuilt_token_bucket_flows_back_before_its_next_call(server: Server) ->
     """A call that comes much later finds it full."""
     count = Count("q", "k", UnboundedWindow().at(time.time()), "tokens", refill=Refill(1, 100))
     demand = Demand(count=count, amount=100, limit=1000)
-    store = open_shared_store(StorePlace(server.url, 5.0))
+    store = open_redis(StorePlace(server.url, 5.0))
     store.follow(store.restore([KnownCount(count, 100)]))
     store.join("w", 0, 0.0, 0.0)
     (found,) = store.look([(count, 1000)])

@@ -13,11 +13,10 @@ from otel_limits import cli
 from otel_limits.quotas.redis_rights import COMMANDS, needed
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import StorePlace
-from otel_limits.quotas.stores import open_shared_store
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.drills import deployments
 from tests.processes import free_port
-from tests.quotas.fixtures import eventually
+from tests.quotas.fixtures import eventually, open_redis
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +106,7 @@ def test_every_right_that_is_missing_is_named(server: Server, namespace: str) ->
     found = {}
     for rule in rules:
         url = add_user(server, *needed(names).split(), "resetkeys", f"~{names.tag}*", rule)
-        store = open_shared_store(StorePlace(url, 2.0, namespace))
+        store = open_redis(StorePlace(url, 2.0, namespace))
         found[rule] = store.missing_rights()
         store.close()
     assert found == {rule: [missing] for rule, missing in rules.items()}

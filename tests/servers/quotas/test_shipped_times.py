@@ -73,6 +73,13 @@ class LostStore(MemoryStore):
         """Forget nothing."""
         return 0
 
+    def mark_settled(self, ids: Sequence[str]) -> None:
+        """Find none to mark."""
+        raise AssertionError(ids)
+
+    def close(self) -> None:
+        """Close nothing."""
+
 
 class Ticking:
     """A clock that a test moves."""
@@ -162,7 +169,7 @@ def test_killed_workers_settlements_are_searched_once_a_minute(
 ) -> None:
     """A thousand at a time."""
     store.is_lost = False
-    recovery = Recovery(store, LedgerRecords(lambda: None), lambda: ())  # type: ignore[arg-type]
+    recovery = Recovery(store, LedgerRecords(lambda: None), lambda: ())
     recovery.close()
     clock = Ticking()
     monkeypatch.setattr("otel_limits.quotas.recovery.time", clock)

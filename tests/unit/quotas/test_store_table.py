@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_limits.cli.quotas import kill_named
 from otel_limits.quotas import stores
 from otel_limits.quotas.memory import MemoryStore
-from otel_limits.quotas.recovery import forget_expired, settle_expired
 from otel_limits.quotas.store import (
     Change,
     Count,
     CountState,
-    Grant,
+    Kill,
     Operation,
+    QuotaStore,
     Reply,
-    Reset,
     SharedStore,
     StoreError,
     StorePlace,
 )
 from otel_limits.quotas.stores import STORES, StoreKind, is_shared, require_store_url
+from otel_limits.runs.registry import LIVE
 from otel_limits.settings.table import PROCESS_FIELDS
 from otel_limits.testing import ScriptedModel, endless, says
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from otel_limits.quotas.keys import Key
     from tests.conftest import MakeAgent
@@ -42,8 +44,10 @@ def test_store_opens_its_example_url_without_connecting(kind: StoreKind) -> None
     assert require_store_url("x", kind.example) == kind.example
     assert is_shared(kind.example) == kind.is_shared
     store = stores.open_store(StorePlace(kind.example, 1.0))
+    assert isinstance(store, QuotaStore)
     assert isinstance(store, SharedStore) == kind.is_shared
-    store.close()
+    if isinstance(store, SharedStore):
+        store.close()
 
 
 def test_every_store_is_in_the_table() -> None:
@@ -95,7 +99,7 @@ def test_a_new_store_is_one_file_and_one_line(
 
 
 class PlainStore(SharedStore):
-    """Has only what a shared store must have."""
+    """Has no ability beyond those of every shared store."""
 
     def __init__(self, counts: MemoryStore) -> None:
         """Share these counts."""
@@ -107,6 +111,13 @@ class PlainStore(SharedStore):
 
     def check(self) -> None:
         """Accept writes."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+    def after_fork(self) -> None:
+        """Reset the lock."""
+        self._counts.after_fork()
 
     def now(self) -> float:
         """Return the time."""
@@ -121,31 +132,76 @@ class PlainStore(SharedStore):
         return self._counts.look(counts)
 
     def change(self, count: Count, change: Change) -> int:
-        """Reset and grant only."""
-        if not isinstance(change, Reset | Grant):
-            raise StoreError("this store has no blocks")
+        """Change a count."""
         return self._counts.change(count, change)
 
 
+class PolledStore(PlainStore):
+    """Keeps kills, but has no channels."""
+
+    def kill(self, pattern: str) -> int:
+        """Send none."""
+        raise StoreError(pattern)
+
+    def noted_kills(self, since: float) -> list[Kill]:
+        """Return one kill."""
+        return [Kill("1", "research-*", since + 1)]
+
+
+@pytest.fixture
+def add_store(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[PlainStore]], None]:
+    """Add a shared store to the table, as toy://box."""
+
+    def add(store: type[PlainStore]) -> None:
+        toy: Any = ModuleType("toy")
+        counts = MemoryStore()
+        toy.require_readable = lambda _name, _url: None
+        toy.open_store = lambda _place: store(counts)
+        monkeypatch.setitem(sys.modules, "otel_limits.quotas.toy", toy)
+        line = StoreKind("toy://name", "toy://.+", "toy://box", "toy", is_shared=True)
+        monkeypatch.setattr(stores, "STORES", (*STORES, line))
+
+    return add
+
+
 def test_shared_store_needs_only_to_run_look_and_change(
-    hold: Hold,
-    make_agent: MakeAgent,
-    monkeypatch: pytest.MonkeyPatch,
+    hold: Hold, make_agent: MakeAgent, add_store: Callable[[type[PlainStore]], None]
 ) -> None:
     """Kills and the search for missing settlements, for example, are optional."""
-    toy: Any = ModuleType("toy")
-    counts = MemoryStore()
-    toy.require_readable = lambda _name, _url: None
-    toy.open_store = lambda _place: PlainStore(counts)
-    monkeypatch.setitem(sys.modules, "otel_limits.quotas.toy", toy)
-    line = StoreKind("toy://name", "toy://.+", "toy://box", "toy", is_shared=True)
-    monkeypatch.setattr(stores, "STORES", (*STORES, line))
-
+    add_store(PlainStore)
     hold({"calls": {"model_calls": 1, "window": "month"}}, "toy://box")
     agent = make_agent(ScriptedModel(endless(says("done"))))
     assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
-    store = stores.open_shared_store(StorePlace("toy://box", 1.0))
-    assert settle_expired(store, lambda _: []) == 0
-    forget_expired(store)
-    with pytest.raises(StoreError, match="cannot send kills"):
-        store.kill("*")
+
+
+def test_kill_names_a_store_that_cannot_send_it(
+    add_store: Callable[[type[PlainStore]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not sent is not the same as sent to no process."""
+    add_store(PlainStore)
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", "toy://box")
+    with pytest.raises(ValueError, match="OTEL_LIMITS_QUOTA_STORE cannot send kills"):
+        kill_named("research-*")
+
+
+def test_store_without_channels_is_polled_for_kills(
+    hold: Hold,
+    add_store: Callable[[type[PlainStore]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Channels are optional, so a store that lacks them is no reason for a warning."""
+    received: list[str] = []
+    is_received = threading.Event()
+
+    def kill(*, agent: str, before: float) -> int:
+        received.append(agent)
+        is_received.set()
+        return int(before)
+
+    monkeypatch.setattr(LIVE, "kill", kill)
+    add_store(PolledStore)
+    hold({}, "toy://box")
+    assert is_received.wait(10)
+    assert received == ["research-*"]
+    assert "cannot subscribe" not in caplog.text
