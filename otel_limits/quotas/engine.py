@@ -15,7 +15,7 @@ from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.quotas.leases import Leases
 from otel_limits.quotas.needs import UNPRICED, PriceOf, QuotaNeed, Ticket
 from otel_limits.quotas.open_tickets import OpenTickets
-from otel_limits.quotas.recovery import as_text
+from otel_limits.quotas.recorded_calls import encode_charges
 from otel_limits.quotas.refusals import (
     Denied,
     after_wait,
@@ -130,7 +130,7 @@ class Engine:
             ticket = self._tickets.record(event)
             # The ledger records it with the call, in case this worker is killed before settling.
             if ticket is not None and self._client.is_shared:
-                charges = as_text(ticket.charges())
+                charges = encode_charges(ticket.charges())
                 return replace(event, quota_operation=ticket.id, quota_charges=charges)
         elif isinstance(event, Stop):
             self._tickets.end(event.invocation_id)

@@ -2,87 +2,31 @@
 
 Processes restore what they saw. Usage that no living process saw, because the others were killed,
 is only in a shared ledger. It is read off the path of calls, once in each run of the store.
+
+Calls are added up, and not settled one by one as in `recovery`: what processes restored includes
+them without their IDs, which stores remember for an hour only. The greater of the two counts.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from otel_limits.quotas.recorded_calls import CallRecords, RecordedCall, decode_charges
 from otel_limits.quotas.store import (
     LOOKED_AT,
     REMEMBERED_SECONDS,
     Count,
     KnownCount,
-    Refill,
     Restores,
 )
-from otel_limits.quotas.windows import Window
 
 if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
-
-
-class RecordedReset(Protocol):
-    """An operator's reset of a key."""
-
-    @property
-    def quota(self) -> str:
-        """The quota's name."""
-
-    @property
-    def shown(self) -> str:
-        """The key as displayed."""
-
-    @property
-    def at(self) -> float:
-        """Its time, in seconds since the epoch."""
-
-
-class RecordedCall(Protocol):
-    """Quota charges of a model call."""
-
-    @property
-    def at(self) -> float:
-        """Its end, in seconds since the epoch."""
-
-    @property
-    def operation(self) -> str:
-        """The ID of its reservation and settlement."""
-
-    @property
-    def charges(self) -> str:
-        """Its charges, as `recovery.as_text` encodes them."""
-
-
-class CallRecords(Protocol):
-    """The calls in a ledger."""
-
-    @property
-    def source(self) -> str:
-        """The name of the ledger, empty if there is none."""
-
-    def charges_of(self, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
-        """Return those of `operations` that are recorded, with their charges."""
-
-    def charges_between(self, since: float, until: float) -> Iterable[RecordedCall]:
-        """Iterate over the charges of calls between two times.
-
-        Raises:
-            LedgerError: The ledger is not readable.
-        """
-
-    def resets_since(self, since: float) -> Sequence[RecordedReset]:
-        """Return the resets of quota keys since a time.
-
-        Raises:
-            LedgerError: The ledger is not readable.
-        """
 
 
 def rebuild_counts(store: Restores, quotas: Sequence[Quota], records: CallRecords) -> bool:
@@ -118,8 +62,7 @@ def rebuild_counts(store: Restores, quotas: Sequence[Quota], records: CallRecord
             for count, state in zip(counts, states, strict=True)
             if used[count]
         ]
-        for first in range(0, len(known), LOOKED_AT):
-            store.restore(known[first : first + LOOKED_AT])
+        store.restore(known)
     store.end_rebuilding()
     return True
 
@@ -168,15 +111,18 @@ class RecordedUsage:
         used: Counter[Count] = Counter()
         paced: dict[Count, Counter[int]] = defaultdict(Counter)
         for call in self._calls():
-            for quota, key, start, end, amount, unit, shown in json.loads(call.charges):
-                window = self._windows.setdefault((quota, start), Window(start, end))
-                if self._now not in window or call.at < resets.get((quota, shown), 0.0):
+            for charge in decode_charges(call.charges):
+                count, amount = charge.count, charge.amount
+                window = self._windows.setdefault((count.quota, count.window.start), count.window)
+                reset_at = resets.get((count.quota, count.shown), 0.0)
+                if self._now not in window or call.at < reset_at:
                     continue
-                count = Count(quota, key, window, unit, shown)
-                if start:
+                count = replace(count, window=window)
+                if window.start:
                     used[count] += amount
                     continue
-                refill = self._refill_of(count)
+                quota = self._quotas.get(count.quota)
+                refill = quota.refill if quota is not None and quota.unit == count.unit else None
                 if refill is not None and call.at >= self._begun - refill.seconds:
                     # By the second, because calls are in no order. Rounded up, so that no more
                     # flows back than did.
@@ -193,11 +139,6 @@ class RecordedUsage:
             late = [each for each in page if each.at > self._begun - REMEMBERED_SECONDS]
             counted = self._store.count_from_ledger([each.operation for each in late])
             yield from (each for each in page if each.operation not in counted)
-
-    def _refill_of(self, count: Count) -> Refill | None:
-        """Return how a token bucket refills; `None` for other counts."""
-        quota = self._quotas.get(count.quota)
-        return quota.refill if quota is not None and quota.unit == count.unit else None
 
     def _level(self, count: Count, seconds: Mapping[int, int]) -> int:
         """Return the level of a token bucket when the run began.

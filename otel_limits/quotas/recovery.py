@@ -8,7 +8,6 @@ an operation ID is applied once.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,10 +15,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
-from otel_limits.quotas.rebuilding import CallRecords, rebuild_counts
+from otel_limits.quotas.rebuilding import rebuild_counts
+from otel_limits.quotas.recorded_calls import CallRecords, decode_charges
 from otel_limits.quotas.store import (
-    Charge,
-    Count,
     NotesExpired,
     Restores,
     Settle,
@@ -27,7 +25,6 @@ from otel_limits.quotas.store import (
     StoreError,
 )
 from otel_limits.quotas.store_thread import StoreThread
-from otel_limits.quotas.windows import Window
 
 if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
@@ -46,37 +43,6 @@ FindSettlements: TypeAlias = Callable[[Sequence[str]], Iterable[tuple[str, str]]
 """Reservation IDs → (ID, settlement text) of those recorded in a ledger."""
 
 
-def as_text(charges: Iterable[Charge]) -> str:
-    """Encode charges for the ledger, with hashed keys."""
-    return json.dumps(
-        [
-            (
-                count.quota,
-                count.key,
-                count.window.start,
-                count.window.end,
-                each.amount,
-                count.unit,
-                count.shown,
-            )
-            for each in charges
-            for count in (each.count,)
-        ],
-        separators=(",", ":"),
-    )
-
-
-def from_text(identity: str, text: str) -> Settle:
-    """Decode the output of `as_text`."""
-    return Settle(
-        identity,
-        tuple(
-            Charge(count=Count(quota, key, Window(start, end), unit, shown), amount=amount)
-            for quota, key, start, end, amount, unit, shown in json.loads(text)
-        ),
-    )
-
-
 def settle_expired(store: NotesExpired, find: FindSettlements) -> int:
     """Send the settlements that `find` returns; return their number.
 
@@ -87,7 +53,7 @@ def settle_expired(store: NotesExpired, find: FindSettlements) -> int:
     # Start from the store, because most calls of a ledger are settled. Skip those that are in no
     # ledger: they stay in the store.
     while expired := store.expired(unknown, MOST):
-        found = [from_text(*each) for each in find(expired)]
+        found = [Settle(each, decode_charges(text)) for each, text in find(expired)]
         if found:
             # Mark them last: if this worker dies in between, they are sent again, which is
             # idempotent.

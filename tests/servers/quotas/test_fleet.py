@@ -25,7 +25,8 @@ from otel_limits.ledger.database import Database
 from otel_limits.ledger.spill import SpillFiles, restore_spilled
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.recovery import as_text, forget_expired, settle_expired
+from otel_limits.quotas.recorded_calls import encode_charges
+from otel_limits.quotas.recovery import forget_expired, settle_expired
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import RECOVERABLE_SECONDS, Charge, Count, CountState, Demand, Reserve
 from otel_limits.quotas.windows import Windows
@@ -310,7 +311,7 @@ def test_unknown_reservations_do_not_hide_a_recorded_one(server: Server, store: 
     with redis.Redis.from_url(server.url) as client:
         client.zadd(EXPIRED_KEY, {f"of-others-{n}": now for n in range(3_000)})
         client.zadd(EXPIRED_KEY, {"ours": now - 1_000_000})
-        charges = as_text([Charge(count=this_count(), amount=7)])
+        charges = encode_charges([Charge(count=this_count(), amount=7)])
         found = [("ours", charges)]
         assert settle_expired(store, lambda ids: [each for each in found if each[0] in ids]) == 1
         assert client.zcard(EXPIRED_KEY) == 3_000

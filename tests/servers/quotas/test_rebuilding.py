@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +13,7 @@ from otel_limits.ledger.address import parse
 from otel_limits.ledger.quota_usage import charges_between
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.recovery import from_text
+from otel_limits.quotas.recorded_calls import decode_charges
 from otel_limits.quotas.store import (
     Charge,
     Count,
@@ -166,7 +165,7 @@ def late_settlements(ledger: Path) -> list[Settle]:
     """The settlements of all calls in the ledger, as a process sends them after a restart."""
     address = parse("ledger", str(ledger), ledger.parent)
     return [
-        replace(from_text(call.operation, call.charges), is_earlier=True)
+        Settle(call.operation, decode_charges(call.charges), is_earlier=True)
         for call in charges_between(address, 0, time.time())
     ]
 

@@ -12,7 +12,7 @@ import pytest
 import otel_limits
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.quota import Quota
-from otel_limits.quotas.recovery import as_text, from_text
+from otel_limits.quotas.recorded_calls import decode_charges, encode_charges
 from otel_limits.quotas.store import (
     FOREVER,
     Block,
@@ -108,5 +108,5 @@ def test_a_reset_counts_its_own_unit_from_0(store: SharedStore) -> None:
 
 def test_settlement_in_the_ledger_keeps_its_unit() -> None:
     """A surviving worker charges the same count as the killed one."""
-    (charge,) = from_text("a", as_text((Charge(count=THIS, amount=7),))).charges
+    (charge,) = decode_charges(encode_charges((Charge(count=THIS, amount=7),)))
     assert (charge.count.unit, charge.amount) == ("usd", 7)
