@@ -42,16 +42,19 @@ from otel_limits.ledger.rows import (
     TOOL_CALLS,
     Row,
     attribute_rows,
+    is_estimate,
     name,
     picodollars,
     portions,
     signed_picodollars,
+    state_of,
     tokens,
 )
 from otel_limits.ledger.schema import CALLS, INVOCATION_TABLE, RUNS
 from otel_limits.otel import semconv
-from otel_limits.otel.kinds import AGENT_NAMES, RESPONSE_IDS, model_of, provider_of, terms_of
+from otel_limits.otel.kinds import AGENT_NAMES
 from otel_limits.runs.responses import SeenResponses
+from otel_limits.usage.normaliser import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,7 +62,7 @@ if TYPE_CHECKING:
     from otel_limits.core.pricing import Prices
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.database import Database
-    from otel_limits.ledger.rows import State
+    from otel_limits.otel.kinds import ShownCall
 
 PORTION: Final = 2_000
 SHOWN: Final = 20
@@ -133,7 +136,7 @@ class Traces:
         return {
             key: span.start_us if span.is_agent else span.end_us
             for key, span in self.spans.items()
-            if span.is_agent or span.is_model_call
+            if span.is_agent or span.call is not None
         }
 
     def above(self, span: Span) -> Iterator[Span]:
@@ -155,46 +158,48 @@ class Traces:
         for key in self._keys_above(span):
             if key in self.boundaries:
                 return
-            if key in self.spans and self.spans[key].is_model_call:
+            if key in self.spans and self.spans[key].call is not None:
                 yield self.spans[key]
 
-    def calls(self) -> Iterator[tuple[Span, list[Span]]]:
+    def calls(self) -> Iterator[tuple[Span, ShownCall, list[Span]]]:
         """Iterate over every model call that counts, with the invocations that contain it.
 
-        Of nested calls the outer one counts, unless only the inner one has its tokens.
+        Of nested calls the outer one counts, unless only the inner one has its tokens. Live, the
+        inner one counts: it ends first, and limits cannot wait for the outer one.
         """
         within: dict[SpanKey, list[Span]] = {}
-        counted = []
+        candidates = []
         for span in self.spans.values():
-            if span.is_model_call:
+            if span.call is not None:
                 around = list(self._calls_around(span))
                 for each in around:
                     within.setdefault(each.key, []).append(span)
                 # The outermost with tokens: a framework's instrumentation sees the whole call, a
                 # client's only a part of it.
                 calls = [each for each in around if not each.is_possible_call]
-                if not any(map(_tokens, calls)) and (_tokens(span) or not around):
-                    counted.append(span)
-        counted.sort(key=_tokens, reverse=True)  # spans with tokens take precedence
+                if not any(each.tokens for each in calls) and (span.tokens or not around):
+                    candidates.append((span, span.call))
+        # Spans with tokens take precedence.
+        candidates.sort(key=lambda each: each[1].tokens, reverse=True)
         shown: dict[str, SeenResponses] = {}
         elsewhere: dict[tuple[Any, ...], list[Span]] = {}
-        for span in counted:
+        for span, call in candidates:
             inner = within.get(span.key, [])
-            is_weaker = not _tokens(span) or span.is_possible_call
-            has_inner_tokens = is_weaker and any(map(_tokens, inner))
+            is_weaker = not call.tokens or span.is_possible_call
+            has_inner_tokens = is_weaker and any(each.tokens for each in inner)
             responses = shown.setdefault(span.trace_id, SeenResponses())
             if has_inner_tokens or not _is_new([span, *inner], responses):
                 continue
-            if not _is_in_another_trace(span, elsewhere):
-                yield span, [each for each in self.above(span) if each.is_agent]
+            if not _is_in_another_trace(span, call, elsewhere):
+                yield span, call, [each for each in self.above(span) if each.is_agent]
 
 
 def _is_new(spans: Sequence[Span], responses: SeenResponses) -> bool:
     """Return whether no other span has shown this call, by its response ID."""
     shown = [
-        (response, each.scope, _tokens(each))
+        (each.call.response_id, each.scope, each.tokens)
         for each in spans
-        if (response := each.first(RESPONSE_IDS)) is not None
+        if each.call is not None and each.call.response_id is not None
     ]
     # All are checked before any is added: the spans of one call may share an ID.
     is_known = any(responses.has(*each) for each in shown)
@@ -203,15 +208,16 @@ def _is_new(spans: Sequence[Span], responses: SeenResponses) -> bool:
     return not is_known
 
 
-def _is_in_another_trace(span: Span, shown: dict[tuple[Any, ...], list[Span]]) -> bool:
+def _is_in_another_trace(
+    span: Span, call: ShownCall, shown: dict[tuple[Any, ...], list[Span]]
+) -> bool:
     """Return whether a span of another trace has shown this call, and add the span to `shown`.
 
     A client and a gateway that are not connected by a trace show one response during the same time.
     """
-    response = span.first(RESPONSE_IDS)
-    if response is None:
+    if call.response_id is None:
         return False
-    others = shown.setdefault((response, model_of(span.attributes), _tokens(span)), [])
+    others = shown.setdefault((call.response_id, call.model, call.tokens), [])
     others.append(span)
     return any(
         each.trace_id != span.trace_id
@@ -288,7 +294,7 @@ def _parse_line(line: bytes, keys: Sequence[str], traces: Traces, place: str) ->
             traces.parents[span.key] = span.parent
             if span.is_boundary:
                 traces.boundaries.add(span.key)
-            if span.is_agent or span.is_model_call or span.is_tool:
+            if span.is_agent or span.call is not None or span.is_tool:
                 traces.spans[span.key] = span
         traces.lines += 1
     except ValueError as error:  # includes text that is not UTF-8
@@ -331,7 +337,7 @@ def _rows(
             if not around or around[0].key not in recorded:
                 yield TOOL_CALLS, _tool_row(span, around)
     # In order, as each portion adds up the invocations of its calls.
-    for span, around in sorted(traces.calls(), key=_place):
+    for span, call, around in sorted(traces.calls(), key=_place):
         # A live invocation has counted its calls, including those that its spans show differently.
         if span.key in recorded or (around and around[0].key in recorded):
             done.known_calls += 1
@@ -340,12 +346,12 @@ def _rows(
             # the call.
             if not around:
                 yield INVOCATIONS, _trace_row(span)
-            yield MODEL_CALLS, _call_row(span, around, prices)
+            yield MODEL_CALLS, _call_row(span, call, around, prices)
 
 
-def _place(call: tuple[Span, Sequence[Span]]) -> tuple[int, str, int]:
+def _place(shown: tuple[Span, ShownCall, Sequence[Span]]) -> tuple[int, str, int]:
     """Sort key of a call: the start of its invocation, then its end."""
-    span, around = call
+    span, _, around = shown
     first = around[0] if around else span
     return first.start_us, _id(first), span.end_us
 
@@ -428,11 +434,16 @@ def _text(value: object) -> str | None:
     return None if value is None else name(str(value))
 
 
-def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
-    record, usage = span.record, span.usage
-    model, provider = model_of(span.attributes), provider_of(span.attributes)
-    terms = terms_of(span.attributes, record.tier)
-    sale = billable_call(model, provider, usage, None, terms)
+def _call_row(span: Span, call: ShownCall, around: Sequence[Span], prices: Prices) -> Row:
+    record = call.record
+    kind, usage, estimated = counted(
+        record,
+        call.input_estimate,
+        call.answer_estimate,
+        failed=call.failed,
+        billed=not call.failed or call.answered,
+    )
+    sale = billable_call(call.model, call.provider, usage, None, call.terms)
     when = datetime.fromtimestamp(span.end_us / MICROSECONDS, timezone.utc)
     # Without tokens nothing is priced, and no price is missing.
     quote = prices.quote(sale, when) if usage.total else NO_QUOTE
@@ -440,15 +451,15 @@ def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
         **_owner(span, around),
         "at_us": span.end_us,
         "duration_us": span.end_us - span.start_us,
-        "model": name(model),
-        "provider": name(provider),
+        "model": name(call.model),
+        "provider": name(call.provider),
         "turn": None,
         "iteration": None,
         **tokens(usage),
         **tokens(record.reported, "reported_"),
         "reported_total_tokens": record.total,
-        "state": _state(span),
-        "estimated": record.sure != "measured" and usage.total > 0,
+        "state": state_of(kind, usage, estimated=estimated),
+        "estimated": is_estimate(usage, estimated=estimated),
         "price_pico": picodollars(quote.price),
         "cache_saved_pico": signed_picodollars(quote.cache_saved),
         "price_source": quote.source,
@@ -458,21 +469,6 @@ def _call_row(span: Span, around: Sequence[Span], prices: Prices) -> Row:
         "cache_write_1h_tokens": usage.cache_write_1h,
         **dict.fromkeys(("quota_operation", "quota_charges", "side", "after_tools", *FORMER_PRICE)),
     }
-
-
-def _state(span: Span) -> State:
-    """Return how the tokens of a call are known, in the terms of a live one."""
-    # A failed call may have been billed, which its tokens show.
-    if span.is_error and not span.record.usage.total:
-        return "failed"
-    if span.record.sure == "measured":
-        return "measured" if span.usage.total else "zero"
-    return "estimated" if span.usage.total else "unmeasured"
-
-
-def _tokens(span: Span) -> int:
-    """Return the tokens that a span reports."""
-    return span.record.usage.total
 
 
 def _tool_row(span: Span, around: Sequence[Span]) -> Row:

@@ -7,17 +7,23 @@ import binascii
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from otel_limits.bindings.known import span_names
-from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Usage, UsageRecord
-from otel_limits.otel import kinds, semconv
-from otel_limits.otel.kinds import BOUNDARIES, MODEL_CALLS, first_text, kind_of
+from otel_limits.otel import semconv
+from otel_limits.otel.kinds import (
+    AGENT_NAMES,
+    BOUNDARIES,
+    MODEL_CALLS,
+    OperationKind,
+    ShownCall,
+    first_text,
+    kind_of,
+    shown_call,
+)
 from otel_limits.otel.semconv import OPERATION
-from otel_limits.usage.fields import is_usage
-from otel_limits.usage.normaliser import completed, record_of_span
-from otel_limits.usage.span_texts import MAX_DEPTH, estimates_of_span
+from otel_limits.usage.span_texts import MAX_DEPTH
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8
@@ -40,7 +46,7 @@ SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
 ERROR_CODES: Final = (2, "STATUS_CODE_ERROR")
 
 SCOPES: Final = frozenset(names.scope for names in span_names())
-AGENT_SPANS: Final = tuple({names.agent for names in span_names()})
+AGENT_SPANS: Final = tuple({prefix for names in span_names() for prefix in names.invocations})
 """Prefixes of the names of their invocation spans."""
 EXECUTE_TOOL: Final = "execute_tool"
 """An operation of the conventions."""
@@ -53,7 +59,7 @@ FINISH_REASON: Final = "finish_reason"
 
 KEPT: Final = frozenset(
     {
-        *kinds.KEPT,
+        *AGENT_NAMES,
         TOOL_NAME,
         TOOL_STATUS,
         *SESSIONS,
@@ -65,7 +71,7 @@ KEPT: Final = frozenset(
         semconv.LIMIT_CONSUMED,
     }
 )
-"""Attributes that are read, in addition to usage. Prompts, arguments and results are in others."""
+"""Attributes that are kept. Prompts, arguments and results are in others."""
 
 SpanKey = tuple[str, str]
 """Trace ID and span ID."""
@@ -86,10 +92,11 @@ class Span:
     is_error: bool
     attributes: Mapping[str, Any]
     finish_reason: str | None
-    record: UsageRecord = NOTHING_REPORTED
-    """Usage of a model call, as reported."""
-    usage: Usage = NO_USAGE
-    """Tokens as counted, estimated from its texts if unreported."""
+    kind: OperationKind
+    is_tool: bool
+    """Whether it is a tool call of an agent."""
+    call: ShownCall | None
+    """The request to a provider that it shows, by any instrumentation."""
 
     @property
     def key(self) -> SpanKey:
@@ -104,29 +111,22 @@ class Span:
     @property
     def is_agent(self) -> bool:
         """Whether it is an invocation."""
-        is_named = self.name.startswith(AGENT_SPANS)
-        return is_named or kind_of(self.attributes, self.name) == "agent"
+        return self.kind == "agent"
 
     @property
     def is_boundary(self) -> bool:
         """Whether it may request model calls, so that its enclosing spans are not the same call."""
-        return self.is_agent or kind_of(self.attributes, self.name) in BOUNDARIES
-
-    @property
-    def is_model_call(self) -> bool:
-        """Whether it is a request to a provider, by any instrumentation."""
-        return not self.is_agent and kind_of(self.attributes, self.name) in MODEL_CALLS
+        return self.kind in BOUNDARIES
 
     @property
     def is_possible_call(self) -> bool:
         """Whether it is a model call only if there is none within it."""
-        return kind_of(self.attributes, self.name) == "possible call"
+        return self.kind == "possible call"
 
     @property
-    def is_tool(self) -> bool:
-        """Whether it is a tool call of an agent."""
-        # Only by the framework: other instrumentations may show a tool call again.
-        return self.scope in SCOPES and self.attributes.get(OPERATION) == EXECUTE_TOOL
+    def tokens(self) -> int:
+        """Tokens that it reports of its model call."""
+        return 0 if self.call is None else self.call.tokens
 
     def first(self, names: Sequence[str]) -> str | None:
         """Return the first of some attributes that is text."""
@@ -156,8 +156,7 @@ def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
             for scope in _list_in(resource, "scopeSpans"):
                 name = str(scope.get("scope", {}).get("name", ""))
                 for span in _list_in(scope, "spans"):
-                    found = _span(span, wanted, name)
-                    yield _with_usage(found, span) if found.is_model_call else found
+                    yield _span(span, wanted, name)
     except (
         ArithmeticError, AttributeError, KeyError, TypeError, RecursionError, binascii.Error,
     ) as error:  # fmt: skip
@@ -196,41 +195,36 @@ def _list_in(node: Mapping[str, Any], name: str) -> Sequence[Any]:
 def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
     # Some exporters write an empty string for a span without a parent.
     parent = span.get("parentSpanId") or None
+    name, is_error = str(span.get("name", "")), span.get("status", {}).get("code") in ERROR_CODES
+    attributes = _attributes(span)
+    events = [(str(each.get("name")), _attributes(each)) for each in span.get("events", ())]
+    # By name in any scope: collectors may drop or rename scopes.
+    kind = "agent" if name.startswith(AGENT_SPANS) else kind_of(attributes, name)
+    is_call = kind in MODEL_CALLS
     return Span(
         trace_id=_identity(span["traceId"], TRACE_BYTES),
         span_id=_identity(span["spanId"], SPAN_BYTES),
         parent_id=_identity(parent, SPAN_BYTES) if parent else None,
-        name=str(span.get("name", "")),
+        name=name,
         scope=scope,
         start_us=_time(span["startTimeUnixNano"]),
         end_us=_time(span["endTimeUnixNano"]),
-        is_error=span.get("status", {}).get("code") in ERROR_CODES,
-        attributes=_attributes(span.get("attributes", ()), wanted),
-        finish_reason=_finish_reason(span.get("events", ())),
+        is_error=is_error,
+        attributes={key: each for key, each in attributes.items() if key in wanted},
+        finish_reason=_finish_reason(events),
+        kind=kind,
+        # Only by the framework: other instrumentations may show a tool call again.
+        is_tool=scope in SCOPES and attributes.get(OPERATION) == EXECUTE_TOOL,
+        # Texts are read here only, and only as numbers; nothing of them is kept.
+        call=shown_call(attributes, scope, events, is_error=is_error) if is_call else None,
     )
 
 
-def _with_usage(span: Span, document: Mapping[str, Any]) -> Span:
-    """Add the usage of a model call."""
-    record = record_of_span(span.attributes, span.scope)
-    usage = record.usage
-    if record.sure != "measured":
-        # Texts are read here only, and only as numbers; nothing of them is kept.
-        sent, answer = estimates_of_span(
-            _all_attributes(document),
-            ((str(each.get("name")), _all_attributes(each)) for each in document.get("events", ())),
-            kinds.model_of(span.attributes),
-        )
-        # A failed call is billed if it has an answer.
-        if answer or not span.is_error:
-            usage = completed(record, sent, answer)
-    return replace(span, record=record, usage=usage)
-
-
-def _all_attributes(document: Mapping[str, Any]) -> dict[str, Any]:
-    listed = document.get("attributes", ())
+def _attributes(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        str(each["key"]): _attribute_value(each.get("value") or {}, MAX_DEPTH) for each in listed
+        # Protobuf leaves out what is unset.
+        str(each["key"]): _attribute_value(each.get("value") or {}, MAX_DEPTH)
+        for each in document.get("attributes", ())
     }
 
 
@@ -267,14 +261,6 @@ def _identity(text: str, size: int) -> str:
     return raw.hex()
 
 
-def _attributes(listed: Sequence[Mapping[str, Any]], wanted: frozenset[str]) -> dict[str, Any]:
-    return {
-        each["key"]: _scalar(each.get("value") or {})  # protobuf leaves out what is unset
-        for each in listed
-        if each["key"] in wanted or is_usage(each["key"])
-    }
-
-
 def _scalar(value: Mapping[str, Any]) -> Any:
     # Protobuf's JSON writes 64-bit integers as text.
     if "intValue" in value:
@@ -282,11 +268,7 @@ def _scalar(value: Mapping[str, Any]) -> Any:
     return next((value[kind] for kind in SCALARS if kind in value), None)
 
 
-def _finish_reason(events: Sequence[Mapping[str, Any]]) -> str | None:
+def _finish_reason(events: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
     """Return how the agent loop ended, from an event of the agent's span."""
-    for event in events:
-        if event.get("name") == CHOICE_EVENT:
-            found = _attributes(event.get("attributes", ()), frozenset({FINISH_REASON}))
-            if isinstance(reason := found.get(FINISH_REASON), str):
-                return reason
-    return None
+    reasons = (said.get(FINISH_REASON) for name, said in events if name == CHOICE_EVENT)
+    return next((each for each in reasons if isinstance(each, str)), None)

@@ -13,7 +13,15 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from otel_limits.core.events import Invocation, ModelCall, QuotaGrant, Started, Stop, ToolCall
+from otel_limits.core.events import (
+    CallKind,
+    Invocation,
+    ModelCall,
+    QuotaGrant,
+    Started,
+    Stop,
+    ToolCall,
+)
 from otel_limits.core.labels import clean
 from otel_limits.core.limits import Breach, Limits
 from otel_limits.core.usage import EXACT, Usage
@@ -182,8 +190,8 @@ def model_call_row(event: ModelCall) -> Row:
         **tokens(event.usage),
         **tokens(event.reported, "reported_"),
         "reported_total_tokens": _bounded(event.reported_total),
-        "state": state_of(event),
-        "estimated": is_estimate(event),
+        "state": state_of(event.kind, event.usage, estimated=event.estimated),
+        "estimated": is_estimate(event.usage, estimated=event.estimated),
         "price_pico": picodollars(event.price),
         "price_source": event.price_source,
         "price_version": event.price_version,
@@ -275,16 +283,16 @@ def _bounded(count: int | None) -> int | None:
     return None if count is None else min(count, MAX_INTEGER)
 
 
-def is_estimate(event: ModelCall) -> bool:
+def is_estimate(usage: Usage, *, estimated: bool) -> bool:
     """Return whether tokens were estimated."""
-    return event.estimated and event.usage.total > 0
+    return estimated and usage.total > 0
 
 
-def state_of(event: ModelCall) -> State:
+def state_of(kind: CallKind, usage: Usage, *, estimated: bool) -> State:
     """Return how the tokens of a call are known. See `estimated` for a failed call."""
-    if event.kind == "unmeasured":
-        return "estimated" if is_estimate(event) else "unmeasured"
-    return "zero" if event.kind == "zero_token" else event.kind
+    if kind == "unmeasured":
+        return "estimated" if is_estimate(usage, estimated=estimated) else "unmeasured"
+    return "zero" if kind == "zero_token" else kind
 
 
 def portions(rows: Iterable[Item], size: int) -> Iterator[list[Item]]:

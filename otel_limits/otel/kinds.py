@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from otel_limits.core.listings import vendor_at
 from otel_limits.core.regions import place_of
 from otel_limits.core.terms import STANDARD, PricingTerms
 from otel_limits.otel import semconv
 from otel_limits.usage import fields
+from otel_limits.usage.normaliser import record_of_span
+from otel_limits.usage.span_texts import estimates_of_span
+
+if TYPE_CHECKING:
+    from otel_limits.core.usage import UsageRecord
 
 OperationKind: TypeAlias = Literal["model call", "possible call", "agent", "tool", "other"]
 """A possible call is one unless there is a call within it."""
@@ -89,14 +95,12 @@ REGION: Final = "aws.region"
 ENDS: Final = ("", ".", "_", "/", " ")
 """Characters that may follow an operation: Semantic Kernel's is `chat.completions`."""
 
-KEPT: Final = frozenset(
-    {*(name for name, _ in MARKS), *MODELS, *PROVIDERS, *RESPONSE_IDS, *AGENT_NAMES, *TIERS}
-    | {ADDRESS, REGION}
-)
-
 
 def kind_of(attributes: Mapping[str, Any], name: str) -> OperationKind:
-    """Return the kind of a span, by its attributes, or else by its name."""
+    """Return the kind of a span, by its attributes, or else by its name.
+
+    A framework's own spans are recognized by their names alone: live, they have no attributes yet.
+    """
     for mark, kinds in MARKS:
         if (said := attributes.get(mark)) is not None:
             found = (
@@ -157,4 +161,63 @@ def terms_of(attributes: Mapping[str, Any], answered: str | None) -> PricingTerm
             () if address is None else (address,),
             set_as=() if region is None else (region,),
         ),
+    )
+
+
+# --- the model call that a span shows -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownCall:
+    """A model call as its span shows it, to live recording and to an import alike."""
+
+    model: str
+    provider: str
+    terms: PricingTerms
+    response_id: str | None
+    record: UsageRecord
+    input_estimate: int
+    answer_estimate: int
+    """Tokens of its texts; 0 if its usage is known."""
+    failed: bool
+
+    @property
+    def tokens(self) -> int:
+        """Reported tokens."""
+        return self.record.usage.total
+
+    @property
+    def answered(self) -> bool:
+        """Whether it has a part of an answer, so that it is billed even if it failed."""
+        return self.answer_estimate > 0
+
+
+def shown_call(
+    attributes: Mapping[str, Any],
+    scope: str,
+    events: Iterable[tuple[str, Mapping[str, Any]]],
+    *,
+    is_error: bool,
+) -> ShownCall:
+    """Return the model call that an ended span shows.
+
+    Args:
+        attributes: All attributes of the span.
+        scope: Its instrumentation scope.
+        events: Its events, each with its name and its attributes.
+        is_error: Whether it has the status ERROR.
+    """
+    record, model = record_of_span(attributes, scope), model_of(attributes)
+    is_known = record.sure == "measured"
+    sent, answer = (0, 0) if is_known else estimates_of_span(attributes, events, model)
+    return ShownCall(
+        model=model,
+        provider=provider_of(attributes),
+        terms=terms_of(attributes, record.tier),
+        response_id=first_text(attributes, RESPONSE_IDS),
+        record=record,
+        input_estimate=sent,
+        answer_estimate=answer,
+        # Reported tokens were billed, so the provider had accepted the call.
+        failed=is_error and not record.usage.total,
     )

@@ -9,22 +9,11 @@ from opentelemetry.trace import StatusCode, format_span_id
 
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.otel import semconv
-from otel_limits.otel.kinds import (
-    BOUNDARIES,
-    MODEL_CALLS,
-    RESPONSE_IDS,
-    first_text,
-    kind_of,
-    model_of,
-    provider_of,
-    terms_of,
-)
+from otel_limits.otel.kinds import BOUNDARIES, MODEL_CALLS, kind_of, shown_call
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.current import CURRENT, enclosing_call_of
 from otel_limits.runs.run import Run
 from otel_limits.runs.span_tree import UnreportedCall
-from otel_limits.usage.normaliser import record_of_span
-from otel_limits.usage.span_texts import estimates_of_span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
     from otel_limits.core.usage import UsageRecord
-    from otel_limits.otel.kinds import OperationKind
+    from otel_limits.otel.kinds import OperationKind, ShownCall
     from otel_limits.otel.span_names import SpanNames
     from otel_limits.runs.registry import RunRegistry
     from otel_limits.runs.span_tree import SpanNode
@@ -145,34 +134,33 @@ class LimitsSpanProcessor(SpanProcessor):
         if kind not in MODEL_CALLS or place.in_call or place.run.released:
             return kind
         scope = "" if span.instrumentation_scope is None else span.instrumentation_scope.name
-        record, response = record_of_span(attributes, scope), first_text(attributes, RESPONSE_IDS)
-        tokens, span_id = record.usage.total, span.context.span_id
+        events = ((event.name, event.attributes or {}) for event in span.events)
+        shown = shown_call(attributes, scope, events, is_error=is_error(span))
+        tokens, response, span_id = shown.tokens, shown.response_id, span.context.span_id
         if tokens and not self._runs.spans.claim_call(span_id, response, scope, tokens):
             return kind
         # A tracked request is counted there, and only completed here.
         if place.call is not None:
             if tokens:
-                _complete(place.call, record, span)
+                _complete(place.call, shown.record, span)
         elif tokens:
-            place.run.calls.settle(_call_of(span, attributes, record), record)
+            place.run.calls.settle(_call_of(shown, span), shown.record)
         else:
-            call, failed = _call_of(span, attributes, record), is_error(span)
-            place.unreported = UnreportedCall(call, record, place, scope, response, failed)
+            call = _call_of(shown, span)
+            place.unreported = UnreportedCall(
+                call, shown.record, place, scope, response, shown.failed
+            )
             place.run.calls.unreported.add(place.unreported)
         return kind
 
 
-def _call_of(span: ReadableSpan, attributes: dict[str, Any], record: UsageRecord) -> InFlightCall:
-    """Create a call from an ended span; it is never opened."""
-    call = InFlightCall(model_of(attributes), provider=provider_of(attributes))
-    call.terms = terms_of(attributes, record.tier)
+def _call_of(shown: ShownCall, span: ReadableSpan) -> InFlightCall:
+    """Create the call of an ended span; it is never opened."""
+    call = InFlightCall(shown.model, shown.input_estimate, shown.provider)
+    call.terms = shown.terms
     call.span_id = format_span_id(span.context.span_id)
-    if record.sure != "measured":
-        events = ((event.name, event.attributes or {}) for event in span.events)
-        estimates = estimates_of_span(attributes, events, call.model)
-        call.input_estimate, call.answer_estimate = estimates
-        # A failed call is billed if it has answered anything.
-        call.answered = call.answer_estimate > 0
+    call.answer_estimate = shown.answer_estimate
+    call.answered = shown.answered
     return call
 
 

@@ -33,7 +33,7 @@ from otel_limits.core.usage import EXACT, NO_COST, Usage, UsageRecord
 from otel_limits.runs.budget import ASSUMED_OUTPUT, Budget, Budgets, Reservation
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.dispatcher import EventDispatcher
-from otel_limits.usage.normaliser import combined, completed
+from otel_limits.usage.normaliser import combined, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -612,22 +612,19 @@ class CallTracker:
         if record is not None:
             call.record = record
         told = call.record
-        if failed:
-            kind: CallKind = "failed"
-        elif told.sure != "measured":
-            kind = "unmeasured"
-        else:
-            kind = "measured" if told.usage.total else "zero_token"
-        # Providers bill a failed call, too, once they have accepted it.
-        is_billed = not failed or aborted or call.answered
-        estimated = is_billed and told.sure != "measured"
-        counted = told.usage
-        if estimated and run.policy.unmeasured != "ignore":
-            counted = completed(told, call.input_estimate, call.output_estimate)
-        billable = call.billable(counted)
+        kind, usage, estimated = counted(
+            told,
+            call.input_estimate,
+            call.output_estimate,
+            failed=failed,
+            billed=not failed or aborted or call.answered,
+        )
+        if run.policy.unmeasured == "ignore":
+            usage = told.usage
+        billable = call.billable(usage)
         quote = run.services.quote(billable)
         retried = failed and not aborted
-        number = self._count(call, counted, quote, estimated=estimated, retried=retried)
+        number = self._count(call, usage, quote, estimated=estimated, retried=retried)
         if number is not None:
             self._publish(call, number, kind, billable, quote, estimated=estimated)
 

@@ -16,6 +16,7 @@ from otel_limits.usage.fields import Fields
 from otel_limits.usage.rules import rule_of_provider, rule_of_span
 
 if TYPE_CHECKING:
+    from otel_limits.core.events import CallKind
     from otel_limits.vendors.vendor import UsageRule
 
 HOLDERS: Final = ("usage", "usage_metadata", "usageMetadata", "metrics")
@@ -92,6 +93,33 @@ def _sum(usage: Usage, more: Usage) -> Usage:
         for name, known in both.items()
     }
     return Usage(**sums)
+
+
+def counted(
+    record: UsageRecord,
+    input_estimate: int,
+    output_estimate: int,
+    *,
+    failed: bool,
+    billed: bool,
+) -> tuple[CallKind, Usage, bool]:
+    """Return the kind of a call that has ended, its usage, and whether that is an estimate.
+
+    Args:
+        record: The reported usage.
+        input_estimate: Estimated tokens of the request.
+        output_estimate: Estimated tokens of the answer.
+        failed: The call ended without a response.
+        billed: The provider had accepted it: then it bills a failed call, too.
+    """
+    is_measured = record.sure == "measured"
+    is_estimated = billed and not is_measured
+    usage = completed(record, input_estimate, output_estimate) if is_estimated else record.usage
+    if failed:
+        return "failed", usage, is_estimated
+    if not is_measured:
+        return "unmeasured", usage, is_estimated
+    return "measured" if usage.total else "zero_token", usage, is_estimated
 
 
 def completed(record: UsageRecord, input_estimate: int, output_estimate: int) -> Usage:
