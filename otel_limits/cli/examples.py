@@ -30,7 +30,6 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "otel-limits ledger export": "otel-limits ledger export --format csv --output calls.csv",
     "otel-limits ledger import": "otel-limits ledger import spans.jsonl",
     "otel-limits ledger reprice": "otel-limits ledger reprice --since 30d",
-    "otel-limits ledger upgrade": "otel-limits ledger upgrade",
     "otel-limits ledger adopt": "otel-limits ledger adopt lost.spill --into ledger.db",
     "otel-limits ledger close": "otel-limits ledger close --month 2026-10 "
     "--after september.json > october.json",

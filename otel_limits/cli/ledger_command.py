@@ -27,7 +27,7 @@ from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
 
 HELP: Final = """\
-Maintain the ledger: prune, export, import, reprice, upgrade, merge.
+Maintain the ledger: prune, export, import, reprice, merge.
 """
 
 
@@ -76,8 +76,6 @@ def add(commands: Any) -> None:
     parser = add_ledger_command(group, "import", text, import_spans)
     parser.add_argument("files", nargs="+", type=file_name, metavar="FILE", help="OTLP JSON lines")
     reprice.add(group)
-    text = "Upgrade a ledger from an earlier version in place."
-    add_ledger_command(group, "upgrade", text, upgrade)
     text = "Import a spill file whose ledger was moved or deleted."
     parser = add_ledger_command(group, "adopt", text, adopt, option="--into")
     parser.add_argument("file", type=file_name, metavar="FILE", help="the spill file")
@@ -183,16 +181,6 @@ def import_spans(arguments: Namespace) -> int:
     # On standard error if nothing was imported: scripts see the exit status, people the reason.
     (sys.stderr if done.has_no_call else sys.stdout).write(f"{done}\n")
     return int(done.has_no_call)
-
-
-def upgrade(arguments: Namespace) -> int:
-    """Upgrade a ledger."""
-    from otel_limits.ledger.upgrades import CURRENT
-
-    with open_ledger(arguments) as database, working("Upgrading"):
-        database.engine()
-        sys.stdout.write(f"{database.address} has schema version {CURRENT}.\n")
-    return 0
 
 
 def adopt(arguments: Namespace) -> int:

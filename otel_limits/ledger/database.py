@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.ledger import files
 from otel_limits.ledger.engines import make_engine, prepare, writing
 from otel_limits.ledger.insertion import write_rows
-from otel_limits.ledger.upgrades import UPGRADES, Upgrade, require_version
+from otel_limits.ledger.schema_version import require_version
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -28,10 +28,9 @@ class Database:
 
     Args:
         address: Where it is.
-        upgrades: The upgrades from each schema version to the next.
     """
 
-    def __init__(self, address: Address, upgrades: Sequence[Upgrade] = UPGRADES) -> None:
+    def __init__(self, address: Address) -> None:
         """Import what opening needs, so that no fork can happen during that; open nothing yet."""
         # A child forked while another thread imports would wait forever for the import lock. Only
         # the required dialect: each takes 50 ms.
@@ -40,7 +39,6 @@ class Database:
         if address.file is None:
             importlib.import_module("psycopg")
         self.address = address
-        self._upgrades = upgrades
         self._engine: sa.Engine | None = None
         self._identity: tuple[int, ...] | None = None
 
@@ -70,7 +68,7 @@ class Database:
         if self._has_moved():
             self.close()
         with self.changing() as connection:
-            require_version(connection, self._upgrades)
+            require_version(connection)
             return write_rows(connection, rows)
 
     @contextlib.contextmanager
@@ -86,11 +84,11 @@ class Database:
             yield connection
 
     def engine(self) -> sa.Engine:
-        """Return the engine, opened and migrated on first use."""
+        """Return the engine, opened on first use, with its tables."""
         if self._engine is None:
             engine = make_engine(self.address)
             try:
-                prepare(engine, self._upgrades)
+                prepare(engine)
             except BaseException:
                 engine.dispose()
                 raise

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
 from otel_limits.core.secrets import redact_error, redact_secrets, secrets_in
 from otel_limits.ledger import files
-from otel_limits.ledger.upgrades import Upgrade, migrate, refuse_newer, version_of
+from otel_limits.ledger.schema_version import create_tables, has_tables
 
 if TYPE_CHECKING:
     import psycopg
@@ -93,22 +93,20 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield connection
 
 
-def prepare(engine: sa.Engine, upgrades: Sequence[Upgrade]) -> None:
-    """Migrate the tables unless they are current.
+def prepare(engine: sa.Engine) -> None:
+    """Create the tables if there are none.
 
     Raises:
         LedgerError: They are of another version. Then the database is unchanged.
     """
-    # They nearly always are current, and reading takes no lock.
+    # There nearly always are, and reading takes no lock.
     with engine.connect() as connection:
-        found = version_of(connection)
-    refuse_newer(found, len(upgrades) + 1)
+        is_new = not has_tables(connection)
     if engine.dialect.name == "sqlite":
         _set_up_file(engine)
-    if found == len(upgrades) + 1:
-        return
-    with writing(engine) as connection:
-        migrate(connection, upgrades)
+    if is_new:
+        with writing(engine) as connection:
+            create_tables(connection)
 
 
 def _redact_errors(url: str) -> Callable[[sa.engine.ExceptionContext], None]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from otel_limits.core.errors import LedgerError, LedgerMovedError, NewerLedgerError
+from otel_limits.core.errors import LedgerError, LedgerMovedError
 from otel_limits.ledger.engines import BUSY_SECONDS, make_engine
+from otel_limits.ledger.schema_version import create_tables, has_tables
 from otel_limits.ledger.spill import SpillFiles
-from otel_limits.ledger.upgrades import CURRENT, migrate, version_of
 from otel_limits.ledger.waiting_rows import WaitingRows, restore_waiting_rows
 
 if TYPE_CHECKING:
@@ -38,22 +38,23 @@ def open_for_query(address: Address) -> Iterator[tuple[sa.Connection, WaitingRow
         LedgerError: There is none, or its schema version is not this program's.
     """
     waiting = WaitingRows()
-    if SpillFiles(address).files() and _version(address) in (0, CURRENT):
+    if SpillFiles(address).files():
+        _refuse_other_version(address)
         waiting = restore_waiting_rows(address)
     with contextlib.ExitStack() as stack:
         connection = _connection(address, stack, has_spilled=bool(waiting.files))
-        if version_of(connection) == 0 and waiting.files:
+        if waiting.files and not has_tables(connection):
             # The spill files prove that it is a ledger whose tables could not be created yet.
             connection = _connected(_empty_engine(), stack)
-        require_current(connection, address)
+        require_tables(connection, address)
         yield connection, waiting
 
 
-def _version(address: Address) -> int:
-    """Return the version of a ledger with spill files, 0 if it has no tables yet."""
+def _refuse_other_version(address: Address) -> None:
+    """Check that a ledger with spill files, which may have no tables yet, is of this version."""
+    # If it moved, a process of this version has opened it.
     with contextlib.suppress(LedgerMovedError), contextlib.ExitStack() as stack:
-        return version_of(_connection(address, stack, has_spilled=True))
-    return CURRENT  # a process of this version has opened it
+        has_tables(_connection(address, stack, has_spilled=True))
 
 
 def _connection(
@@ -82,7 +83,7 @@ def _empty_engine() -> sa.Engine:
     """Create an in-memory ledger without rows."""
     engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
     with engine.begin() as connection:
-        migrate(connection)
+        create_tables(connection)
     return engine
 
 
@@ -133,28 +134,19 @@ def require_ledger(address: Address) -> None:
     with contextlib.suppress(LedgerMovedError), contextlib.ExitStack() as stack:
         engine = make_engine(address) if address.file is None else _file_engine(address.file, stack)
         stack.callback(engine.dispose)
-        if version_of(stack.enter_context(engine.connect())) == 0:
-            raise LedgerError(f"The database {address} contains no ledger.")
+        require_tables(stack.enter_context(engine.connect()), address)
 
 
-def require_current(connection: sa.Connection, address: Address) -> None:
+def require_tables(connection: sa.Connection, address: Address) -> None:
     """Check that there is a ledger of this schema version.
 
     Raises:
         LedgerError: There is none.
     """
-    found = version_of(connection)
-    if found == 0:
+    if not has_tables(connection):
         # An empty database may belong to another application, and a query must not create tables in
         # it.
         raise LedgerError(f"The database {address} contains no ledger.")
-    if found > CURRENT:
-        raise NewerLedgerError(found, CURRENT)
-    if found < CURRENT:
-        raise LedgerError(
-            f"The ledger {address} has schema version {found}, and this otel-limits reads version "
-            f"{CURRENT}. Run: otel-limits ledger upgrade --ledger {address}"
-        )
 
 
 # --- read-only SQLite ----------------------------------------------------------------------------

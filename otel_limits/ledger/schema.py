@@ -29,7 +29,7 @@ VERSIONS: Final = sa.Table(
     "otel_limits_schema",
     METADATA,
     sa.Column("version", BIG, nullable=False),
-    # The otel-limits that created the tables or upgraded them last.
+    # The otel-limits that created the tables.
     sa.Column("written_by", TEXT, nullable=False),
 )
 

@@ -58,7 +58,7 @@ def restore_waiting_rows(address: Address) -> WaitingRows:
     now or later.
 
     Raises:
-        LedgerError: A later version has upgraded the ledger.
+        LedgerError: The ledger is of another schema version.
     """
     spill = SpillFiles(address)
     waiting = WaitingRows(reason=write_error(address) or "")

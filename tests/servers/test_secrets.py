@@ -161,7 +161,7 @@ def with_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (PostgreSQL, "audit spend", "OTEL_LIMITS_LEDGER=postgresql://bob:{}@{}/ledger"),
         (
             PostgreSQL,
-            "ledger upgrade",
+            "ledger reprice",
             "OTEL_LIMITS_LEDGER=postgresql://{1}/ledger?user=bob&password={0}",
         ),
         (PostgreSQL, "doctor", "OTEL_LIMITS_LEDGER=postgresql://bob:{}@{}/ledger"),

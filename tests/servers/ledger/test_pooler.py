@@ -167,7 +167,6 @@ def test_waiting_rows_are_seen_behind_a_pooler(
 
 COMMANDS: tuple[list[str], ...] = (
     ["check"],
-    ["ledger", "upgrade"],
     ["ledger", "reprice"],
     ["ledger", "end-lost", "--older-than", "1d"],
     ["ledger", "close", "--until", "2025-11-01"],

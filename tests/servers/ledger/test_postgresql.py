@@ -25,8 +25,8 @@ from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.proof import balance
 from otel_limits.ledger.reading import open_for_query
+from otel_limits.ledger.schema_version import UNRELEASED
 from otel_limits.ledger.spill import SpillFiles, restore_spilled
-from otel_limits.ledger.upgrades import CURRENT, UNRELEASED
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger import otlp
@@ -37,7 +37,6 @@ from tests.paths import ROOT
 from tests.postgresql import PROGRAMS
 from tests.programs.ledger.test_durability import record_from_processes
 from tests.unit.ledger.test_durability import rows_of
-from tests.unit.ledger.test_upgrade import open_as_later_version
 from tests.unit.ledger.test_waiting import check_equivalence
 
 if TYPE_CHECKING:
@@ -508,17 +507,6 @@ def test_rows_wait_for_a_server_that_is_down(
     assert sum(restore_spilled(opened, spill)) == len(waiting) > 0
     opened.close()
     assert server.ask(database, "SELECT count(*) FROM otel_limits_model_calls") == [(2,)]
-
-
-def test_a_ledger_is_upgraded_in_place(
-    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By the first program of the later version that records; its answer is the same as before."""
-    address = parse("test", server.url(database), tmp_path / "data")
-    write(address, *(Entry(agent=f"a{n % 3}", at=NINE + n * DAY) for n in range(9)))
-    open_as_later_version(address)
-    assert server.ask(database, "SELECT version FROM otel_limits_schema") == [(CURRENT + 1,)]
-    assert server.ask(database, "SELECT count(note) FROM otel_limits_invocations") == [(0,)]
 
 
 def test_an_unreleased_ledger_is_refused(

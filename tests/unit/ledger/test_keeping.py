@@ -21,7 +21,7 @@ from strands import Agent, tool
 import otel_limits
 from otel_limits import Limits, enable
 from otel_limits.cli import main
-from otel_limits.ledger import imports, reading, upgrades
+from otel_limits.ledger import imports, reading, schema_version
 from otel_limits.ledger.database import Database
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.ledger import otlp
@@ -415,17 +415,17 @@ def test_ledger_that_another_process_opens_is_pruned(
 ) -> None:
     """Several hosts prune at the same hour: none may fail because another one began."""
     write(ledger.address, Entry())
-    version_of = upgrades.version_of
+    has_tables = schema_version.has_tables
     others = []
 
-    def opened_elsewhere(connection: Any) -> int:
-        found = version_of(connection)
+    def opened_elsewhere(connection: Any) -> bool:
+        found = has_tables(connection)
         others.append(Book(ledger.address, first=9))
         others[-1].write(Entry())
         eventually(ledger.path.with_name("ledger.db-wal").exists)
         return found
 
-    monkeypatch.setattr(reading, "version_of", opened_elsewhere)
+    monkeypatch.setattr(reading, "has_tables", opened_elsewhere)
     assert main(["ledger", "prune", "--older-than", "1d"]) == 0
     assert "invocation" in capsys.readouterr().out
     for book in others:

@@ -29,7 +29,7 @@ COLUMNS: Final = (
     *("reported_cache_read_tokens", "reported_cache_write_tokens", "cache_write_1h_tokens"),
     *("price_pico", "cache_saved_pico", "price_source", "price_basis"),
 )
-"""What a span says of its call. Only a live call has a number and a turn."""
+"""Columns that follow from the span. Only a live call has a number and a turn."""
 
 SCOPES: Final = (
     "openinference.instrumentation.openai",
@@ -45,7 +45,6 @@ KINDS: Final[tuple[dict[str, Any], ...]] = (
     {"langfuse.observation.type": "generation"},
     {},
 )
-BOUNDARIES: Final = ("TOOL", "CHAIN")
 COUNTS: Final = st.none() | st.integers(-1, 2_000) | st.sampled_from(["x", 7.0, 2**70])
 TEXT: Final = st.sampled_from([None, "", "In the storm, ten ships came in."])
 MAYBE: Final = {
@@ -69,18 +68,18 @@ MAYBE: Final = {
 
 
 class Shown:
-    """A span, with all that it says, and the spans within it."""
+    """A span with its attributes, and the spans within it."""
 
-    def __init__(self, name: str, scope: str, said: dict[str, Any], **more: Any) -> None:
+    def __init__(self, name: str, scope: str, attributes: dict[str, Any], **more: Any) -> None:
         self.name, self.scope = name, scope
-        self.said = {key: value for key, value in said.items() if value is not None}
+        self.attributes = {key: value for key, value in attributes.items() if value is not None}
         self.is_failed: bool = more.get("is_failed", False)
         self.within: list[Shown] = more.get("within", [])
 
     def grow(self) -> None:
-        """Make it."""
+        """Start and end the span."""
         tracer = trace.get_tracer(self.scope)
-        with tracer.start_as_current_span(self.name, attributes=self.said) as span:
+        with tracer.start_as_current_span(self.name, attributes=self.attributes) as span:
             for each in self.within:
                 each.grow()
             if self.is_failed:
@@ -88,26 +87,28 @@ class Shown:
 
     def __repr__(self) -> str:
         """Show it in a failing example."""
-        return f"{self.name}[{self.scope}]{self.said}{'!' * self.is_failed}{self.within or ''}"
+        return (
+            f"{self.name}[{self.scope}]{self.attributes}{'!' * self.is_failed}{self.within or ''}"
+        )
 
 
 @st.composite
 def calls(draw: st.DrawFn, depth: int = 2) -> Shown:
     """A model call, shown by up to three spans within each other that agree on its tokens."""
-    said = draw(st.fixed_dictionaries({}, optional=MAYBE))
+    attributes = draw(st.fixed_dictionaries({}, optional=MAYBE))
     scope, is_failed = draw(st.sampled_from(SCOPES)), draw(st.booleans())
     name = draw(st.sampled_from(["chat m", "call"]))
     within = draw(st.lists(boundaries(depth - 1), max_size=1)) if depth else []
     kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3))
     for kind in kinds:
-        shown = Shown(name, scope, {**said, **kind}, is_failed=is_failed, within=within)
+        shown = Shown(name, scope, {**attributes, **kind}, is_failed=is_failed, within=within)
         within = [shown]
     return shown
 
 
 @st.composite
 def boundaries(draw: st.DrawFn, depth: int) -> Shown:
-    """A tool, which makes calls of its own."""
+    """A tool, which makes its own calls."""
     return Shown(
         "tool",
         "openinference.instrumentation.langchain",
@@ -127,7 +128,7 @@ def boundaries(draw: st.DrawFn, depth: int) -> Shown:
 def test_rows_of_one_span_are_the_same_live_and_imported(
     shown: list[Shown], ledger: LedgerFile, tmp_path: Path, spans: InMemorySpanExporter
 ) -> None:
-    """Whatever the span says: kind, model, usage, tier, texts and status are read by one rule."""
+    """One rule reads kind, model, usage, tier, texts and status."""
     spans.clear()
     imported = type(ledger)(tmp_path / "imported.db")
     for path in (ledger.path, imported.path):
@@ -154,10 +155,12 @@ def test_realtime_session_is_imported_as_an_invocation(
     ledger: LedgerFile, tmp_path: Path, spans: InMemorySpanExporter
 ) -> None:
     """As it is live: its span has the sums of its calls, and is not a call itself."""
-    said = {"gen_ai.operation.name": "bidi_session", "gen_ai.agent.name": "voice"}
+    attributes = {"gen_ai.operation.name": "bidi_session", "gen_ai.agent.name": "voice"}
     used = {"gen_ai.request.model": "m", "gen_ai.usage.input_tokens": 9}
     call = Shown("call", "app", {**KINDS[0], **used})
-    Shown("bidi_session voice", "strands.telemetry.tracer", {**said, **used}, within=[call]).grow()
+    Shown(
+        "bidi_session voice", "strands.telemetry.tracer", {**attributes, **used}, within=[call]
+    ).grow()
     file = tmp_path / "spans.jsonl"
     file.write_text(line(spans.get_finished_spans()))
     assert main(["ledger", "import", str(file)]) == 0

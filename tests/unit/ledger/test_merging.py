@@ -203,7 +203,7 @@ def test_damaged_target_is_named(
     [
         (["merge", "OTHER", "--into", "/dev/null"], "--into"),
         (["merge", "/dev/null"], "OTHER"),
-        (["upgrade", "--ledger", "/dev/null"], "--ledger"),
+        (["reprice", "--ledger", "/dev/null"], "--ledger"),
     ],
     ids=lambda each: each if isinstance(each, str) else each[0],
 )

@@ -1,4 +1,4 @@
-"""Ledgers of another schema version: upgraded in place, or refused and left as they are."""
+"""Ledgers of another schema version are refused and left as they are."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.cli import main
-from otel_limits.ledger import engines, reading
+from otel_limits.ledger import engines
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.reading import is_damaged
-from otel_limits.ledger.upgrades import CURRENT, UNRELEASED, UPGRADES
+from otel_limits.ledger.schema_version import CURRENT, UNRELEASED
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 from tests.ledger.fixtures import LedgerFile
 from tests.price_list import listed
@@ -24,10 +24,7 @@ from tests.price_list import listed
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sqlalchemy import Connection, Engine
-
-    from otel_limits.ledger.address import Address
-    from otel_limits.ledger.upgrades import Upgrade
+    from sqlalchemy import Engine
 
 TABLES = ("invocations", "attributes", "model_calls", "tool_calls", "quota_changes")
 
@@ -47,18 +44,6 @@ ENTRIES = [
     )
     for n in range(1, 30)
 ]
-
-
-def add_note(connection: Connection) -> None:
-    """Upgrade to a version that only these tests have: an invocation has a note."""
-    connection.exec_driver_sql("ALTER TABLE otel_limits_invocations ADD COLUMN note TEXT")
-
-
-def open_as_later_version(address: Address, upgrade: Upgrade = add_note) -> None:
-    """Open a ledger as the version after this one does that records."""
-    database = Database(address, [*UPGRADES, upgrade])
-    database.engine()
-    database.close()
 
 
 def answer(capsys: pytest.CaptureFixture[str], *query: str) -> Any:
@@ -100,44 +85,12 @@ def contents(ledger: LedgerFile) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def test_upgraded_ledger_answers_as_before(
-    ledger: LedgerFile,
-    truth: Any,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_concurrent_openers_create_the_tables_once(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An upgrade keeps every row, and every figure to the last digit."""
-    before = contents(ledger)
-    assert len(before["model_calls"]) == 3 * len(ENTRIES)
-    open_as_later_version(ledger.address)
-    monkeypatch.setattr(reading, "CURRENT", CURRENT + 1)
-    assert answer(capsys, *SPEND) == truth
-    assert (contents(ledger), version(ledger)) == (before, CURRENT + 1)
-    assert "noteTEXT" in schema(ledger)["otel_limits_invocations"]
-
-
-def test_query_of_an_earlier_version_names_the_upgrade_command(
-    ledger: LedgerFile,
-    truth: Any,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A query never writes to a ledger, so it cannot upgrade it."""
-    before = ledger.path.read_bytes()
-    monkeypatch.setattr(reading, "CURRENT", CURRENT + 1)
-    assert main(["audit", *SPEND]) == 2
-    assert f"otel-limits ledger upgrade --ledger {ledger.path}" in capsys.readouterr().err
-    assert ledger.path.read_bytes() == before
-    assert main(["ledger", "upgrade", "--ledger", str(ledger.path)]) == 0
-
-
-def test_concurrent_openers_upgrade_once(
-    ledger: LedgerFile, truth: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both read the earlier version before either upgrades; the second finds the work done."""
+    """Both find no tables before either creates them; the second finds the work done."""
     both_have_looked = threading.Barrier(2)
     writing = engines.writing
-    done: list[str] = []
 
     @contextmanager
     def together(engine: Engine) -> Iterator[Any]:
@@ -145,29 +98,28 @@ def test_concurrent_openers_upgrade_once(
         with writing(engine) as connection:
             yield connection
 
-    def upgrade(connection: Connection) -> None:
-        done.append("upgraded")
-        add_note(connection)
-
     def open_it() -> None:
-        open_as_later_version(ledger.address, upgrade)
-        done.append("opened")
+        with closing(Database(ledger.address)) as database:
+            database.engine()
+            opened.append(ledger.path)
 
+    opened: list[Path] = []
     monkeypatch.setattr(engines, "writing", together)
     threads = [threading.Thread(target=open_it) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(done) == ["opened", "opened", "upgraded"]
-    assert version(ledger) == CURRENT + 1
+    assert len(opened) == 2
+    assert version(ledger) == CURRENT
 
 
 def test_newer_ledger_is_refused_and_left_unchanged(
     ledger: LedgerFile, truth: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The message names both versions and what to install."""
-    open_as_later_version(ledger.address)
+    with closing(sqlite3.connect(ledger.path)) as connection, connection:
+        as_later(connection)
     before = schema(ledger), contents(ledger)
     assert main(["audit", *SPEND]) == 2
     assert capsys.readouterr().err == (
@@ -192,7 +144,11 @@ def test_unreleased_ledger_is_refused_and_left_unchanged(
 ) -> None:
     """Its numbers are the same as those of releases to come, and mean something else."""
     before = schema(unreleased), contents(unreleased)
-    for command in (["audit", *SPEND], ["ledger", "upgrade"], ["ledger", "reprice"]):
+    for command in (
+        ["audit", *SPEND],
+        ["ledger", "end-lost", "--older-than", "1d"],
+        ["ledger", "reprice"],
+    ):
         assert main(command) == 2
         assert capsys.readouterr().err == f"otel-limits: {UNRELEASED}\n"
     assert (schema(unreleased), contents(unreleased)) == before
@@ -238,7 +194,7 @@ def as_version(version: object) -> Callable[[sqlite3.Connection], None]:
 IMPOSSIBLE = (-1, 0, 1.5, "x", "", b"\x01")
 
 CHANGES = (
-    ("ledger", "upgrade"), ("ledger", "reprice"), ("ledger", "prune", "--older-than", "1d"),
+    ("ledger", "reprice"), ("ledger", "prune", "--older-than", "1d"),
     ("ledger", "end-lost", "--older-than", "1d"), ("audit", "verify"), ("audit", *SPEND),
     ("ledger", "export", "--format", "csv"), ("ledger", "close", "--month", "2025-10"),
 )  # fmt: skip
@@ -277,7 +233,7 @@ def test_impossible_version_is_that_of_a_development_version(
         as_version(version)(connection)
         connection.commit()
     capsys.readouterr()
-    for command in (("audit", "spend"), ("audit", "verify"), ("ledger", "upgrade")):
+    for command in (("audit", "spend"), ("audit", "verify"), ("ledger", "reprice")):
         assert main([*command]) == 2
         assert capsys.readouterr().err == f"otel-limits: {UNRELEASED}\n"
 
