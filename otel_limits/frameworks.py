@@ -4,13 +4,14 @@ A distribution names the object of its binding in the entry point group `otel_li
 """
 
 from otel_limits.bindings.base_framework import BaseFramework
-from otel_limits.bindings.framework import Gap
-from otel_limits.bindings.invocation import (
-    InvocationInProgress,
-    ToolAnswer,
+from otel_limits.bindings.followed_runs import (
     follow_run,
     follow_run_async,
+    follow_run_parts,
+    follow_run_parts_async,
 )
+from otel_limits.bindings.framework import Gap
+from otel_limits.bindings.invocation import InvocationInProgress, ToolAnswer
 from otel_limits.bindings.model_call import (
     ModelCallInProgress,
     follow,
@@ -41,6 +42,8 @@ __all__ = [
     "follow_parts_async",
     "follow_run",
     "follow_run_async",
+    "follow_run_parts",
+    "follow_run_parts_async",
     "follow_tool",
     "follow_tool_async",
     "measured",

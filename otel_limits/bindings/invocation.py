@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -223,7 +222,7 @@ class InvocationInProgress(Admission):
             otel_context.detach(attached)
             CURRENT.reset(entered)
 
-    # --- what a binding says of its framework, for `follow_run` -----------------------------------
+    # --- what a binding says of its framework, for `followed_runs` --------------------------------
 
     def reason_of(self, result: Any) -> str:  # noqa: ARG002  not every framework has words for it
         """Return the framework's reason for the end of an agent that has not been halted.
@@ -249,6 +248,14 @@ class InvocationInProgress(Admission):
             asked: The question, as JSON values. `question` is its text.
         """
         return None
+
+    def is_result(self, part: Any) -> bool:  # noqa: ARG002  a run may yield texts only
+        """Return whether a part of a run that yields parts is its result."""
+        return False
+
+    def parts_of(self, result: Any) -> Iterable[Any]:
+        """Return the last parts of a halted run that yields parts; by default, its result."""
+        return (result,)
 
     def with_marker(self, result: Any, marker: Mapping[str, Any]) -> Any:  # noqa: ARG002
         """Return the result of a halted agent with the stop, where `marker_of` finds it.
@@ -479,67 +486,6 @@ class InvocationInProgress(Admission):
     @suppress_errors("binding")
     def _finish_run(self, reason: str) -> None:
         self.run.finish(reason)
-
-
-def follow_run(begin: Callable[..., InvocationInProgress | None]) -> Callable[[Any], Any]:
-    """Follow a method that runs an agent, from its start to its end.
-
-    Args:
-        begin: Begins an invocation, with the arguments of the method; `None` if there are no
-            limits.
-    """
-    guarded = suppress_errors("binding")(begin)
-
-    def wrap(original: Any) -> Any:
-        @functools.wraps(original)
-        def run(*args: Any, **options: Any) -> Any:
-            if (invocation := guarded(*args, **options)) is None:
-                return original(*args, **options)
-            failure: Exception | None = None
-            try:
-                with invocation:
-                    try:
-                        result = original(*args, **options)
-                    except BaseException as error:  # noqa: BLE001  raised again if it is not ours
-                        return invocation.end_by(error)
-                return invocation.succeed(result)
-            except Exception as error:
-                failure = error
-                raise
-            finally:
-                invocation.finish_after(failure)
-
-        return run
-
-    return wrap
-
-
-def follow_run_async(begin: Callable[..., InvocationInProgress | None]) -> Callable[[Any], Any]:
-    """Do the same as `follow_run` for a coroutine method."""
-    guarded = suppress_errors("binding")(begin)
-
-    def wrap(original: Any) -> Any:
-        @functools.wraps(original)
-        async def run(*args: Any, **options: Any) -> Any:
-            if (invocation := guarded(*args, **options)) is None:
-                return await original(*args, **options)
-            failure: Exception | None = None
-            try:
-                with invocation:
-                    try:
-                        result = await original(*args, **options)
-                    except BaseException as error:  # noqa: BLE001  raised again if it is not ours
-                        return invocation.end_by(error)
-                return invocation.succeed(result)
-            except Exception as error:
-                failure = error
-                raise
-            finally:
-                invocation.finish_after(failure)
-
-        return run
-
-    return wrap
 
 
 P = TypeVar("P", bound=InvocationInProgress)

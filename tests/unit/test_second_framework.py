@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import re
@@ -18,20 +19,26 @@ from otel_limits.bindings import known
 from otel_limits.bindings.class_patches import Patches
 from otel_limits.bindings.third_party import EntryPoint, ThirdPartyFramework
 from otel_limits.core.policy import Policy
-from otel_limits.frameworks import follow, follow_parts, follow_run, follow_tool
+from otel_limits.frameworks import (
+    follow,
+    follow_parts,
+    follow_run,
+    follow_run_parts,
+    follow_run_parts_async,
+    follow_tool,
+)
 from otel_limits.ledger.address import parse
+from otel_limits.runs.current import current
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import Runtime
 from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.table import Settings
 from otel_limits.testing import FakeTime
-from tests.bots import Bot, Model, Reply
+from tests.bots import Bot, Ending, Model, Reply
 from tests.second_framework import BOTS, BotCall, BotRun, BotTool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.bots import Ending
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 ROOT = Path(otel_limits.__file__).parent
 
@@ -329,6 +336,234 @@ def test_framework_that_blocks_its_thread_is_limited(
         patches.restore()
     assert (reason, one.model.calls) == ("raised" if action == "raise" else "max_turns", 3)
     assert [each["by"] for each in one.said] == ["user", *["tool"] * 3, "bot"]
+
+
+class TalkingModel(BlockingModel):
+    """A model that requests a tool in its first answers, if it has one."""
+
+    def __init__(self, most: int = 9) -> None:
+        self.most = most
+
+    def answer(self, messages: Any, tools: Any) -> Reply:
+        """Answer a conversation."""
+        reply = super().answer(messages, tools)
+        return reply if tools and self.calls <= self.most else Reply("an answer", (), (10, 5))
+
+    async def ask(self, messages: Any, tools: Any) -> Reply:
+        """Do the same as a coroutine."""
+        return self.answer(messages, tools)
+
+
+class TalkingBot(BlockingBot):
+    """A bot whose run yields its answers, and then its ending; its reader may send it a text."""
+
+    def talk(self, text: Any) -> Iterator[Any]:
+        """Run in a thread that may block."""
+        self.said.append({"by": "user", "text": str(text)})
+        reply = Reply(tools=[("", "", "")])
+        while reply.tools:
+            reply = self.model.answer(self.said, list(self.tools))
+            yield from self.show(reply)
+            for identity, name, argument in reply.tools:
+                result = self.call(identity, name, argument)
+                self.said.append({"by": "tool", "id": identity, "text": result})
+        yield Ending("done", {"by": "bot", "text": reply.text})
+
+    async def talk_async(self, text: Any) -> AsyncIterator[Any]:
+        """Do the same with an event loop."""
+        self.said.append({"by": "user", "text": str(text)})
+        reply = Reply(tools=[("", "", "")])
+        while reply.tools:
+            reply = await self.model.ask(self.said, list(self.tools))
+            try:
+                sent = yield reply.text
+            except TimeoutError:
+                sent = "too late"
+            self.said += [] if sent is None else [{"by": "user", "text": sent}]
+            for identity, name, argument in reply.tools:
+                result = await self.use(identity, name, argument)
+                self.said.append({"by": "tool", "id": identity, "text": result})
+        yield Ending("done", {"by": "bot", "text": reply.text})
+
+    def show(self, reply: Reply) -> Iterator[Any]:
+        """Yield a text, and add what the reader sends."""
+        try:
+            sent = yield reply.text
+        except TimeoutError:
+            sent = "too late"
+        self.said += [] if sent is None else [{"by": "user", "text": sent}]
+
+
+class TalkingRun(BotRun):
+    """One run of such a bot."""
+
+    def is_result(self, part: Any) -> bool:
+        """The ending is the only part that is no text."""
+        return isinstance(part, Ending)
+
+
+@pytest.fixture
+def talking(runtime: Runtime) -> Iterator[Runtime]:
+    """A runtime of bots whose runs yield parts."""
+    patches = Patches()
+    patches.wrap(TalkingBot, "talk", follow_run_parts(TalkingRun.begin))
+    patches.wrap(TalkingBot, "talk_async", follow_run_parts_async(TalkingRun.begin))
+    patches.wrap(BlockingBot, "call", follow_tool(BotTool.begin))
+    patches.wrap(TalkingModel, "answer", follow(BotCall.begin))
+    yield runtime
+    patches.restore()
+
+
+async def step(parts: Any, way: str = "next", *args: Any) -> Any:
+    """Read a part of a run, or do something else with its generator."""
+    if hasattr(parts, "aclose"):
+        return await getattr(parts, "__anext__" if way == "next" else f"a{way}")(*args)
+    try:
+        return getattr(parts, "__next__" if way == "next" else way)(*args)
+    except StopIteration:
+        raise StopAsyncIteration from None
+
+
+async def read(parts: Any) -> list[Any]:
+    """Read all parts."""
+    found = []
+    with contextlib.suppress(StopAsyncIteration):
+        while True:
+            found.append(await step(parts))
+    return found
+
+
+TALKS: Final = ["talk", "talk_async"]
+
+
+def talking_bot(method: str, most: int = 9) -> tuple[Any, Any]:
+    """Return a bot, and its run."""
+    one = TalkingBot("bob", TalkingModel(most), {"look": look})
+    return one, getattr(one, method)("go")
+
+
+@pytest.mark.parametrize("method", TALKS)
+def test_run_that_yields_parts_is_limited(talking: Runtime, method: str) -> None:
+    """It ends with the result of the halt as its last part."""
+    talking.start(Settings(policy=Policy(limits=Limits(max_turns=3))))
+    one, parts = talking_bot(method)
+    *texts, ending = asyncio.run(read(parts))
+    assert (texts, one.model.calls) == (["thought"] * 3, 3)
+    assert ending.reason == "max_turns"
+    stop = otel_limits.stop_of(ending)
+    assert stop is not None
+    assert (stop.reason, stop.turns, stop.tool_calls) == ("max_turns", 3, 3)
+
+
+@pytest.mark.parametrize("method", TALKS)
+def test_run_that_yields_parts_raises(talking: Runtime, method: str) -> None:
+    """With the action `raise`."""
+    talking.start(Settings(policy=Policy(limits=Limits(max_turns=3), action="raise")))
+    _, parts = talking_bot(method)
+    with pytest.raises(otel_limits.MaxTurnsReachedException):
+        asyncio.run(read(parts))
+
+
+@pytest.mark.parametrize("method", TALKS)
+def test_last_answer_ends_a_run_that_yields_parts(talking: Runtime, method: str) -> None:
+    """The stop is in the part that is its result."""
+    talking.start(Settings(policy=Policy(limits=Limits(max_turns=2), action="wrap_up")))
+    one, parts = talking_bot(method)
+    *texts, ending = asyncio.run(read(parts))
+    assert (texts, one.model.calls) == (["thought"] * 2 + ["an answer"], 3)
+    assert (ending.reason, ending.message["text"]) == ("max_turns", "an answer")
+
+
+LEFT: Final[dict[str, tuple[int, str, tuple[Any, ...], str]]] = {
+    "closed": (1, "close", (), "aborted"),
+    "closed after its result": (3, "close", (), "done"),
+    "exception": (1, "throw", (KeyError("reader"),), "error"),
+}
+"""How many parts are read, what its reader does then, and why it ended."""
+
+
+@pytest.mark.parametrize("method", TALKS)
+@pytest.mark.parametrize("name", LEFT)
+def test_run_lasts_until_its_parts_are_read_or_left(
+    talking: Runtime, events: list[Event], name: str, method: str
+) -> None:
+    """From the first part, not before."""
+    number, way, args, reason = LEFT[name]
+    talking.start(Settings(policy=Policy(limits=Limits(max_turns=9))), [events.append])
+    _, parts = talking_bot(method, 1)
+
+    async def main() -> None:
+        assert not any(isinstance(each, Started) for each in events)
+        for _ in range(number):
+            await step(parts)
+            assert not any(isinstance(each, Stop) for each in events)
+        with contextlib.suppress(KeyError):
+            await step(parts, way, *args)
+
+    asyncio.run(main())
+    assert [each.reason for each in events if isinstance(each, Stop)] == [reason]
+    assert not len(talking.runs)
+
+
+@pytest.mark.parametrize("method", TALKS)
+def test_failure_of_a_run_that_yields_parts_is_its_end(
+    talking: Runtime, events: list[Event], method: str
+) -> None:
+    """And the reader gets it."""
+    talking.start(Settings(policy=Policy(limits=Limits(max_turns=9))), [events.append])
+    one, parts = talking_bot(method)
+    one.tools = {"look": look}
+    one.model.answer = None
+    one.model.ask = None
+    with pytest.raises(TypeError):
+        asyncio.run(read(parts))
+    assert [each.reason for each in events if isinstance(each, Stop)] == ["error"]
+
+
+@pytest.mark.parametrize("method", TALKS)
+def test_reader_of_parts_is_outside_of_the_run(talking: Runtime, method: str) -> None:
+    """An agent that it runs between two parts has its own budget."""
+    talking.start(Settings(policy=Policy(tree=Limits(max_turns=3))))
+    one, parts = talking_bot(method)
+
+    async def main() -> list[int]:
+        others = []
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                await step(parts)
+                assert current() is None
+                other, answers = talking_bot(method)
+                await read(answers)
+                others.append(other.model.calls)
+        return others
+
+    assert asyncio.run(main()) == [3] * 4
+    assert one.model.calls == 3
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+@pytest.mark.parametrize("method", TALKS)
+def test_run_gets_what_its_reader_sends_and_throws(
+    talking: Runtime, method: str, *, is_on: bool
+) -> None:
+    """As if it was not limited."""
+    if is_on:
+        talking.start(Settings(policy=Policy(limits=Limits(max_turns=3))))
+    one, parts = talking_bot(method)
+
+    async def main() -> list[Any]:
+        first = await step(parts)
+        second = await step(parts, "send", "faster")
+        return [first, second, await step(parts, "throw", TimeoutError()), await read(parts)]
+
+    *texts, rest = asyncio.run(main())
+    assert texts == ["thought"] * 3
+    assert [each["text"] for each in one.said if each["by"] == "user"] == [
+        "go",
+        "faster",
+        "too late",
+    ]
+    assert rest[-1].reason == ("max_turns" if is_on else "done")
 
 
 def value(name: str, **labels: str) -> float | None:
