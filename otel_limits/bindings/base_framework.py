@@ -26,7 +26,7 @@ class BaseFramework(ABC):
     `run_away`.
     """
 
-    name = module = distribution = requirement = ""
+    name = module = distribution = binding = requirement = ""
     packages: Collection[str] = ()
     needed: Mapping[str, Sequence[str]] = MappingProxyType({})
     importers: Sequence[str] = ()

@@ -90,6 +90,9 @@ class Framework(Protocol):
     packages: Collection[str]
     """The top-level packages that import each other while `module` is imported, e.g. `strands`. It
     is probed once none of their modules is being imported."""
+    binding: str
+    """The module of its binding if that may be imported first, and then imports `module`. It is
+    probed once that is complete, too. Empty for a binding of otel-limits."""
     requirement: str
     """The versions that can be limited, e.g. `strands-agents >= 1.62`."""
     needed: Mapping[str, Sequence[str]]

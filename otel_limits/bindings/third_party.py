@@ -221,6 +221,7 @@ class ThirdPartyFramework:
         self.name = self.module = entry_point.waits_for
         self.packages: Collection[str] = (self.module.partition(".")[0],)
         self.distribution = entry_point.framework
+        self.binding = entry_point.module
         self._binding: BaseFramework | None = None
 
     def obstacle_on_disk(self) -> str | None:

@@ -7,7 +7,12 @@ import itertools
 import sys
 from typing import TYPE_CHECKING, Protocol
 
-from otel_limits.bindings.import_hooks import at_end_of_import, under_way, when_imported
+from otel_limits.bindings.import_hooks import (
+    at_end_of_import,
+    is_under_way,
+    under_way,
+    when_imported,
+)
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
@@ -25,8 +30,9 @@ class Imported(Protocol):
 
         Args:
             framework: The framework. It is passed again at later imports.
-            is_complete: No other module of it is being imported. They import each other in
-                circles, so that one can be complete while those that it needs are not.
+            is_complete: Neither its binding nor another module of it is being imported. They
+                import each other in circles, so that one can be complete while those that it needs
+                are not.
 
         Returns:
             Whether the module is the framework's. A user's package may have the same name.
@@ -86,7 +92,10 @@ class FrameworkImports:
     @suppress_errors("binding")
     def _look(self, framework: Framework) -> None:
         """Report a framework, and look again at the end of an import that is in progress."""
-        incomplete = set(under_way(framework.packages)) - self._executed
+        incomplete = {
+            *under_way(framework.packages),
+            *filter(is_under_way, with_parents(framework.binding)),
+        } - self._executed
         if incomplete.isdisjoint(with_parents(framework.module)) and self._imported(
             framework, is_complete=not incomplete
         ):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import importlib
 import logging
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("faulty")
 
-OWN: Final = ("bots", "bots_limits")
+OWN: Final = ("bots", "bots_limits", "bots_bindings", "bots_bindings.limits")
 
 
 @pytest.fixture
@@ -199,6 +201,45 @@ def test_binding_is_imported_with_its_framework_only(site: Path, start: Any) -> 
     assert "bots_limits" not in sys.modules
     assert run_bot() == LIMITED
     assert "bots_limits" in sys.modules
+
+
+FIRST: Final = {
+    "binding": ("bots_limits:BOTS", {}),
+    "its module": (
+        "bots_bindings.limits:BOTS",
+        {"__init__": "import bots_limits\nfrom bots_bindings.limits import *", "limits": ""},
+    ),
+}
+"""The entry point, and the modules of a package with the binding, which imports the framework."""
+
+
+@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("is_on", [True, False], ids=["on before", "on with the framework"])
+def test_binding_may_be_imported_first(
+    site: Path,
+    start: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    *,
+    is_on: bool,
+) -> None:
+    """It imports the framework while it is incomplete itself."""
+    target, modules = FIRST[name]
+    install(site, f"[otel_limits.frameworks]\nbots = {target}\n")
+    for module, code in modules.items():
+        (site / "bots_bindings").mkdir(exist_ok=True)
+        text = code or "from bots_limits import BOTS\n"
+        (site / "bots_bindings" / f"{module}.py").write_text(text)
+    if is_on:
+        start()
+    else:  # as under `otel-limits run`, which starts at the end of the framework's import
+        with (site / "bots.py").open("a") as file:
+            file.write("import builtins\nbuiltins.start_limits()\n")
+        monkeypatch.setattr(builtins, "start_limits", start, raising=False)
+    importlib.import_module(re.split("[.:]", target)[0])
+    assert run_bot() == LIMITED
+    assert "not enforced" not in caplog.text
 
 
 def test_framework_that_is_never_imported_is_silent(

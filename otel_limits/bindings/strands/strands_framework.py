@@ -24,6 +24,7 @@ class StrandsFramework:
     module = "strands.agent.agent"
     distribution = "strands-agents"
     packages: Collection[str] = ("strands",)
+    binding = ""
     requirement = "strands-agents >= 1.62"
     needed: Mapping[str, Sequence[str]] = MappingProxyType(
         {
