@@ -22,9 +22,11 @@ from otel_limits.bindings.gateways import (
 from otel_limits.bindings.pending_waits import PendingWaits
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import (
+    INTERNAL_ERRORS,
     report_suppressed,
     suppress_errors,
     suppress_errors_async,
+    suppress_lapses,
 )
 from otel_limits.core.limits import (
     KILLED_STOP_REASON,
@@ -154,7 +156,7 @@ class Admission:
         call.has_ended = True
         settle_call(self.run, call, error)
 
-    @suppress_errors("binding")
+    @suppress_lapses("binding")
     def _decided(
         self, call: InFlightCall, against: Verdict | None, *, can_be_last: bool, can_ask: bool
     ) -> Refusal | None:
@@ -299,6 +301,7 @@ def admit_side_call(run: Run, call: InFlightCall) -> None:
             run.halt(verdict, "observed")
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         report_suppressed("binding", error)
+        INTERNAL_ERRORS.report_lapse("binding", error)
         return
     # Raised outside of the guard above, which would suppress it as an internal error.
     if verdict is not None and call.reservation is None:

@@ -11,7 +11,7 @@ import functools
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from otel_limits.bindings.owned_streams import OwnedStream, owned
-from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.internal_errors import suppress_errors, suppress_lapses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
@@ -24,7 +24,7 @@ Wrapper: TypeAlias = "Callable[[Any], Any]"
 
 def follow_run(begin: BeginRun) -> Wrapper:
     """Follow a method that runs an agent, from its start to its end."""
-    guarded = suppress_errors("binding")(begin)
+    guarded = suppress_lapses("binding")(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
@@ -52,7 +52,7 @@ def follow_run(begin: BeginRun) -> Wrapper:
 
 def follow_run_async(begin: BeginRun) -> Wrapper:
     """Follow a coroutine method that runs an agent."""
-    guarded = suppress_errors("binding")(begin)
+    guarded = suppress_lapses("binding")(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
@@ -80,7 +80,7 @@ def follow_run_async(begin: BeginRun) -> Wrapper:
 
 def follow_run_parts(begin: BeginRun) -> Wrapper:
     """Follow a method that runs an agent and yields parts, from the first part to its end."""
-    guarded = suppress_errors("binding")(begin)
+    guarded = suppress_lapses("binding")(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
@@ -104,7 +104,7 @@ def follow_run_parts(begin: BeginRun) -> Wrapper:
 
 def follow_run_parts_async(begin: BeginRun) -> Wrapper:
     """Follow an asynchronous method that runs an agent and yields parts."""
-    guarded = suppress_errors("binding")(begin)
+    guarded = suppress_lapses("binding")(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from otel_limits.bindings.framework import Host
     from otel_limits.core.limits import Breach
     from otel_limits.core.policy import Policy, Verdict
-    from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.current import TaskScope
 
 
@@ -303,30 +302,21 @@ class InvocationInProgress(Admission):
 
     # --- its turns --------------------------------------------------------------------------------
 
-    @suppress_errors("binding")
-    def begin_turn(
-        self, text: str, requested: Iterable[tuple[str, str, object]], call: InFlightCall
-    ) -> None:
-        """Count a response as a turn, and decide in its order which of its tools may run.
+    def request_tools(self, text: str, requested: Iterable[tuple[str, str, object]]) -> None:
+        """Begin the tools of a response: decide in its order which of them may run.
 
         Args:
             text: The text of the response.
             requested: The ID, name and arguments of each tool call.
-            call: The call that the response answers.
         """
-        self.run.turn(call)
-        self.request_tools(text, requested)
-        self._warn()
-
-    def request_tools(self, text: str, requested: Iterable[tuple[str, str, object]]) -> None:
-        """Begin the tools of a response. The arguments are those of `begin_turn`."""
         turn = RequestedTurn(text)
+        self.turns.append(turn)
         for identity, name, arguments in requested:
             tool = RequestedTool(name, arguments, self.run.tools.admit(name))
             turn.tools[identity] = self.tools[identity] = tool
-        self.turns.append(turn)
 
-    def _warn(self) -> None:
+    def warn(self) -> None:
+        """Write warnings about limits that come near into the span."""
         if self.run.policy.warn_at:
             write_warnings(self.span, self.run.warn())
 
@@ -390,7 +380,7 @@ class InvocationInProgress(Admission):
             run.check_loops(calls, turn.text)
             if (repeated := run.nudge()) is not None and identities:
                 self.nudge_for = identities[repeated]
-        self._warn()
+        self.warn()
         verdict = run.check_limits() if run.services.tool_log is not None else None
         ended = [tool for tool in tools.values() if tool.is_answered and tool.refusal is None]
         for number, tool in enumerate(ended, start=1):

@@ -31,7 +31,7 @@ from otel_limits.bindings.owned_streams import OwnedStream, owned
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.span_writer import write_halt
 from otel_limits.core.errors import LimitReachedError, limit_reached
-from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors, suppress_lapses
 from otel_limits.core.texts import (
     EMPTY_REMARK,
     NUDGE_NOTE,
@@ -40,7 +40,8 @@ from otel_limits.core.texts import (
     failed_remark,
     wrap_up_note,
 )
-from otel_limits.runs.current import ENCLOSING_CALL, EnclosingCall
+from otel_limits.runs.calls import InFlightCall
+from otel_limits.runs.current import ENCLOSING_CALL, EnclosingCall, has_owner
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from otel_limits.bindings.invocation import ToolAnswer
     from otel_limits.core.policy import Verdict
     from otel_limits.core.usage import UsageRecord
-    from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.run import Run
 
 Begin: TypeAlias = "Callable[..., ModelCallInProgress | None]"
@@ -58,6 +58,9 @@ Wrapper: TypeAlias = "Callable[[Any], Any]"
 
 IDS: Final = itertools.count(1)
 """IDs of calls, as an agent's loop may have several in flight."""
+
+UNREAD_MODEL: Final = "unknown"
+"""The model of a request that its binding could not describe. Limits apply to it."""
 
 LEFT: Final = (GeneratorExit, asyncio.CancelledError)
 """How a stream ends for the model if its reader does not read it to the end."""
@@ -71,7 +74,7 @@ LEFT: Final = (GeneratorExit, asyncio.CancelledError)
 
 def follow(begin: Begin) -> Wrapper:
     """Follow a method that returns an answer."""
-    guarded = suppress_errors("binding")(begin)
+    guarded = suppress_lapses("binding", has_owner)(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
@@ -87,7 +90,7 @@ def follow(begin: Begin) -> Wrapper:
 
 def follow_async(begin: Begin) -> Wrapper:
     """Follow a coroutine method that returns an answer."""
-    guarded = suppress_errors("binding")(begin)
+    guarded = suppress_lapses("binding", has_owner)(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
@@ -103,7 +106,7 @@ def follow_async(begin: Begin) -> Wrapper:
 
 def follow_parts(begin: Begin) -> Wrapper:
     """Follow a method that yields the parts of an answer."""
-    guarded = suppress_errors("binding")(begin)
+    guarded = suppress_lapses("binding", has_owner)(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
@@ -120,7 +123,7 @@ def follow_parts(begin: Begin) -> Wrapper:
 
 def follow_parts_async(begin: Begin) -> Wrapper:
     """Follow an asynchronous method that yields the parts of an answer."""
-    guarded = suppress_errors("binding")(begin)
+    guarded = suppress_lapses("binding", has_owner)(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
@@ -328,6 +331,8 @@ class ModelCallInProgress(ABC):
     """True if it is the outer request's call."""
     within: EnclosingCall | None = field(default=None, kw_only=True)
     """Its entry for the model's own requests and spans."""
+    is_unread: bool = field(default=False, kw_only=True)
+    """True once a part of the answer could not be read. It is still a turn."""
     _token: Any = field(default=None, kw_only=True)
     thrown: BaseException | None = field(default=None, kw_only=True)
     """The error that the reader of a stream has thrown into it."""
@@ -345,14 +350,15 @@ class ModelCallInProgress(ABC):
             return None
         can_ask = kind.result_of_question is not InvocationInProgress.result_of_question
         request = cls(run, path, [], outer=enclosing_request(run), can_ask=can_ask, **state)
-        call, outer = request.describe(), request.outer
+        call = suppress_errors("binding")(request.describe)() or InFlightCall(UNREAD_MODEL)
+        outer = request.outer
         if outer is not None and outer.gives_call(call):
             request.calls, request.is_admitted = [*outer.calls], True
             return request
         request.calls = [call]
         if path is not None:
             call.id = str(next(IDS))
-            path.end_turns(request.tool_results)
+            path.end_turns(lambda: suppress_errors("binding")(request.tool_results)() or {})
         return request
 
     # --- what a binding says of its framework -----------------------------------------------------
@@ -603,21 +609,28 @@ class ModelCallInProgress(ABC):
 
     # --- the answer -------------------------------------------------------------------------------
 
-    @suppress_errors("binding")
     def read_part(self, part: Any) -> bool:
         """Note a part of a stream. Return whether the answer is complete."""
-        self.calls[0].answered = True
-        return self.note_part(part)
+        try:
+            self.calls[0].answered = True
+            return self.note_part(part)
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            self.is_unread = True
+            report_suppressed("binding", error)
+            return False
 
     @suppress_errors("binding")
     def read_end_of_parts(self) -> None:
         """Note that a stream has ended."""
         self.note_end_of_parts()
 
-    @suppress_errors("binding")
     def read_answer(self, answer: Any) -> None:
         """Note the answer to a request."""
-        self.note_answer(answer)
+        try:
+            self.note_answer(answer)
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            self.is_unread = self.calls[0].answered = True
+            report_suppressed("binding", error)
 
     def note_text(self, text: str) -> None:
         """Note a part of the text that the model streams."""
@@ -700,14 +713,18 @@ class ModelCallInProgress(ABC):
         if path is None:
             return
         answer = self._used(number, error)
-        if answer is None:
+        if answer is None and (error is not None or not self.is_unread):
             self.run.calls.on_response_rejected(call)
         elif self.outer is not None:
             self.outer.calls[0] = call
-        elif (wrapping := self.wrapping) is not None:
-            self._end_with_last(path, wrapping, answer, call)
         else:
-            path.begin_turn(self.text_of(answer), self.tools_of(answer), call)
+            self.run.turn(call)  # first, as an answer that cannot be read is a turn, too
+            if (wrapping := self.wrapping) is not None:
+                self._end_with_last(path, wrapping, answer)
+                return
+            path.warn()
+            if answer is not None:
+                path.request_tools(self.text_of(answer), self.tools_of(answer))
 
     def _used(self, number: int, error: BaseException | None) -> Any:
         """Return the answer that the agent got, as far as it has read it; `None` if none."""
@@ -723,11 +740,8 @@ class ModelCallInProgress(ABC):
         path = self.path
         return path.wrapping if path is not None and path.last_call in self.calls else None
 
-    def _end_with_last(
-        self, path: InvocationInProgress, verdict: Verdict, answer: Any, call: InFlightCall
-    ) -> None:
+    def _end_with_last(self, path: InvocationInProgress, verdict: Verdict, answer: Any) -> None:
         """Make the model's last answer the end of the agent."""
-        self.run.turn(call)
         text = self.text_of(answer)
         if any(self.tools_of(answer)):  # although none were declared
             self.failed_last = replace(verdict, remark=TOOLS_REMARK)

@@ -13,10 +13,21 @@ from opentelemetry import context as otel_context
 
 from otel_limits.bindings.halted_agents import is_text_of_halt, raised_text, reworded_text
 from otel_limits.bindings.invocation import invocation_of_task
-from otel_limits.core.internal_errors import report_suppressed, suppress_errors
+from otel_limits.core.internal_errors import (
+    report_suppressed,
+    suppress_errors,
+    suppress_lapses,
+)
 from otel_limits.core.texts import not_run_note, refusal_note
 from otel_limits.runs.clock import CLOCK
-from otel_limits.runs.current import CURRENT, TASK_SCOPE, TaskScope, for_threads, is_within
+from otel_limits.runs.current import (
+    CURRENT,
+    TASK_SCOPE,
+    TaskScope,
+    for_threads,
+    has_owner,
+    is_within,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +49,7 @@ def follow_tool(begin: Begin) -> Wrapper:
     Args:
         begin: Describes a call, with the arguments of the method; `None` if it is not followed.
     """
-    guarded = suppress_errors("binding")(begin)
+    guarded = suppress_lapses("binding", has_owner)(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
@@ -62,7 +73,7 @@ def follow_tool(begin: Begin) -> Wrapper:
 
 def follow_tool_async(begin: Begin) -> Wrapper:
     """Do the same as `follow_tool` for a coroutine method."""
-    guarded = suppress_errors("binding")(begin)
+    guarded = suppress_lapses("binding", has_owner)(begin)
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
@@ -220,9 +231,16 @@ class ToolCallInProgress:
         if isinstance(error, Exception) and not self.is_pause(error):
             self._note("error", str(error))
 
-    @suppress_errors("binding")
     def end(self, result: Any) -> Any:
         """Note the result, and return it with the texts for the model around a halted agent."""
+        try:
+            return self._end(result)
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            report_suppressed("binding", error)
+            self._note("success", "")  # it has run
+            return None
+
+    def _end(self, result: Any) -> Any:
         run, is_error, text = self.path.run, self.is_error(result), self.text_of(result)
         if run.halted:
             if not self.is_answer:  # which keeps the text for the end user

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -27,6 +28,8 @@ class ErrorReporter:
         self.unreported: list[str] = []
         """Components whose errors could not be published yet."""
         self.publish: Callable[[str], None] = lambda component: None  # noqa: ARG005
+        self.publish_lapse: Callable[[str], None] = lambda sentence: None  # noqa: ARG005
+        """Reports a call without limits, and why."""
 
     def report(self, component: str, error: BaseException, sentence: str | None = None) -> None:
         """Count an error of `component`, and log it unless one was logged within the last minute.
@@ -47,6 +50,14 @@ class ErrorReporter:
             self.unreported.append(component)
         except Exception:  # noqa: BLE001, S110  nothing is left to report it to
             pass
+
+    def report_lapse(self, component: str, error: BaseException) -> None:
+        """Report that limits were not enforced on a call, because of an error of `component`."""
+        with contextlib.suppress(Exception):  # as above
+            self.publish_lapse(
+                f"{component} failed with {_kind_and_place(error)}, so a call was not limited. "
+                "Correct the binding, or upgrade otel-limits."
+            )
 
     def report_deferred(self) -> None:
         """Count the errors that could not be published at the time."""
@@ -95,6 +106,32 @@ def suppress_errors(component: str) -> Callable[[Callable[P, R]], Callable[P, R 
                 return function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  errors must not reach the agent
                 report_suppressed(component, error)
+                return None
+
+        return guarded
+
+    return decorate
+
+
+def suppress_lapses(
+    component: str, is_limited: Callable[[], object] = lambda: True
+) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Do the same for a function that begins what is limited: after an error, nothing limits it.
+
+    Args:
+        component: The component.
+        is_limited: Whether anything would have limited it.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001  errors must not reach the agent
+                report_suppressed(component, error)
+                if is_limited():
+                    INTERNAL_ERRORS.report_lapse(component, error)
                 return None
 
         return guarded

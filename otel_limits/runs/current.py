@@ -66,6 +66,11 @@ def current_scope() -> tuple[Run | Group | None, TaskScope | None]:
     return inherited if isinstance(inherited, tuple) else (None, None)
 
 
+def has_owner() -> bool:
+    """Return whether the current task or thread works for anything."""
+    return current_scope()[0] is not None
+
+
 def current() -> Run | Group | None:
     """Return what the current task works for, or the nearest parent that is still active.
 

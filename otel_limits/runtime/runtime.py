@@ -18,7 +18,7 @@ from opentelemetry import trace
 from otel_limits.bindings.known import FRAMEWORKS, span_names
 from otel_limits.bindings.recognition import exists, is_of
 from otel_limits.core.errors import ConfigurationError
-from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.labels import quoted
 from otel_limits.core.policy import NO_OVERRIDES, Overrides, Policy
 from otel_limits.otel.fallback_provider import set_fallback
@@ -151,6 +151,7 @@ class Runtime:
     def _follow(self, settings: Settings) -> None:
         """Connect observers according to `settings`; each framework is tracked once imported."""
         self._follows = True
+        INTERNAL_ERRORS.publish_lapse = self._report_lapse
         self._wire(settings)
         self._loads_prices = True
         self._installer.attach()
@@ -247,6 +248,11 @@ class Runtime:
             framework,
             until_off=True,
         )
+
+    def _report_lapse(self, sentence: str) -> None:
+        """Report a call that was not limited, of whichever framework."""
+        if self._follows:
+            self._guard.report_not_enforcing(sentence, until_off=True)
 
     def variable(self, name: str) -> str | None:
         """Return an environment variable of this process, such as one of a vendor's client."""

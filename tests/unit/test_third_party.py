@@ -21,7 +21,7 @@ from otel_limits.bindings.third_party import Installed, ThirdPartyFramework, ent
 from otel_limits.cli import main
 from otel_limits.core.policy import Policy
 from otel_limits.runs.registry import LIVE
-from otel_limits.runtime import enable
+from otel_limits.runtime import enable, guard
 from otel_limits.runtime.runtime import Runtime
 from otel_limits.settings import children
 from otel_limits.settings.table import Settings
@@ -304,30 +304,109 @@ def test_broken_binding_affects_no_other_framework(
 
 
 HOOKS: Final = [
-    *(f"BotRun.{name}" for name in ("begin", "reason_of", "result_of_halt", "with_marker")),
-    *(f"BotCall.{name}" for name in ("begin", "describe", "tool_results", "note_part", "text_of")),
+    *(f"BotRun.{name}" for name in ("reason_of", "result_of_halt", "with_marker")),
+    *(f"BotCall.{name}" for name in ("describe", "tool_results", "note_part", "text_of")),
     *(f"BotCall.{name}" for name in ("note_answer", "tools_of")),
-    *(f"BotTool.{name}" for name in ("begin", "text_of", "refused")),
+    *(f"BotTool.{name}" for name in ("text_of", "refused", "is_error")),
 ]
 
+ALWAYS_CALLED: Final = [each for each in HOOKS if "Run" not in each and "refused" not in each]
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_fault_of_a_hook_never_reaches_the_agent(
-    site: Path, start: Any, caplog: pytest.LogCaptureFixture, hook: str
-) -> None:
-    """It is counted and logged. A call that it did not note is not limited."""
+
+def break_hook(site: Path, hook: str) -> None:
+    """Install a binding one of whose methods always fails."""
     install(site)
     with (site / "bots_limits.py").open("a") as file:
         file.write(f"def fail(*_, **__): 1 / 0\n{hook} = fail\n")
+
+
+HELD: Final = {
+    "max_turns": (Limits(max_turns=3), 3),
+    "max_model_calls": (Limits(max_model_calls=3), 3),
+    "loop_detected": (Limits(max_identical_tool_calls=3), 3),
+    "natural end": (Limits(max_turns=30), 9),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("name", HELD)
+def test_agent_is_limited_despite_a_fault_of_a_hook(
+    site: Path, start: Any, caplog: pytest.LogCaptureFixture, name: str, hook: str
+) -> None:
+    """It never gets the exception, which is counted and logged."""
+    limits, expected = HELD[name]
+    break_hook(site, hook)
     runtime = start()
-    for limits in (Limits(max_turns=3), Limits(max_tool_calls=3), Limits(max_turns=30)):
-        runtime.start(Settings(policy=Policy(limits=limits)))
-        try:
-            reason, _ = run_bot("unknown", "look")
-        except otel_limits.LimitReachedError as error:
-            reason = error.stop.reason if error.stop else ""
-        assert reason in ("done", "end_turn", "max_turns", "max_tool_calls")
-    assert "ZeroDivisionError" in caplog.text
+    runtime.start(Settings(policy=Policy(limits=limits)))
+    try:
+        _, calls = run_bot("unknown", "look")
+    except otel_limits.LimitReachedError as error:  # without a result of the halt
+        calls = error.stop.model_calls if error.stop else 0
+    assert calls == expected
+    assert "in-flight" not in caplog.text
+    assert "ZeroDivisionError" in caplog.text or hook not in ALWAYS_CALLED
+    assert runtime.enforcement("bots").is_enforcing
+
+
+LAPSES: Final = ["BotRun.begin", "BotCall.begin", "BotTool.begin"]
+
+
+@pytest.mark.parametrize("hook", LAPSES)
+def test_call_that_cannot_begin_is_reported_as_not_limited(
+    site: Path, start: Any, caplog: pytest.LogCaptureFixture, events: list[Event], hook: str
+) -> None:
+    """Once, with the place; the agent continues."""
+    break_hook(site, hook)
+    runtime = start(events.append)
+    run_bot()
+    run_bot()
+    (line,) = [each for each in caplog.messages if "not enforced" in each]
+    assert "ZeroDivisionError in fail (bots_limits.py:" in line
+    assert not runtime.enforcement().is_enforcing
+    last = {each.framework: each.in_force for each in events if isinstance(each, Enforcing)}
+    assert last == {"": False, "bots": False}
+    runtime.stop()
+    runtime.start(Settings(policy=Policy(limits=Limits(max_turns=3))))
+    assert runtime.enforcement().is_enforcing
+
+
+@pytest.mark.parametrize("hook", LAPSES)
+def test_process_ends_instead_of_a_call_without_limits(
+    site: Path, start: Any, monkeypatch: pytest.MonkeyPatch, hook: str
+) -> None:
+    """With OTEL_LIMITS_STRICT, before the call."""
+    break_hook(site, hook)
+
+    def end(sentences: list[str]) -> None:
+        raise KeyboardInterrupt(sentences)
+
+    monkeypatch.setattr(guard, "end_process", end)
+    strict = Settings(policy=Policy(limits=Limits(max_turns=3)), strict=True)
+    start().start(strict)
+    with pytest.raises(KeyboardInterrupt, match="ZeroDivisionError in fail"):
+        run_bot()
+
+
+@pytest.mark.parametrize("where", ["model", "tool"])
+def test_fault_outside_of_agents_is_no_lapse(site: Path, start: Any, where: str) -> None:
+    """A call that belongs to no agent is not limited anyway."""
+    break_hook(site, "BotCall.begin" if where == "model" else "BotTool.begin")
+    runtime = start()
+    bots = importlib.import_module("bots")
+
+    class Once(bots.Model):  # type: ignore[misc, name-defined]
+        async def ask(self, messages: Any, tools: Any) -> Any:  # noqa: ARG002
+            return bots.Reply("yes")
+
+    async def look(_: Any) -> str:
+        return "nothing"
+
+    one = bots.Bot("bob", Once(), {"look": look})
+    if where == "model":
+        assert asyncio.run(one.model.ask([], ())).text == "yes"
+    else:
+        assert asyncio.run(one.use("1", "look", None)) == "nothing"
+    assert runtime.enforcement().is_enforcing
 
 
 def test_framework_without_a_result_for_a_halt_raises(site: Path, start: Any) -> None:

@@ -34,7 +34,7 @@ from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.bindings.owned_streams import owned
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError
-from otel_limits.core.internal_errors import report_suppressed, suppress_errors
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors, suppress_lapses
 from otel_limits.core.policy import KILLED
 from otel_limits.core.texts import not_run_note
 from otel_limits.runs.current import current_scope
@@ -163,7 +163,7 @@ async def _asave(graph: Any, saved: Saved) -> None:
 # --- one invocation -------------------------------------------------------------------------------
 
 
-@suppress_errors("binding")
+@suppress_lapses("binding")
 def _begun(
     graph: Any, config: Any, options: Mapping[str, Any], resume: Resumed | None
 ) -> GraphCall | None:

@@ -21,7 +21,7 @@ from otel_limits.bindings.openai_agents.limit_questions import note_questions
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import StopNote, stop_of_error
-from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.internal_errors import suppress_errors, suppress_lapses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,7 +90,7 @@ def _end(agent_run: AgentRun, task: Any) -> None:
     agent_run.finish()
 
 
-@suppress_errors("binding")
+@suppress_lapses("binding")
 def _begun(agent: Any, given: Any, options: dict[str, Any]) -> AgentRun | None:
     """Begin a run; `None` if agents are not limited."""
     host = OPENAI_AGENTS.host
