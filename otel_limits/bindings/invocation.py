@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
@@ -100,6 +100,10 @@ class InvocationInProgress(Admission):
     Between two parts of a stream its reader's code runs, which is not the agent's work. So leave it
     before a part is handed on, and enter it again.
     """
+
+    can_ask_within: ClassVar[bool] = False
+    """True if the framework hands the question of an agent that another one calls to the person.
+    Otherwise, such an agent is halted: the other one's model would get the question."""
 
     attributes: Mapping[str, object] = field(default_factory=dict, kw_only=True)
     """Attributes for quotas and the audit, from the configuration of the call."""

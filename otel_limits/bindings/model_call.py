@@ -13,7 +13,7 @@ import itertools
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.bindings.admission import (
     IMMEDIATE,
@@ -303,9 +303,6 @@ class ModelCallInProgress(ABC):
     A request may be several model calls, as LangChain's `generate` takes several conversations.
     """
 
-    cannot_ask: ClassVar[str] = "because its framework cannot wait for an answer."
-    """Why no human can be asked if `can_ask` is false, and what to do about it."""
-
     run: Run
     path: InvocationInProgress | None
     """The invocation whose turn it is; `None` for a side call."""
@@ -316,6 +313,10 @@ class ModelCallInProgress(ABC):
     The first such request is the outer one's call; each further one is another call."""
     can_ask: bool = field(default=False, kw_only=True)
     """True if the framework can interrupt the agent for a human."""
+    cannot_ask: str = field(
+        default="because its framework cannot wait for an answer.", kw_only=True
+    )
+    """Why no human can be asked if `can_ask` is false, and what to do about it."""
     obstacle: str = field(default="", kw_only=True)
     """Why it cannot be the model's last answer, for the operator."""
     answers: list[Any] = field(default_factory=list, kw_only=True)
@@ -348,8 +349,10 @@ class ModelCallInProgress(ABC):
         path, run = scope_of_task(kind)
         if run is None:
             return None
-        can_ask = kind.result_of_question is not InvocationInProgress.result_of_question
-        request = cls(run, path, [], outer=enclosing_request(run), can_ask=can_ask, **state)
+        request = cls(run, path, [], outer=enclosing_request(run), **state)
+        if kind.result_of_question is not InvocationInProgress.result_of_question:
+            request.can_ask = run.parent is None or kind.can_ask_within
+            request.cannot_ask = "because another agent has called it."
         call = suppress_errors("binding")(request.describe)() or InFlightCall(UNREAD_MODEL)
         outer = request.outer
         if outer is not None and outer.gives_call(call):

@@ -255,18 +255,49 @@ def test_person_extends_a_limit(runtime: Runtime) -> None:
     assert (run(one, "no").reason, one.model.calls) == ("max_turns", 3)
 
 
-def test_tree_caps_a_bot_and_the_one_that_its_tool_runs(runtime: Runtime) -> None:
-    """Both together; the caller reads a sentence for it."""
-    runtime.start(Settings(policy=Policy(tree=Limits(max_turns=4))))
+def team() -> tuple[Bot, Bot]:
+    """A bot whose tool runs another one."""
     helper = Bot("helper", Scripted(None), {"look": look})
 
     async def ask(_: Any) -> str:
         return str((await helper.run("go")).message["text"])
 
-    boss = Bot("bob", Scripted(None), {"look": ask})
+    return Bot("bob", Scripted(None, "done"), {"look": ask}), helper
+
+
+def test_tree_caps_a_bot_and_the_one_that_its_tool_runs(runtime: Runtime) -> None:
+    """Both together; the caller reads a sentence for it."""
+    runtime.start(Settings(policy=Policy(tree=Limits(max_turns=4))))
+    boss, helper = team()
     assert run(boss).reason == "max_turns"
     assert (boss.model.calls, helper.model.calls) == (1, 3)
     assert boss.said[2]["text"].startswith("Agent 'helper' stopped before it finished")
+
+
+def test_bot_that_another_one_runs_asks_no_person(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other's model would get the question."""
+    runtime.start(Settings(policy=Policy(limits=Limits(max_turns=2), action="ask")))
+    boss, helper = team()
+    assert run(boss).reason == "done"
+    assert (boss.model.calls, helper.model.calls) == (2, 2)
+    assert boss.said[2]["text"].startswith("Agent 'helper' stopped before it finished")
+    (line,) = [each for each in caplog.messages if "instead of asking" in each]
+    assert line.endswith(
+        "'helper' is halted instead of asking, because another agent has called it."
+    )
+
+
+def test_framework_may_let_inner_agents_ask(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it hands their question to the person."""
+    monkeypatch.setattr(BotRun, "can_ask_within", True)
+    runtime.start(Settings(policy=Policy(limits=Limits(max_turns=2), action="ask")))
+    boss, _ = team()
+    run(boss)
+    assert boss.said[2]["text"].startswith("Agent 'helper' reached max_turns: 2 of 2")
 
 
 def test_model_call_of_a_tool_is_refused(runtime: Runtime) -> None:

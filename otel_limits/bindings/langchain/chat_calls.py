@@ -174,9 +174,10 @@ def _messages_in(asked: Any) -> Any:
 class ChatRequest(ModelCallInProgress):
     """A call of a model's method. `generate` takes several conversations: each is a model call."""
 
-    cannot_ask = (
-        "because its graph has no checkpointer. Compile it with one, e.g. "
-        "checkpointer=InMemorySaver()."
+    cannot_ask: str = field(
+        default="because its graph has no checkpointer. Compile it with one, e.g. "
+        "checkpointer=InMemorySaver().",
+        kw_only=True,
     )
 
     path: GraphInvocation | None

@@ -105,9 +105,10 @@ track_stream_response = follow_parts_async(_request)
 class ModelRequest(ModelCallInProgress):
     """A call of a model's method."""
 
-    cannot_ask = (
-        "because its run cannot be interrupted. An agent can ask if its action is ask and its "
-        "tool_use_behavior is run_llm_again."
+    cannot_ask: str = field(
+        default="because its run cannot be interrupted. An agent can ask if its action is ask and "
+        "its tool_use_behavior is run_llm_again.",
+        kw_only=True,
     )
 
     path: AgentInvocation | None
