@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import importlib.util
 import logging  # noqa: F401  before a fork, our lock comes before that of logging
 import os
 import re
-import sys
 import threading
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
-from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.core.listings import ModelListing, listing_of
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = "genai-prices"
 LIST: Final = "genai_prices.data"
-"""The module that builds the list: 16,000 objects."""
+"""The module that builds the list."""
 
 MODELS: Final = 1_000
 """Cached models; names can come from outside."""
@@ -96,11 +93,9 @@ class CatalogEntry(NamedTuple):
 
 
 class Catalogue:
-    """The price list.
+    """The price list, and the models that were looked up on it.
 
-    Entries are cached, but not the whole list, which every full garbage collection of the
-    application would traverse. The code that builds it stays in memory (1.5 MB, ignored by the
-    collector); running it takes at least 7 ms, once per model.
+    The package's own look-ups have no bound, but model IDs can come from outside.
     """
 
     def __init__(self, installed: str) -> None:
@@ -110,50 +105,34 @@ class Catalogue:
             None,
             {},
         )
-        """The list that the application has fetched, if any, and the look-ups since."""
-        self._package: ModuleType | None = None
+        """The list of the last look-up, and the look-ups on it."""
 
     @property
     def version(self) -> str:
         """Version of the package, and of a newer list fetched by the application."""
-        fetched = self._found[0]
-        if fetched is None or not fetched.from_auto_update:
+        used = self._found[0]
+        if used is None or not used.from_auto_update:
             return self._installed
-        return f"{self._installed}@{fetched.timestamp:%Y-%m-%dT%H:%M:%S}"
+        return f"{self._installed}@{used.timestamp:%Y-%m-%dT%H:%M:%S}"
 
     def import_package(self) -> None:
         """Import the package, but not yet its list."""
         with IMPORTS:
-            from genai_prices import data_snapshot
-
-            self._package = data_snapshot
+            import genai_prices  # noqa: F401
 
     def find(self, model: str, provider: str) -> CatalogEntry | None:
         """Return the package's entry for a provider's model, looked up once per list."""
-        fetched, found = self._found
+        current, key = current_list(), (model, provider)
         # List and look-ups are one tuple, read in one step: another thread may replace both, and an
         # old price must not be returned for a new list.
-        key = (model, provider)
-        if key in found and fetched is self._fetched():
-            return found[key]
-        with IMPORTS:
-            from genai_prices import data_snapshot
-
-            self._package = data_snapshot
-            fetched, found = self._found
-            # The previous lock holder may have looked up the same model. A newer list invalidates
-            # all entries; a full cache is cleared as a whole, because IDs from outside are
-            # unbounded.
-            if fetched is not self._fetched() or len(found) >= MODELS:
-                fetched, found = self._found = (self._fetched(), {})
-            if key not in found:
-                found[key] = _find(model, provider, fetched)
-            return found[key]
-
-    def _fetched(self) -> DataSnapshot | None:
-        """Return the list that the application has set instead of the package's own."""
-        # the public function builds the package's own list if there is none
-        return None if self._package is None else self._package._custom_snapshot  # noqa: SLF001
+        used, found = self._found
+        # A full cache is replaced as a whole.
+        if used is not current or (len(found) >= MODELS and key not in found):
+            found = {}
+            self._found = (current, found)
+        if key not in found:
+            found[key] = _find(model, provider, current)
+        return found[key]
 
 
 def installed_version() -> str | None:
@@ -166,29 +145,12 @@ def installed_version() -> str | None:
         return None  # in a frozen application, where its import fails, too
 
 
-def bundled_catalog() -> DataSnapshot:
-    """Return the package's list, to be freed by the caller.
+def current_list() -> DataSnapshot:
+    """Return the package's list, or a newer one that the application has set."""
+    with IMPORTS:
+        from genai_prices.data_snapshot import get_snapshot
 
-    The package's own copy stays in memory once loaded.
-    """
-    from genai_prices.data_snapshot import DataSnapshot, get_snapshot
-
-    # If the application has imported the list anyway, a second copy would only double it.
-    code = None if LIST in sys.modules else _code_of_list()
-    if code is None:
         return get_snapshot()
-    names: dict[str, Any] = {"__name__": LIST, "__package__": LIST.partition(".")[0]}
-    exec(code, names)  # noqa: S102  what an import of the module runs
-    return DataSnapshot(providers=names["providers"], from_auto_update=False)
-
-
-@functools.cache
-def _code_of_list() -> CodeType | None:
-    """Return the code of the list's module; compiled once, since there may be no bytecode."""
-    spec = importlib.util.find_spec(LIST)
-    get_code = getattr(spec and spec.loader, "get_code", None)
-    code: CodeType | None = get_code(LIST) if get_code is not None else None
-    return code
 
 
 def price_of(listed: CatalogEntry, call: BillableCall, when: datetime) -> Price | None:
@@ -263,26 +225,27 @@ def _prices_at(listed: CatalogEntry, tier: str, when: datetime) -> ModelPrice | 
     return None
 
 
-def _find(model: str, provider: str, fetched: DataSnapshot | None) -> CatalogEntry | None:
-    """Return the entry for a model, from the given list or the package's."""
-    prices = bundled_catalog() if fetched is None else fetched
-    known = {each.id for each in prices.providers}
-    listing = listing_of(model, provider, known=provider in known)
-    return None if listing is None else _entry_of(listing, prices)
+def _find(model: str, provider: str, prices: DataSnapshot) -> CatalogEntry | None:
+    known = any(each.id == provider for each in prices.providers)
+    listing = listing_of(model, provider, known=known)
+    if listing is None:
+        return None
+    # A copy, whose own look-ups are freed.
+    return _entry_of(listing, type(prices)(prices.providers, from_auto_update=False))
 
 
 def is_sold(name: str) -> bool:
-    """Return whether any vendor on the package's list has a model of this name."""
-    prices = bundled_catalog()
+    """Return whether any vendor on the list has a model of this name."""
+    prices = current_list()
     listings = (ModelListing(each.id, name) for each in prices.providers)
     return any(_entry_of(listing, prices) is not None for listing in listings)
 
 
 def nearest_listed(name: str) -> list[str]:
-    """Return the most similar names on the package's list, with their vendors if `name` has one."""
+    """Return the most similar names on the list, with their vendors if `name` has one."""
     import difflib  # not needed by most processes
 
-    models = [(each.id, model.id) for each in bundled_catalog().providers for model in each.models]
+    models = [(each.id, model.id) for each in current_list().providers for model in each.models]
     models += [(vendor, model) for vendor, ids in STAND_INS.items() for model in ids]
     known = {f"{vendor}/{model}" if "/" in name else model for vendor, model in models}
     return difflib.get_close_matches(name, sorted(known), n=3)
@@ -291,7 +254,7 @@ def nearest_listed(name: str) -> list[str]:
 def as_listed(model: str, provider: str) -> CatalogEntry | None:
     """Return what the package's own look-up finds for a model, however loosely it matches."""
     listing = listing_of(model, provider, known=True)
-    return None if listing is None else _loose_entry_of(listing, bundled_catalog())
+    return None if listing is None else _loose_entry_of(listing, current_list())
 
 
 def _entry_of(listing: ModelListing, prices: DataSnapshot) -> CatalogEntry | None:

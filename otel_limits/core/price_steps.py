@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import date, datetime, time, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_limits.core.catalogue import LONG_PROMPT, bundled_catalog
+from otel_limits.core.catalogue import LONG_PROMPT, current_list
 
 if TYPE_CHECKING:
     from otel_limits.core.price import Price
@@ -31,7 +31,7 @@ def price_steps(own: Iterable[Price], *, has_list: bool) -> PriceSteps | None:
     prompts = {LONG_PROMPT, *(tier.above for price in own for tier in price.tiers)}
     dates: set[date] = set()
     times: set[time] = set()
-    providers = bundled_catalog().providers if has_list else []
+    providers = current_list().providers if has_list else []
     for model in (model for provider in providers for model in provider.models):
         listed = model.prices if isinstance(model.prices, list) else []
         conditional = [*listed, *(model.price_variants or ())]

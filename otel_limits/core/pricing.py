@@ -14,6 +14,7 @@ from otel_limits.core.catalogue import (
     MODELS,
     PACKAGE,
     Catalogue,
+    current_list,
     dearest_prices,
     installed_version,
     is_disputed,
@@ -134,8 +135,7 @@ class Prices:
     def load(self) -> None:
         """Load the list before the first look-up, which happens during a model call."""
         if self._catalogue is not None:
-            # Any model will do: the first look-up compiles the list.
-            self._catalogue.find("gpt-4o", "openai")
+            current_list()
 
     def price(self, model: str, usage: Usage, when: datetime | None = None) -> Decimal | None:
         """Return the USD of one ordinary call of a model, from any vendor; `None` if unknown."""

@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-import genai_prices.data  # noqa: F401  a copy in memory, instead of one for each look-up
-
 from otel_limits.core import catalogue, pricing
-from otel_limits.core.catalogue import as_listed, bundled_catalog, is_of_family
+from otel_limits.core.catalogue import as_listed, current_list, is_of_family
 from otel_limits.core.listings import canonical, listing_of
 from otel_limits.core.pricing import Prices
 from otel_limits.core.regions import place_of
@@ -187,7 +185,7 @@ def read_litellm() -> dict[str, Any]:
     assert spec.origin is not None
     path = Path(spec.origin).with_name("model_prices_and_context_window_backup.json")
     models = {}
-    listed = {each.id for each in bundled_catalog().providers}
+    listed = {each.id for each in current_list().providers}
     for model, entry in json.loads(path.read_text(encoding="utf-8")).items():
         vendor = canonical(entry.get("litellm_provider", ""))
         vendor = "google" if vendor.startswith("vertex_ai") else vendor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 import time
@@ -12,10 +11,6 @@ from functools import wraps
 from typing import Any, Final
 
 import pytest
-
-with contextlib.suppress(ImportError):  # with Python 3.10
-    # As in an application that has imported the list of prices: each test would read its own.
-    import genai_prices.data  # noqa: F401
 
 FORBIDDEN: Final = {
     **dict.fromkeys(

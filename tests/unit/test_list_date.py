@@ -13,7 +13,7 @@ import pytest
 from otel_limits.cli import main
 from otel_limits.cli.doctor.settings import examine_settings
 from otel_limits.core import list_date
-from otel_limits.core.catalogue import LIST, bundled_catalog
+from otel_limits.core.catalogue import LIST, current_list
 from otel_limits.core.list_date import OLD, PRICE_CHANGE, RELEASED, list_in_use, old_list
 
 pytestmark = pytest.mark.skipif(
@@ -60,7 +60,7 @@ def test_release_dates_a_list_that_has_no_newer_date(monkeypatch: pytest.MonkeyP
 
 def test_dates_on_a_list_are_those_of_its_prices() -> None:
     """They are read from the text of the list: all that the imported list has."""
-    models = [model for provider in bundled_catalog().providers for model in provider.models]
+    models = [model for provider in current_list().providers for model in provider.models]
     conditions = [
         each.constraint
         for model in models

@@ -18,10 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_limits.core.catalogue import (
-    LIST,
     UNREPORTED_RATES,
     CatalogEntry,
-    bundled_catalog,
+    current_list,
     price_of,
 )
 from otel_limits.core.policy import Policy
@@ -475,22 +474,19 @@ def run(program: str) -> None:
 
 
 @listed
-def test_price_list_falls_back_to_the_packages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A loader need not have any."""
-    from genai_prices.data_snapshot import get_snapshot
-
-    known = get_snapshot()
-    monkeypatch.delitem(sys.modules, LIST)
-    monkeypatch.setattr("otel_limits.core.catalogue._code_of_list", lambda: None)
-    assert bundled_catalog() is known
-
-
-@listed
-def test_price_list_loaded_by_application_is_shared() -> None:
+def test_price_list_is_shared_with_the_application() -> None:
     """It is not made a second time."""
     from genai_prices.data_snapshot import get_snapshot
 
-    known = get_snapshot()
-    assert bundled_catalog() is known
+    assert current_list() is get_snapshot()
+
+
+@listed
+def test_look_ups_do_not_fill_the_memory_of_the_package() -> None:
+    """Its own look-ups are unbounded, and model IDs may come from outside."""
+    known = vars(current_list())
+    sizes = {name: len(each) for name, each in known.items() if hasattr(each, "__len__")}
+    prices = Prices()
+    for model in ("gpt-4o-2024-11-20", "ft:gpt-4o:mine", "made-up-1", "made-up-2"):
+        prices.price(model, CALL)
+    assert {name: len(known[name]) for name in sizes} == sizes

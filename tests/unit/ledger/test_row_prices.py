@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pytest
 
 from otel_limits.core import price_steps
-from otel_limits.core.catalogue import bundled_catalog
+from otel_limits.core.catalogue import current_list
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import PriceOverride, Prices
 from otel_limits.ledger.row_prices import DAY, RowPrices
@@ -184,7 +184,7 @@ def test_list_with_unknown_conditions_is_quoted_row_by_row(monkeypatch: pytest.M
         def active(self, when: datetime) -> bool:
             return when.weekday() >= 5
 
-    changed = bundled_catalog()
+    changed = current_list()
     model = next(
         model
         for provider in changed.providers
@@ -193,7 +193,7 @@ def test_list_with_unknown_conditions_is_quoted_row_by_row(monkeypatch: pytest.M
     )
     assert isinstance(model.prices, list)
     monkeypatch.setattr(model.prices[-1], "constraint", Weekend())
-    monkeypatch.setattr(price_steps, "bundled_catalog", lambda: changed)
+    monkeypatch.setattr(price_steps, "current_list", lambda: changed)
     prices = Prices(OWN)
     assert prices.steps() is None
     row = Row(10**15, "gpt-4o", "openai", 10, 10)
