@@ -16,7 +16,7 @@ from otel_limits.core.terms import (
     PricingTerms,
     named_tier,
 )
-from otel_limits.vendors.records import BY_NAME
+from otel_limits.vendors.records import vendors
 
 if TYPE_CHECKING:
     from otel_limits.vendors.vendor import Vendor
@@ -148,7 +148,7 @@ class PricedRequest:
             audio_in=self.audio_in,
             audio_out=any(_has_audio(setting) for setting in settings),
             searches=any(_is_search(setting) for setting in settings),
-            server_tools=frozenset(_server_tools(settings, BY_NAME.get(vendor))),
+            server_tools=frozenset(_server_tools(settings, vendors().get(vendor))),
         )
 
 

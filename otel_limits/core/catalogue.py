@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import logging  # noqa: F401  before a fork, our lock comes before that of logging
-import os
 import re
-import threading
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
@@ -17,8 +14,9 @@ from otel_limits.core.listings import ModelListing, listing_of
 from otel_limits.core.price import Price
 from otel_limits.core.terms import AUTOMATIC, DISCOUNTED, STANDARD, BillableCall
 from otel_limits.core.usage import EXACT, NO_COST, Usage
-from otel_limits.vendors.price_lists import DISPUTED, LATEST, STAND_INS
-from otel_limits.vendors.records import BY_NAME
+from otel_limits.vendors.facts import LOADING
+from otel_limits.vendors.price_lists import compared_prices
+from otel_limits.vendors.records import vendors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,17 +69,6 @@ UNREPORTED_RATES: Final = (
 VARIANTS: Final = ("service_tier", "processing", "speed")
 """The list's names for a tier, depending on how it is requested."""
 
-IMPORTS: Final = threading.RLock()
-"""Held while the package is imported: a process forked during the import would wait forever for it
-to finish, in a thread that does not exist there. The fork waits instead."""
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=IMPORTS.acquire,
-        after_in_parent=IMPORTS.release,
-        after_in_child=IMPORTS.release,
-    )
-
 
 class CatalogEntry(NamedTuple):
     """A model on the list."""
@@ -117,7 +104,7 @@ class Catalogue:
 
     def import_package(self) -> None:
         """Import the package, but not yet its list."""
-        with IMPORTS:
+        with LOADING:
             import genai_prices  # noqa: F401
 
     def find(self, model: str, provider: str) -> CatalogEntry | None:
@@ -147,7 +134,7 @@ def installed_version() -> str | None:
 
 def current_list() -> DataSnapshot:
     """Return the package's list, or a newer one that the application has set."""
-    with IMPORTS:
+    with LOADING:
         from genai_prices.data_snapshot import get_snapshot
 
         return get_snapshot()
@@ -169,7 +156,7 @@ def price_of(listed: CatalogEntry, call: BillableCall, when: datetime) -> Price 
         return None  # a missing price is not 0
     if any(parts.get(part) is not None for part in UNREPORTED_RATES):
         return None
-    vendor = BY_NAME.get(listed.vendor)
+    vendor = vendors().get(listed.vendor)
     # Others omit the price of audio, for example for gpt-4o-audio-preview.
     if vendor is not None and vendor.audio_as_text:
         rates["input_audio"] = fresh if rates["input_audio"] is None else rates["input_audio"]
@@ -199,7 +186,7 @@ def dearest_prices(listed: CatalogEntry, call: BillableCall, when: datetime) -> 
 
 def is_disputed(listed: CatalogEntry, usage: Usage) -> bool:
     """Return whether two price lists disagree on the price of a usage, for no known reason."""
-    about = DISPUTED.get(listed.vendor, {}).get(listed.info.id, frozenset())
+    about = compared_prices().disputed.get(listed.vendor, {}).get(listed.info.id, frozenset())
     parts = {
         "all": True,
         "cache_read": usage.cache_read > 0,
@@ -246,7 +233,9 @@ def nearest_listed(name: str) -> list[str]:
     import difflib  # not needed by most processes
 
     models = [(each.id, model.id) for each in current_list().providers for model in each.models]
-    models += [(vendor, model) for vendor, ids in STAND_INS.items() for model in ids]
+    models += [
+        (vendor, model) for vendor, ids in compared_prices().stand_ins.items() for model in ids
+    ]
     known = {f"{vendor}/{model}" if "/" in name else model for vendor, model in models}
     return difflib.get_close_matches(name, sorted(known), n=3)
 
@@ -262,11 +251,12 @@ def _entry_of(listing: ModelListing, prices: DataSnapshot) -> CatalogEntry | Non
     entry = _loose_entry_of(listing, prices)
     if entry is None or not is_of_family(listing.reference, entry.info):
         return None
-    # Names of the current model move; the tables are dated.
+    compared = compared_prices()
+    # Names of the current model move; the comparison is dated.
     if listing.reference.endswith(LATEST_NAME):
-        is_known = listing.reference in LATEST.get(entry.vendor, ())
+        is_known = listing.reference in compared.latest.get(entry.vendor, ())
     else:
-        is_known = entry.is_own or entry.info.id in STAND_INS.get(entry.vendor, ())
+        is_known = entry.is_own or entry.info.id in compared.stand_ins.get(entry.vendor, ())
     return entry if is_known else None
 
 

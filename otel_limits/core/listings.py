@@ -7,7 +7,7 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from otel_limits.vendors.records import CANONICAL, GATEWAYS, HOSTS, UNLISTED
+from otel_limits.vendors.records import canonical_names, gateways, unlisted, vendors
 from otel_limits.vendors.vendor import LOCAL
 
 BEDROCK: Final = re.compile(
@@ -45,13 +45,15 @@ def vendor_at(address: str) -> str | None:
     """Return the vendor at an address, if it identifies one."""
     # Without slashes, `urlsplit` parses a host as a path, and Ollama's clients accept a bare one.
     host = urlsplit(address if "//" in address else f"//{address}").hostname or ""
-    return next((vendor for pattern, vendor in HOSTS if pattern.fullmatch(host)), None)
+    every = vendors().values()
+    return next((each.name for each in every if each.hosts and each.hosts.fullmatch(host)), None)
 
 
 def canonical(provider: str) -> str:
     """Return a vendor's name on the price list, from any of its names."""
     # In its own case first: model classes, such as MLXModel, contain capitals.
-    return CANONICAL.get(provider, CANONICAL.get(provider.lower(), provider))
+    names = canonical_names()
+    return names.get(provider, names.get(provider.lower(), provider))
 
 
 def vendor_of(model: str, provider: str) -> str:
@@ -63,7 +65,7 @@ def vendor_of(model: str, provider: str) -> str:
     """
     prefix, slash, _ = model.partition("/")
     # Only for a gateway: elsewhere a slash is part of the name, as in `meta-llama/Llama-3`.
-    return canonical(prefix) if slash and provider in GATEWAYS else provider
+    return canonical(prefix) if slash and provider in gateways() else provider
 
 
 def vendor_by_id(model: str) -> str | None:
@@ -104,12 +106,12 @@ def listing_of(model: str, provider: str, *, known: bool) -> ModelListing | None
     elif found := RESOURCE.fullmatch(model):
         listing = ModelListing("google", found[1])
     # The name of a gateway does not identify the vendor.
-    elif known and provider not in GATEWAYS:
+    elif known and provider not in gateways():
         listing = ModelListing(provider, _without_own_prefix(model, provider))
     else:
         listing = _by_name(model, provider if known and provider != "litellm" else None)
     # An operator's alias or private endpoint is on no list.
-    is_listed = provider not in UNLISTED and listing.vendor not in UNLISTED
+    is_listed = unlisted().isdisjoint((provider, listing.vendor))
     return listing if is_listed and not listing.reference.startswith(ARN) else None
 
 

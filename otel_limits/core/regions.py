@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.listings import BEDROCK
-from otel_limits.vendors.records import BY_NAME, VENDORS
-from otel_limits.vendors.vendor import GLOBAL, NO_PREMIUM
+from otel_limits.vendors.records import vendors
+from otel_limits.vendors.vendor import GLOBAL
 
 if TYPE_CHECKING:
-    from decimal import Decimal
+    import re
 
-RULES: Final = tuple(each.place for each in VENDORS if each.place is not None)
-IN_HOSTS: Final = tuple(host for rule in RULES for host in rule.hosts)
-IN_MODEL_IDS: Final = tuple(model_id for rule in RULES for model_id in rule.model_ids)
+    from otel_limits.vendors.vendor import Premium
+
+NO_PREMIUM: Final = Decimal(1)
 
 
 def place_of(
@@ -32,18 +34,24 @@ def place_of(
         set_as: Places in the settings of the request.
         of_client: Places that the client would use by default.
     """
+    in_hosts, in_model_ids = _patterns()
+    urls = [at if "//" in at else f"//{at}" for at in addresses]
     found = (
         *set_as,
-        *(found[1] for at in addresses for each in IN_HOSTS if (found := each.search(_url(at)))),
-        *(found[1] for each in IN_MODEL_IDS if (found := each.search(model))),
+        *(found[1] for url in urls for each in in_hosts if (found := each.search(url))),
+        *(found[1] for each in in_model_ids if (found := each.search(model))),
         *of_client,
     )
     place = next(iter(found), area_of(model)) or GLOBAL
     return None if place == GLOBAL else place
 
 
-def _url(address: str) -> str:
-    return address if "//" in address else f"//{address}"
+@cache
+def _patterns() -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
+    """Return the patterns of all vendors by which addresses and model IDs contain a place."""
+    rules = [each.place for each in vendors().values() if each.place is not None]
+    in_hosts = [each for rule in rules for each in rule.hosts]
+    return in_hosts, [each for rule in rules for each in rule.model_ids]
 
 
 def area_of(model: str) -> str | None:
@@ -60,13 +68,20 @@ def premium(vendor: str, model: str, region: str | None) -> Decimal | None:
         model: The vendor's model ID.
         region: The requested region, if any.
     """
-    known = BY_NAME.get(vendor)
+    known = vendors().get(vendor)
     if region is None or known is None or known.place is None:
         return NO_PREMIUM
-    return known.place.premium(model, region)
+    return _first(known.place.premium, model, region)
 
 
 def highest_premium(vendor: str, region: str) -> Decimal | None:
     """Return the upper bound of an unknown `premium`; `None` if there is none."""
-    known = BY_NAME.get(vendor)
-    return None if known is None or known.place is None else known.place.dearest(region)
+    known = vendors().get(vendor)
+    return None if known is None or known.place is None else _first(known.place.dearest, "", region)
+
+
+def _first(premiums: Iterable[Premium], model: str, place: str) -> Decimal | None:
+    for each in premiums:
+        if each.models.match(model) and each.places.fullmatch(place):
+            return each.factor
+    return None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_limits.usage.durations import seconds_of
 from otel_limits.usage.pages import pages_of
 from otel_limits.usage.pictures import size_of
 from otel_limits.usage.text import tokens_of_text
-from otel_limits.vendors.anthropic import ANTHROPIC
-from otel_limits.vendors.records import CLASSES, MEDIA_RULES
-from otel_limits.vendors.vendor import AUDIO, PAGE, MediaRule
+from otel_limits.vendors.records import media_rules, other_media, vendors_of_classes
+
+if TYPE_CHECKING:
+    from otel_limits.vendors.vendor import MediaRule
 
 VIDEO: Final = 263.0
 """Tokens per second, without sound: https://ai.google.dev/gemini-api/docs/tokens."""
@@ -26,31 +27,29 @@ FLAT_DOCUMENT: Final = 3_000
 
 TEXTS: Final = frozenset({"csv", "html", "md", "txt"})
 
-OTHER_IMAGES: Final = ANTHROPIC.media[-1].image
-"""Assumed for vendors that do not document it."""
-
 
 class Recipient(NamedTuple):
     """The recipient of a request: vendors count the same image differently."""
 
     provider: str
     """The framework's module for the provider."""
-    rule: MediaRule | None
-    """The rule for its model, if any is documented."""
+    rule: MediaRule
+    """The rule for its model, or an assumption if none is documented."""
 
 
 @functools.lru_cache(256)
 def recipient(provider: str, model: str) -> Recipient:
     """Return the recipient, by the name of the model or else by the provider."""
-    rule = next((each for each in MEDIA_RULES if each.models.search(model.lower())), None)
-    vendor = CLASSES.get(provider)
-    return Recipient(provider, vendor.media_of_classes if rule is None and vendor else rule)
+    name, vendor = model.lower(), vendors_of_classes().get(provider)
+    rules = [each for each in media_rules() if each.models.search(name)]
+    rules += [each for each in (vendor.media if vendor else ()) if each.is_default]
+    return Recipient(provider, next(iter(rules), other_media()))
 
 
 def tokens_of_image(data: bytes | None, to: Recipient) -> int:
     """Return the tokens of an image, by the size in its header."""
     size = (size_of(data) if data is not None else None) or FLAT_SIZE
-    return (OTHER_IMAGES if to.rule is None else to.rule.image).tokens(*size)
+    return to.rule.image.tokens(*size)
 
 
 def tokens_of_document(data: bytes | None, kind: str, to: Recipient, *, cited: bool) -> int:
@@ -68,15 +67,14 @@ def tokens_of_document(data: bytes | None, kind: str, to: Recipient, *, cited: b
         return tokens_of_text(data.decode(errors="replace"))
     if kind != "pdf":
         return FLAT_DOCUMENT
-    vendor = CLASSES.get(to.provider)
+    vendor = vendors_of_classes().get(to.provider)
     as_text = None if cited or vendor is None else vendor.page_as_text
-    with_image = PAGE if to.rule is None else to.rule.page
-    return pages_of(data) * (with_image if as_text is None else as_text)
+    return pages_of(data) * (to.rule.page if as_text is None else as_text)
 
 
 def tokens_of_audio(data: bytes | None, to: Recipient) -> int:
     """Return the tokens of audio, by the duration in its container."""
-    return math.ceil(_seconds(data) * (AUDIO if to.rule is None else to.rule.audio))
+    return math.ceil(_seconds(data) * to.rule.audio)
 
 
 def tokens_of_video(data: bytes | None, to: Recipient) -> int:  # noqa: ARG001  same as the others

@@ -1,23 +1,15 @@
-"""How each instrumentation counts: which parts its usage includes, with sources."""
+"""How each vendor and instrumentation counts: which parts its usage includes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from otel_limits.vendors.records import USAGE_RULES
+from otel_limits.usage.fields import field_names
+from otel_limits.vendors.records import vendors_of_classes
 from otel_limits.vendors.vendor import UsageRule
 
 UNKNOWN: Final = UsageRule("by total")
-
-SCOPES: Final[Mapping[str, UsageRule]] = {
-    # It passes on Bedrock's usage, including 0 for a blocked prompt.
-    "opentelemetry.instrumentation.botocore": UsageRule("outside", total_omits_cache=True),
-    # input_tokens are the "Sum of all input token types": UsageMetadata in
-    # https://github.com/langchain-ai/langchain/blob/master/libs/core/langchain_core/messages/ai.py.
-    "langsmith": UsageRule("inside", zeros_are_made_up=True),
-}
-"""By the instrumentation scope of a span, or its prefix."""
 
 # A framework's own spans can contain zeros if the vendor sent no usage, as in Strands'
 # event_loop/streaming.py.
@@ -28,27 +20,17 @@ input tokens, including cached tokens"; OpenInference counts the same way."""
 BY_NOTHING: Final = UsageRule("by total", zeros_are_made_up=True)
 """Spans without any sign of how they count."""
 
-CONVENTIONAL: Final = (
-    "gen_ai.usage.cache_read.input_tokens",
-    "gen_ai.usage.cache_creation.input_tokens",
-    "gen_ai.usage.cache_write.input_tokens",
-    "llm.token_count.prompt",
-    # Vercel's AI SDK since version 6, whose input is the total; before that it was the vendor's
-    # input, which may exclude cached tokens: https://ai-sdk.dev/docs/ai-sdk-core/telemetry,
-    # https://github.com/getsentry/sentry-javascript, packages/core/src/tracing/vercel-ai.
-    "ai.usage.inputTokenDetails.cacheReadTokens",
-)
-"""Attributes whose presence proves that the conventions are followed; older ones left it open."""
-
 
 def rule_of_provider(provider: str) -> UsageRule:
     """Return the rule of a vendor, by the framework's module for it."""
-    return USAGE_RULES.get(provider, UNKNOWN)
+    vendor = vendors_of_classes().get(provider)
+    return UNKNOWN if vendor is None else vendor.classes[provider]
 
 
 def rule_of_span(scope: str, attributes: Mapping[str, object]) -> UsageRule:
     """Return the rule of an instrumentation."""
-    for name, rule in SCOPES.items():
+    names = field_names()
+    for name, rule in names.scopes.items():
         if scope == name or scope.startswith(f"{name}."):
             return rule
-    return BY_CONVENTION if any(name in attributes for name in CONVENTIONAL) else BY_NOTHING
+    return BY_NOTHING if names.conventional.isdisjoint(attributes) else BY_CONVENTION

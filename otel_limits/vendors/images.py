@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -87,3 +88,13 @@ class ImagePatches:
         scale = min(1, self.edge / max(width, height))
         number = math.prod(math.ceil(each * scale / self.side) for each in (width, height))
         return math.ceil(min(number, self.most) * self.factor)
+
+
+IMAGE_RULES: Final[Mapping[str, Callable[..., ImageRule]]] = {
+    "flat": Flat,
+    "by_area": ByArea,
+    "tiles": ImageTiles,
+    "fixed_tiles": FixedTiles,
+    "patches": ImagePatches,
+}
+"""By their names in the files of vendors."""

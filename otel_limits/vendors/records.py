@@ -1,64 +1,136 @@
-"""All vendors, and the tables that follow from their records."""
+"""All vendors, read from their files on first use, and the tables that follow from them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from functools import cache
+from typing import Any, Final
 
-from otel_limits.vendors.amazon import AMAZON, SAGEMAKER
-from otel_limits.vendors.anthropic import ANTHROPIC
-from otel_limits.vendors.deepseek import DEEPSEEK
-from otel_limits.vendors.google import GOOGLE
-from otel_limits.vendors.local import LOCAL_SERVERS, OLLAMA_CLOUD
-from otel_limits.vendors.minimax import MINIMAX
-from otel_limits.vendors.openai import AZURE, OPENAI
-from otel_limits.vendors.others import OTHERS
+from otel_limits.vendors.facts import facts
+from otel_limits.vendors.images import IMAGE_RULES
+from otel_limits.vendors.vendor import MediaRule, PlaceRule, Premium, UsageRule, Vendor
 
-if TYPE_CHECKING:
-    from otel_limits.vendors.vendor import MediaRule, UsageRule, Vendor
-
-VENDORS: Final[tuple[Vendor, ...]] = (
-    ANTHROPIC, GOOGLE, AMAZON, SAGEMAKER, OPENAI, AZURE, LOCAL_SERVERS, OLLAMA_CLOUD, DEEPSEEK,
-    MINIMAX, *OTHERS,
+VENDORS: Final = (
+    "anthropic", "google", "aws", "sagemaker", "openai", "azure", "local", "ollama-cloud",
+    "deepseek", "minimax", "mistral", "x-ai", "writer", "llamaapi", "litellm", "litellm_proxy",
+    "watsonx", "openrouter", "ai21", "cerebras", "cohere", "fireworks", "groq", "moonshotai",
+    "novita", "perplexity", "together", "zai",
 )  # fmt: skip
-
-BY_NAME: Final[Mapping[str, Vendor]] = {each.name: each for each in VENDORS}
-
-CANONICAL: Final[Mapping[str, str]] = {
-    alias: each.name for each in VENDORS for alias in each.aliases
-}
-"""Vendors by other names than those on the price list."""
-
-HOSTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
-    (re.compile(rf"(?:.+\.)?{re.escape(host).replace(re.escape('*'), '[a-z0-9-]+')}"), each.name)
-    for each in VENDORS
-    for host in each.hosts
-)
-"""Patterns of hosts, and their vendors. At any other host, such as a gateway, the vendor is the one
-that the framework's model class is made for."""
-
-CLASSES: Final[Mapping[str, Vendor]] = {module: each for each in VENDORS for module in each.classes}
-"""Vendors by a framework's module for the provider."""
-
-USAGE_RULES: Final[Mapping[str, UsageRule]] = {
-    module: rule for each in VENDORS for module, rule in each.classes.items()
-}
-"""By a framework's module for the provider."""
-
-MEDIA_RULES: Final[tuple[MediaRule, ...]] = tuple(rule for each in VENDORS for rule in each.media)
-"""In the order in which models are compared: a newer model's name may contain an older one's."""
-
-APART: Final = frozenset(name for each in VENDORS for name in each.apart)
-"""Names of an output that excludes reasoning."""
-
-TOKEN_TOOLS: Final = frozenset(tool for each in VENDORS for tool in each.token_tools)
-"""Tools that run at a vendor and cost only tokens."""
-
-UNLISTED: Final = frozenset(each.name for each in VENDORS if not each.is_listed)
-GATEWAYS: Final = frozenset(each.name for each in VENDORS if each.is_gateway)
+"""Names and files of all vendors. Models are compared with media rules in this order, as a newer
+model's name may contain an older one's."""
 
 BLOCKED: Final = frozenset({"content_filter", "content_filtered", "guardrail_intervened"})
 """Stop reasons of an answer that a guardrail of the vendor or of a gateway wrote:
 <https://platform.openai.com/docs/api-reference/chat/object>,
 <https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html>."""
+
+
+@cache
+def vendors() -> Mapping[str, Vendor]:
+    """Return all vendors by name."""
+    return {name: _vendor(name, facts(f"vendors/{name}.yaml")) for name in VENDORS}
+
+
+@cache
+def canonical_names() -> Mapping[str, str]:
+    """Return vendors' names by other names than those on the price list."""
+    return {alias: each.name for each in vendors().values() for alias in each.aliases}
+
+
+@cache
+def vendors_of_classes() -> Mapping[str, Vendor]:
+    """Return vendors by a framework's module for the provider."""
+    return {module: each for each in vendors().values() for module in each.classes}
+
+
+@cache
+def gateways() -> frozenset[str]:
+    """Return the vendors whose model IDs name the vendor."""
+    return frozenset(each.name for each in vendors().values() if each.is_gateway)
+
+
+@cache
+def unlisted() -> frozenset[str]:
+    """Return the vendors that are not on the price list."""
+    return frozenset(each.name for each in vendors().values() if not each.is_listed)
+
+
+@cache
+def media_rules() -> tuple[MediaRule, ...]:
+    """Return all rules for media, in the order in which models are compared."""
+    return tuple(rule for each in vendors().values() for rule in each.media)
+
+
+@cache
+def other_media() -> MediaRule:
+    """Return the rule for models whose vendor does not document any."""
+    return _media_rule(_shared()["other_media"])
+
+
+@cache
+def _shared() -> Mapping[str, Any]:
+    return facts("vendors/shared.yaml")  # type: ignore[no-any-return]
+
+
+def _vendor(name: str, known: Mapping[str, Any]) -> Vendor:
+    found = {fact: value for fact, value in known.items() if fact != "sources"}
+    return Vendor(name=name, **{fact: READERS[fact](value) for fact, value in found.items()})
+
+
+def _hosts(hosts: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern of some hosts: `*` is any part of a name without dots, e.g. a region."""
+    names = "|".join(map(re.escape, hosts)).replace(re.escape("*"), "[a-z0-9-]+")
+    return re.compile(rf"(?:.+\.)?(?:{names.replace(re.escape('{amazon}'), _amazon())})")
+
+
+def _amazon() -> str:
+    """Return the pattern of Amazon's domains."""
+    return f"(?:{'|'.join(map(re.escape, _shared()['amazon']))})"
+
+
+def _classes(classes: Mapping[str, Any]) -> dict[str, UsageRule]:
+    return {module: UsageRule(**rule) for module, rule in classes.items()}
+
+
+def _media(rules: Iterable[Mapping[str, Any]]) -> tuple[MediaRule, ...]:
+    return tuple(map(_media_rule, rules))
+
+
+def _media_rule(known: Mapping[str, Any]) -> MediaRule:
+    ((kind, sizes),) = known["image"].items()
+    image, models = IMAGE_RULES[kind](**sizes), re.compile(known["models"])
+    return MediaRule(**{**known, "image": image, "models": models})
+
+
+def _place(known: Mapping[str, Any]) -> PlaceRule:
+    return PlaceRule(
+        premium=tuple(map(_premium, known["premium"])),
+        dearest=tuple(map(_premium, known["dearest"])),
+        hosts=tuple(
+            re.compile(each.replace("{amazon}", _amazon())) for each in known.get("hosts", ())
+        ),
+        model_ids=tuple(map(re.compile, known.get("model_ids", ()))),
+    )
+
+
+def _premium(known: Mapping[str, Any]) -> Premium:
+    models, places = re.compile(known.get("models", "")), re.compile(known.get("places", "(?s:.*)"))
+    return Premium(models=models, places=places, factor=Decimal(str(known["factor"])))
+
+
+READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "aliases": frozenset,
+    "hosts": _hosts,
+    "classes": _classes,
+    "apart": frozenset,
+    "media": _media,
+    "page_as_text": int,
+    "token_tools": frozenset,
+    "place": _place,
+    "audio_as_text": bool,
+    "is_gateway": bool,
+    "is_listed": bool,
+}
+"""Each fact in the file of a vendor, and how its value is read."""

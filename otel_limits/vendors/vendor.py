@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import re
+    from decimal import Decimal
 
     from otel_limits.vendors.images import ImageRule
 
@@ -22,10 +22,6 @@ GLOBAL: Final = "global"
 """Vendors' name for requests without a region, whose prices are in the lists."""
 HIDDEN_REGION: Final = "the region of its client, which is not exposed"
 """A region that determines the price but cannot be read."""
-
-PREMIUM: Final = Decimal("1.1")
-"""10% on every token, at all vendors with a premium."""
-NO_PREMIUM: Final = Decimal(1)
 
 PAGE: Final = 1_400
 """Tokens of a PDF page, assumed for vendors that do not document it."""
@@ -58,63 +54,52 @@ class MediaRule:
     """Tokens of a PDF page: its text and an image of it."""
     audio: float = AUDIO
     """Tokens per second."""
+    is_default: bool = False
+    """True if it is also the rule for other models of the vendor's classes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Premium:
+    """A factor on list prices."""
+
+    models: re.Pattern[str]
+    """The models, by the beginning of their ID on the list."""
+    places: re.Pattern[str]
+    """The places, by their whole name."""
+    factor: Decimal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceRule:
     """Where a call is processed, and how that affects its price."""
 
-    premium: Callable[[str, str], Decimal | None]
-    """Given a model on the list and a place, the factor on list prices; `None` if unknown."""
-    dearest: Callable[[str], Decimal | None]
-    """Given a place, the highest factor known of any such place; `None` if unknown."""
+    premium: tuple[Premium, ...]
+    """The first that fits a model and a place is the factor. If none fits, it is unknown."""
+    dearest: tuple[Premium, ...]
+    """The first that fits a place is the highest factor known of any model there."""
     hosts: tuple[re.Pattern[str], ...] = ()
     """Addresses that contain a place."""
     model_ids: tuple[re.Pattern[str], ...] = ()
     """Model IDs that contain a place."""
 
 
-class Source(NamedTuple):
-    """Where a fact is documented, and the date on which it was looked up."""
-
-    address: str
-    looked_up: str
-
-
-CONVENTIONS: Final = Source(
-    "https://opentelemetry.io/docs/specs/semconv/registry/attributes/gen-ai/", "2026-11-22"
-)
-"""The values of `gen_ai.provider.name`, and of `gen_ai.system` before version 1.37."""
-PRICE_LIST: Final = Source(
-    "https://github.com/pydantic/genai-prices/tree/main/prices/providers", "2026-11-25"
-)
-"""Names and addresses on the price list: genai-prices 0.2.3, `provider_match`, `api_pattern`."""
-PREFIXES: Final = Source("https://docs.litellm.ai/docs/providers", "2026-11-25")
-"""LiteLLM's prefixes: litellm 1.106.12, types/utils.py, `LlmProviders`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vendor:
-    """A vendor, a gateway to several, or a kind of server.
-
-    The fields below `name` are facts, each with a source under its own name.
-    """
+    """A vendor, a gateway to several, or a kind of server."""
 
     name: str
     """On the price list, if it is there."""
-    aliases: tuple[str, ...] = ()
+    aliases: frozenset[str] = frozenset()
     """Other names: in conventions, of frameworks' modules, and LiteLLM's prefixes."""
-    hosts: tuple[str, ...] = ()
-    """Hosts of its API, including subdomains; `*` is any part of a name without dots, such as a
-    region. Not those at which users run their own servers, such as load balancers."""
+    hosts: re.Pattern[str] | None = None
+    """Hosts of its API, including subdomains. Not those at which users run their own servers, such
+    as load balancers."""
     classes: Mapping[str, UsageRule] = field(default_factory=dict)
     """How its usage counts, by each framework's module for it."""
-    apart: tuple[str, ...] = ()
+    apart: frozenset[str] = frozenset()
     """Its own names of an output that excludes reasoning."""
     media: tuple[MediaRule, ...] = ()
     """For its models, wherever they are sold."""
-    media_of_classes: MediaRule | None = None
-    """For models of its classes with other names."""
     page_as_text: int | None = None
     """Tokens of a PDF page that is read as text only."""
     token_tools: frozenset[str] = frozenset()
@@ -126,4 +111,3 @@ class Vendor:
     """True if the model ID names the vendor, before a slash."""
     is_listed: bool = True
     """False if its models are on no price list under this name."""
-    sources: Mapping[str, Source] = field(default_factory=dict)

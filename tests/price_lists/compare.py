@@ -1,7 +1,7 @@
 """Compares the installed price list with LiteLLM's, at four usages.
 
 `python -m tests.price_lists.compare` reads LiteLLM's list, where it is installed, into the fixture,
-and writes `otel_limits/vendors/price_lists.py`.
+and writes `otel_limits/vendors/price_lists.yaml`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
+import math
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
+import yaml
+
 from otel_limits.core import catalogue, pricing
 from otel_limits.core.catalogue import as_listed, current_list, is_of_family
 from otel_limits.core.listings import canonical, listing_of
@@ -28,11 +29,11 @@ from otel_limits.core.pricing import Prices
 from otel_limits.core.regions import place_of
 from otel_limits.core.terms import BillableCall
 from otel_limits.core.usage import Usage
-from otel_limits.vendors.records import BY_NAME
+from otel_limits.vendors.records import vendors
 from tests.readme import table
 
 FIXTURE: Final = Path(__file__).with_name("litellm.json")
-LISTS: Final = Path("otel_limits/vendors/price_lists.py")
+LISTS: Final = Path("otel_limits/vendors/price_lists.yaml")
 NOON: Final = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
 """Outside DeepSeek's peak hours, on the day on which the lists were read."""
 
@@ -215,8 +216,8 @@ def as_lines(found: Mapping[str, Any]) -> str:
     return f'{head[:-1]}, "models": {{\n{models}\n}}}}\n'
 
 
-def tables() -> str:
-    """Write which pairs of seller and model, and which moving names, both lists price alike."""
+def tables() -> dict[str, Any]:
+    """Return which pairs of seller and model, and which moving names, both lists price alike."""
     stand_ins: dict[str, dict[str, bool]] = {}
     latest: dict[str, dict[str, bool]] = {}
     # By the package's own look-up, since ours uses these tables.
@@ -251,48 +252,57 @@ def tables() -> str:
         entry = as_listed(model, vendor)
         if entry is None:
             continue
-        if not entry.is_own and entry.vendor in BY_NAME:
+        if not entry.is_own and entry.vendor in vendors():
             held = stand_ins.setdefault(entry.vendor, {})
             held[entry.info.id] = held.get(entry.info.id, True) and is_agreed
         listing = listing_of(model, vendor, known=True)
         if listing is not None and listing.reference.endswith("-latest"):
             held = latest.setdefault(entry.vendor, {})
             held[listing.reference] = held.get(listing.reference, True) and is_agreed
-    named = importlib.metadata.version("genai-prices")
-    return "\n".join(
-        [
-            '"""Prices that two lists agree on: by `python -m tests.price_lists.compare`."""\n',
-            "from collections.abc import Mapping",
-            "from typing import Final\n",
-            f'COMPARED: Final = ("genai-prices {named}", "{second_list()["package"]}")',
-            f'COMPARED_ON: Final = "{second_list()["date"]}"\n',
-            _constant("STAND_INS", stand_ins),
-            '"""Models that a vendor sells at their maker\'s price, by the maker\'s ID."""\n',
-            _constant("LATEST", latest),
-            '"""Names of a vendor\'s current model that both lists price alike."""\n',
-            "DISPUTED: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {",
-            *(
-                f"    {vendor!r}: {{"
-                + ", ".join(f"{m!r}: frozenset({sorted(p)!r})" for m, p in sorted(models.items()))
-                + "},"
-                for vendor, models in sorted(disputed.items())
-            ),
-            "}",
-            '"""Models on which the lists disagree for no known reason, and at which usage."""',
-        ]
-    )
+    return {
+        "compared": {
+            "lists": [
+                f"genai-prices {importlib.metadata.version('genai-prices')}",
+                second_list()["package"],
+            ],
+            "date": date.fromisoformat(second_list()["date"]),
+        },
+        "stand_ins": _agreed(stand_ins),
+        "latest": _agreed(latest),
+        "disputed": {
+            vendor: {model: sorted(parts) for model, parts in sorted(models.items())}
+            for vendor, models in sorted(disputed.items())
+        },
+    }
+
+
+def _agreed(found: Mapping[str, Mapping[str, bool]]) -> dict[str, list[str]]:
+    return {
+        vendor: sorted(model for model, is_agreed in models.items() if is_agreed)
+        for vendor, models in sorted(found.items())
+    }
+
+
+COMMENTS: Final = {
+    "compared": "Prices on which two lists agree: by `python -m tests.price_lists.compare`.",
+    "stand_ins": "Models that a vendor sells at their maker's price, by the maker's ID.",
+    "latest": "Names of a vendor's current model that both lists price alike.",
+    "disputed": "Models on which the lists disagree for no known reason, and at which usage.",
+}
+
+
+def as_yaml(found: Mapping[str, Any]) -> str:
+    """Write the tables, with a line for each model."""
+    parts = []
+    for name, held in found.items():
+        in_line = None if name == "disputed" else False  # the innermost lists
+        text = yaml.safe_dump({name: held}, default_flow_style=in_line, width=math.inf)
+        parts.append(f"# {COMMENTS[name]}\n{text}")
+    return "\n".join(parts)
 
 
 def _agree(ratios: Mapping[int, Decimal]) -> bool:
     return all(abs(ratio - 1) <= TOLERANCE for ratio in ratios.values())
-
-
-def _constant(name: str, found: Mapping[str, Mapping[str, bool]]) -> str:
-    lines = [f"{name}: Final[Mapping[str, frozenset[str]]] = {{"]
-    for vendor, models in sorted(found.items()):
-        kept = sorted(model for model, is_agreed in models.items() if is_agreed)
-        lines.append(f"    {vendor!r}: frozenset({kept!r}),")
-    return "\n".join([*lines, "}"])
 
 
 def main() -> None:
@@ -300,8 +310,7 @@ def main() -> None:
     if find_spec("litellm") is not None:
         FIXTURE.write_text(as_lines(read_litellm()), encoding="utf-8")
         second_list.cache_clear()
-    LISTS.write_text(tables(), encoding="utf-8")
-    subprocess.run([sys.executable, "-m", "ruff", "format", "-q", str(LISTS)], check=True)
+    LISTS.write_text(as_yaml(tables()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,17 +7,20 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 from tests.paths import ROOT
 from tests.price_list import listed
 from tests.unit.test_pricing import run
 
 FORK = """
 import os, signal, sys, threading, warnings
-from otel_limits.core.usage import Usage, measured
+from otel_limits.core.usage import Usage
 from otel_limits.core.pricing import Prices
+from otel_limits.vendors.records import vendors
 prices = Prices()
-threading.Thread(target=prices.load).start()
-while "genai_prices" not in sys.modules:
+threading.Thread(target={load}).start()
+while {package!r} not in sys.modules:
     pass
 warnings.simplefilter("ignore", DeprecationWarning)  # the test forks a multi-threaded process
 child = os.fork()
@@ -29,9 +32,12 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 @listed
-def test_a_fork_in_the_middle_of_loading_has_prices() -> None:
-    """A child that is forked while a thread imports the package does not wait for that thread."""
-    run(FORK)
+@pytest.mark.parametrize(
+    ("load", "package"), [("prices.load", "genai_prices"), ("vendors", "yaml")]
+)
+def test_a_fork_in_the_middle_of_loading_has_prices(load: str, package: str) -> None:
+    """A child that is forked while a thread imports a package does not wait for that thread."""
+    run(FORK.format(load=load, package=package))
 
 
 BUILT_ONCE = """
@@ -95,13 +101,13 @@ def test_fetched_price_list_replaces_the_packages() -> None:
     run(FETCHED)
 
 
-def test_nothing_is_imported_before_the_first_price() -> None:
-    """Neither the library nor a list of prices loads the package."""
+def test_nothing_is_loaded_before_the_first_price() -> None:
+    """Neither the library nor a list of prices loads the package, or any facts about vendors."""
     run(
-        "import sys, otel_limits\n"
+        "import sys, otel_limits, otel_limits.usage.media, otel_limits.usage.normaliser\n"
         "from otel_limits.core.pricing import Prices\n"
         "Prices().version\n"
-        "assert 'genai_prices' not in sys.modules"
+        "assert not {'genai_prices', 'yaml'} & sys.modules.keys()"
     )
 
 

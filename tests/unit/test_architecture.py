@@ -37,8 +37,7 @@ OUTSIDE = {
     "langgraph": ("bindings",),
     "agents": ("bindings",),
     "openai": ("bindings",),
-    "yaml": ("settings",),
-    "pydantic": ("core", "quotas", "settings", "bindings"),
+    "yaml": ("settings", "vendors"),
     "rich": ("cli", "demo"),
 }
 """Third-party packages, and the rooms that may import them."""

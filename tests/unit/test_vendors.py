@@ -1,13 +1,13 @@
-"""The records of vendors: every fact has a source, and the tables have one answer for each name."""
+"""The files of vendors: every fact has a source, and there is one answer for each name."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import fields
+from dataclasses import astuple
 from datetime import date
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final, get_args
 
 import pytest
 
@@ -18,40 +18,77 @@ from otel_limits.core.regions import highest_premium, place_of, premium
 from otel_limits.core.terms import billable_call
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel
-from otel_limits.vendors.records import CLASSES, VENDORS
-from otel_limits.vendors.vendor import Vendor
+from otel_limits.vendors.facts import facts
+from otel_limits.vendors.records import VENDORS, other_media, vendors, vendors_of_classes
+from otel_limits.vendors.vendor import Cached
+from tests.paths import ROOT
 from tests.price_list import listed
 from tests.unit.test_terms import asked
 
-FLAGS = ("name", "is_gateway", "is_listed", "sources")
-"""Fields that are no facts about a vendor's bills."""
+FOLDER: Final = ROOT / "otel_limits/vendors"
+NOT_VENDORS: Final = {"shared", "price_lists"}
+FILES: Final[dict[str, dict[str, Any]]] = {name: facts(f"vendors/{name}.yaml") for name in VENDORS}
+SHARED: Final[dict[str, Any]] = facts("vendors/shared.yaml")
+
+FLAGS = {"is_gateway", "is_listed", "sources"}
+"""Entries of a file that are no facts about a vendor's bills."""
 
 
-def known_of(vendor: Vendor) -> set[str]:
-    """Return the fields of a record that state something."""
-    defaults = Vendor(name=vendor.name)
-    names = (each.name for each in fields(Vendor) if each.name not in FLAGS)
-    return {name for name in names if getattr(vendor, name) != getattr(defaults, name)}
+def test_each_file_is_in_the_table() -> None:
+    """Files are not searched for, so one that is missing there would have no effect."""
+    names = {path.stem for path in FOLDER.glob("*.yaml")}
+    assert names == {*VENDORS, *NOT_VENDORS}
+    assert len(set(VENDORS)) == len(VENDORS)
 
 
-@pytest.mark.parametrize("vendor", VENDORS, ids=lambda each: each.name)
-def test_each_fact_has_a_dated_source(vendor: Vendor) -> None:
+@pytest.mark.parametrize("name", VENDORS)
+def test_each_fact_has_a_dated_source(name: str) -> None:
     """Vendors change their prices and formats: a reader must be able to look them up again."""
-    assert known_of(vendor) <= vendor.sources.keys()
-    for source in vendor.sources.values():
-        assert source.address
-        assert date.fromisoformat(source.looked_up) <= date(2027, 12, 31)
+    sources = FILES[name].get("sources", {})
+    assert FILES[name].keys() - FLAGS == sources.keys()
+    for source in sources.values():
+        known = SHARED["sources"][source] if isinstance(source, str) else source
+        assert known.keys() == {"address", "date"}
+        assert known["address"]
+        assert type(known["date"]) is date
+        assert known["date"] <= date(2027, 12, 31)
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_each_file_has_the_types_of_a_vendor(name: str) -> None:
+    """Files are not checked when they are read, which happens during a model call."""
+    vendor, known = vendors()[name], FILES[name]
+    for flag in ("is_gateway", "is_listed", "audio_as_text"):
+        assert type(known.get(flag, False)) is bool
+    for fact in ("aliases", "hosts", "apart", "token_tools"):
+        held = known.get(fact, [])
+        assert all(type(each) is str for each in held)
+        assert len(set(held)) == len(held)
+    for rule in vendor.classes.values():
+        assert rule.cached in get_args(Cached)
+        assert {type(each) for each in astuple(rule)[1:]} == {bool}
+    for media in (*vendor.media, other_media()):
+        assert media.image.tokens(100, 100) > 0
+        assert (type(media.page), type(media.is_default)) == (int, bool)
+        assert media.audio > 0
+    for premium_of in (
+        () if vendor.place is None else (*vendor.place.premium, *vendor.place.dearest)
+    ):
+        assert 1 <= premium_of.factor < 2
+    for pattern in () if vendor.place is None else (*vendor.place.hosts, *vendor.place.model_ids):
+        assert pattern.groups == 1
 
 
 def test_each_name_host_and_class_belongs_to_one_vendor() -> None:
     """Otherwise the price would depend on the order of the records."""
-    names = Counter(name for each in VENDORS for name in (each.name, *each.aliases))
-    hosts = Counter(host for each in VENDORS for host in each.hosts)
-    modules = Counter(module for each in VENDORS for module in each.classes)
+    every = FILES.items()
+    names = Counter(each for name, known in every for each in (name, *known.get("aliases", ())))
+    hosts = Counter(host for _, known in every for host in known.get("hosts", ()))
+    modules = Counter(module for _, known in every for module in known.get("classes", ()))
     assert {
         name for found in (names, hosts, modules) for name, n in found.items() if n > 1
     } == set()
-    assert len(CLASSES) == sum(modules.values())
+    assert len(vendors_of_classes()) == sum(modules.values())
 
 
 @listed
@@ -79,10 +116,11 @@ def test_minimax_in_china_has_no_price() -> None:
     assert Prices().quote(call).price is None
 
 
-@pytest.mark.parametrize("vendor", VENDORS, ids=lambda each: each.name)
-def test_hosts_are_lower_case_names(vendor: Vendor) -> None:
+@pytest.mark.parametrize("name", VENDORS)
+def test_hosts_are_lower_case_names(name: str) -> None:
     """They are compared with the parsed host of an address, so a scheme or path never matches."""
-    assert all(re.fullmatch(r"[a-z0-9.*-]+", host) for host in vendor.hosts)
+    hosts = [host.replace("{amazon}", "*") for host in FILES[name].get("hosts", ())]
+    assert all(re.fullmatch(r"[a-z0-9.*-]+", host) for host in (*hosts, *SHARED["amazon"]))
 
 
 ADDRESSES: Final = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,14 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_limits.core.usage import MAX_TOKENS, Usage, UsageRecord
-from otel_limits.usage.fields import AS_JSON, SPAN_PREFIXES
+from otel_limits.usage import fields as usage_fields
+from otel_limits.usage.fields import field_names
 from otel_limits.usage.normaliser import (
     completed,
     record_of_response,
     record_of_span,
     record_of_usage,
 )
-from otel_limits.vendors.records import USAGE_RULES
+from otel_limits.vendors.facts import facts
+from otel_limits.vendors.records import vendors_of_classes
+from otel_limits.vendors.vendor import Cached
 
 OPENAI = {
     "prompt_tokens": 100,
@@ -361,6 +364,16 @@ class Odd:
         self.__dict__.update(members, own=self)
 
 
+def test_each_field_name_means_one_count() -> None:
+    """The file is not checked when it is read, and a later count would replace an earlier one."""
+    known = facts("usage/fields.yaml")
+    names = [name.replace("_", "").lower() for held in known["names"].values() for name in held]
+    assert len(names) == len(set(names)) == len(field_names().meanings)
+    kinds = {kind for kind in vars(usage_fields).values() if isinstance(kind, str)}
+    assert known["names"].keys() <= kinds
+    assert {rule.cached for rule in field_names().scopes.values()} <= {*get_args(Cached)}
+
+
 NAMES = st.sampled_from(
     [
         *OPENAI, "cached_tokens", "audio_tokens", "reasoning_tokens",
@@ -392,7 +405,7 @@ NESTED = st.recursive(
     max_leaves=12,
 )
 REPORTED = st.dictionaries(NAMES, COUNTS | NESTED, max_size=8) | NESTED
-PROVIDERS = st.sampled_from([*USAGE_RULES, "unknown"])
+PROVIDERS = st.sampled_from([*vendors_of_classes(), "unknown"])
 
 
 def check(record: UsageRecord) -> None:
@@ -419,7 +432,8 @@ def test_any_report_becomes_whole_numbers(raw: Any, provider: str) -> None:
 
 @given(
     st.dictionaries(
-        st.builds(str.__add__, st.sampled_from([*SPAN_PREFIXES, "x."]), NAMES), COUNTS | NESTED
+        st.builds(str.__add__, st.sampled_from([*field_names().prefixes, "x."]), NAMES),
+        COUNTS | NESTED,
     ),
     st.sampled_from(["", "langsmith", "opentelemetry.instrumentation.botocore.bedrock-runtime"]),
     NESTED,
@@ -428,6 +442,6 @@ def test_any_span_usage_becomes_whole_numbers(
     attributes: dict[str, Any], scope: str, odd: Any
 ) -> None:
     """For every instrumentation; an importer reads the files of strangers."""
-    for name in AS_JSON:
+    for name in field_names().as_json:
         check(record_of_span({**attributes, name: odd}, scope))
         check(record_of_span({**attributes, name: '{"input_tokens": 7, "x": [1]}'}, scope))
