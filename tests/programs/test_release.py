@@ -125,6 +125,16 @@ def test_source_distribution_contains_all_linked_files(packages: Path) -> None:
     assert linked - names == set()
 
 
+def test_wheel_contains_all_files_with_facts(packages: Path) -> None:
+    """They are read during the first model call."""
+    (wheel,) = packages.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    files = {str(file.relative_to(ROOT)) for file in (ROOT / "otel_limits").rglob("*.yaml")}
+    assert len(files) > 25
+    assert files - names == set()
+
+
 def test_package_description_has_no_relative_links(packages: Path) -> None:
     """A package index shows no files, so the build replaces links and images with their text."""
     (wheel,) = packages.glob("*.whl")
