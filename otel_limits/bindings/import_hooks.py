@@ -48,6 +48,7 @@ def is_under_way(name: str) -> bool:
 
 def under_way(packages: Collection[str]) -> Iterator[str]:
     """Yield the modules of top-level packages that are being imported, by any thread."""
-    for name in list(sys.modules):
+    # Python keeps a lock of each of them: looking at all modules took half of the time of `enable`.
+    for name in list(_bootstrap._module_locks):  # type: ignore[attr-defined]
         if name.partition(".")[0] in packages and is_under_way(name):
             yield name
