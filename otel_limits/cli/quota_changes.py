@@ -19,7 +19,6 @@ from otel_limits.core.values import DATE_TIME
 from otel_limits.core.wording import closest_match, pluralize
 from otel_limits.quotas.key_use import find_key
 from otel_limits.quotas.quota import Quota, in_unit, in_words, unit_name
-from otel_limits.quotas.section import FIELDS, parts_in
 from otel_limits.quotas.store import (
     FOREVER,
     Block,
@@ -249,7 +248,10 @@ def amount_in(quota: Quota, text: str) -> int:
     Raises:
         ValueError: It is not a valid amount.
     """
-    given = FIELDS[quota.unit].kind.of_text(f"AMOUNT (in {unit_name(quota.unit)})", text)
+    # Imported here, because `otel-limits kill` does without pydantic.
+    from otel_limits.quotas.section import AMOUNTS, parts_in
+
+    given = AMOUNTS[quota.unit].of_text(f"AMOUNT (in {unit_name(quota.unit)})", text)
     return parts_in(quota.unit, given)
 
 

@@ -1,4 +1,4 @@
-"""What a model call needs of each quota, and what it used. Values and pure functions."""
+"""The needs of a model call, by quota, and its use. Values and pure functions."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ OUTSIDE = {
     "agents": ("bindings",),
     "openai": ("bindings",),
     "yaml": ("settings", "vendors"),
+    "pydantic": ("core", "quotas", "settings", "bindings"),
     "rich": ("cli", "demo"),
 }
 """Third-party packages, and the rooms that may import them."""

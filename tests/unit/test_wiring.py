@@ -71,7 +71,7 @@ def test_run_with_a_cost_limit_without_prices_is_refused(
     no_package: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The program does not start, and the message names the extra to install."""
-    assert main(["run", "--max-cost-usd", "1", "--", "python", "app.py"]) == 2
+    assert main(["run", "--max-cost-usd", "1", "--", "absent"]) == 2
     assert "pip install 'otel-limits[prices]'" in capsys.readouterr().err
 
 
