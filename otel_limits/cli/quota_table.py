@@ -61,14 +61,13 @@ def table_of(uses: Uses, width: int | None = None) -> Text:
 
 
 def _cells(row: KeyUse, state: str) -> list[Any]:
-    numbers = [_plain(each) for each in (row.used, row.reserved, row.remaining, row.limit)]
+    # Otherwise a Decimal could appear as 1E+1.
+    numbers = [
+        Decimal(f"{each:f}") if isinstance(each, Decimal) else each
+        for each in (row.used, row.reserved, row.remaining, row.limit)
+    ]
     resets = "" if row.resets is None else shown_time(row.resets)
     return [row.quota, row.key, *numbers, row.unit, resets, state]
-
-
-def _plain(number: Any) -> Any:
-    # Otherwise a Decimal could appear as 1E+1.
-    return Decimal(f"{number:f}") if isinstance(number, Decimal) else number
 
 
 def _state(row: KeyUse) -> tuple[str, str]:

@@ -140,9 +140,9 @@ class StoreClient:
         """
         return await self._ask(settlement_of(ticket), self._clock.now() + self._timeout)
 
-    def remember(self, need: QuotaNeed, demand: Demand, standing: CountState) -> CountState:
+    def remember(self, need: QuotaNeed, demand: Demand, state: CountState) -> CountState:
         """Cache the state of a count, and return it with its limit."""
-        latest = self.fallback.remember(need, demand, standing)
+        latest = self.fallback.remember(need, demand, state)
         # The first read is immediate: an outage may follow, and needs the number of workers.
         if not self.fallback.workers and need.quota.grace:
             self.look_again()
@@ -183,7 +183,7 @@ class StoreClient:
         Raises:
             StoreError: The store did not answer.
         """
-        return (await self._ask(question, self._clock.now() + self._timeout)).standings[0]
+        return (await self._ask(question, self._clock.now() + self._timeout)).states[0]
 
     def ask_blocking(self, question: ReadCounts) -> CountState:
         """Read a count, blocking this thread.
@@ -193,7 +193,7 @@ class StoreClient:
         """
         future = self.executor.send(question)
         try:
-            return future.result(self._timeout).standings[0]
+            return future.result(self._timeout).states[0]
         except TimeoutError:
             future.cancel()
             raise StoreError("quota store timeout") from None

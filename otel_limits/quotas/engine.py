@@ -56,7 +56,7 @@ class Engine:
         client: Sends operations to the store.
         publish: Publishes events.
         price: AdmissionRequest and usage → USD, for quotas in USD.
-        lines: Queues of calls that wait for quota.
+        queues: Queues of calls that wait for quota.
         clock: The clock of the process.
     """
 
@@ -69,7 +69,7 @@ class Engine:
         *,
         publish: Callable[[Event], None],
         price: PriceOf,
-        lines: WaitQueues,
+        queues: WaitQueues,
         clock: Clock,
     ) -> None:
         """Create a gate without open tickets."""
@@ -77,15 +77,15 @@ class Engine:
         self._quotas = quotas
         self._client = client
         self._tickets = OpenTickets(quotas, price, self._client)
-        self._lines = lines
+        self._queues = queues
         self._client.in_flight = self._tickets.held
         self._leases = Leases(clock, self._tickets.held, self._client.renew)
-        self._queue = AdmissionQueue(lines, self._client, self._reserve, publish)
+        self._admissions = AdmissionQueue(queues, self._client, self._reserve, publish)
 
     @property
     def holds_quotas(self) -> bool:
         """Whether any quota is configured."""
-        return self._tickets.has_quotas
+        return bool(self._quotas())
 
     def quotas(self) -> Sequence[Quota]:
         """Return the current quotas."""
@@ -116,7 +116,7 @@ class Engine:
             ticket = self._tickets.close(invocation_id, call_id)
             if ticket is not None:
                 reply = await self._client.settle(ticket)
-                self._publish_use(ticket, reply.standings)
+                self._publish_use(ticket, reply.states)
         # The store worker has buffered it and logged the outage.
         except StoreError:
             return
@@ -140,12 +140,12 @@ class Engine:
         """Reset inherited state in a forked child."""
         self._client.after_fork()
         self._tickets.reset()
-        self._lines.reset()
+        self._queues.reset()
         self._leases.reset()
 
     def close(self) -> None:
         """Cancel all waits, flush pending operations and close the store."""
-        self._lines.close()
+        self._queues.close()
         self._leases.close()
         self._client.close()
 
@@ -170,7 +170,7 @@ class Engine:
         if not ticket.needs:
             return None
         try:
-            admission = await self._queue.reserve(ticket)
+            admission = await self._admissions.reserve(ticket)
         except WaitCancelledError:
             # If it is sent anyway, it is counted like a call without admission.
             self._tickets.drop(ticket)
@@ -196,7 +196,7 @@ class Engine:
 
     async def _reserve(self, ticket: Ticket) -> Reply:
         reply = await self._client.reserve(ticket, forced=False)
-        self._publish_use(ticket, reply.standings)
+        self._publish_use(ticket, reply.states)
         if reply.status == "admitted":
             self._hold(ticket)
         return reply
@@ -247,9 +247,9 @@ class Engine:
         fallback, now = self._client.fallback, self._client.now()
         seen = [(need, demand, fallback.blocked(demand)) for need, demand in ticket.asked]
         denied = [
-            (need, exceeded(need, demand, Reply("refused", now), standing))
-            for need, demand, standing in seen
-            if standing is not None and need.is_enforced
+            (need, exceeded(need, demand, Reply("refused", now), state))
+            for need, demand, state in seen
+            if state is not None and need.is_enforced
         ]
         for need, _ in denied:
             self._decide(ticket, need, "refused")
@@ -290,9 +290,9 @@ class Engine:
     def _decide(self, ticket: Ticket, need: QuotaNeed, decision: Decision) -> None:
         self._publish(decision_of(ticket, need, decision))
 
-    def _publish_use(self, ticket: Ticket, standings: Iterable[CountState]) -> None:
+    def _publish_use(self, ticket: Ticket, states: Iterable[CountState]) -> None:
         """Cache and publish the current counts."""
         # Strict: a reply with a different number of counts must not be misread.
-        for need, demand, standing in zip(ticket.needs, ticket.demands, standings, strict=True):
-            latest = self._client.remember(need, demand, standing)
+        for need, demand, state in zip(ticket.needs, ticket.demands, states, strict=True):
+            latest = self._client.remember(need, demand, state)
             self._publish(use_of(need, demand, latest, self._client.now()))

@@ -127,34 +127,34 @@ class Estimates:
     """
 
     def __init__(self, clock: Callable[[], float] = CLOCK.now) -> None:
-        """Begin without experience."""
+        """Create it without earlier calls."""
         self._clock = clock
         self._models: OrderedDict[str, ModelHistory] = OrderedDict()
 
     def estimate(
         self, what: Reserved, model: str, projected_input: int, output_cap: int | None
     ) -> CallEstimate:
-        """CallEstimate a call that is about to go out: the worst case, or what is expected."""
-        lessons, now = self._history(model), self._clock()
+        """Estimate the usage of a call before it is sent: the worst case, or what is expected."""
+        history, now = self._history(model), self._clock()
         if what == "expected":
-            expected = lessons.expected(now)
+            expected = history.expected(now)
             output = expected if output_cap is None else min(expected, output_cap)
         else:
-            output = lessons.highest(now) if output_cap is None else output_cap
-        usage = Usage(input=projected_input + lessons.shortfall(now), output=output)
+            output = history.highest(now) if output_cap is None else output_cap
+        usage = Usage(input=projected_input + history.shortfall(now), output=output)
         return CallEstimate(usage, certain=output == output_cap)
 
     def record(self, model: str, projected_input: int, usage: Usage) -> None:
-        """A call took `usage`, where this input had been projected."""
-        lessons, now = self._history(model), self._clock()
-        lessons.record(usage.output, max(0, usage.input - projected_input), now)
+        """Record the usage of a call, and what its input was projected to be."""
+        history, now = self._history(model), self._clock()
+        history.record(usage.output, max(0, usage.input - projected_input), now)
 
     def _history(self, model: str) -> ModelHistory:
-        lessons = self._models.get(model)
-        if lessons is None:
-            lessons = self._models[model] = ModelHistory()
-        # The one that is forgotten is the one that was asked for the longest time ago.
+        history = self._models.get(model)
+        if history is None:
+            history = self._models[model] = ModelHistory()
+        # The least recently used one is forgotten.
         self._models.move_to_end(model)
         if len(self._models) > MAX_MODELS:
             self._models.popitem(last=False)
-        return lessons
+        return history

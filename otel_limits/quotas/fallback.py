@@ -50,7 +50,7 @@ class CachedCount:
 
     quota: Quota
     count: Count
-    standing: CountState
+    state: CountState
     limit: int
     """The amount of its quota for the last call, without grants."""
     has_share: bool
@@ -117,43 +117,43 @@ class Fallback:
 
     def known(self, count: Count) -> CountState | None:
         """Return the last known state of a count."""
-        known = self._known.get(_line(count))
+        known = self._known.get(_quota_key(count))
         is_same = known is not None and known.count.window.start == count.window.start
-        return known.standing if known is not None and is_same else None
+        return known.state if known is not None and is_same else None
 
-    def remember(self, need: QuotaNeed, demand: Demand, standing: CountState) -> CountState:
+    def remember(self, need: QuotaNeed, demand: Demand, state: CountState) -> CountState:
         """Cache the state of a count, and return it with its limit."""
         count = demand.count
         with self._lock:
-            earlier = self._known.get(_line(count))
+            earlier = self._known.get(_quota_key(count))
             # The reply to a settlement has no limit: only a reservation looks up the grants.
-            if not standing.limit:
+            if not state.limit:
                 before = self.known(count) or CountState(0, 0, demand.capacity)
-                standing = replace(standing, limit=before.limit, block=before.block)
+                state = replace(state, limit=before.limit, block=before.block)
             # A call that ends after its window has no data about the current one.
             if earlier is None or earlier.count.window.start <= count.window.start:
                 if earlier is not None and earlier.count.window.start == count.window.start:
-                    standing = latest(earlier.standing, standing)
-                self._known[_line(count)] = CachedCount(
+                    state = latest(earlier.state, state)
+                self._known[_quota_key(count)] = CachedCount(
                     need.quota,
                     count,
-                    standing,
+                    state,
                     need.limit,
                     has_share=bool(need.quota.grace),
                     called_at=self._clock(),
                     seen=self.looks,
                 )
-                self._known.move_to_end(_line(count))
+                self._known.move_to_end(_quota_key(count))
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
-        return standing
+        return state
 
     def blocked(self, demand: Demand) -> CountState | None:
         """Return the last known state of a key whose block is active, else `None`."""
-        known = self._known.get(_line(demand.count))
-        block = None if known is None else known.standing.block
+        known = self._known.get(_quota_key(demand.count))
+        block = None if known is None else known.state.block
         is_blocked = block is not None and block.until > self._store_time()
-        return known.standing if known is not None and is_blocked else None
+        return known.state if known is not None and is_blocked else None
 
     # --- regular reads ----------------------------------------------------------------------------
 
@@ -177,20 +177,20 @@ class Fallback:
         with self._lock:
             self.workers, self._living = reply.workers, reply.living
             self.looks += 1
-            for (count, _), standing in zip(counts, reply.standings, strict=True):
-                known = self._known.get(_line(count))
+            for (count, _), state in zip(counts, reply.states, strict=True):
+                known = self._known.get(_quota_key(count))
                 if known is None or known.count.window.start > count.window.start:
                     continue
                 is_same = known.count.window.start == count.window.start
-                known.standing = latest(known.standing, standing) if is_same else standing
+                known.state = latest(known.state, state) if is_same else state
                 known.count, known.seen = count, self.looks
 
     def unshare(self, counts: Sequence[tuple[Count, int]]) -> None:
         """Stop reading these until they are used again: one of them is unreadable."""
         with self._lock:
             for count, _ in counts:
-                if _line(count) in self._known:
-                    self._known[_line(count)].has_share = False
+                if _quota_key(count) in self._known:
+                    self._known[_quota_key(count)].has_share = False
 
     # --- without the store ------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class Fallback:
 
     def _rule(self, need: QuotaNeed, demand: Demand) -> Rule:
         """Return the rule for a need: its local share while there is one."""
-        known = self._known.get(_line(demand.count))
+        known = self._known.get(_quota_key(demand.count))
         # Shares are wrong by no more than the usage of others since the last two reads.
         is_fresh = known is not None and known.seen >= self.looks - 1
         has_share = self.workers > 0 and is_fresh and self._left(demand) is not None
@@ -267,7 +267,7 @@ class Fallback:
             return known.remaining
         # In a window that began during the outage only shares were used, so the whole amount is
         # left. A key never seen before may be blocked, though.
-        is_seen = _line(demand.count) in self._known
+        is_seen = _quota_key(demand.count) in self._known
         is_new = demand.count.window.start > self._heard_at
         return demand.capacity if is_seen and is_new else None
 
@@ -288,5 +288,5 @@ class Fallback:
         )
 
 
-def _line(count: Count) -> QuotaKey:
+def _quota_key(count: Count) -> QuotaKey:
     return count.quota, count.unit, count.key

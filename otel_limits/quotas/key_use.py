@@ -91,9 +91,9 @@ def _order(use: KeyUse) -> tuple[float, str]:
 def _uses(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[KeyUse]:
     counts = _counts(store, quota, now, glob)
     while page := list(islice(counts, LOOKED_AT)):
-        standings = store.look([(count, quota.keys.get(count.key, quota.amount)) for count in page])
-        for count, standing in zip(page, standings, strict=True):
-            figures = quota.figures(standing)
+        states = store.look([(count, quota.keys.get(count.key, quota.amount)) for count in page])
+        for count, state in zip(page, states, strict=True):
+            figures = quota.figures(state)
             yield KeyUse(
                 quota=quota.name,
                 key=count.shown,
@@ -102,8 +102,8 @@ def _uses(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[Ke
                 reserved=figures.reserved,
                 remaining=figures.left,
                 limit=figures.limit,
-                resets=None if quota.unit == "concurrency" else resets_at(count, standing, now),
-                blocked=standing.block.reason if standing.block else None,
+                resets=None if quota.unit == "concurrency" else resets_at(count, state, now),
+                blocked=state.block.reason if state.block else None,
             )
 
 

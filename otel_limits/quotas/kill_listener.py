@@ -99,7 +99,8 @@ class KillListener(StoreThread):
                         self._apply(message)
                     if self._has_missed:
                         self._has_missed = False
-                        self._look(since)
+                        for kill in self._noted_kills(since):
+                            self._apply(kill)
             except SubscribeDeniedError as error:
                 self._fall_back_to_polling(error)
 
@@ -109,10 +110,6 @@ class KillListener(StoreThread):
         # sent during it.
         asked = CLOCK.now()
         return self._store.now() - asked
-
-    def _look(self, since: float) -> None:
-        for kill in self._noted_kills(since):
-            self._apply(kill)
 
     def _noted_kills(self, since: float) -> list[Kill]:
         return self._store.noted_kills(since) if isinstance(self._store, SendsKills) else []

@@ -42,7 +42,7 @@ class Knowledge:
     def observe(self, operation: Operation, reply: Reply) -> None:
         """Remember the counts in a reply."""
         # Not strict: an operation that changed nothing has no counts in its reply.
-        for count, state in zip(_counts_of(operation), reply.standings, strict=False):
+        for count, state in zip(_counts_of(operation), reply.states, strict=False):
             name = (count.quota, count.unit, count.key, count.window.start)
             known = self._known.get(name, KnownCount(count, 0))
             last = latest(CountState(known.used, 0, 0, reset=known.reset), state)

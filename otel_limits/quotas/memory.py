@@ -143,7 +143,7 @@ class MemoryStore(QuotaStore):
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
         """Return the state of counts."""
         (reply,) = self.run([ReadCounts("", tuple(counts))])
-        return list(reply.standings)
+        return list(reply.states)
 
     def change(self, count: Count, change: Change) -> int:
         """Reset a count or grant more: the only changes within a process."""

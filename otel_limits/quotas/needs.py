@@ -190,7 +190,7 @@ def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> De
     """Return the demand for a need at the store's time `now`."""
     quota = need.quota
     count = quota.count(need.key, now)
-    standing = known(count)
+    state = known(count)
     return Demand(
         count=count,
         amount=need.amount,
@@ -201,7 +201,7 @@ def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> De
         certain=need.certain or quota.reserve == "expected",
         alone=not need.certain,
         # A store that restarted without its data continues from the last usage seen.
-        known=standing.used if standing is not None and count.refill is None else 0,
+        known=state.used if state is not None and count.refill is None else 0,
         lease_seconds=SLOT_LEASE_SECONDS if quota.unit == "concurrency" else None,
         waits=quota.max_wait if need.waits and not forced else 0.0,
         model=need.model if quota.on_lost == "charge" else "",

@@ -41,11 +41,6 @@ class OpenTickets:
         self._client = client
         self.reset()
 
-    @property
-    def has_quotas(self) -> bool:
-        """Whether any quota is configured."""
-        return bool(self._quotas())
-
     def reset(self) -> None:
         """Reset in a forked child: open tickets belong to its parent."""
         # Threads of one invocation may call models concurrently. Reentrant, because recording a

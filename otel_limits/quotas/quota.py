@@ -133,9 +133,9 @@ class Quota:
         """Return the window of its counts at a time; that of a token bucket never ends."""
         return (UnboundedWindow() if self.refill else self.windows).at(now)
 
-    def figures(self, standing: CountState) -> Figures:
+    def figures(self, state: CountState) -> Figures:
         """Return the state of a count in display units."""
-        parts = (standing.used, standing.reserved, standing.limit, standing.remaining)
+        parts = (state.used, state.reserved, state.limit, state.remaining)
         return Figures(unit_name(self.unit), *(in_unit(self.unit, each) for each in parts))
 
     def __str__(self) -> str:

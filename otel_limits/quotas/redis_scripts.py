@@ -217,7 +217,7 @@ class KeyNames:
             keys += [*self.bucket(count), self.history(count), self.grants(count)]
             model = model_field(charge.model)
             numbers = f"{charge.amount} {expires(count)} {charge.known} {model}"
-            arguments += [numbers, line_of(count)]
+            arguments += [numbers, encode_freed(count)]
         return ScriptCall("settle", keys, arguments)
 
     def _renewal(self, operation: Renew) -> ScriptCall:
@@ -299,14 +299,14 @@ def refill_of(count: Count) -> str:
     return "0 0" if refill is None else f"{refill.seconds * 1000} {refill.burst}"
 
 
-def line_of(count: Count) -> str:
+def encode_freed(count: Count) -> str:
     """Encode a released count, without its window: waiters wait across windows."""
     return f"{count.quota} {count.key}"
 
 
-def freed_of(line: str) -> Freed:
+def freed_of(text: str) -> Freed:
     """Decode a released count."""
-    quota, _, key = line.partition(" ")
+    quota, _, key = text.partition(" ")
     return Freed((quota, key))
 
 
@@ -334,20 +334,20 @@ def reply_of(operation: Operation, text: str) -> Reply:
     # The meaning of the fourth depends on the script; "0" if unused.
     status, now, lacking, more, *numbers = text.split()
     amounts = [each for _, each in operation.counts] if isinstance(operation, ReadCounts) else []
-    standings, positions, ends = standings_of(numbers, amounts), list[int](), [math.inf]
+    states, positions, ends = states_of(numbers, amounts), list[int](), [math.inf]
     for position, sign, why in UNMET.findall(lacking):
         positions.append(int(position))
         if sign == "=":
             until, _, reason = why.partition(":")
             block = Block(float(until) / 1000, unquote(reason))
-            standings[positions[-1]] = replace(standings[positions[-1]], block=block)
+            states[positions[-1]] = replace(states[positions[-1]], block=block)
         elif sign == "@" and status == "refused":
             ends.append(int(why) / 1000)
     workers, _, living = more.partition("/")
     return Reply(
         cast("Status", status),
         int(now) / 1000,
-        tuple(standings),
+        tuple(states),
         tuple(positions),
         min(ends),
         workers=int(workers) if living else 0,
@@ -356,7 +356,7 @@ def reply_of(operation: Operation, text: str) -> Reply:
     )
 
 
-def standings_of(numbers: list[str], amounts: Iterable[int]) -> list[CountState]:
+def states_of(numbers: list[str], amounts: Iterable[int]) -> list[CountState]:
     """Decode the states of counts; a limit is added to an amount, where there is one."""
     states = zip(*[iter(numbers)] * 5, strict=True)
     return [

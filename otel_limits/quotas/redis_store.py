@@ -180,14 +180,14 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
 
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
         """Return the state of counts."""
-        standings: list[CountState] = []
+        states: list[CountState] = []
         for first in range(0, len(counts), LOOKED_AT):
             page = tuple(counts[first : first + LOOKED_AT])
             (reply,) = self.run([ReadCounts(uuid.uuid4().hex, page)])
             if reply.status == "failed":
                 raise StoreError(reply.error)
-            standings += reply.standings
-        return standings
+            states += reply.states
+        return states
 
     def change(self, count: Count, change: Change) -> int:
         """Change a count, or its key in all windows; return how many active changes it withdrew."""
@@ -196,9 +196,9 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
         # with the reason.
         if change != Withdraw(Grant):
             # Best effort: the change itself is already stored.
-            line = scripts.line_of(count)
+            freed = scripts.encode_freed(count)
             with suppress(StoreError):
-                self._server.ask(lambda client: client.publish(self._names.freed_channel, line))
+                self._server.ask(lambda client: client.publish(self._names.freed_channel, freed))
         return int(reply) if isinstance(change, Withdraw) else 0
 
     def expired(self, first: int, most: int) -> list[str]:

@@ -33,7 +33,7 @@ Denied: TypeAlias = "tuple[QuotaNeed, Breach]"
 def unmet_needs(asked: Sequence[Asked], reply: Reply, *, enforced: bool) -> list[Denied]:
     """Return the needs that could not be met, either enforced or observed."""
     return [
-        (asked[n][0], exceeded(*asked[n], reply, reply.standings[n]))
+        (asked[n][0], exceeded(*asked[n], reply, reply.states[n]))
         for n in reply.unmet
         if asked[n][0].is_enforced == enforced
     ]
@@ -47,40 +47,40 @@ def verdict_of(denied: Sequence[Denied]) -> Verdict | None:
     return Verdict(breaches[0].reason, breaches, denied[0][0].action)
 
 
-def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, standing: CountState) -> Breach:
+def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, state: CountState) -> Breach:
     """Describe a refusal: usage including this call, and the reset time."""
     # The reserved amount already includes an admitted call.
     is_refused = reply.status == "refused"
     this = need.amount if is_refused else 0
-    total = standing.used + standing.reserved + this
+    total = state.used + state.reserved + this
     quota, count = need.quota, demand.count
-    ends = resets_at(count, standing, reply.now)
-    if standing.block is not None:
-        return _blocked(need, standing, standing.block, ends, reply.now)
+    ends = resets_at(count, state, reply.now)
+    if state.block is not None:
+        return _blocked(need, state, state.block, ends, reply.now)
     including = "" if is_refused else ", including this one"
     if quota.unit == "concurrency":
-        return _no_slot(need, standing, total, reply.now, including)
-    wait = max(0, math.ceil(room_at(demand, standing, reply.now) - reply.now))
-    figures = quota.figures(standing)
-    reserved = f", {figures.reserved} reserved by in-flight calls" if standing.reserved else ""
+        return _no_slot(need, state, total, reply.now, including)
+    wait = max(0, math.ceil(room_at(demand, state, reply.now) - reply.now))
+    figures = quota.figures(state)
+    reserved = f", {figures.reserved} reserved by in-flight calls" if state.reserved else ""
     amount = f"{'at most ' if need.at_most else ''}{in_unit(quota.unit, this)}"
     needs = f", and this call needs {amount}" if is_refused else including
     burst = " in a burst" if count.refill else ""
     note = (
-        f"quota {quota.name!r} allows {in_words(quota.unit, standing.limit)}{burst}"
+        f"quota {quota.name!r} allows {in_words(quota.unit, state.limit)}{burst}"
         f"{_whose(need)}: {figures.used} used{reserved}{needs}; {_ends(need)} at {shown_time(ends)}"
     )
-    refusal = _refusal(need, standing, resets_at=ends, retry_after=wait)
-    return _breach(need, standing.limit, total, note, refusal)
+    refusal = _refusal(need, state, resets_at=ends, retry_after=wait)
+    return _breach(need, state.limit, total, note, refusal)
 
 
-def room_at(demand: Demand, standing: CountState, now: float) -> float:
+def room_at(demand: Demand, state: CountState, now: float) -> float:
     """Return when a refused call may fit if nothing is released: the store's time."""
-    ends = resets_at(demand.count, standing, now)
-    level = standing.used + standing.reserved
+    ends = resets_at(demand.count, state, now)
+    level = state.used + state.reserved
     if demand.count.refill is None or not level:
         return ends
-    lacking = level + min(demand.amount, standing.limit) - standing.limit
+    lacking = level + min(demand.amount, state.limit) - state.limit
     return now + (ends - now) * lacking / level
 
 
@@ -93,17 +93,15 @@ def _whose(need: QuotaNeed) -> str:
     return f" for {need.key.shown}" if need.quota.key.text else ""
 
 
-def _no_slot(
-    need: QuotaNeed, standing: CountState, total: int, now: float, including: str
-) -> Breach:
+def _no_slot(need: QuotaNeed, state: CountState, total: int, now: float, including: str) -> Breach:
     """Describe a refusal for lack of a free slot."""
     quota, retry = need.quota, SLOT_RETRY_SECONDS
     note = (
-        f"quota {quota.name!r} allows {in_words(quota.unit, standing.limit)}{_whose(need)}: "
-        f"{standing.reserved} in flight{including}; a slot is released when a call ends"
+        f"quota {quota.name!r} allows {in_words(quota.unit, state.limit)}{_whose(need)}: "
+        f"{state.reserved} in flight{including}; a slot is released when a call ends"
     )
-    refusal = _refusal(need, standing, resets_at=now + retry, retry_after=retry)
-    return _breach(need, standing.limit, total, note, refusal)
+    refusal = _refusal(need, state, resets_at=now + retry, retry_after=retry)
+    return _breach(need, state.limit, total, note, refusal)
 
 
 def after_wait(need: QuotaNeed, breach: Breach, waited: Mapping[str, float]) -> Breach:
@@ -114,19 +112,17 @@ def after_wait(need: QuotaNeed, breach: Breach, waited: Mapping[str, float]) -> 
     return replace(breach, note=f"{breach.note}; the call waited {seconds:.0f} s for it")
 
 
-def _blocked(
-    need: QuotaNeed, standing: CountState, block: Block, ends: float, now: float
-) -> Breach:
+def _blocked(need: QuotaNeed, state: CountState, block: Block, ends: float, now: float) -> Breach:
     """Describe a refusal because of an operator's block."""
     until = "it is unblocked" if block.until >= FOREVER else shown_time(block.until)
     reason = f": {block.reason}" if block.reason else ""
     note = (
         f"quota {need.quota.name!r} is blocked{_whose(need)} until {until}{reason}; "
-        f"{_state(need, standing, ends)}"
+        f"{_describe(need, state, ends)}"
     )
     wait = math.ceil(block.until - now)
-    refusal = _refusal(need, standing, resets_at=ends, retry_after=wait)
-    return _breach(need, standing.limit, standing.used, note, refusal)
+    refusal = _refusal(need, state, resets_at=ends, retry_after=wait)
+    return _breach(need, state.limit, state.used, note, refusal)
 
 
 def unanswered(
@@ -142,7 +138,7 @@ def unanswered(
         retry: Seconds until the store is tried again.
     """
     ends = resets_at(demand.count, known, now)
-    last = "" if known is None else f"; last known state: {_state(need, known, ends)}"
+    last = "" if known is None else f"; last known state: {_describe(need, known, ends)}"
     note = (
         f"quota {need.quota.name!r} could not be checked{_whose(need)} because the quota store is "
         f"unavailable{last}"
@@ -157,10 +153,10 @@ def unanswered(
     return replace(breach, reason=QUOTA_UNAVAILABLE_STOP_REASON)
 
 
-def _state(need: QuotaNeed, standing: CountState, ends: float) -> str:
+def _describe(need: QuotaNeed, state: CountState, ends: float) -> str:
     """Describe the state of a count."""
-    quota, figures = need.quota, need.quota.figures(standing)
-    permitted = in_words(quota.unit, standing.limit)
+    quota, figures = need.quota, need.quota.figures(state)
+    permitted = in_words(quota.unit, state.limit)
     again = "" if quota.unit == "concurrency" else f", {_ends(need)} at {shown_time(ends)}"
     return f"{figures.used} of {permitted} used, {figures.reserved} reserved{again}"
 
@@ -194,9 +190,9 @@ def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDec
     )
 
 
-def use_of(need: QuotaNeed, demand: Demand, standing: CountState, now: float) -> QuotaUse:
+def use_of(need: QuotaNeed, demand: Demand, state: CountState, now: float) -> QuotaUse:
     """Return the event for the quota state after a reservation or settlement."""
-    figures = need.quota.figures(standing)
+    figures = need.quota.figures(state)
     return QuotaUse(
         quota=need.quota.name,
         key=need.key.shown,
@@ -204,14 +200,14 @@ def use_of(need: QuotaNeed, demand: Demand, standing: CountState, now: float) ->
         used=figures.used,
         reserved=figures.reserved,
         limit=figures.limit,
-        resets=resets_at(demand.count, standing, now),
+        resets=resets_at(demand.count, state, now),
     )
 
 
 def _refusal(
-    need: QuotaNeed, standing: CountState, *, resets_at: float, retry_after: float
+    need: QuotaNeed, state: CountState, *, resets_at: float, retry_after: float
 ) -> QuotaRefusal:
-    figures = need.quota.figures(standing)
+    figures = need.quota.figures(state)
     return QuotaRefusal(
         quota=need.quota.name,
         key=need.key.shown,

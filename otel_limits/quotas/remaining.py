@@ -47,10 +47,10 @@ def remaining(
     """
     question = _question(name, agent, model, baggage, attributes)
     try:
-        standing = question.client.ask_blocking(question.look)
+        state = question.client.ask_blocking(question.look)
     except StoreError as error:
         raise question.unanswered() from error
-    return question.answer(standing)
+    return question.answer(state)
 
 
 async def remaining_async(
@@ -64,10 +64,10 @@ async def remaining_async(
     """Return what is left of a quota without blocking the event loop."""
     question = _question(name, agent, model, baggage, attributes)
     try:
-        standing = await question.client.ask(question.look)
+        state = await question.client.ask(question.look)
     except StoreError as error:
         raise question.unanswered() from error
-    return question.answer(standing)
+    return question.answer(state)
 
 
 class _Question(NamedTuple):
@@ -78,9 +78,9 @@ class _Question(NamedTuple):
     key: Key
     look: ReadCounts
 
-    def answer(self, standing: CountState) -> Remaining:
+    def answer(self, state: CountState) -> Remaining:
         """Put the answer into the quota's unit."""
-        figures, ((count, _),) = self.quota.figures(standing), self.look.counts
+        figures, ((count, _),) = self.quota.figures(state), self.look.counts
         now = self.client.now()
         has_window = self.quota.unit != "concurrency"
         return Remaining(
@@ -91,7 +91,7 @@ class _Question(NamedTuple):
             used=figures.used,
             reserved=figures.reserved,
             left=figures.left,
-            resets_at=resets_at(count, standing, now) if has_window else now,
+            resets_at=resets_at(count, state, now) if has_window else now,
         )
 
     def unanswered(self) -> QuotaUnavailableError:

@@ -43,7 +43,7 @@ class Quotas:
         self.asked = (place.url, place.timeout, place.namespace)
         self._runs = runs
         self._threads: list[StoreThread] = []
-        lines = WaitQueues(CLOCK)
+        queues = WaitQueues(CLOCK)
         if is_shared(place.url):
             # One store per thread: none may be closed while another thread uses it.
             recovery = Recovery(open_shared_store(place), records, quotas)
@@ -51,20 +51,20 @@ class Quotas:
             listener = KillListener(
                 open_shared_store(place),
                 lambda agent, before: runs.kill(agent=agent, before=before),
-                lines.notify_freed,
+                queues.notify_freed,
             )
             self._threads = [listener, recovery]
             client = StoreClient(executor, place.timeout, CLOCK, listener.look_soon)
         else:
             client = StoreClient(
-                InlineExecutor(open_store(place), lines.notify_freed), place.timeout, CLOCK
+                InlineExecutor(open_store(place), queues.notify_freed), place.timeout, CLOCK
             )
         self._engine = Engine(
             quotas,
             client,
             publish=runs.observers.publish,
             price=runs.price_of_request,
-            lines=lines,
+            queues=queues,
             clock=CLOCK,
         )
         # In the background: the first call finds the connection open and the scripts loaded.

@@ -308,7 +308,7 @@ class Reply:
     status: Status
     now: float
     """The store's time, in seconds since the epoch."""
-    standings: tuple[CountState, ...] = ()
+    states: tuple[CountState, ...] = ()
     """In the order of the demands or charges."""
     unmet: tuple[int, ...] = ()
     """Positions of the demands that could not be met, enforced or not."""

@@ -32,7 +32,7 @@ class Waiter:
     Args:
         clock: The clock of the process.
         number: Earlier calls have lower numbers.
-        lines: Queues in which it may wait → with whom it shares its turns there.
+        queues: Queues in which it may wait → with whom it shares its turns there.
         is_cancelled: Returns whether the call was cancelled.
     """
 
@@ -40,14 +40,14 @@ class Waiter:
         self,
         clock: Clock,
         number: int,
-        lines: Mapping[QueueKey, str],
+        queues: Mapping[QueueKey, str],
         is_cancelled: Callable[[], bool],
     ) -> None:
         """Create a waiter for the running event loop."""
         self._clock = clock
         self.number = number
         self.is_cancelled = is_cancelled
-        self.lines = lines
+        self.queues = queues
         self.lacks: frozenset[QueueKey] = frozenset()
         """Queues in which it waits; empty during its first attempt."""
         self._loop = asyncio.get_running_loop()
@@ -98,7 +98,7 @@ class WaitQueues:
     def reset(self) -> None:
         """Empty all queues, in a child: their calls wait in the parent."""
         # Reentrant, as the garbage collector closes a forgotten coroutine at any moment, which
-        # leaves its lines then.
+        # leaves its queues then.
         self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._waiters: dict[QueueKey, list[tuple[int, int, Waiter]]] = {}
@@ -106,22 +106,22 @@ class WaitQueues:
         self._timer: int | None = None
         self.is_closed = False
 
-    def join(self, lines: Mapping[QueueKey, str], is_cancelled: Callable[[], bool]) -> Waiter:
+    def join(self, queues: Mapping[QueueKey, str], is_cancelled: Callable[[], bool]) -> Waiter:
         """Join each queue, behind others of the same sharer; wait if any is non-empty."""
         with self._lock:
-            waiter = Waiter(self.clock, next(self._numbers), lines, is_cancelled)
-            taken = (line for line in waiter.lines if self._first(line) is not None)
+            waiter = Waiter(self.clock, next(self._numbers), queues, is_cancelled)
+            taken = (queue for queue in waiter.queues if self._first(queue) is not None)
             waiter.lacks = frozenset(taken)
-            for line, sharer in lines.items():
-                turn = self._turn(line, sharer)
-                insort(self._waiters.setdefault(line, []), (turn, waiter.number, waiter))
+            for queue, sharer in queues.items():
+                turn = self._turn(queue, sharer)
+                insort(self._waiters.setdefault(queue, []), (turn, waiter.number, waiter))
             self._look_later()
             return waiter
 
-    def requeue(self, waiter: Waiter, lines: Collection[QueueKey]) -> None:
+    def requeue(self, waiter: Waiter, queues: Collection[QueueKey]) -> None:
         """Move to these queues, leaving all others."""
         with self._lock:
-            former, waiter.lacks = waiter.lacks, frozenset(lines)
+            former, waiter.lacks = waiter.lacks, frozenset(queues)
             self._wake_first_of(former - waiter.lacks)
             self._look_later()
 
@@ -129,20 +129,20 @@ class WaitQueues:
         """Leave all queues and wake the next waiter."""
         with self._lock:
             # Those behind it have nothing to gain where others are before them.
-            led = [line for line in waiter.lacks if self._first(line) is waiter]
+            led = [queue for queue in waiter.lacks if self._first(queue) is waiter]
             waiter.lacks = frozenset()
-            for line in waiter.lines:
-                others = [each for each in self._waiters.get(line, ()) if each[2] is not waiter]
+            for queue in waiter.queues:
+                others = [each for each in self._waiters.get(queue, ()) if each[2] is not waiter]
                 if others:
-                    self._waiters[line] = others
+                    self._waiters[queue] = others
                 else:
-                    self._waiters.pop(line, None)
+                    self._waiters.pop(queue, None)
             self._wake_first_of(led)
 
-    def notify_freed(self, line: QueueKey | None) -> None:
-        """Wake the first waiter of a queue, or of every queue if `line` is `None`."""
+    def notify_freed(self, queue: QueueKey | None) -> None:
+        """Wake the first waiter of a queue, or of every queue if `queue` is `None`."""
         with self._lock:
-            self._wake_first_of(tuple(self._waiters) if line is None else (line,))
+            self._wake_first_of(tuple(self._waiters) if queue is None else (queue,))
 
     def notify_next(self, waiter: Waiter) -> None:
         """Wake the first waiter of each queue in which `waiter` waits."""
@@ -154,8 +154,8 @@ class WaitQueues:
         with self._lock:
             self.is_closed = True
             timer, self._timer = self._timer, None
-            for line in tuple(self._waiters):
-                for waiter in self._in_order(line):
+            for queue in tuple(self._waiters):
+                for waiter in self._in_order(queue):
                     waiter.wake()
         if timer is not None:
             self.clock.cancel(timer)
@@ -174,45 +174,45 @@ class WaitQueues:
 
     def _sleepers(self) -> set[Waiter]:
         return {
-            each for line in tuple(self._waiters) for each in self._in_order(line) if each.lacks
+            each for queue in tuple(self._waiters) for each in self._in_order(queue) if each.lacks
         }
 
-    def _turn(self, line: QueueKey, sharer: str) -> int:
+    def _turn(self, queue: QueueKey, sharer: str) -> int:
         """Return the turn of a new waiter: the one after the last of its sharer."""
-        waiters = self._waiters.get(line, [])
-        own = (turn for turn, _, each in reversed(waiters) if each.lines[line] == sharer)
+        waiters = self._waiters.get(queue, [])
+        own = (turn for turn, _, each in reversed(waiters) if each.queues[queue] == sharer)
         # A sharer without a waiter takes part in the current turn.
         current = waiters[0][0] if waiters else 0
         return next(own, current - 1) + 1
 
-    def _in_order(self, line: QueueKey) -> tuple[Waiter, ...]:
+    def _in_order(self, queue: QueueKey) -> tuple[Waiter, ...]:
         # A copy: the garbage collector may remove one in a loop.
-        return tuple(waiter for _, _, waiter in tuple(self._waiters.get(line, ())))
+        return tuple(waiter for _, _, waiter in tuple(self._waiters.get(queue, ())))
 
     def _look_later(self) -> None:
         if self._timer is None and not self.is_closed and self._sleepers():
             self._timer = self.clock.schedule(self.clock.now() + LOOK_SECONDS, self._look)
 
-    def _first(self, line: QueueKey) -> Waiter | None:
-        waiters = tuple(self._waiters.get(line, ()))
-        return next((each for _, _, each in waiters if line in each.lacks and each.is_alive), None)
+    def _first(self, queue: QueueKey) -> Waiter | None:
+        waiters = tuple(self._waiters.get(queue, ()))
+        return next((each for _, _, each in waiters if queue in each.lacks and each.is_alive), None)
 
-    def _wake_first_of(self, lines: Collection[QueueKey]) -> None:
-        for line in lines:
-            self._wake_first(line)
+    def _wake_first_of(self, queues: Collection[QueueKey]) -> None:
+        for queue in queues:
+            self._wake_first(queue)
 
-    def _wake_first(self, line: QueueKey) -> None:
-        for waiter in self._in_order(line):
+    def _wake_first(self, queue: QueueKey) -> None:
+        for waiter in self._in_order(queue):
             if not waiter.lacks:
                 # It asks for the first time, and its refusal may be on the way already.
                 waiter.wake()
-            elif line in waiter.lacks and waiter.is_alive:
+            elif queue in waiter.lacks and waiter.is_alive:
                 if all(self._first(each) is waiter for each in waiter.lacks):
                     waiter.wake()
                     return
                 # It still waits in another queue and must not block this one. Once it is first
                 # there, it requests all of its counts and can rejoin this queue at its position.
-                waiter.lacks -= {line}
+                waiter.lacks -= {queue}
 
 
 def _end(sleep: asyncio.Future[None]) -> None:

@@ -53,51 +53,51 @@ class AdmissionAttempt:
     changes_at: float = 0.0
     """When to try again at the latest, by the store's clock; 0 if it need not."""
 
-    def ends(self, lines: Collection[QueueKey]) -> float:
+    def ends(self, queues: Collection[QueueKey]) -> float:
         """Return when it gives up, in monotonic seconds: the shortest `max_wait` applies."""
-        longest = min(self.needs[line].quota.max_wait for line in lines)
+        longest = min(self.needs[queue].quota.max_wait for queue in queues)
         return min(self.since.values(), default=self.now()) + longest
 
     def unmet(self, reply: Reply) -> set[QueueKey]:
         """Return the queues to wait in after a reply; empty if waiting would not help."""
         if reply.status != "refused":
             return set()
-        lacking = [(*self.ticket.asked[n], reply.standings[n]) for n in reply.unmet]
+        lacking = [(*self.ticket.asked[n], reply.states[n]) for n in reply.unmet]
         enforced = [each for each in lacking if each[0].is_enforced]
         # Blocked keys do not wait.
-        if not all(need.waits and standing.block is None for need, _, standing in enforced):
+        if not all(need.waits and state.block is None for need, _, state in enforced):
             return set()
-        lines = {need.queue for need, _, _ in enforced}
-        left = self.ends(lines) - self.now()
-        for need, demand, standing in enforced:
-            if not waiting_helps(need, demand, standing, reply.now, left):
+        queues = {need.queue for need, _, _ in enforced}
+        left = self.ends(queues) - self.now()
+        for need, demand, state in enforced:
+            if not waiting_helps(need, demand, state, reply.now, left):
                 return set()
         ends = (demand.count.window.end for _, demand, _ in enforced)
         # At the latest, it shows that it still waits.
         self.changes_at = min(reply.changes_at, *ends, reply.now + NEED_SECONDS / RENEWALS)
-        return lines
+        return queues
 
 
 def waiting_helps(
-    need: QuotaNeed, demand: Demand, standing: CountState, now: float, seconds: float
+    need: QuotaNeed, demand: Demand, state: CountState, now: float, seconds: float
 ) -> bool:
     """Return whether a call would fit within `seconds` if all reservations were released."""
-    ends = resets_at(demand.count, standing, now) - now
+    ends = resets_at(demand.count, state, now) - now
     if demand.count.refill is not None:
         # What is used flows back evenly, with what is reserved.
-        level = standing.used + standing.reserved
-        used = standing.used - level * seconds / ends if ends > seconds else 0
-        return used + min(need.amount, standing.limit) <= standing.limit
+        level = state.used + state.reserved
+        used = state.used - level * seconds / ends if ends > seconds else 0
+        return used + min(need.amount, state.limit) <= state.limit
     # A call of unknown size may exceed the whole limit as the only one in flight.
-    least = 1 if demand.alone and need.amount > standing.limit else need.amount
-    return (0 if ends <= seconds else standing.used) + least <= standing.limit
+    least = 1 if demand.alone and need.amount > state.limit else need.amount
+    return (0 if ends <= seconds else state.used) + least <= state.limit
 
 
 class AdmissionQueue:
     """Serializes admission attempts per quota.
 
     Args:
-        lines: Queues of the process.
+        queues: Queues of the process.
         client: Provides the store's time and the last known counts.
         ask: Reserves for a ticket; raises `StoreError`.
         publish: Publishes events.
@@ -105,15 +105,15 @@ class AdmissionQueue:
 
     def __init__(
         self,
-        lines: WaitQueues,
+        queues: WaitQueues,
         client: StoreClient,
         ask: Callable[[Ticket], Awaitable[Reply]],
         publish: Callable[[Event], None],
     ) -> None:
         """Create an empty queue."""
-        self._lines = lines
+        self._queues = queues
         self._client = client
-        self._now = lines.clock.now
+        self._now = queues.clock.now
         self._ask = ask
         self._publish = publish
 
@@ -127,46 +127,42 @@ class AdmissionQueue:
         needs = {need.queue: need for need in ticket.needs if need.waits}
         if not needs:
             return AdmissionOutcome(await self._ask(ticket))
-        sharers = {line: need.sharer for line, need in needs.items()}
-        waiter = self._lines.join(sharers, ticket.request.is_cancelled)
+        sharers = {queue: need.sharer for queue, need in needs.items()}
+        waiter = self._queues.join(sharers, ticket.request.is_cancelled)
         attempt = AdmissionAttempt(ticket, needs, waiter, self._now)
         try:
             return await self._retry(attempt)
         finally:
             # In any case: a cancelled call must not block its queues.
-            self._lines.leave(attempt.waiter)
-            for line, since in attempt.since.items():
-                self._publish_wait(ticket, needs[line], self._now() - since)
+            self._queues.leave(attempt.waiter)
+            for queue, since in attempt.since.items():
+                self._publish_wait(ticket, needs[queue], self._now() - since)
 
     async def _retry(self, attempt: AdmissionAttempt) -> AdmissionOutcome:
         """Try whenever woken, until admitted, refused for good, or timed out."""
         is_due = not attempt.waiter.lacks
-        while not self._lines.is_closed and not attempt.waiter.is_cancelled():
+        while not self._queues.is_closed and not attempt.waiter.is_cancelled():
             if is_due:
                 since = min(attempt.since.values(), default=self._now())
                 attempt.ticket.waited = self._now() - since
                 reply = await self._ask(attempt.ticket)
                 lacking = attempt.unmet(reply)
                 if not lacking:
-                    waited = {attempt.needs[line].quota.name for line in attempt.since}
+                    waited = {attempt.needs[queue].quota.name for queue in attempt.since}
                     return AdmissionOutcome(reply, frozenset(waited))
-                self._lines.requeue(attempt.waiter, lacking)
+                self._queues.requeue(attempt.waiter, lacking)
             change = self._next_change(attempt)
-            self._note_waits(attempt)
+            for queue in attempt.waiter.lacks - attempt.since.keys():
+                attempt.since[queue] = self._now()
+                self._publish_wait(attempt.ticket, attempt.needs[queue], None)
             ends = attempt.ends(attempt.waiter.lacks)
             # Woken, it tries once more: the event loop may have been busy until now.
             if ends <= self._now() and not attempt.waiter.is_woken:
                 return self._give_up(attempt)
             is_due = await attempt.waiter.sleep(min(ends, change))
             if not is_due and change < ends:
-                self._lines.notify_next(attempt.waiter)
+                self._queues.notify_next(attempt.waiter)
         raise WaitCancelledError
-
-    def _note_waits(self, attempt: AdmissionAttempt) -> None:
-        """Record and publish the start of each new wait."""
-        for line in attempt.waiter.lacks - attempt.since.keys():
-            attempt.since[line] = self._now()
-            self._publish_wait(attempt.ticket, attempt.needs[line], None)
 
     def _next_change(self, attempt: AdmissionAttempt) -> float:
         """Return when it has to try again, in monotonic seconds."""
@@ -183,14 +179,14 @@ class AdmissionQueue:
         """Refuse by cached counts: the call may never have reached the front."""
         ticket, now = attempt.ticket, self._now()
         self._client.fill(ticket, forced=False)
-        standings = [
+        states = [
             self._client.fallback.known(demand.count) or CountState(0, 0, demand.capacity)
             for demand in ticket.demands
         ]
         lacks = attempt.waiter.lacks
         lacking = [n for n, need in enumerate(ticket.needs) if need.queue in lacks]
-        reply = Reply("refused", self._client.now(), tuple(standings), tuple(lacking))
-        seconds = {attempt.needs[line].quota.name: now - attempt.since[line] for line in lacks}
+        reply = Reply("refused", self._client.now(), tuple(states), tuple(lacking))
+        seconds = {attempt.needs[queue].quota.name: now - attempt.since[queue] for queue in lacks}
         return AdmissionOutcome(reply, gave_up=seconds)
 
     def _publish_wait(self, ticket: Ticket, need: QuotaNeed, seconds: float | None) -> None:

@@ -84,7 +84,7 @@ class Process:
             StoreClient(executor, TIMEOUT, CLOCK),
             publish=self.events.append,
             price=lambda *_: Quote(price=Decimal(1)),
-            lines=WaitQueues(CLOCK),
+            queues=WaitQueues(CLOCK),
             clock=CLOCK,
         )
         self.engine.client.start()

@@ -223,7 +223,7 @@ def _begun(url: str, held: Quota) -> Iterator[Worker]:
     """Start a worker that is notified of freed quota."""
     worker = Worker(url, held)
     listener = KillListener(
-        open_shared_store(StorePlace(url, 2.0)), lambda *_: 0, worker.lines.notify_freed
+        open_shared_store(StorePlace(url, 2.0)), lambda *_: 0, worker.queues.notify_freed
     )
     try:
         yield worker

@@ -43,13 +43,13 @@ class Worker:
         self.events: list[Event] = []
         place = StorePlace(url, 2.0)
         store_worker = StoreWorker(open_shared_store(place))
-        self.lines = WaitQueues(CLOCK)
+        self.queues = WaitQueues(CLOCK)
         self.engine = Engine(
             lambda: [held],
             StoreClient(store_worker, 2.0, CLOCK),
             publish=self.events.append,
             price=lambda *_: Quote(price=Decimal(1)),
-            lines=self.lines,
+            queues=self.queues,
             clock=CLOCK,
         )
         self.engine.client.start()

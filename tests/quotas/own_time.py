@@ -181,13 +181,13 @@ class Worker:
         self.news: list[Freed] = []
         """Notifications that it has not processed yet."""
         self.suspended_at: float | None = None
-        self.lines = WaitQueues(clock)
+        self.queues = WaitQueues(clock)
         self.engine = Engine(
             lambda: tuple(QUOTAS.values()),
             StoreClient(executor, 2.0, clock),
             publish=lambda _: None,
             price=lambda *_: Quote(price=Decimal(0)),
-            lines=self.lines,
+            queues=self.queues,
             clock=clock,
         )
         # Of two calls that have waited equally long, that with the smaller ID is the older one.
@@ -202,7 +202,7 @@ class Worker:
         while self.actions:
             self.actions.pop(0)()
         while self.news:
-            self.lines.notify_freed(self.news.pop(0).queue)
+            self.queues.notify_freed(self.news.pop(0).queue)
         for _ in range(30):
             await asyncio.sleep(0)
 

@@ -239,7 +239,7 @@ class QueueMachine(SimulatedFleet, RuleBasedStateMachine):
             self.do(*ends)
             self.wait(1)
             self.waits_end_within_max_wait()
-        assert [worker.lines._waiters for worker in self.workers] == [{}] * WORKERS
+        assert [worker.queues._waiters for worker in self.workers] == [{}] * WORKERS
         last = {count.window.start: count for count in self.used if count.quota != "p"}
         self.clock.now += LEASE_SECONDS
         self.set_clock(self.clock.time())

@@ -190,7 +190,7 @@ def test_waiting_call_is_not_passed_by_another_process(server: Server) -> None:
     one, other = Worker(server.url, held), Worker(server.url, held)
     listeners = [
         KillListener(
-            open_shared_store(StorePlace(server.url, 2.0)), lambda *_: 0, each.lines.notify_freed
+            open_shared_store(StorePlace(server.url, 2.0)), lambda *_: 0, each.queues.notify_freed
         )
         for each in (one, other)
     ]

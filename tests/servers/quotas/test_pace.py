@@ -65,7 +65,7 @@ def test_call_above_the_burst_goes_out_at_a_full_bucket_and_leaves_a_debt(bucket
     refused = bucket.reserve("large", 35)
     assert (refused.status, refused.changes_at) == ("refused", NOON + 0.6)
     bucket.wait(0.625)
-    assert bucket.reserve("large", 35).standings == (CountState(0, 35, 10),)
+    assert bucket.reserve("large", 35).states == (CountState(0, 35, 10),)
     assert bucket.reserve("next", 1).changes_at == NOON + 0.625 + 0.6 * 26
     bucket.wait(15.5)
     assert bucket.reserve("next", 1).status == "refused"

@@ -141,5 +141,5 @@ def test_operations_are_done_in_order(process: Process, store: SharedStore) -> N
     name = unique()
     process.send(reserve(name))
     process.store_worker.send(settle(name))
-    assert process.send(reserve(unique())).standings[0].reserved == 10
+    assert process.send(reserve(unique())).states[0].reserved == 10
     assert standing(store).reserved == 10

@@ -149,8 +149,8 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def test_a_reservation_holds_what_a_call_may_take_until_it_is_settled(bench: Bench) -> None:
     """Then its usage counts, and the rest is released."""
-    assert bench.reserve("a", 60).standings == (CountState(0, 60, 100),)
-    assert bench.settle("a", 7).standings == (CountState(7, 0, 0),)
+    assert bench.reserve("a", 60).states == (CountState(0, 60, 100),)
+    assert bench.settle("a", 7).states == (CountState(7, 0, 0),)
     assert bench.standing() == CountState(7, 0, 100)
 
 
@@ -159,7 +159,7 @@ def test_a_quota_of_n_permits_exactly_n(bench: Bench) -> None:
     assert bench.reserve("a", 100).status == "admitted"
     refused = bench.reserve("b", 1)
     assert (refused.status, refused.unmet) == ("refused", (0,))
-    assert refused.standings == (CountState(0, 100, 100),)
+    assert refused.states == (CountState(0, 100, 100),)
     assert bench.standing() == CountState(0, 100, 100)
 
 
@@ -205,7 +205,7 @@ def test_a_settlement_that_is_sent_again_counts_once(bench: Bench) -> None:
     bench.reserve("a", 60)
     first = bench.settle("a", 7)
     bench.set_clock(TODAY.start + HOUR + 50 * 60)
-    assert bench.settle("a", 7).standings == first.standings
+    assert bench.settle("a", 7).states == first.states
     assert bench.standing() == CountState(7, 0, 100)
 
 
@@ -325,8 +325,8 @@ def test_late_settlement_replaces_the_charge_of_a_lost_call(bench: Bench, actual
     """Its process was only suspended, or a ledger has the call; also if it is sent twice."""
     expire_call(bench, "a", 60)
     assert bench.standing().used == 60
-    assert bench.settle("a", actual).standings == (CountState(actual, 0, 0),)
-    assert bench.settle("a", actual).standings == (CountState(actual, 0, 0),)
+    assert bench.settle("a", actual).states == (CountState(actual, 0, 0),)
+    assert bench.settle("a", actual).states == (CountState(actual, 0, 0),)
     assert bench.standing() == CountState(actual, 0, 100)
 
 
@@ -519,7 +519,7 @@ def test_count_without_a_window_is_kept_while_used(server: Server, on_server: Be
 def test_lost_count_resumes_from_the_clients_last_count(bench: Bench) -> None:
     """A server restarted empty forgets what others used, not what the client saw."""
     assert bench.reserve("a", 41, known=60).status == "refused"
-    assert bench.reserve("a", 40, known=60).standings == (CountState(60, 40, 100),)
+    assert bench.reserve("a", 40, known=60).states == (CountState(60, 40, 100),)
     bench.settle("a", 40, known=60)
     assert bench.standing() == CountState(100, 0, 100)
 
@@ -533,7 +533,7 @@ def test_a_settlement_restores_a_lost_count_too(bench: Bench) -> None:
 def test_a_refused_call_hides_no_lost_count(bench: Bench) -> None:
     """It counted nothing: the next client still restores what it knows."""
     assert bench.reserve("a", 101).status == "refused"
-    assert bench.reserve("b", 40, known=60).standings == (CountState(60, 40, 100),)
+    assert bench.reserve("b", 40, known=60).states == (CountState(60, 40, 100),)
 
 
 def test_clients_count_does_not_change_an_existing_count(bench: Bench) -> None:
@@ -553,7 +553,7 @@ def test_a_grant_permits_more_until_its_end(bench: Bench) -> None:
     bench.store.change(count(), Grant(50, now + 100))
     bench.store.change(count(), Grant(50, now + 200))
     assert bench.standing().limit == 200
-    assert bench.reserve("a", 200).standings == (CountState(0, 200, 200),)
+    assert bench.reserve("a", 200).states == (CountState(0, 200, 200),)
     bench.set_clock(now + 100)
     assert bench.standing().limit == 150
     bench.set_clock(now + 200)
@@ -584,7 +584,7 @@ def test_numbers_are_exact_up_to_nine_million_dollars(bench: Bench) -> None:
     bench.reserve("a", most - 1, limit=most)
     bench.settle("a", most - 1)
     assert bench.reserve("b", 2, limit=most).status == "refused"
-    assert bench.reserve("c", 1, limit=most).standings == (CountState(most - 1, 1, most),)
+    assert bench.reserve("c", 1, limit=most).states == (CountState(most - 1, 1, most),)
 
 
 def test_memory_forgets_windows_that_are_long_over() -> None:

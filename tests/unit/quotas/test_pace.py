@@ -73,7 +73,7 @@ class Bucket:
     def settle(self, name: str, used: int) -> CountState:
         """Settle a call."""
         (reply,) = self.store.run([Settle(name, (Charge(count=self.count, amount=used),))])
-        return reply.standings[0]
+        return reply.states[0]
 
     def state(self) -> CountState:
         """Its state."""
