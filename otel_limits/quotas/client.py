@@ -15,7 +15,7 @@ from otel_limits.quotas.fallback import Fallback
 from otel_limits.quotas.needs import (
     SLOT_LEASE_SECONDS,
     QuotaNeed,
-    Ticket,
+    QuotaReservation,
     demand_for,
 )
 from otel_limits.quotas.refusals import without_price
@@ -56,7 +56,7 @@ ATTEMPTS: Final = 3
 
 
 class StoreClient:
-    """Sends the operations of tickets to the store and tracks the store's clock.
+    """Sends reservations and their settlements to the store, and tracks the store's clock.
 
     Args:
         executor: Sends operations to the store.
@@ -79,8 +79,8 @@ class StoreClient:
         self._clock = clock
         self.lease_seconds = LEASE_SECONDS
         """How long a reservation lasts that is not renewed."""
-        self.in_flight: Callable[[], Sequence[Ticket]] = tuple
-        """Returns the tickets with reservations."""
+        self.in_flight: Callable[[], Sequence[QuotaReservation]] = tuple
+        """Returns the reservations of in-flight calls."""
         self._reset()
 
     def _reset(self) -> None:
@@ -98,11 +98,11 @@ class StoreClient:
         """Connect in the background and start regular reads of shared counts."""
         self.executor.start(self.look_again, self._renewals)
 
-    async def reserve(self, ticket: Ticket, *, forced: bool) -> Reply:
-        """Reserve for a ticket in the current windows of the store's clock.
+    async def reserve(self, reservation: QuotaReservation, *, forced: bool) -> Reply:
+        """Reserve what a call needs, in the current windows of the store's clock.
 
         Args:
-            ticket: The call to reserve for.
+            reservation: What to reserve.
             forced: Reserve even if the remainder is too small.
 
         Raises:
@@ -111,19 +111,21 @@ class StoreClient:
         # One deadline for all attempts, because the agent waits for all of them.
         deadline = self._clock.now() + self._timeout
         for _ in range(ATTEMPTS):
-            self.fill(ticket, forced=forced)
-            asked = Reserve(ticket.id, ticket.demands, self.lease_seconds, ticket.waited)
+            self.fill(reservation, forced=forced)
+            asked = Reserve(
+                reservation.id, reservation.demands, self.lease_seconds, reservation.waited
+            )
             reply = await self._ask(asked, deadline)
             # The reply contained the store's time, so the next attempt uses the right windows.
             if reply.status != "elsewhere":
                 return reply
         raise StoreError("the store's clock is outside the requested windows")
 
-    def fill(self, ticket: Ticket, *, forced: bool) -> None:
-        """Set the demands of a ticket for the current windows."""
+    def fill(self, reservation: QuotaReservation, *, forced: bool) -> None:
+        """Set the demands of a reservation for the current windows."""
         now = self.now()
-        ticket.demands = tuple(
-            demand_for(need, now, self.fallback.known, forced=forced) for need in ticket.needs
+        reservation.demands = tuple(
+            demand_for(need, now, self.fallback.known, forced=forced) for need in reservation.needs
         )
 
     def without_price(self, need: QuotaNeed) -> Breach:
@@ -132,13 +134,13 @@ class StoreClient:
         demand = demand_for(need, now, self.fallback.known, forced=False)
         return without_price(need, demand, self.fallback.known(demand.count), now)
 
-    async def settle(self, ticket: Ticket) -> Reply:
-        """Settle a ticket. On failure, the executor sends the settlement later.
+    async def settle(self, reservation: QuotaReservation) -> Reply:
+        """Settle a reservation. On failure, the executor sends the settlement later.
 
         Raises:
             StoreError: The store did not answer.
         """
-        return await self._ask(settlement_of(ticket), self._clock.now() + self._timeout)
+        return await self._ask(settlement_of(reservation), self._clock.now() + self._timeout)
 
     def remember(self, need: QuotaNeed, demand: Demand, state: CountState) -> CountState:
         """Cache the state of a count, and return it with its limit."""
@@ -198,52 +200,52 @@ class StoreClient:
             future.cancel()
             raise StoreError("quota store timeout") from None
 
-    def settle_later(self, ticket: Ticket) -> None:
-        """Settle a ticket without waiting."""
-        self.executor.send(settlement_of(ticket))
+    def settle_later(self, reservation: QuotaReservation) -> None:
+        """Settle a reservation without waiting."""
+        self.executor.send(settlement_of(reservation))
 
-    def reserve_later(self, ticket: Ticket) -> None:
+    def reserve_later(self, reservation: QuotaReservation) -> None:
         """Queue a reservation for a call that was admitted during an outage.
 
         It keeps other workers from using what the in-flight call still needs.
         """
-        demands = tuple(replace(each, enforced=False) for each in ticket.demands)
-        self.executor.send(Reserve(ticket.id, demands, self.lease_seconds))
+        demands = tuple(replace(each, enforced=False) for each in reservation.demands)
+        self.executor.send(Reserve(reservation.id, demands, self.lease_seconds))
 
-    def start_lease(self, ticket: Ticket) -> None:
-        """Start the lease of a ticket's reservation."""
-        ticket.leased_at = self._clock.now()
+    def start_lease(self, reservation: QuotaReservation) -> None:
+        """Start the lease of a reservation."""
+        reservation.leased_at = self._clock.now()
 
-    def renew(self, ticket: Ticket) -> None:
-        """Renew the slots of a ticket, and its reservations if due, without waiting."""
-        slots = tuple(each for each in ticket.demands if each.lease_seconds)
+    def renew(self, reservation: QuotaReservation) -> None:
+        """Renew the slots of a reservation, and its amounts if due, without waiting."""
+        slots = tuple(each for each in reservation.demands if each.lease_seconds)
         if slots:
-            self.executor.send(Renew(ticket.id, slots, SLOT_LEASE_SECONDS))
-        amounts = tuple(each for each in ticket.demands if not each.lease_seconds)
+            self.executor.send(Renew(reservation.id, slots, SLOT_LEASE_SECONDS))
+        amounts = tuple(each for each in reservation.demands if not each.lease_seconds)
         now = self._clock.now()
-        if not amounts or ticket.leased_at is None:
+        if not amounts or reservation.leased_at is None:
             return
-        if now - ticket.leased_at >= self.lease_seconds / RENEWALS:
-            ticket.leased_at = now
-            renewal = Renew(ticket.id, amounts, self.lease_seconds)
+        if now - reservation.leased_at >= self.lease_seconds / RENEWALS:
+            reservation.leased_at = now
+            renewal = Renew(reservation.id, amounts, self.lease_seconds)
             self.executor.send(renewal)
             # Both, because local reservations decide during an outage.
-            if ticket.reserved_in is not None:
-                ticket.reserved_in.run([renewal])
+            if reservation.reserved_in is not None:
+                reservation.reserved_in.run([renewal])
 
     def _renewals(self) -> list[Renew]:
         """Return renewals that reserve again for all in-flight calls, after a store lost them."""
         return [
-            Renew(ticket.id, (demand,), demand.lease_seconds or self.lease_seconds, again=True)
-            for ticket in self.in_flight()
-            for demand in ticket.demands
+            Renew(reservation.id, (demand,), demand.lease_seconds or self.lease_seconds, again=True)
+            for reservation in self.in_flight()
+            for demand in reservation.demands
         ]
 
-    def release(self, ticket: Ticket) -> None:
+    def release(self, reservation: QuotaReservation) -> None:
         """Release what the store may have reserved, and what a waiting call needed."""
         # A settlement of 0 releases the lease even if it arrives before the reservation.
-        charges = tuple(Charge(count=demand.count, amount=0) for demand in ticket.demands)
-        self.executor.send(Settle(ticket.id, charges))
+        charges = tuple(Charge(count=demand.count, amount=0) for demand in reservation.demands)
+        self.executor.send(Settle(reservation.id, charges))
 
     def after_fork(self) -> None:
         """Reset inherited state in a forked child."""
@@ -305,10 +307,10 @@ class StoreClient:
         return self._clock.now() + self._clock_offset
 
 
-def settlement_of(ticket: Ticket) -> Settle:
-    """Return the settlement of a ticket, after settling any local reservation."""
-    settlement = Settle(ticket.id, ticket.charges())
+def settlement_of(reservation: QuotaReservation) -> Settle:
+    """Return the settlement of a reservation, after settling any local reservation."""
+    settlement = Settle(reservation.id, reservation.charges())
     # Both, because local usage must also reach the store after the outage.
-    if ticket.reserved_in is not None:
-        ticket.reserved_in.run([settlement])
+    if reservation.reserved_in is not None:
+        reservation.reserved_in.run([settlement])
     return settlement

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from otel_limits.core.events import Decision, Event, ModelCall, Stop
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.quotas.leases import Leases
-from otel_limits.quotas.needs import UNPRICED, PriceOf, QuotaNeed, Ticket
-from otel_limits.quotas.open_tickets import OpenTickets
+from otel_limits.quotas.needs import UNPRICED, PriceOf, QuotaNeed, QuotaReservation
 from otel_limits.quotas.recorded_calls import encode_charges
 from otel_limits.quotas.refusals import (
     Denied,
@@ -26,6 +25,7 @@ from otel_limits.quotas.refusals import (
     use_of,
     verdict_of,
 )
+from otel_limits.quotas.reservations import Reservations
 from otel_limits.quotas.store import (
     CountState,
     PermanentStoreError,
@@ -72,14 +72,14 @@ class Engine:
         queues: WaitQueues,
         clock: Clock,
     ) -> None:
-        """Create a gate without open tickets."""
+        """Create a gate without open reservations."""
         self._publish = publish
         self._quotas = quotas
         self._client = client
-        self._tickets = OpenTickets(quotas, price, self._client)
+        self._reservations = Reservations(quotas, price, self._client)
         self._queues = queues
-        self._client.in_flight = self._tickets.held
-        self._leases = Leases(clock, self._tickets.held, self._client.renew)
+        self._client.in_flight = self._reservations.held
+        self._leases = Leases(clock, self._reservations.held, self._client.renew)
         self._admissions = AdmissionQueue(queues, self._client, self._reserve, publish)
 
     @property
@@ -101,10 +101,10 @@ class Engine:
     async def admit(self, request: AdmissionRequest) -> Verdict | None:
         """Reserve quota for the call; return a verdict if a quota was reached."""
         try:
-            ticket = self._tickets.open(request)
-            if ticket is None:
+            reservation = self._reservations.open(request)
+            if reservation is None:
                 return None
-            return self._leave_unpriced(ticket) or await self._admit(ticket)
+            return self._leave_unpriced(reservation) or await self._admit(reservation)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             INTERNAL_ERRORS.report(self.component, error)
             return None
@@ -113,10 +113,10 @@ class Engine:
         """Settle the call; during an outage, the store worker buffers the settlement."""
         try:
             # Removed before it is sent, so that it is settled once.
-            ticket = self._tickets.close(invocation_id, call_id)
-            if ticket is not None:
-                reply = await self._client.settle(ticket)
-                self._publish_use(ticket, reply.states)
+            reservation = self._reservations.close(invocation_id, call_id)
+            if reservation is not None:
+                reply = await self._client.settle(reservation)
+                self._publish_use(reservation, reply.states)
         # The store worker has buffered it and logged the outage.
         except StoreError:
             return
@@ -125,21 +125,21 @@ class Engine:
 
     @suppress_errors("quotas")
     def __call__(self, event: Event) -> Event:
-        """Record the usage of a call; settle open tickets when an invocation ends."""
+        """Record the usage of a call; settle open reservations when an invocation ends."""
         if isinstance(event, ModelCall):
-            ticket = self._tickets.record(event)
+            reservation = self._reservations.record(event)
             # The ledger records it with the call, in case this worker is killed before settling.
-            if ticket is not None and self._client.is_shared:
-                charges = encode_charges(ticket.charges())
-                return replace(event, quota_operation=ticket.id, quota_charges=charges)
+            if reservation is not None and self._client.is_shared:
+                charges = encode_charges(reservation.charges())
+                return replace(event, quota_operation=reservation.id, quota_charges=charges)
         elif isinstance(event, Stop):
-            self._tickets.end(event.invocation_id)
+            self._reservations.end(event.invocation_id)
         return event
 
     def after_fork(self) -> None:
         """Reset inherited state in a forked child."""
         self._client.after_fork()
-        self._tickets.reset()
+        self._reservations.reset()
         self._queues.reset()
         self._leases.reset()
 
@@ -151,108 +151,110 @@ class Engine:
 
     # --- before a call ----------------------------------------------------------------------------
 
-    def _leave_unpriced(self, ticket: Ticket) -> Verdict | None:
+    def _leave_unpriced(self, reservation: QuotaReservation) -> Verdict | None:
         """Skip quotas in USD if the price is unknown, or refuse because of them."""
-        unpriced = [need for need in ticket.needs if need.amount == UNPRICED]
+        unpriced = [need for need in reservation.needs if need.amount == UNPRICED]
         for need in unpriced:
-            self._decide(ticket, need, "unpriced")
-        ticket.leave_out(unpriced)
-        if ticket.request.unpriced != "halt":
+            self._decide(reservation, need, "unpriced")
+        reservation.leave_out(unpriced)
+        if reservation.request.unpriced != "halt":
             return None
         verdict = verdict_of(
             [(need, self._client.without_price(need)) for need in unpriced if need.is_enforced]
         )
         if verdict is not None:
-            self._tickets.drop(ticket)
+            self._reservations.drop(reservation)
         return verdict
 
-    async def _admit(self, ticket: Ticket) -> Verdict | None:
-        if not ticket.needs:
+    async def _admit(self, reservation: QuotaReservation) -> Verdict | None:
+        if not reservation.needs:
             return None
         try:
-            admission = await self._admissions.reserve(ticket)
+            admission = await self._admissions.reserve(reservation)
         except WaitCancelledError:
             # If it is sent anyway, it is counted like a call without admission.
-            self._tickets.drop(ticket)
-            self._client.release(ticket)
+            self._reservations.drop(reservation)
+            self._client.release(reservation)
             return None
         except StoreError as error:
             # A permanent error is not an outage: a count that cannot be kept has no share.
             if not isinstance(error, PermanentStoreError):
                 self._client.fallback.enter_outage()
             # A slow store may still make the reservation, which must then be released.
-            return self._degrade(ticket, was_sent=not isinstance(error, StoreOutageError))
+            return self._degrade(reservation, was_sent=not isinstance(error, StoreOutageError))
         reply = admission.reply
         if reply.status == "refused":
-            return await self._refuse(ticket, admission)
+            return await self._refuse(reservation, admission)
         # A quota in observe mode admits the call and still returns its verdict.
-        observed = unmet_needs(ticket.asked, reply, enforced=False)
+        observed = unmet_needs(reservation.asked, reply, enforced=False)
         # For an admitted call, only unenforced needs can be unmet.
         short = [need for need, _ in observed]
-        for need in ticket.needs:
+        for need in reservation.needs:
             admitted: Decision = "waited" if need.quota.name in admission.waited else "admitted"
-            self._decide(ticket, need, "observed" if need in short else admitted)
+            self._decide(reservation, need, "observed" if need in short else admitted)
         return verdict_of(observed)
 
-    async def _reserve(self, ticket: Ticket) -> Reply:
-        reply = await self._client.reserve(ticket, forced=False)
-        self._publish_use(ticket, reply.states)
+    async def _reserve(self, reservation: QuotaReservation) -> Reply:
+        reply = await self._client.reserve(reservation, forced=False)
+        self._publish_use(reservation, reply.states)
         if reply.status == "admitted":
-            self._hold(ticket)
+            self._hold(reservation)
         return reply
 
-    async def _refuse(self, ticket: Ticket, admission: AdmissionOutcome) -> Verdict | None:
+    async def _refuse(
+        self, reservation: QuotaReservation, admission: AdmissionOutcome
+    ) -> Verdict | None:
         """Return the verdict for a refused call."""
-        denied = unmet_needs(ticket.asked, admission.reply, enforced=True)
+        denied = unmet_needs(reservation.asked, admission.reply, enforced=True)
         for need, _ in denied:
-            self._decide(ticket, need, "gave_up" if admission.gave_up else "refused")
+            self._decide(reservation, need, "gave_up" if admission.gave_up else "refused")
         denied = [(need, after_wait(need, breach, admission.gave_up)) for need, breach in denied]
         verdict = verdict_of(denied)
         if verdict is not None and verdict.action == "wrap_up":
             # One last call is sent anyway. An outage at this point must not cost the last answer:
             # without a reservation, the call is still settled.
             with contextlib.suppress(StoreError):
-                await self._client.reserve(ticket, forced=True)
-                self._hold(ticket)
+                await self._client.reserve(reservation, forced=True)
+                self._hold(reservation)
         else:
-            self._tickets.drop(ticket)
+            self._reservations.drop(reservation)
             # Later calls must not leave room for it.
-            if any(need.waits for need in ticket.needs):
-                self._client.release(ticket)
+            if any(need.waits for need in reservation.needs):
+                self._client.release(reservation)
         return verdict
 
     # --- without the store ------------------------------------------------------------------------
 
-    def _degrade(self, ticket: Ticket, *, was_sent: bool) -> Verdict | None:
+    def _degrade(self, reservation: QuotaReservation, *, was_sent: bool) -> Verdict | None:
         """Decide by this worker's local share, then by `on_store_error`."""
         fallback = self._client.fallback
         # Fill again: an attempt may have ended half-way, and the current windows decide.
-        self._client.fill(ticket, forced=False)
-        denied = self._blocked(ticket)
+        self._client.fill(reservation, forced=False)
+        denied = self._blocked(reservation)
         if not denied:
-            outcome = fallback.decide(ticket)
-            self._decide_without_store(ticket, outcome)
+            outcome = fallback.decide(reservation)
+            self._decide_without_store(reservation, outcome)
             if outcome.is_admitted:
-                self._client.reserve_later(ticket)
-                self._hold(ticket)
+                self._client.reserve_later(reservation)
+                self._hold(reservation)
                 return None
             denied = self._denied(outcome)
-        self._tickets.drop(ticket)
+        self._reservations.drop(reservation)
         if was_sent:
-            self._client.release(ticket)
+            self._client.release(reservation)
         return verdict_of(denied)
 
-    def _blocked(self, ticket: Ticket) -> list[Denied]:
+    def _blocked(self, reservation: QuotaReservation) -> list[Denied]:
         """Return refusals for keys that this process has seen blocked."""
         fallback, now = self._client.fallback, self._client.now()
-        seen = [(need, demand, fallback.blocked(demand)) for need, demand in ticket.asked]
+        seen = [(need, demand, fallback.blocked(demand)) for need, demand in reservation.asked]
         denied = [
             (need, exceeded(need, demand, Reply("refused", now), state))
             for need, demand, state in seen
             if state is not None and need.is_enforced
         ]
         for need, _ in denied:
-            self._decide(ticket, need, "refused")
+            self._decide(reservation, need, "refused")
         return denied
 
     def _denied(self, outcome: OutageDecision) -> list[Denied]:
@@ -266,33 +268,33 @@ class Engine:
             denied += unmet_needs(outcome.asked, outcome.reply, enforced=True)
         return denied
 
-    def _decide_without_store(self, ticket: Ticket, outcome: OutageDecision) -> None:
+    def _decide_without_store(self, reservation: QuotaReservation, outcome: OutageDecision) -> None:
         if outcome.unanswered:
             for need, _ in outcome.unanswered:
-                self._decide(ticket, need, "degraded_denied")
+                self._decide(reservation, need, "degraded_denied")
             return
         local: Decision = (
             "degraded_local_admitted" if outcome.is_admitted else "degraded_local_refused"
         )
         for need, rule in outcome.rules:
             if rule == "grace" and outcome.is_admitted:
-                self._decide(ticket, need, "degraded_grace_admitted")
+                self._decide(reservation, need, "degraded_grace_admitted")
             elif rule != "grace":
-                self._decide(ticket, need, local if rule == "local" else "degraded_allowed")
+                self._decide(reservation, need, local if rule == "local" else "degraded_allowed")
 
-    def _hold(self, ticket: Ticket) -> None:
+    def _hold(self, reservation: QuotaReservation) -> None:
         """Renew the reservation of a call until the call ends."""
-        self._client.start_lease(ticket)
+        self._client.start_lease(reservation)
         self._leases.begin()
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _decide(self, ticket: Ticket, need: QuotaNeed, decision: Decision) -> None:
-        self._publish(decision_of(ticket, need, decision))
+    def _decide(self, reservation: QuotaReservation, need: QuotaNeed, decision: Decision) -> None:
+        self._publish(decision_of(reservation, need, decision))
 
-    def _publish_use(self, ticket: Ticket, states: Iterable[CountState]) -> None:
+    def _publish_use(self, reservation: QuotaReservation, states: Iterable[CountState]) -> None:
         """Cache and publish the current counts."""
         # Strict: a reply with a different number of counts must not be misread.
-        for need, demand, state in zip(ticket.needs, ticket.demands, states, strict=True):
+        for need, demand, state in zip(reservation.needs, reservation.demands, states, strict=True):
             latest = self._client.remember(need, demand, state)
             self._publish(use_of(need, demand, latest, self._client.now()))

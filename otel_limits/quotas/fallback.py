@@ -14,7 +14,7 @@ from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import LOOKED_AT, Count, CountState, Demand, Reply, Reserve
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.needs import Asked, QuotaNeed, Ticket
+    from otel_limits.quotas.needs import Asked, QuotaNeed, QuotaReservation
     from otel_limits.quotas.quota import Quota
 
 # A local share is only as accurate as the last read.
@@ -212,28 +212,30 @@ class Fallback:
         """
         self._lost_at, self._heard_at = None, now
         if self._is_used:
-            # Create a new one: open tickets settle in the one that holds their reservation.
+            # Create a new one: open reservations settle in the one that holds them.
             self._memory, self._is_used = MemoryStore(self._store_time), False
 
-    def decide(self, ticket: Ticket) -> OutageDecision:
+    def decide(self, reservation: QuotaReservation) -> OutageDecision:
         """Decide about a call and reserve locally."""
-        rules = [self._rule(*each) for each in ticket.asked]
+        rules = [self._rule(*each) for each in reservation.asked]
         while True:
-            outcome = self._try(ticket, rules)
+            outcome = self._try(reservation, rules)
             short = () if outcome.reply is None else outcome.reply.unmet
             used_up = [need for need, _ in (outcome.asked[n] for n in short)]
             # Only if a share is used up: then `on_store_error` applies.
             passed = [
-                n for n, need in enumerate(ticket.needs) if rules[n] == "grace" and need in used_up
+                n
+                for n, need in enumerate(reservation.needs)
+                if rules[n] == "grace" and need in used_up
             ]
             if outcome.is_admitted or not passed:
                 return outcome
             for n in passed:
-                rules[n] = ticket.needs[n].quota.on_store_error
+                rules[n] = reservation.needs[n].quota.on_store_error
 
-    def _try(self, ticket: Ticket, rules: Sequence[Rule]) -> OutageDecision:
-        outcome = OutageDecision(list(zip(ticket.needs, rules, strict=True)))
-        asked = ticket.asked
+    def _try(self, reservation: QuotaReservation, rules: Sequence[Rule]) -> OutageDecision:
+        outcome = OutageDecision(list(zip(reservation.needs, rules, strict=True)))
+        asked = reservation.asked
         outcome.unanswered = [
             each
             for each, rule in zip(asked, rules, strict=True)
@@ -245,9 +247,9 @@ class Fallback:
             return outcome
         outcome.asked = [asked[n] for n in chosen]
         demands = tuple(self._reduced(asked[n][1], rules[n]) for n in chosen)
-        (outcome.reply,) = self._memory.run([Reserve(ticket.id, demands, self._lease)])
+        (outcome.reply,) = self._memory.run([Reserve(reservation.id, demands, self._lease)])
         self._is_used = True
-        ticket.reserved_in = self._memory if outcome.is_admitted else None
+        reservation.reserved_in = self._memory if outcome.is_admitted else None
         return outcome
 
     def _rule(self, need: QuotaNeed, demand: Demand) -> Rule:

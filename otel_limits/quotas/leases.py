@@ -14,7 +14,7 @@ from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.quotas.needs import SLOT_LEASE_SECONDS
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.needs import Ticket
+    from otel_limits.quotas.needs import QuotaReservation
     from otel_limits.runs.clock import Clock
 
 # Two renewals may be lost or late before the shortest lease expires.
@@ -27,20 +27,20 @@ class Leases:
 
     Args:
         clock: The clock of the process.
-        held: Returns the tickets with reservations.
-        renew: Renews the due leases of a ticket, without waiting.
+        held: Returns the reservations of in-flight calls.
+        renew: Renews the due leases of a reservation, without waiting.
     """
 
     def __init__(
         self,
         clock: Clock,
-        held: Callable[[], Sequence[Ticket]],
-        renew: Callable[[Ticket], None],
+        held: Callable[[], Sequence[QuotaReservation]],
+        renew: Callable[[QuotaReservation], None],
     ) -> None:
         """Create an idle renewer."""
         self._clock = clock
         self._held = held
-        self._renew_ticket = renew
+        self._renew_one = renew
         self.reset()
 
     def reset(self) -> None:
@@ -69,8 +69,8 @@ class Leases:
             held = () if self._is_closed else self._held()
             # A later reservation calls `begin` again.
             self._timer = self._renew_later() if held else None
-        for ticket in held:
-            self._renew_ticket(ticket)
+        for reservation in held:
+            self._renew_one(reservation)
 
     def _renew_later(self) -> int:
         return self._clock.schedule(self._clock.now() + RENEW_SECONDS, self._renew)

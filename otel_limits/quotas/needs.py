@@ -75,8 +75,8 @@ class QuotaNeed:
 
 
 @dataclass(slots=True)
-class Ticket:
-    """A model call from its admission request to its settlement."""
+class QuotaReservation:
+    """What a model call reserves in quotas, from its admission request to its settlement."""
 
     id: str
     request: AdmissionRequest
@@ -84,13 +84,13 @@ class Ticket:
     demands: tuple[Demand, ...] = ()
     """Requested from the store, in the order of the needs."""
     reserved_in: QuotaStore | None = None
-    """The local store that holds its reservation during an outage."""
+    """The local store that holds it during an outage."""
     leased_at: float | None = None
-    """When its reservation was last leased, in monotonic seconds; `None` without a reservation."""
+    """When it was last leased, in monotonic seconds; `None` before it is held."""
     waited: float = 0.0
-    """Seconds that it has waited for quota."""
+    """Seconds that the call has waited for quota."""
     calls: int = 0
-    """1 once it has ended; 0 until then and if it was never sent."""
+    """1 once the call has ended; 0 until then and if it was never sent."""
     tokens: int = 0
     cost: Decimal = NO_COST
 
@@ -122,8 +122,8 @@ class Ticket:
 class InvocationState:
     """Quota state of an invocation in progress."""
 
-    tickets: dict[str, Ticket] = field(default_factory=dict)
-    """The open ticket of each call in flight, by its ID."""
+    reservations: dict[str, QuotaReservation] = field(default_factory=dict)
+    """The open reservation of each call in flight, by its ID."""
     attributes: Mapping[str, object] = field(default_factory=dict)
     """Trace attributes of its agent."""
     counted: set[str] = field(default_factory=set)
@@ -133,19 +133,19 @@ class InvocationState:
         """Return whether a quota has counted the invocation, or is about to."""
         return quota in self.counted or any(
             need.quota.name == quota and need.quota.unit == "invocations"
-            for ticket in self.tickets.values()
-            for need in ticket.needs
+            for reservation in self.reservations.values()
+            for need in reservation.needs
         )
 
-    def close(self, call_id: str) -> Ticket | None:
-        """Remove and return the ticket of a call; the caller must settle it."""
-        ticket = self.tickets.pop(call_id, None)
+    def close(self, call_id: str) -> QuotaReservation | None:
+        """Remove and return the reservation of a call; the caller must settle it."""
+        reservation = self.reservations.pop(call_id, None)
         # Only after a sent call: a refused call leaves the invocation uncounted.
-        if ticket is not None and ticket.calls:
+        if reservation is not None and reservation.calls:
             self.counted.update(
-                need.quota.name for need in ticket.needs if need.quota.unit == "invocations"
+                need.quota.name for need in reservation.needs if need.quota.unit == "invocations"
             )
-        return ticket
+        return reservation
 
 
 def lookup_of(request: AdmissionRequest) -> Lookup:
@@ -208,16 +208,16 @@ def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> De
     )
 
 
-def charged_amount(unit: Unit, ticket: Ticket) -> int:
+def charged_amount(unit: Unit, reservation: QuotaReservation) -> int:
     """Return the usage of a call, in parts of a unit."""
     if unit == "tokens":
-        return ticket.tokens
+        return reservation.tokens
     # A slot is free when its call ends: nothing remains used.
     if unit == "concurrency":
         return 0
     if unit in ("model_calls", "invocations"):
-        return ticket.calls
-    return parts_of_usd(ticket.cost)
+        return reservation.calls
+    return parts_of_usd(reservation.cost)
 
 
 def _amount(unit: Unit, worst: Usage, quote: Quote) -> int:

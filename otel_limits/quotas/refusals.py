@@ -22,7 +22,7 @@ from otel_limits.quotas.windows import shown_time
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from otel_limits.quotas.needs import Asked, QuotaNeed, Ticket
+    from otel_limits.quotas.needs import Asked, QuotaNeed, QuotaReservation
 
 SLOT_RETRY_SECONDS: Final = 1.0
 """Suggested retry delay for a slot, which is free as soon as any call ends."""
@@ -177,11 +177,13 @@ def without_price(need: QuotaNeed, demand: Demand, known: CountState | None, now
     return replace(_breach(need, need.limit, 0, note, refusal), uncounted=True)
 
 
-def decision_of(ticket: Ticket, need: QuotaNeed, decision: Decision) -> QuotaDecision:
+def decision_of(
+    reservation: QuotaReservation, need: QuotaNeed, decision: Decision
+) -> QuotaDecision:
     """Return the event for a quota decision."""
     unit = need.quota.unit
     return QuotaDecision(
-        invocation=ticket.request.invocation,
+        invocation=reservation.request.invocation,
         quota=need.quota.name,
         key=need.key.shown,
         decision=decision,

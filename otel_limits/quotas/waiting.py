@@ -13,7 +13,7 @@ from otel_limits.quotas.store import NEED_SECONDS, CountState, Demand, Reply, re
 if TYPE_CHECKING:
     from otel_limits.core.events import Event
     from otel_limits.quotas.client import StoreClient
-    from otel_limits.quotas.needs import QuotaNeed, Ticket
+    from otel_limits.quotas.needs import QuotaNeed, QuotaReservation
     from otel_limits.quotas.wait_queues import QueueKey, Waiter, WaitQueues
 
 RENEWALS: Final = 3
@@ -42,7 +42,7 @@ class AdmissionOutcome:
 class AdmissionAttempt:
     """The admission attempts of one call."""
 
-    ticket: Ticket
+    reservation: QuotaReservation
     needs: dict[QueueKey, QuotaNeed]
     """Needs that it may wait for."""
     waiter: Waiter
@@ -62,7 +62,7 @@ class AdmissionAttempt:
         """Return the queues to wait in after a reply; empty if waiting would not help."""
         if reply.status != "refused":
             return set()
-        lacking = [(*self.ticket.asked[n], reply.states[n]) for n in reply.unmet]
+        lacking = [(*self.reservation.asked[n], reply.states[n]) for n in reply.unmet]
         enforced = [each for each in lacking if each[0].is_enforced]
         # Blocked keys do not wait.
         if not all(need.waits and state.block is None for need, _, state in enforced):
@@ -99,7 +99,7 @@ class AdmissionQueue:
     Args:
         queues: Queues of the process.
         client: Provides the store's time and the last known counts.
-        ask: Reserves for a ticket; raises `StoreError`.
+        ask: Reserves what a call needs; raises `StoreError`.
         publish: Publishes events.
     """
 
@@ -107,7 +107,7 @@ class AdmissionQueue:
         self,
         queues: WaitQueues,
         client: StoreClient,
-        ask: Callable[[Ticket], Awaitable[Reply]],
+        ask: Callable[[QuotaReservation], Awaitable[Reply]],
         publish: Callable[[Event], None],
     ) -> None:
         """Create an empty queue."""
@@ -117,26 +117,26 @@ class AdmissionQueue:
         self._ask = ask
         self._publish = publish
 
-    async def reserve(self, ticket: Ticket) -> AdmissionOutcome:
-        """Reserve for a ticket, immediately or after queueing.
+    async def reserve(self, reservation: QuotaReservation) -> AdmissionOutcome:
+        """Reserve what a call needs, immediately or after queueing.
 
         Raises:
             WaitCancelledError: Quotas were disabled, or the agent was cancelled.
             StoreError: The store did not answer.
         """
-        needs = {need.queue: need for need in ticket.needs if need.waits}
+        needs = {need.queue: need for need in reservation.needs if need.waits}
         if not needs:
-            return AdmissionOutcome(await self._ask(ticket))
+            return AdmissionOutcome(await self._ask(reservation))
         sharers = {queue: need.sharer for queue, need in needs.items()}
-        waiter = self._queues.join(sharers, ticket.request.is_cancelled)
-        attempt = AdmissionAttempt(ticket, needs, waiter, self._now)
+        waiter = self._queues.join(sharers, reservation.request.is_cancelled)
+        attempt = AdmissionAttempt(reservation, needs, waiter, self._now)
         try:
             return await self._retry(attempt)
         finally:
             # In any case: a cancelled call must not block its queues.
             self._queues.leave(attempt.waiter)
             for queue, since in attempt.since.items():
-                self._publish_wait(ticket, needs[queue], self._now() - since)
+                self._publish_wait(reservation, needs[queue], self._now() - since)
 
     async def _retry(self, attempt: AdmissionAttempt) -> AdmissionOutcome:
         """Try whenever woken, until admitted, refused for good, or timed out."""
@@ -144,8 +144,8 @@ class AdmissionQueue:
         while not self._queues.is_closed and not attempt.waiter.is_cancelled():
             if is_due:
                 since = min(attempt.since.values(), default=self._now())
-                attempt.ticket.waited = self._now() - since
-                reply = await self._ask(attempt.ticket)
+                attempt.reservation.waited = self._now() - since
+                reply = await self._ask(attempt.reservation)
                 lacking = attempt.unmet(reply)
                 if not lacking:
                     waited = {attempt.needs[queue].quota.name for queue in attempt.since}
@@ -154,7 +154,7 @@ class AdmissionQueue:
             change = self._next_change(attempt)
             for queue in attempt.waiter.lacks - attempt.since.keys():
                 attempt.since[queue] = self._now()
-                self._publish_wait(attempt.ticket, attempt.needs[queue], None)
+                self._publish_wait(attempt.reservation, attempt.needs[queue], None)
             ends = attempt.ends(attempt.waiter.lacks)
             # Woken, it tries once more: the event loop may have been busy until now.
             if ends <= self._now() and not attempt.waiter.is_woken:
@@ -177,22 +177,24 @@ class AdmissionQueue:
 
     def _give_up(self, attempt: AdmissionAttempt) -> AdmissionOutcome:
         """Refuse by cached counts: the call may never have reached the front."""
-        ticket, now = attempt.ticket, self._now()
-        self._client.fill(ticket, forced=False)
+        reservation, now = attempt.reservation, self._now()
+        self._client.fill(reservation, forced=False)
         states = [
             self._client.fallback.known(demand.count) or CountState(0, 0, demand.capacity)
-            for demand in ticket.demands
+            for demand in reservation.demands
         ]
         lacks = attempt.waiter.lacks
-        lacking = [n for n, need in enumerate(ticket.needs) if need.queue in lacks]
+        lacking = [n for n, need in enumerate(reservation.needs) if need.queue in lacks]
         reply = Reply("refused", self._client.now(), tuple(states), tuple(lacking))
         seconds = {attempt.needs[queue].quota.name: now - attempt.since[queue] for queue in lacks}
         return AdmissionOutcome(reply, gave_up=seconds)
 
-    def _publish_wait(self, ticket: Ticket, need: QuotaNeed, seconds: float | None) -> None:
+    def _publish_wait(
+        self, reservation: QuotaReservation, need: QuotaNeed, seconds: float | None
+    ) -> None:
         self._publish(
             QuotaWait(
-                invocation=ticket.request.invocation,
+                invocation=reservation.request.invocation,
                 quota=need.quota.name,
                 key=need.key.shown,
                 seconds=seconds,

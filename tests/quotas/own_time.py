@@ -191,7 +191,7 @@ class Worker:
             clock=clock,
         )
         # Of two calls that have waited equally long, that with the smaller ID is the older one.
-        self.engine._tickets._owner = f"worker{number:03}"
+        self.engine._reservations._owner = f"worker{number:03}"
 
     def run(self) -> None:
         """Act, process notifications, and run all that is due."""

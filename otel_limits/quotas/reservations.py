@@ -1,4 +1,4 @@
-"""Tickets of model calls in progress, from admission to settlement."""
+"""Reservations of model calls in progress, from admission to settlement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from otel_limits.core.usage import NO_COST
 from otel_limits.quotas.estimates import Estimates
 from otel_limits.quotas.keys import fits
-from otel_limits.quotas.needs import InvocationState, Ticket, lookup_of, need_of
+from otel_limits.quotas.needs import InvocationState, QuotaReservation, lookup_of, need_of
 from otel_limits.runs.calls import AdmissionRequest
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
 
 
-class OpenTickets:
-    """Open tickets by invocation, and estimates from earlier calls.
+class Reservations:
+    """Open reservations by invocation, and estimates from earlier calls.
 
     Args:
         quotas: Returns the current quotas.
@@ -35,16 +35,16 @@ class OpenTickets:
     def __init__(
         self, quotas: Callable[[], Sequence[Quota]], price: PriceOf, client: StoreClient
     ) -> None:
-        """Create it without open tickets."""
+        """Create it without open reservations."""
         self._quotas = quotas
         self._price = price
         self._client = client
         self.reset()
 
     def reset(self) -> None:
-        """Reset in a forked child: open tickets belong to its parent."""
+        """Reset in a forked child: open reservations belong to its parent."""
         # Threads of one invocation may call models concurrently. Reentrant, because recording a
-        # call without admission opens a ticket.
+        # call without admission opens a reservation.
         self._lock = threading.RLock()
         # New in a child: a reused operation ID would not be applied.
         self._owner = uuid.uuid4().hex
@@ -52,8 +52,8 @@ class OpenTickets:
         self._invocations: dict[str, InvocationState] = {}
         self._estimates = Estimates()
 
-    def open(self, request: AdmissionRequest) -> Ticket | None:
-        """Open a ticket; `None` when no quota applies."""
+    def open(self, request: AdmissionRequest) -> QuotaReservation | None:
+        """Open a reservation; `None` when no quota applies."""
         # Before the lock, because it runs application code of attribute types.
         lookup = lookup_of(request)
         applying = [quota for quota in self._quotas() if fits(quota.where, lookup)]
@@ -79,57 +79,59 @@ class OpenTickets:
             ]
             if not needs:
                 return None
-            ticket = Ticket(f"{self._owner}-{next(self._numbers)}", request, needs)
-            state.tickets[request.call_id] = ticket
-            return ticket
+            reservation = QuotaReservation(f"{self._owner}-{next(self._numbers)}", request, needs)
+            state.reservations[request.call_id] = reservation
+            return reservation
 
-    def record(self, call: ModelCall) -> Ticket | None:
-        """Record the usage of a call on its ticket; `None` if no quota applies."""
+    def record(self, call: ModelCall) -> QuotaReservation | None:
+        """Record the usage of a call on its reservation; `None` if no quota applies."""
         with self._lock:
             state = self._invocations.get(call.invocation.id)
-            ticket = None if state is None else state.tickets.get(call.call_id)
-            # A second call after one admission gets its own ticket: the first may be settled by
-            # now, and a ticket counts once.
-            if ticket is None or ticket.calls:
+            reservation = None if state is None else state.reservations.get(call.call_id)
+            # A second call after one admission gets its own reservation: the first may be settled
+            # by now, and a reservation counts once.
+            if reservation is None or reservation.calls:
                 return self._count_unadmitted(call, state)
-            self._note(ticket, call)
-            return ticket
+            self._note(reservation, call)
+            return reservation
 
-    def held(self) -> list[Ticket]:
-        """Return the tickets with reservations."""
+    def held(self) -> list[QuotaReservation]:
+        """Return the reservations that were admitted."""
         with self._lock:
             return [
-                ticket
+                reservation
                 for state in self._invocations.values()
-                for ticket in state.tickets.values()
-                if ticket.leased_at is not None
+                for reservation in state.reservations.values()
+                if reservation.leased_at is not None
             ]
 
-    def close(self, invocation_id: str, call_id: str = "") -> Ticket | None:
-        """Remove and return the open ticket of a call, if any; the caller settles it."""
+    def close(self, invocation_id: str, call_id: str = "") -> QuotaReservation | None:
+        """Remove and return the open reservation of a call, if any; the caller settles it."""
         with self._lock:
             state = self._invocations.get(invocation_id)
             return None if state is None else state.close(call_id)
 
-    def drop(self, ticket: Ticket) -> None:
-        """Discard the ticket of a call that is not sent."""
+    def drop(self, reservation: QuotaReservation) -> None:
+        """Discard the reservation of a call that is not sent."""
         with self._lock:
-            request = ticket.request
+            request = reservation.request
             state = self._invocations.get(request.invocation.id)
             if state is not None:
-                state.tickets.pop(request.call_id, None)
+                state.reservations.pop(request.call_id, None)
 
     def end(self, invocation_id: str) -> None:
-        """Settle the open tickets of a finished invocation and forget it."""
+        """Settle the open reservations of a finished invocation and forget it."""
         with self._lock:
             state = self._invocations.pop(invocation_id, None)
             if state is not None:
-                for call_id in tuple(state.tickets):
+                for call_id in tuple(state.reservations):
                     self._settle(state, call_id)
 
     # --- under the lock ---------------------------------------------------------------------------
 
-    def _count_unadmitted(self, call: ModelCall, state: InvocationState | None) -> Ticket | None:
+    def _count_unadmitted(
+        self, call: ModelCall, state: InvocationState | None
+    ) -> QuotaReservation | None:
         """Count a call without admission: a side call, such as a summary."""
         request = AdmissionRequest(
             invocation=call.invocation,
@@ -138,28 +140,28 @@ class OpenTickets:
             input=call.usage.input,
             attributes=state.attributes if state is not None else {},
         )
-        ticket = self.open(request)
-        if ticket is not None:
+        reservation = self.open(request)
+        if reservation is not None:
             # It was already sent and cannot be refused.
-            ticket.needs = [
+            reservation.needs = [
                 replace(need, amount=max(0, need.amount))
-                for need in ticket.needs
+                for need in reservation.needs
                 if need.quota.unit != "usd" or call.charge is not None
             ]
-            self._client.fill(ticket, forced=True)
-            self._note(ticket, call)
+            self._client.fill(reservation, forced=True)
+            self._note(reservation, call)
             self._settle(self._invocations[call.invocation.id], call.call_id)
-        return ticket
+        return reservation
 
-    def _note(self, ticket: Ticket, call: ModelCall) -> None:
-        ticket.calls = 1
-        ticket.tokens = call.usage.total
-        ticket.cost = call.charge or NO_COST
+    def _note(self, reservation: QuotaReservation, call: ModelCall) -> None:
+        reservation.calls = 1
+        reservation.tokens = call.usage.total
+        reservation.cost = call.charge or NO_COST
         # Only measured usage improves estimates.
         if call.kind == "measured":
-            self._estimates.record(ticket.request.model, ticket.request.input, call.usage)
+            self._estimates.record(reservation.request.model, reservation.request.input, call.usage)
 
     def _settle(self, state: InvocationState, call_id: str) -> None:
-        ticket = state.close(call_id)
-        if ticket is not None:
-            self._client.settle_later(ticket)
+        reservation = state.close(call_id)
+        if reservation is not None:
+            self._client.settle_later(reservation)
