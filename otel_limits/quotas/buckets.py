@@ -45,7 +45,7 @@ class Bucket:
     flowed_until: int = 0
     """The last time that usage flowed back, in milliseconds since the epoch."""
     fraction: int = 0
-    """The share of the next part that flowed back until then, in `1 / period`."""
+    """The fraction of a part that flowed back until then, in `1 / period`."""
     returned: int = 0
     """All that ever flowed back or was given back."""
 

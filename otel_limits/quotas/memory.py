@@ -74,7 +74,7 @@ class OpenDemand:
     amount: int
     """To be reserved."""
     needed: int
-    """The amount that must be left for it."""
+    """Must be left for it."""
     needs: dict[str, Need]
     """Those of waiting calls."""
     lacking: int = 0
@@ -234,7 +234,7 @@ class MemoryStore(QuotaStore):
             states = tuple(each.state for each in demands)
             ends = min(each.changes_at() for each in refusing)
             return Reply("refused", now, states, unmet, ends)
-        states = tuple(self._charge_demand(operation.id, each, now) for each in demands)
+        states = tuple(self._reserve_in(operation.id, each, now) for each in demands)
         return Reply("admitted", now, states, unmet)
 
     def _open(self, demand: Demand, lease: float, now: float) -> OpenDemand:
@@ -261,7 +261,7 @@ class MemoryStore(QuotaStore):
             demand, bucket, is_new, lease, whole, bucket.state(limit), amount, needed, needs
         )
 
-    def _charge_demand(self, operation: str, opened: OpenDemand, now: float) -> CountState:
+    def _reserve_in(self, operation: str, opened: OpenDemand, now: float) -> CountState:
         """Reserve one demand of an admitted call."""
         demand, bucket, refill = opened.demand, opened.bucket, opened.demand.count.refill
         # Kept for the longest of the windows it was used with: a rule may change.

@@ -1,4 +1,4 @@
-"""The needs of a model call, by quota, and its use. Values and pure functions."""
+"""Needs and usage of a model call in each quota. Values and pure functions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class QuotaNeed:
 
 @dataclass(slots=True)
 class QuotaReservation:
-    """What a model call reserves in quotas, from its admission request to its settlement."""
+    """The amounts of a model call in quotas, from its admission request to its settlement."""
 
     id: str
     request: AdmissionRequest

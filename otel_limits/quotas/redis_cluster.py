@@ -47,7 +47,7 @@ def _connect_to(place: StorePlace, tag: str) -> Connect:
     known: list[Address] = []
 
     def connect(_: redis.Redis | None) -> redis.Redis:
-        # A refresh of redis-py's own asks either the addresses of the URL, or the nodes found last
+        # redis-py's own refresh uses either the addresses of the URL or the nodes found last
         # (`dynamic_startup_nodes`). Either may be gone for good: the first hosts, or all nodes of a
         # cluster that was replaced behind the same name.
         nodes = [ClusterNode(*each) for each in dict.fromkeys((*others, *known))]  # type: ignore[no-untyped-call]

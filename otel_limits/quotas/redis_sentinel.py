@@ -37,7 +37,7 @@ def require_readable(name: str, url: str) -> None:
 def open_store(place: StorePlace) -> RedisStore:
     """Make the store on the master of a service."""
     settings = client_settings(place)
-    # Each new connection looks up the primary at the sentinels.
+    # The client queries the sentinels at every new connection.
     return RedisStore(
         place.url,
         lambda previous: previous or _master_of(place.url, settings),
