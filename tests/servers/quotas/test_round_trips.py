@@ -526,11 +526,12 @@ def _fail_over(agent: Agent, place: Deployment, how: str) -> None:
     eventually(is_all_counted)
 
 
+@pytest.mark.parametrize("options", ["", "?socket_timeout=0.1"])
 @pytest.mark.parametrize("kind", ["redis", "redis+cluster", "redis+sentinel"])
-def test_unreachable_server_raises_one_kind_of_error(kind: str) -> None:
+def test_unreachable_server_raises_one_kind_of_error(kind: str, options: str) -> None:
     """The kill listener retries after it, and a command reports it in one sentence."""
     service = "/quotas" if kind == "redis+sentinel" else ""
-    store = open_redis(StorePlace(f"{kind}://127.0.0.1:{free_port()}{service}", 0.1))
+    store = open_redis(StorePlace(f"{kind}://127.0.0.1:{free_port()}{service}{options}", 0.1))
     with pytest.raises(StoreError):
         store.now()
     with pytest.raises(StoreError):
@@ -576,6 +577,7 @@ def test_a_url_of_no_store_is_a_mistake(url: str, monkeypatch: pytest.MonkeyPatc
         "redis://localhost?cache_config=hush",
         "rediss://localhost?ssl_cert_reqs=hush",
         "redis+sentinel://localhost:1/service?hush=1",
+        "redis+sentinel://localhost:1/service?ssl_ca_certs=hush",
         "redis+sentinel://:hush@localhost:99999/service?hush",
     ],
 )
@@ -599,6 +601,7 @@ def test_a_url_that_the_client_cannot_read_is_a_mistake(
         "redis+cluster://:secret@localhost:1,localhost:2?read_from_replicas=true",
         "redis+sentinel://localhost:1,localhost:2/service",
         "redis+sentinel://me:secret@localhost:1,localhost:2/service/3?tls=true&sentinel_username=a",
+        "redis+sentinel://localhost:1/service?tls=true&ssl_ca_certs=ca.pem&socket_timeout=1",
     ],
 )
 def test_url_that_the_client_can_read_is_accepted(
