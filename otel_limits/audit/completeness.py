@@ -55,7 +55,7 @@ def completeness(
     found = found or balance(inquiry.connection)
     damaged = sum(each.lines for each in damages(inquiry.connection) if each.accepted is None)
     parts = [_verdict(found, failed, damaged, closes)]
-    if inquiry.waiting.rows:
+    if inquiry.waiting.is_partial:
         parts.append(str(inquiry.waiting))
     left = find_orphans(inquiry.address)
     if left:

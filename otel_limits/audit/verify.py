@@ -210,6 +210,12 @@ def _waiting(inquiry: AuditQuery, oldest: float) -> Iterator[Check]:
     )
     if waiting.damaged:
         yield Check("Damaged lines in spill files", waiting.damaged, FAILED, waiting.places, adopt)
+    if waiting.unreadable:
+        why = f"unreadable for this user: {waiting.unreadable_places}"
+        written = [path.stat().st_mtime for path in waiting.unreadable if path.exists()]
+        is_stale = any(each * MICROSECONDS < oldest for each in written)
+        state = FAILED if is_stale else WAITING
+        yield Check("Spill files of other users", len(waiting.unreadable), state, why)
     left = find_orphans(inquiry.address)
     is_stale = any(each.written * MICROSECONDS < oldest for each in left)
     state = FAILED if is_stale else WAITING if left else OK

@@ -130,7 +130,7 @@ def _require_finished(inquiry: AuditQuery, period: Period) -> None:
     waiting = inquiry.waiting
     opened, _ = unfinished(inquiry.connection, until_us)
     problems = []
-    if waiting.rows and (waiting.oldest_us or 0) < until_us:
+    if waiting.unreadable or (waiting.rows and (waiting.oldest_us or 0) < until_us):
         problems.append(str(waiting))
     if opened:
         problems.append(pluralize(len(opened), "invocation has no end", "invocations have no end"))

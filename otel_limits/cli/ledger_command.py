@@ -185,11 +185,14 @@ def import_spans(arguments: Namespace) -> int:
 
 def adopt(arguments: Namespace) -> int:
     """Import a spill file, which is deleted once the ledger contains its rows."""
+    from otel_limits.ledger.files import is_forbidden
     from otel_limits.ledger.spill import is_spill_file, restore_file
 
     path = Path(arguments.file)
     if not path.exists():
         raise LedgerError(f"File {path} not found. otel-limits audit verify lists spill files.")
+    if is_forbidden(path):
+        raise LedgerError(f"{path} cannot be read by this user. Run it as the owner of the file.")
     if not is_spill_file(path):
         raise LedgerError(
             f"{path} is not a spill file. otel-limits audit verify lists spill files."
@@ -223,7 +226,7 @@ def merge(arguments: Namespace) -> int:
             with open_query(chosen) as inquiry:
                 if inquiry.address.name == database.address.name:
                     raise LedgerError(f"{inquiry.ledger} cannot be merged into itself.")
-                if inquiry.waiting.rows:
+                if inquiry.waiting.is_partial:
                     raise LedgerError(
                         f"Not merged: {inquiry.waiting}. Run it as a user who may write "
                         f"{inquiry.ledger}, while no other program locks it."

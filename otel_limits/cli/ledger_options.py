@@ -113,7 +113,7 @@ def open_query(arguments: Namespace) -> Iterator[AuditQuery]:
         open_for_query(address) as (connection, waiting),
         working("Querying the ledger") as work,
     ):
-        if waiting.rows:
+        if waiting.is_partial:
             sys.stderr.write(f"otel-limits: {waiting}.\n")
         yield AuditQuery(
             connection=connection,

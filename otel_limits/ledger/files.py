@@ -98,6 +98,17 @@ def open_existing(path: Path) -> IO[bytes] | None:
     return None
 
 
+def is_forbidden(path: Path) -> bool:
+    """Return whether this user may not read a file that exists."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | NO_LINKS))
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def temporary_directory() -> Path | None:
     """Return this user's directory for temporary files, which need not exist."""
     user = getattr(os, "geteuid", None)

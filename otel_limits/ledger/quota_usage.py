@@ -54,7 +54,7 @@ def charges_between(address: Address, since: float, until: float) -> Iterator[Ch
     )
     try:
         with open_for_query(address) as (connection, waiting):
-            if waiting.rows:
+            if waiting.is_partial:
                 raise LedgerError(f"{waiting}.")
             found = connection.execute(statement, execution_options={"yield_per": PORTION})
             for at_us, operation, charges in found:

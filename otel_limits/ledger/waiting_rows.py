@@ -32,6 +32,8 @@ class WaitingRows:
 
     files: list[Path] = field(default_factory=list)
     """All spill files that are left, also of running processes, whose rows have been taken in."""
+    unreadable: list[Path] = field(default_factory=list)
+    """Those of them that belong to another user; how many rows they have is unknown."""
     rows: int = 0
     damaged: int = 0
     """Lines that are not rows."""
@@ -39,16 +41,40 @@ class WaitingRows:
     reason: str = ""
 
     @property
+    def is_partial(self) -> bool:
+        """Whether a query lacks rows, or may lack some."""
+        return self.rows > 0 or bool(self.unreadable)
+
+    @property
     def places(self) -> str:
-        """The files, or the first of them."""
-        named = ", ".join(map(str, self.files[:MAX_NAMED]))
-        more = len(self.files) - MAX_NAMED
-        return f"{named} and {pluralize(more, 'other file')}" if more > 0 else named
+        """The readable files, or the first of them."""
+        return _named([path for path in self.files if path not in self.unreadable])
+
+    @property
+    def unreadable_places(self) -> str:
+        """The files of other users, or the first of them."""
+        return _named(self.unreadable)
 
     def __str__(self) -> str:
         """Say how many, where, and why."""
-        wait, are = ("row waits", "is") if self.rows == 1 else ("rows wait", "are")
-        return f"{self.rows:,} {wait} in {self.places} and {are} not included ({self.reason})"
+        parts = []
+        if self.rows:
+            wait, are = ("row waits", "is") if self.rows == 1 else ("rows wait", "are")
+            parts.append(
+                f"{self.rows:,} {wait} in {self.places} and {are} not included ({self.reason})"
+            )
+        if self.unreadable:
+            one = "spill file is unreadable for this user and is"
+            several = "spill files are unreadable for this user and are"
+            count = pluralize(len(self.unreadable), one, several)
+            parts.append(f"{count} not included: {self.unreadable_places}")
+        return "; ".join(parts)
+
+
+def _named(paths: list[Path]) -> str:
+    named = ", ".join(map(str, paths[:MAX_NAMED]))
+    more = len(paths) - MAX_NAMED
+    return f"{named} and {pluralize(more, 'other file')}" if more > 0 else named
 
 
 def restore_waiting_rows(address: Address) -> WaitingRows:
@@ -71,6 +97,7 @@ def restore_waiting_rows(address: Address) -> WaitingRows:
         except (DatabaseError, OSError) as error:
             waiting.reason = reason_of(error)
     waiting.files = spill.files()
+    waiting.unreadable = list(filter(files.is_forbidden, waiting.files))
     if waiting.reason:
         waiting.damaged = 0
         for rows in _all_rows(waiting):

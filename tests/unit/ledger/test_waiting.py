@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import sqlalchemy as sa
 
+from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError, LedgerMovedError
 from otel_limits.core.events import ModelCall
 from otel_limits.ledger.database import Database
@@ -30,6 +31,8 @@ from tests.ledger.book import DAY, NINE, Book, Call, Entry
 from tests.ledger.size import one
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from otel_limits.ledger.address import Address
     from otel_limits.ledger.rows import Rows
     from tests.ledger.fixtures import LedgerFile
@@ -134,6 +137,71 @@ def spilled(ledger: LedgerFile, *numbers: int) -> SpillFiles:
     for number in numbers:
         spill.append(one(number), to_disk=False)
     return spill
+
+
+@pytest.fixture
+def unreadable(ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A spill file that another user has left: tests may run as root, who reads every file."""
+    with closing(Database(ledger.address)) as database:
+        database.write(one(0))
+    spill = spilled(ledger, 1)
+    (path,) = spill.files()
+    spill.seal()
+    open_file = os.open
+
+    def refused(name: Any, *arguments: Any, **more: Any) -> int:
+        if name == path:
+            raise PermissionError
+        return open_file(name, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", refused)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        (("audit", "spend"), 0),
+        (("audit", "stops"), 0),
+        (("ledger", "export", "--format", "csv"), 0),
+        (("ledger", "close", "--until", "2026-01-01"), 2),
+        (("ledger", "merge", "LEDGER", "--into", "all.db"), 2),
+    ],
+    ids=lambda each: each[1] if isinstance(each, tuple) else str(each),
+)
+def test_command_names_spill_file_of_another_user(
+    ledger: LedgerFile,
+    unreadable: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    status: int,
+) -> None:
+    """Its rows are not included, and how many there are is unknown."""
+    monkeypatch.chdir(ledger.path.parent)
+    words = [str(ledger.path) if word == "LEDGER" else word for word in command]
+    assert main(words) == status
+    expected = f"1 spill file is unreadable for this user and is not included: {unreadable}"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("days", "status"), [(0, 0), (9, 1)])
+def test_verify_fails_once_spill_file_of_another_user_is_old(
+    unreadable: Path, capsys: pytest.CaptureFixture[str], days: int, status: int
+) -> None:
+    """A new one may be restored by its process."""
+    written = time.time() - days * DAY
+    os.utime(unreadable, (written, written))
+    assert main(["audit", "verify"]) == status
+    assert f"unreadable for this user: {unreadable}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_adopt_of_unreadable_file_names_the_reason(
+    unreadable: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may well be a spill file."""
+    assert main(["ledger", "adopt", str(unreadable)]) == 2
+    assert f"{unreadable} cannot be read by this user" in capsys.readouterr().err
 
 
 def test_file_of_a_running_process_stays(ledger: LedgerFile) -> None:
