@@ -103,11 +103,11 @@ class Runtime:
             logger.info("otel-limits is disabled by OTEL_LIMITS_DISABLED.")
             return
         with self._lock:
-            self._settings = settings
             self._observers = tuple(observers)
             self._policy_file = policy_file
             self._guard.switch_on(source, strict=settings.strict)
             self._follow(settings)
+            self._settings = settings  # only now, as `_follow` may fail
             self._guard.forget_failure()
             # An error in quotas must not disable the other limits.
             suppress_errors("quotas")(self._wiring.hold_quotas)()
@@ -150,11 +150,11 @@ class Runtime:
 
     def _follow(self, settings: Settings) -> None:
         """Connect observers according to `settings`; each framework is tracked once imported."""
-        self._follows = True
         INTERNAL_ERRORS.publish_lapse = self._report_lapse
         self._wire(settings)
         self._loads_prices = True
         self._installer.attach()
+        self._follows = True
 
     def _find_frameworks(self) -> None:
         """Track the frameworks that are imported, now and later.

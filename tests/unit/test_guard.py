@@ -56,6 +56,7 @@ def test_fault_while_enabling_is_one_message(
 
     monkeypatch.setattr("otel_limits.runtime.runtime.Runtime._follow", fail)
     enable_leniently("run")
+    assert not RUNTIME.is_on  # no agent begins an invocation that nothing follows
     assert "limits are not enforced: enabling failed (RuntimeError" in caplog.text
     assert "Traceback" not in caplog.text
     assert "hush" not in caplog.text

@@ -8,13 +8,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from strands import tool
+from strands.middleware import InvokeModelStage
+from strands.types.events import ModelStopReason
 
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import Count, Renew
 from otel_limits.quotas.windows import UnboundedWindow
 from otel_limits.runs.registry import LIVE
-from otel_limits.settings.policy.reader import parse
+from otel_limits.testing import ScriptedModel, says
 from tests.quotas.waiters import Held, start, until
 
 if TYPE_CHECKING:
@@ -66,6 +69,34 @@ def test_slots_are_renewed_three_times_per_lease_while_held(
         assert (len(sent), LIVE.clock.scheduled) == (3, 0)
 
     asyncio.run(run())
+
+
+def test_answer_from_a_cache_frees_its_slot(hold: Hold, make_agent: MakeAgent) -> None:
+    """Nothing was sent for the slot, which the agent in a tool of the answer needs."""
+    hold({"q": {"concurrency": 1}})
+    reasons: list[str] = []
+
+    @tool
+    def ask() -> str:
+        """Call another agent."""
+        reasons.append(str(make_agent(ScriptedModel([says("done")]))("go").stop_reason))
+        return "asked"
+
+    async def cache(context: Any, next_fn: Any) -> Any:
+        if reasons:
+            async for event in next_fn(context):
+                yield event
+            return
+        wanted = {"toolUse": {"toolUseId": "1", "name": "ask", "input": {}}}
+        message: Any = {"role": "assistant", "content": [wanted]}
+        usage: Any = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
+        yield ModelStopReason("tool_use", message, usage, {"latencyMs": 0})
+
+    agent = make_agent(ScriptedModel([says("hello"), says("done")]), tools=[ask])
+    agent("hello")  # middleware registered after the first invocation runs within our stage
+    agent.add_middleware(InvokeModelStage, cache)
+    assert agent("go").stop_reason == "end_turn"
+    assert reasons == ["end_turn"]
 
 
 # --- policy files ---------------------------------------------------------------------------------
