@@ -69,6 +69,10 @@ class Admission:
     """The halt that follows the model's last answer."""
     last_call: InFlightCall | None = field(default=None, kw_only=True)
     """The call for that answer."""
+    failures: int = field(default=0, kw_only=True)
+    """Calls of the loop that have failed since its last response."""
+    failures_before: int = field(default=0, kw_only=True)
+    """Those before that response, which a fallback has given."""
     side_verdict: Verdict | None = field(default=None, kw_only=True)
     """The verdict on a refused side call that the loop may have requested."""
     waits: PendingWaits = field(default_factory=PendingWaits, kw_only=True)
@@ -225,6 +229,10 @@ class Admission:
         """
         run = self.run
         pending = self.verdict or self.wrapping
+        if pending is not None and pending is self.wrapping and self.last_call is None:
+            run.calls.reserve(call)
+            call.is_of_loop, self.last_call, self.side_verdict = True, call, None
+            return None
         if pending is not None:  # nothing is sent after the last answer
             return self._refused(pending, call)
         can_be_last = can_be_last and not run.budget.wrapped_up
@@ -249,6 +257,17 @@ class Admission:
                 return self._refused(each, call)
         self.side_verdict = None  # the loop continued despite a refused side call
         return None
+
+    def falls_back(self, failed: Verdict) -> bool:
+        """Let a fallback give the last answer, after no more failures than in the turn before.
+
+        Args:
+            failed: The halt if the framework has none, or if its call is not sent.
+        """
+        if self.failures > self.failures_before:
+            return False
+        self.last_call, self.side_verdict = None, failed
+        return True
 
     def _refused(self, verdict: Verdict, call: InFlightCall) -> Refusal:
         """Refuse this call and all later ones."""

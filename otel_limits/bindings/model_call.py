@@ -13,7 +13,7 @@ import itertools
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from otel_limits.bindings.admission import (
     IMMEDIATE,
@@ -302,6 +302,9 @@ class ModelCallInProgress(ABC):
 
     A request may be several model calls, as LangChain's `generate` takes several conversations.
     """
+
+    has_fallbacks: ClassVar[bool] = False
+    """True if code of the framework around a call may send it to another model after an error."""
 
     run: Run
     path: InvocationInProgress | None
@@ -718,9 +721,11 @@ class ModelCallInProgress(ABC):
         answer = self._used(number, error)
         if answer is None and (error is not None or not self.is_unread):
             self.run.calls.on_response_rejected(call)
+            path.failures += isinstance(error, Exception) and self.outer is None
         elif self.outer is not None:
             self.outer.calls[0] = call
         else:
+            path.failures_before, path.failures = path.failures, 0
             self.run.turn(call)  # first, as an answer that cannot be read is a turn, too
             if (wrapping := self.wrapping) is not None:
                 self._end_with_last(path, wrapping, answer)
@@ -774,9 +779,10 @@ class ModelCallInProgress(ABC):
         if is_refused or isinstance(error, InvocationEndedError):
             return path.end
         wrapping = self.wrapping
-        if wrapping is not None and isinstance(error, Exception):
-            return replace(wrapping, remark=failed_remark(error))
-        return None
+        if wrapping is None or not isinstance(error, Exception):
+            return None
+        failed = replace(wrapping, remark=failed_remark(error))
+        return None if self.has_fallbacks and path.falls_back(failed) else failed
 
     # --- what the framework gets ------------------------------------------------------------------
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import (
+    AgentMiddleware,
     HumanInTheLoopMiddleware,
     ModelFallbackMiddleware,
     ModelRetryMiddleware,
@@ -17,7 +18,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
 from otel_limits import Event, Limits, Stop, ToolCall, enable, stops_of
-from otel_limits.testing import Answer, ScriptedChatModel, endless, says, uses
+from otel_limits.testing import Answer, ScriptedChatModel, endless, fails, says, uses
 from tests.langchain.graphs import (
     ASK,
     CALLS,
@@ -84,6 +85,70 @@ def test_middleware_does_not_retry_a_halt(middleware: Any, how: str) -> None:
     model = looping()
     state = CALLS[how](agent(model, middleware=[middleware]))
     assert (model.calls, halt_of(state).model_calls) == (3, 3)
+
+
+def unavailable() -> Any:
+    """A model whose vendor does not answer."""
+    return ScriptedChatModel([fails(ConnectionError("gone"))] * 99)
+
+
+TEXT: Final = "This request could not be completed because it took too many steps."
+
+FALLBACKS: Final = {
+    "answers": (["what I know"], "what I know", ""),
+    "fails": ([fails(ConnectionError("gone too"))] * 9, TEXT, "ConnectionError"),
+}
+"""The fallback's last answers, the text that the agent ends with, and the remark on it."""
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_last_answer_falls_back_as_the_answers_before(name: str, how: str) -> None:
+    """The first model fails at each turn, and so at the last one."""
+    last, text, remark = FALLBACKS[name]
+    enable(max_turns=3, action="wrap_up")
+    script = [uses("search")] * 3 + [says(each) if isinstance(each, str) else each for each in last]
+    first, second = unavailable(), ScriptedChatModel(script)
+    state = CALLS[how](agent(first, middleware=[ModelFallbackMiddleware(second)]))
+    assert (first.calls, second.calls) == (4, 4)
+    assert state["messages"][-1].text == text
+    assert remark in halt_of(state).sentence
+    assert halt_of(state).action == ("halted" if remark else "wrapped_up")
+
+
+class FallsBackAtFirst(AgentMiddleware[Any, Any, Any]):
+    """Asks another model after an error, but not at the last turn."""
+
+    def __init__(self, other: Any) -> None:
+        self.other, self.errors = other, 0
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        """Call the model, or the other one."""
+        try:
+            return handler(request)
+        except ConnectionError:
+            self.errors += 1
+            if self.errors > 3:
+                raise
+            return handler(request.override(model=self.other))
+
+
+def test_last_answer_whose_error_leaves_the_graph_is_a_halt() -> None:
+    """Its fallback gives up."""
+    enable(max_turns=3, action="wrap_up")
+    first, second = unavailable(), ScriptedChatModel(endless(uses("search")))
+    state = CALLS["invoke"](agent(first, middleware=[FallsBackAtFirst(second)]))
+    assert (first.calls, second.calls) == (4, 3)
+    assert (state["messages"][-1].text, halt_of(state).action) == (TEXT, "halted")
+
+
+def test_last_answer_that_fails_without_a_fallback_halts() -> None:
+    """Although a middleware would repeat it: no answer before was repeated."""
+    enable(max_turns=3, action="wrap_up")
+    model = ScriptedChatModel([uses("search")] * 3 + [fails(ConnectionError("gone"))] * 9)
+    retries = ModelRetryMiddleware(max_retries=3, initial_delay=0.01)
+    state = CALLS["invoke"](agent(model, middleware=[retries]))
+    assert (model.calls, halt_of(state).action) == (4, "halted")
 
 
 def test_tree_cap_holds_over_hand_offs_of_a_swarm() -> None:
