@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -27,6 +28,8 @@ from otel_limits.settings import children
 from otel_limits.settings.table import Settings
 from otel_limits.startup import otel_limits_startup
 from tests import third_party
+from tests.paths import ROOT
+from tests.second_framework import BotTool
 from tests.third_party import ENTRY_POINTS, install, write_metadata
 
 if TYPE_CHECKING:
@@ -407,6 +410,45 @@ def test_fault_outside_of_agents_is_no_lapse(site: Path, start: Any, where: str)
     else:
         assert asyncio.run(one.use("1", "look", None)) == "nothing"
     assert runtime.enforcement().is_enforcing
+
+
+def example(word: str) -> str:
+    """Return an example of the page that is not generated from a file of the tests."""
+    page = (ROOT / "otel_limits/docs/own-framework.md").read_text(encoding="utf-8")
+    blocks: list[str] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    return next(each for each in blocks if each.startswith(word))
+
+
+def test_gap_of_the_page_is_reported(
+    site: Path, start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a release without a method would be."""
+    install(site)
+    with (site / "bots_limits.py").open("a") as file:
+        file.write("from otel_limits.frameworks import Gap\n")
+        file.write(f"{example('def gaps')}\nBotFramework.gaps = gaps\ndel Model.stream\n")
+    runtime = start()
+    importlib.import_module("bots")
+    assert "limits are not enforced: bots 1.5 has no bots.Model.stream. Its agents" in caplog.text
+    assert not runtime.enforcement("bots").is_enforcing
+
+
+@dataclass
+class Result:
+    """The result of a tool that is no text."""
+
+    text: str
+    failed: bool = False
+
+
+def test_tool_of_the_page_whose_results_are_objects() -> None:
+    """A refusal and a text of otel-limits get the same form."""
+    names: dict[str, Any] = {"BotTool": BotTool, "replace": replace, "Result": Result}
+    exec(example("class ObjectTool"), names)  # noqa: S102  our own page
+    one = object.__new__(names["ObjectTool"])
+    refusal = one.refused("no")
+    assert (one.text_of(refusal), one.is_error(refusal)) == ("no", True)
+    assert one.with_text(Result("a"), "b") == Result("b")
 
 
 def test_framework_without_a_result_for_a_halt_raises(site: Path, start: Any) -> None:
