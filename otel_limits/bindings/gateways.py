@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_limits.core.limits import QUOTA_EXCEEDED_STOP_REASON, Breach
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import GATEWAY_BUDGET
+from otel_limits.vendors.facts import facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,58 +57,6 @@ UNREACHED: Final = frozenset(
 )
 """Errors of aiohttp, httpx, Python and botocore when a connection fails."""
 
-CODES: Final = frozenset(
-    {
-        # OpenAI (https://platform.openai.com/docs/guides/error-codes/api-errors). The first is also
-        # the type of the next four.
-        "insufficient_quota",
-        "credit_balance_exhausted",
-        "organization_spend_limit_exceeded",
-        "organization_usage_limit_exceeded",
-        "project_spend_limit_exceeded",
-        "billing_hard_limit_reached",
-        "billing_not_active",
-        # Anthropic (https://platform.claude.com/docs/en/api/errors).
-        "billing_error",
-        # Groq (https://console.groq.com/docs/spend-limits).
-        "blocked_api_access",
-        # LiteLLM's proxy (https://docs.litellm.ai/docs/proxy/users).
-        "budget_exceeded",
-    }
-)
-"""Codes and types by which vendors and gateways refuse a call because a budget is spent."""
-
-PHRASES: Final[Mapping[int, Mapping[str, str]]] = {
-    400: {
-        # https://github.com/anthropics/anthropic-sdk-typescript/issues/618
-        "Anthropic": r"credit balance is too low to access",
-        # https://github.com/anthropics/claude-code/issues/66314
-        "Anthropic's spend limit": r"reached your specified API usage limits",
-    },
-    403: {
-        # https://github.com/RooCodeInc/Roo-Code/issues/515
-        "OpenRouter": r"Key limit exceeded",
-        # https://github.com/Anantys-oss/koan/issues/2412
-        "xAI": r"used all available credits",
-    },
-    429: {
-        # The text of its refusal; clients such as LiteLLM's pass on no code. Google's refusals of
-        # a rate begin with the same words.
-        "OpenAI": r"exceeded your current quota, please check your plan and billing details"
-        r"(?!.*ai\.google\.dev)",
-        # Every rate is a quota, and comes with a retry delay of seconds; a daily one does not pass
-        # that soon (https://ai.google.dev/gemini-api/docs/rate-limits).
-        "Google": r"quotaId\W+\w*PerDay",
-        # Its tokens per minute have the same text without "per day"
-        # (https://github.com/minorun365/agent-book/issues/29).
-        "Amazon Bedrock": r"Too many tokens per day",
-        # Of a user, from litellm/proxy/hooks/max_budget_limiter.py.
-        "LiteLLM": r"Max budget limit reached",
-    },
-}
-"""By status and vendor, the text of such a refusal that has no code."""
-
-
 SPENT: Final = Verdict(
     QUOTA_EXCEEDED_STOP_REASON,
     (
@@ -121,6 +71,27 @@ SPENT: Final = Verdict(
     ),
 )
 """The halt by such a refusal."""
+
+
+class BudgetRefusals(NamedTuple):
+    """The contents of `budget_refusals.yaml`."""
+
+    codes: frozenset[str]
+    """Codes and types by which a call is refused because a budget is spent."""
+    phrases: Mapping[int, re.Pattern[str]]
+    """By status, the text of such a refusal that has no code."""
+
+
+@functools.cache
+def _refusals() -> BudgetRefusals:
+    known = facts("bindings/budget_refusals.yaml")
+    return BudgetRefusals(
+        codes=frozenset(known["codes"]),
+        phrases={
+            status: re.compile("|".join(phrases), re.IGNORECASE | re.DOTALL)
+            for status, phrases in known["phrases"].items()
+        },
+    )
 
 
 def budget_refusal(error: BaseException) -> Verdict | None:
@@ -139,19 +110,16 @@ def budget_refusal(error: BaseException) -> Verdict | None:
 
 
 def _is_of_vendor(error: BaseException) -> bool:
-    return status_of(error) is not None or not CODES.isdisjoint(_codes_of(error))
+    return status_of(error) is not None or not _refusals().codes.isdisjoint(_codes_of(error))
 
 
 def _is_budget_spent(error: BaseException) -> bool:
     status = status_of(error)
-    if status == PAYMENT_REQUIRED or not CODES.isdisjoint(_codes_of(error)):
+    if status == PAYMENT_REQUIRED or not _refusals().codes.isdisjoint(_codes_of(error)):
         return True
     # Only the text of a refusal is evidence: models write about budgets, too.
-    text = _text_of(error)
-    return any(
-        re.search(phrase, text, re.IGNORECASE | re.DOTALL)
-        for phrase in PHRASES.get(status or 0, {}).values()
-    )
+    phrases = _refusals().phrases.get(status or 0)
+    return phrases is not None and phrases.search(_text_of(error)) is not None
 
 
 def _codes_of(error: BaseException) -> Iterator[str]:

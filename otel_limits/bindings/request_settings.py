@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from otel_limits.core.terms import (
     PricingTerms,
     named_tier,
 )
+from otel_limits.vendors.facts import facts
 from otel_limits.vendors.records import vendors
 
 if TYPE_CHECKING:
@@ -24,42 +26,11 @@ if TYPE_CHECKING:
 MAX_DEPTH: Final = 5
 """Maximum nesting of settings; a tool's settings are three levels deep."""
 
-TIERS: Final = (
-    "service_tier",  # OpenAI, Anthropic, Mistral, Groq
-    "serviceTier",  # Bedrock: {"type": "priority"}
-    "latency",  # Bedrock: performanceConfig {"latency": "optimized"}
-    "speed",  # Anthropic: "fast"
-)
 SAME_TIERS: Final = {("service_tier", "fast"): "priority"}
 """Aliases of OpenAI's tiers: "The response will show service_tier=priority regardless",
 https://platform.openai.com/docs/api-reference/responses/create. Anthropic's `speed` is a separate
 tier."""
 
-GOOGLE_SEARCHES: Final = (
-    "google_search",
-    "google_search_retrieval",
-    "google_maps",
-    "enterprise_web_search",
-    "exa_ai_search",
-    "parallel_ai_search",
-    "retrieval",  # of Vertex AI Search
-)
-"""Fields of google-genai's `Tool` that are billed per prompt or per search:
-https://ai.google.dev/gemini-api/docs/pricing, https://cloud.google.com/vertex-ai/generative-ai/pricing."""
-SEARCHES: Final = (
-    "web_search_options",  # OpenAI Chat, Perplexity
-    "search_parameters",  # xAI
-    "enable_search",  # https://www.alibabacloud.com/help/en/model-studio/web-search
-    *GOOGLE_SEARCHES,
-    *(re.sub("_(.)", lambda found: found[1].upper(), name) for name in GOOGLE_SEARCHES),
-)
-"""Settings that enable a vendor's search; LiteLLM writes Google's in camel case."""
-SEARCH_TYPES: Final = (
-    "web_search",  # OpenAI's Responses API; Anthropic, with a date; OpenRouter, after its name
-    "x_search",  # https://docs.x.ai/developers/pricing
-    "builtin_function",  # Kimi's `$web_search`: https://platform.kimi.com/docs/pricing/tools
-)
-"""Substrings of the type of a search tool."""
 PLUGINS: Final = "plugins"
 WEB_PLUGIN: Final = {"id": "web"}
 """OpenRouter's search: https://openrouter.ai/docs/features/web-search."""
@@ -67,46 +38,55 @@ SYSTEM_TOOL: Final = "systemTool"
 NOVA_SEARCH: Final = {"name": "nova_grounding"}
 """Bedrock's: https://docs.aws.amazon.com/nova/latest/userguide/grounding.html."""
 
-MODALITIES: Final = ("modalities", "response_modalities", "responseModalities")
-
 CACHE_CONTROL: Final = "cache_control"
 """Anthropic's own."""
 TYPE: Final = "type"
 """Key of a tool's type, among others."""
-TOOL_LISTS: Final = ("tools", "anthropic_tools", "gemini_tools")
-"""Settings with tools."""
 DATE: Final = re.compile(r"[_-](\d{8}|\d{4}[_-]\d\d[_-]\d\d)$")
 """End of a tool's type, as in `web_fetch_20250910`."""
-CLIENT_TOOLS: Final = frozenset(
-    {"function", "custom", "bash", "memory", "text_editor", "computer", "computer_use"}
-    | {"computer_use_preview", "local_shell", "apply_patch", "input_schema", "tool_spec"}
-    | {"cache_point", "function_declarations"}
-)
-"""Tools that the application runs, by type without date, or by key if they have no type."""
 EDITING: Final = "context_management"
-FREE_EDITS: Final = frozenset({"clear_thinking", "clear_tool_uses"})
-"""Anthropic's edits that call no model. The tokens of a summary (`compact`) are only in
-`usage.iterations`: https://platform.claude.com/docs/en/build-with-claude/compaction-threshold."""
-
-REGIONS: Final = (
-    "inference_geo",  # Anthropic
-    "vertex_location",  # LiteLLM
-    "vertex_ai_location",
-    "aws_region_name",
-    "location",  # google-genai
-)
-
-READ: Final = frozenset(
-    {*TIERS, *REGIONS, *SEARCHES, PLUGINS, SYSTEM_TOOL, *MODALITIES}
-    | {CACHE_CONTROL, TYPE, *TOOL_LISTS, EDITING}
-)
-"""Settings that affect the price. Few models have any, but each call checks them all."""
+"""Anthropic's changes of the context."""
 
 RECORDS: Final = ("__dataclass_fields__", "model_fields")
 """Attributes of record classes, such as CacheConfig and the tools of google-genai."""
 
 LEAVES: Final = (str, int, float, type(None))
 """Types of most settings, which contain no others."""
+
+
+class SettingNames(NamedTuple):
+    """The contents of `request_settings.yaml`."""
+
+    tiers: frozenset[str]
+    regions: frozenset[str]
+    modalities: frozenset[str]
+    searches: frozenset[str]
+    """Settings that enable a vendor's search."""
+    google_searches: frozenset[str]
+    """Those of them that are tools without a type."""
+    search_types: frozenset[str]
+    """Parts of the type of a search tool."""
+    tool_lists: frozenset[str]
+    """Settings with tools."""
+    client_tools: frozenset[str]
+    """Tools that the application runs, by type without date, or by key if they have no type."""
+    free_edits: frozenset[str]
+    """Edits of the context that call no model."""
+    read: frozenset[str]
+    """Settings that affect the price. Few models have any, but each call checks them all."""
+
+
+@functools.cache
+def setting_names() -> SettingNames:
+    """Return the names of settings that affect the price."""
+    told = facts("bindings/request_settings.yaml")
+    known = {part: frozenset(names) for part, names in told.items()}
+    google = known["google_searches"]
+    in_camel_case = {re.sub("_(.)", lambda found: found[1].upper(), name) for name in google}
+    known["searches"] |= google | in_camel_case
+    settings = ("tiers", "regions", "modalities", "searches", "tool_lists")
+    own = frozenset({PLUGINS, SYSTEM_TOOL, CACHE_CONTROL, TYPE, EDITING})
+    return SettingNames(**known, read=own.union(*(known[part] for part in settings)))
 
 
 class ModelSetting(NamedTuple):
@@ -153,11 +133,12 @@ class PricedRequest:
 
 
 def settings_in(
-    held: Any, names: frozenset[str] = READ, depth: int = MAX_DEPTH + 1
+    held: Any, names: frozenset[str] | None = None, depth: int = MAX_DEPTH + 1
 ) -> Iterator[ModelSetting]:
-    """Yield every setting with one of some names, at any depth."""
+    """Yield every setting with one of some names, or one that affects the price, at any depth."""
     if depth == 0:
         return
+    names = setting_names().read if names is None else names
     if isinstance(held, Mapping):
         for name, value in held.items():
             if name in names:
@@ -182,7 +163,7 @@ def _tier(settings: Iterable[ModelSetting]) -> str:
     """Return the first tier that is not the standard tier."""
     for name, value in settings:
         held = value.get("type") if isinstance(value, Mapping) else value
-        if name in TIERS and isinstance(held, str):
+        if name in setting_names().tiers and isinstance(held, str):
             tier = SAME_TIERS.get((name, held), named_tier(held))
             if tier != STANDARD:
                 return tier
@@ -190,27 +171,31 @@ def _tier(settings: Iterable[ModelSetting]) -> str:
 
 
 def _has_audio(setting: ModelSetting) -> bool:
+    if setting.name not in setting_names().modalities:
+        return False
     listed = setting.value if isinstance(setting.value, (list, tuple)) else ()
-    return setting.name in MODALITIES and any("audio" in str(each).lower() for each in listed)
+    return any("audio" in str(each).lower() for each in listed)
 
 
 def _is_search(setting: ModelSetting) -> bool:
     name, value = setting
+    names = setting_names()
     if name == TYPE:
-        return isinstance(value, str) and any(each in value for each in SEARCH_TYPES)
+        return isinstance(value, str) and any(each in value for each in names.search_types)
     if name == PLUGINS:
         return isinstance(value, (list, tuple)) and any(_has(each, WEB_PLUGIN) for each in value)
     if name == SYSTEM_TOOL:
         return _has(value, NOVA_SEARCH)
-    return name in SEARCHES and value is not None and value is not False
+    return name in names.searches and value is not None and value is not False
 
 
 def _server_tools(settings: Iterable[ModelSetting], vendor: Vendor | None) -> Iterator[str]:
     """Yield the tools that a vendor runs at an unreported cost; searches have their own count."""
-    free = CLIENT_TOOLS if vendor is None else CLIENT_TOOLS | vendor.token_tools
+    names = setting_names()
+    free = names.client_tools if vendor is None else names.client_tools | vendor.token_tools
     for name, value in settings:
         listed = value if isinstance(value, (list, tuple)) else ()
-        if name in TOOL_LISTS:
+        if name in names.tool_lists:
             kinds = [_kinds_of(each) for each in listed]
             # A tool without a type is known by its keys: one that is free is enough, as in
             # Anthropic's tools with a name, a description and an `input_schema`.
@@ -218,7 +203,7 @@ def _server_tools(settings: Iterable[ModelSetting], vendor: Vendor | None) -> It
         elif name == EDITING and isinstance(value, Mapping):
             edits = value.get("edits")
             kinds = [_kinds_of(each) for each in edits] if isinstance(edits, (list, tuple)) else []
-            yield from (edit for edit in chain(*kinds) if edit not in FREE_EDITS)
+            yield from (edit for edit in chain(*kinds) if edit not in names.free_edits)
         elif name == PLUGINS:
             ids = (each.get("id") for each in listed if isinstance(each, Mapping))
             yield from (str(each) for each in ids if each not in (None, "web", *free))
@@ -241,8 +226,9 @@ def _kinds_of(tool: object) -> list[str]:
 
 
 def _is_search_tool(kind: str) -> bool:
-    is_named = kind in (*GOOGLE_SEARCHES, NOVA_SEARCH["name"])
-    return is_named or any(each in kind for each in SEARCH_TYPES)
+    names = setting_names()
+    is_named = kind in names.google_searches or kind == NOVA_SEARCH["name"]
+    return is_named or any(each in kind for each in names.search_types)
 
 
 def _has(value: object, wanted: Mapping[str, str]) -> bool:

@@ -107,13 +107,14 @@ class Fields:
             below = _below(value) if depth < MAX_DEPTH else None
             if below is None:
                 if value is not None and (meaning := meanings.get(name)) is not None:
-                    self._note(value, *meaning)
+                    self._note(value, meaning)
                 continue
             for key, each in below:
                 part = f"{name}.{_spelled_alike(str(key))}" if depth else _outermost(str(key))
                 left.append((part, each, depth + 1))
 
-    def _note(self, value: object, kind: str, place: int, is_apart: bool) -> None:  # noqa: FBT001
+    def _note(self, value: object, meaning: tuple[str, int, bool]) -> None:
+        kind, place, is_apart = meaning
         self._named.add(kind)
         self.is_reasoning_apart |= is_apart
         known = self._found.get(kind)

@@ -7,10 +7,12 @@ from collections import Counter
 from dataclasses import astuple
 from datetime import date
 from decimal import Decimal
+from itertools import chain
 from typing import Any, Final, get_args
 
 import pytest
 
+from otel_limits.bindings.request_settings import setting_names
 from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.core.listings import vendor_at
 from otel_limits.core.pricing import Prices
@@ -29,6 +31,8 @@ FOLDER: Final = ROOT / "otel_limits/vendors"
 NOT_VENDORS: Final = {"shared", "price_lists"}
 FILES: Final[dict[str, dict[str, Any]]] = {name: facts(f"vendors/{name}.yaml") for name in VENDORS}
 SHARED: Final[dict[str, Any]] = facts("vendors/shared.yaml")
+
+REFUSALS: Final = "bindings/budget_refusals.yaml"
 
 FLAGS = {"is_gateway", "is_listed", "sources"}
 """Entries of a file that are no facts about a vendor's bills."""
@@ -114,6 +118,15 @@ def test_minimax_in_china_has_no_price() -> None:
     model = asked("openai", {"base_url": "https://api.minimaxi.com/v1"}, model_id="MiniMax-M2")
     call = billable_call("MiniMax-M2", "openai", Usage(input=1), None, terms_of(model))
     assert Prices().quote(call).price is None
+
+
+def test_names_of_settings_and_refusals_are_texts() -> None:
+    """YAML reads some names, such as `on` and `1e3`, as other types, which would match nothing."""
+    settings, refusals = facts("bindings/request_settings.yaml"), facts(REFUSALS)
+    names = [*chain(*settings.values()), *refusals["codes"], *chain(*refusals["phrases"].values())]
+    assert {type(name) for name in names} == {str}
+    assert len(setting_names().read) > 30
+    assert all(400 <= status < 500 for status in refusals["phrases"])
 
 
 @pytest.mark.parametrize("name", VENDORS)

@@ -12,10 +12,8 @@ from langchain_core.tools import BaseTool
 from otel_limits.bindings.langchain.model_classes import is_known, model_id, provider_of
 from otel_limits.bindings.request_settings import (
     CACHE_CONTROL,
-    READ,
-    REGIONS,
-    TOOL_LISTS,
     PricedRequest,
+    setting_names,
     settings_in,
 )
 from otel_limits.core.internal_errors import report_suppressed
@@ -87,10 +85,11 @@ def _request(model: Any, messages: Sequence[Any], options: Mapping[str, Any]) ->
     kind = type(model)
     name, provider, addresses = model_id(model), provider_of(kind), _addresses(model)
     # Only what a vendor could receive, as other fields may hold whole conversations.
+    read = setting_names().read
     own = {
         field: value
         for field, value in vars(model).items()
-        if (field in READ or type(value) is dict) and value and field not in FREE
+        if (field in read or type(value) is dict) and value and field not in FREE
     }
     asked = {field: value for field, value in options.items() if field not in FREE}
     settings = tuple(settings_in([_without_schemas(asked), _without_schemas(own)]))
@@ -132,7 +131,8 @@ def _addresses(model: Any) -> list[str]:
 
 
 def _is_region(setting: ModelSetting) -> bool:
-    return setting.name in REGIONS and isinstance(setting.value, str) and setting.value != ""
+    is_text = isinstance(setting.value, str) and setting.value != ""
+    return is_text and setting.name in setting_names().regions
 
 
 def _regions(model: Any, provider: str) -> Iterator[str]:
@@ -150,10 +150,11 @@ def _regions(model: Any, provider: str) -> Iterator[str]:
 def _without_schemas(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings whose tools have no schemas, also in arguments such as `model_kwargs`."""
     found: dict[str, Any] = {}
+    tool_lists = setting_names().tool_lists
     for name, value in fields.items():
-        if name in TOOL_LISTS and isinstance(value, (list, tuple)):
+        if name in tool_lists and isinstance(value, (list, tuple)):
             found[name] = [_without_schema(tool) for tool in value]
-        elif name in TOOL_LISTS and isinstance(value, Mapping):  # by name
+        elif name in tool_lists and isinstance(value, Mapping):  # by name
             found[name] = [_without_schema(tool) for tool in value.values()]
         elif type(value) is dict:
             found[name] = _without_schemas(value)

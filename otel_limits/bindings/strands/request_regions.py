@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from otel_limits.bindings.request_settings import REGIONS, ModelSetting
+from otel_limits.bindings.request_settings import ModelSetting, setting_names
 from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.readers import model_id, provider_of
@@ -28,10 +28,11 @@ def region_of(model: Any, settings: Iterable[ModelSetting], addresses: Sequence[
         settings: Its settings.
         addresses: The addresses that its client is configured with.
     """
+    regions = setting_names().regions
     return place_of(
         model_id(model),
         addresses,
-        set_as=_texts(*(value for name, value in settings if name in REGIONS)),
+        set_as=_texts(*(value for name, value in settings if name in regions)),
         of_client=_texts(*_defaults(model, addresses)),
     )
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from otel_limits.bindings.request_settings import (
     MAX_DEPTH,
-    READ,
     ModelSetting,
     PricedRequest,
+    setting_names,
     settings_in,
 )
 from otel_limits.bindings.strands.private import bedrock_url, custom_client
@@ -21,8 +22,6 @@ from otel_limits.core.terms import DEFAULT_TERMS, FIVE_MINUTES, PricingTerms
 
 CACHED: Final = ("cache_config", "cache_tools")
 CACHE_TTLS: Final = ("tools_ttl", "system_prompt_ttl")
-NAMES: Final = READ | {*CACHED, *CACHE_TTLS}
-"""Settings to look for."""
 WITHOUT_POINTS: Final = ("openai", "openai_responses", "azure", "gemini", "mistral")
 """Providers to which Strands and LiteLLM send no cache points and no TTL: `_openai_cache.py` of
 Strands."""
@@ -47,7 +46,7 @@ def terms_of(model: Any, content: object = ()) -> PricingTerms:
     try:
         # LiteLLM's class sends its client's arguments with every request.
         held = [getattr(model, name, None) for name in ("config", "client_args")]
-        settings = tuple(settings_in(held, NAMES))
+        settings = tuple(settings_in(held, _names()))
         blocks = _blocks(content)
         kinds = set[str]().union(*blocks)
         points = blocks if "cachePoint" in kinds else ()
@@ -66,6 +65,12 @@ def terms_of(model: Any, content: object = ()) -> PricingTerms:
     except Exception as error:  # noqa: BLE001  a model may be anything
         report_suppressed("binding", error)
         return DEFAULT_TERMS
+
+
+@functools.cache
+def _names() -> frozenset[str]:
+    """Return the settings to look for."""
+    return setting_names().read | {*CACHED, *CACHE_TTLS}
 
 
 def _blocks(content: object) -> list[Mapping[str, Any]]:
