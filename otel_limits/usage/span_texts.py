@@ -91,14 +91,10 @@ def estimates_of_span(
 
 def _first(attributes: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     for name in names:
-        told = {key: each for key, each in attributes.items() if _is_of(key, name)}
+        told = {key: each for key, each in attributes.items() if f"{key}.".startswith(f"{name}.")}
         if told:
             return told
     return {}
-
-
-def _is_of(key: str, name: str) -> bool:
-    return key == name or key.startswith(f"{name}.")
 
 
 def _tokens_of(content: object, to: Recipient) -> int:
