@@ -32,6 +32,7 @@ class Books:
 
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
+        self.run_of: dict[CallTracker, Run] = {}
         self.used: dict[int, Counter[str]] = {}
         self.calls: dict[InFlightCall, tuple[Run, int]] = {}
         """The in-flight calls, with the tokens that each may still use."""
@@ -50,7 +51,7 @@ class Books:
 
     def began(self, run: Run) -> None:
         """An invocation begins."""
-        self.runs[run.invocation.id] = run
+        self.runs[run.invocation.id] = self.run_of[run.calls] = run
         for budget in run.budgets:
             self.used.setdefault(id(budget), Counter())
 
@@ -162,50 +163,50 @@ class Books:
         return verdict
 
     def _admit(self, original: Any, calls: Any, call: InFlightCall, **how: Any) -> Verdict | None:
-        run = calls._run
+        run = self.run_of[calls]
         with run.services.lock:
             verdict: Verdict | None = original(calls, call, **how)
             self.admitted(run, call, verdict, turn=how.get("turn", False))
         return verdict
 
     def _reserve(self, original: Any, calls: Any, call: InFlightCall) -> None:
-        with calls._run.services.lock:
+        with self.run_of[calls].services.lock:
             original(calls, call)
-            self.hold(calls._run, call)
+            self.hold(self.run_of[calls], call)
 
     def _resume(self, original: Any, calls: Any, call: InFlightCall) -> None:
-        with calls._run.services.lock:
+        with self.run_of[calls].services.lock:
             if call.is_open and call.reservation is None:
-                self.late.update(id(each) for each in calls._run.budgets)
+                self.late.update(id(each) for each in self.run_of[calls].budgets)
             original(calls, call)
 
     def _settle(
         self, original: Any, calls: Any, call: InFlightCall, *record: Any, **how: Any
     ) -> None:
-        with calls._run.services.lock:
+        with self.run_of[calls].services.lock:
             original(calls, call, *record, **how)
             retried = how.get("failed", False) and not how.get("aborted", False)
-            self.settled(calls._run, call, retried=retried)
+            self.settled(self.run_of[calls], call, retried=retried)
 
     def _on_response_accepted(self, original: Any, calls: Any, *call: Any) -> int:
-        with calls._run.services.lock:
+        with self.run_of[calls].services.lock:
             number: int = original(calls, *call)
-            self.release_unused(calls._run)
-            self.add(calls._run, "turns", 1)
+            self.release_unused(self.run_of[calls])
+            self.add(self.run_of[calls], "turns", 1)
             return number
 
     def _release_unused(self, original: Any, calls: Any) -> None:
-        with calls._run.services.lock:
+        with self.run_of[calls].services.lock:
             original(calls)
-            self.release_unused(calls._run)
+            self.release_unused(self.run_of[calls])
 
     def _release(self, original: Any, calls: Any, call: InFlightCall) -> None:
-        with calls._run.services.lock:
+        with self.run_of[calls].services.lock:
             original(calls, call)
             self.calls.pop(call, None)
 
     def _settle_all(self, original: Any, calls: Any) -> None:
-        with calls._run.services.lock:
+        with self.run_of[calls].services.lock:
             original(calls)
             self.forget_given_back()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -19,8 +18,6 @@ from strands import Agent
 
 from otel_limits import enable
 from otel_limits.cli import main
-from otel_limits.ledger import database as database_module
-from otel_limits.ledger import pending as pending_module
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.spill import SpillFiles
 from otel_limits.observers.ledger import LedgerObserver
@@ -30,7 +27,6 @@ from tests.conftest import MakeAgent
 from tests.ledger.fixtures import LedgerFile, eventually
 from tests.unit.ledger.test_durability import (
     has_tables,
-    open_nothing,
     restore,
     rows_of,
     whole,
@@ -338,31 +334,6 @@ def test_a_full_disk(program: Start, ledger: LedgerFile) -> None:
     assert "rows spilled to" in errors
     restore(ledger)
     assert whole(ledger) > 50
-
-
-def test_rows_dropped_before_a_recovery_are_reported_by_verify(
-    faulty: None,
-    ledger: LedgerFile,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The process still knows their number when the disk has room again."""
-    with contextlib.closing(database_module.Database(ledger.address)) as database:
-        database.write(rows_of("first"))
-    monkeypatch.setattr(pending_module, "MAX_KEPT", 10)
-    with monkeypatch.context() as full:
-        full.setattr(SpillFiles, "append", lambda *_, **__: open_nothing())
-        full.setattr(database_module, "make_engine", lambda _: open_nothing())
-        observer = LedgerObserver(ledger.address)
-        for number in range(25):
-            observer.writer.put(rows_of(f"{number}"))
-        eventually(lambda: observer.writer.dropped_rows == 15)
-    observer.close()
-    assert main(["audit", "verify"]) == 1
-    said = capsys.readouterr().out
-    assert "15 lines of memory of process" in " ".join(said.split())
-    file = f"memory of process {os.getpid()}"
-    assert main(["ledger", "accept", file, "--reason", "full disk"]) == 0
 
 
 def test_verify_names_the_log_for_losses_of_a_full_disk(

@@ -26,10 +26,9 @@ from otel_limits import Limits, disable, enable
 from otel_limits.cli import main
 from otel_limits.core.internal_errors import LOG_INTERVAL_SECONDS
 from otel_limits.ledger import database as database_module
-from otel_limits.ledger import engines
-from otel_limits.ledger import pending as pending_module
+from otel_limits.ledger import engines, files
 from otel_limits.ledger import writer as writer_module
-from otel_limits.ledger.spill import SpillFiles, restore_spilled
+from otel_limits.ledger.spill import MARK, SpillFiles, restore_spilled
 from otel_limits.ledger.writer import Writer
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.runtime.runtime import RUNTIME
@@ -375,14 +374,7 @@ def test_memory_takes_what_no_file_takes(
 ) -> None:
     """With neither database nor spill file rows are kept in memory, and written later."""
     broken = True
-    create = SpillFiles._create
-
-    def refuse(spill: SpillFiles, place: Path) -> Any:
-        if broken:
-            raise OSError(28, "No space left on device")
-        return create(spill, place)
-
-    monkeypatch.setattr(SpillFiles, "_create", refuse)
+    refuse_spill_files(monkeypatch, lambda: broken)
     enable()
     worker("go")
     repair = locked(ledger)
@@ -404,7 +396,7 @@ def test_rows_in_memory_are_written_at_exit_after_recovery(
 ) -> None:
     """A program may end before the database would have been tried again."""
     monkeypatch.setattr(engines, "BUSY_SECONDS", 0.05)
-    monkeypatch.setattr(SpillFiles, "_create", lambda *_: open_nothing())
+    refuse_spill_files(monkeypatch, lambda: True)
     enable()
     worker("go")
     repair = locked(ledger)
@@ -413,24 +405,6 @@ def test_rows_in_memory_are_written_at_exit_after_recovery(
     repair()
     disable()
     assert whole(ledger) == 2
-
-
-def test_memory_is_bounded(
-    faulty: None, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beyond a bound the oldest rows are lost, and counted."""
-    monkeypatch.setattr(pending_module, "MAX_KEPT", 10)
-    monkeypatch.setattr(Writer, "_start", lambda _writer: None)
-    observer = LedgerObserver(ledger.address)
-    with monkeypatch.context() as full:
-        full.setattr(SpillFiles, "_create", lambda *_: open_nothing())
-        for number in range(25):
-            observer.writer.put([("otel_limits_attributes", attribute(str(number)))])
-        observer.writer.wait_until_durable()
-        assert observer.writer.dropped_rows == 15
-    observer.close()
-    restore(ledger)
-    assert [key for key, _ in ledger.attributes()] == [str(number) for number in range(15, 25)]
 
 
 def test_rows_that_nothing_takes_are_counted_at_the_end(
@@ -478,9 +452,19 @@ def test_the_log_names_the_place_where_rows_wait(
     assert f"rows spilled to {str(place).partition('.spill-')[0]}.spill-*" in caplog.text
 
 
-def open_nothing() -> Any:
+def open_nothing(*_: object) -> Any:
     """Fail as a full disk does."""
     raise OSError(28, "No space left on device")
+
+
+def refuse_spill_files(monkeypatch: pytest.MonkeyPatch, is_full: Callable[[], bool]) -> None:
+    """Let no spill file be created while the disk is full."""
+    create = files.create
+
+    def created(path: Path, *group: Any) -> Any:
+        return open_nothing() if MARK in path.name and is_full() else create(path, *group)
+
+    monkeypatch.setattr(files, "create", created)
 
 
 def test_hanging_database_does_not_delay_agents(

@@ -176,7 +176,7 @@ def test_no_link_is_followed(ledger: LedgerFile, temporary: Path, tmp_path: Path
     (temporary / f"otel-limits-{os.geteuid()}").symlink_to(trap)
     last = ledger.address.spills[-1]
     with pytest.raises(PermissionError):
-        SpillFiles(ledger.address)._create(last)
+        SpillFiles(replace(ledger.address, spills=(last,))).append([row(1)], to_disk=False)
     (trap / f"{last.name}.spill-x.jsonl").write_text('["otel_limits_attributes",{}]\n')
     assert SpillFiles(ledger.address).files() == []
     assert find_orphans(ledger.address) == []
@@ -187,8 +187,9 @@ def test_a_directory_that_others_can_enter_is_not_ours(ledger: LedgerFile, tempo
     place = temporary / f"otel-limits-{os.geteuid()}"
     place.mkdir(mode=0o777)
     place.chmod(0o777)
+    spill = SpillFiles(replace(ledger.address, spills=ledger.address.spills[-1:]))
     with pytest.raises(PermissionError):
-        SpillFiles(ledger.address)._create(ledger.address.spills[-1])
+        spill.append([row(1)], to_disk=False)
 
 
 @pytest.mark.parametrize("cut", range(2, 60, 7))
