@@ -22,7 +22,7 @@ from strands.multiagent import Swarm
 
 import otel_limits
 from otel_limits import Event, LimitReachedError, Limits, Stop, enable
-from otel_limits.core.policy import KILLED
+from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import Answer, FakeTime, ScriptedModel, endless, says, uses
 from tests.compositions.ways import in_plain_threads
@@ -248,12 +248,11 @@ def test_a_kill_of_one_of_several_invocations_of_an_agent(events: list[Event]) -
 
     async def main() -> None:
         streams = [child.stream_async("go") for _ in range(3)]
-        for stream in streams:
+        await anext(streams[0])
+        began = CLOCK.now()
+        for stream in streams[1:]:
             await anext(stream)
-        one = next(iter(LIVE._live.values()))
-        one.killed = True
-        assert one.cancel is not None
-        one.cancel(KILLED)
+        assert LIVE.kill(all=True, before=began) == 1
         for stream in streams:
             async for _ in stream:
                 pass

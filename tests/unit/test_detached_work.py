@@ -11,8 +11,8 @@ from strands.memory import ExtractionConfig, InvocationTrigger, MemoryManager, M
 from strands.vended_memory_stores import TestMemoryStore as MemoryStore
 
 from otel_limits import Event, Limits, enable
-from otel_limits.runs.registry import LIVE
-from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
+from otel_limits.runs.registry import LIVE, MAX_AGE_SECONDS
+from otel_limits.testing import FakeTime, ScriptedModel, endless, says, tokens, uses
 from tests.unit.test_tracked_requests import calls, extract, read, stops
 
 if TYPE_CHECKING:
@@ -141,21 +141,24 @@ def test_background_tools_after_invocation_are_recorded(source: str, events: lis
 
 
 def test_eviction_in_another_thread_counts_call_once(
-    make_agent: MakeAgent, events: list[Event], monkeypatch: pytest.MonkeyPatch
+    make_agent: MakeAgent,
+    events: list[Event],
+    monkeypatch: pytest.MonkeyPatch,
+    fake_time: FakeTime,
 ) -> None:
-    """With too many active invocations the oldest is evicted, perhaps while its call is counted."""
+    """A day old, it is evicted when another one begins, perhaps while its call is counted."""
     quote = LIVE.quote
     others = [make_agent(ScriptedModel([says("done")]), name="other")]
 
     def slow_quote(sale: Any) -> Any:
         while others:
+            fake_time.advance(MAX_AGE_SECONDS + 1)
             beginning = threading.Thread(target=others.pop(), args=("go",))
             beginning.start()
             beginning.join()
         return quote(sale)
 
     monkeypatch.setattr(LIVE, "quote", slow_quote)
-    monkeypatch.setattr(LIVE, "_max_live", 1)
     enable(tree=Limits(max_turns=5), observers=[events.append])
     make_agent(ScriptedModel([says("done")]))("go")
     assert [each.number for each in calls(events) if each.invocation.agent == "tester"] == [1]

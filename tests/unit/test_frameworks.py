@@ -113,7 +113,8 @@ def start(request: pytest.FixtureRequest) -> Callable[..., Runtime]:
     def enable(*frameworks: Any, observers: Any = ()) -> Runtime:
         runtime = Runtime(LIVE, frameworks)
         request.addfinalizer(runtime.stop)
-        request.addfinalizer(lambda: sys.meta_path.remove(runtime._imports))
+        finders = [*sys.meta_path]
+        request.addfinalizer(lambda: sys.meta_path.__setitem__(slice(None), finders))
         runtime.start(SETTINGS, observers)
         return runtime
 

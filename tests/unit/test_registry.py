@@ -13,10 +13,10 @@ from otel_limits import Cycle, Limits, ModelCall, Started, Stop, ToolCall, Turn,
 from otel_limits.core.policy import Policy
 from otel_limits.core.usage import Usage, measured
 from otel_limits.runs.calls import InFlightCall
-from otel_limits.runs.registry import LIVE, RunRegistry
+from otel_limits.runs.registry import MAX_AGE_SECONDS, RunRegistry
 from otel_limits.runs.run import Run, add_call
 from otel_limits.runs.span_tree import MOST_ENDED
-from otel_limits.testing import FakeTime, ScriptedModel, endless, uses
+from otel_limits.testing import FakeTime, ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Event
@@ -216,15 +216,16 @@ def test_sightings_are_bounded(runs: RunRegistry) -> None:
 
 
 def test_an_evicted_invocation_is_still_limited(
-    make_agent: MakeAgent, source: str, monkeypatch: pytest.MonkeyPatch, metric: Metric
+    make_agent: MakeAgent, source: str, fake_time: FakeTime, metric: Metric
 ) -> None:
     """The cap holds for an evicted invocation, and the halt is published once."""
-    monkeypatch.setattr(LIVE, "_max_live", 0)
     enable(Limits(max_turns=3))
 
     @tool
     def look() -> str:
-        """Look."""
+        """Look once for more than a day, until another invocation begins."""
+        fake_time.advance(MAX_AGE_SECONDS + 1)
+        make_agent(ScriptedModel([says("done")]), name="other")("go")
         return "nothing"
 
     model = ScriptedModel(endless(uses("look")))

@@ -61,7 +61,8 @@ def start(request: pytest.FixtureRequest) -> Callable[..., Runtime]:
         points = installed_entry_points().entry_points
         runtime = Runtime(LIVE, [ThirdPartyFramework(each) for each in points])
         request.addfinalizer(runtime.stop)
-        request.addfinalizer(lambda: sys.meta_path.remove(runtime._imports))
+        finders = [*sys.meta_path]
+        request.addfinalizer(lambda: sys.meta_path.__setitem__(slice(None), finders))
         runtime.start(Settings(policy=Policy(limits=Limits(max_turns=3))), observers)
         return runtime
 

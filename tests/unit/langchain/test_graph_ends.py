@@ -271,8 +271,8 @@ def test_graph_that_expects_more_than_text_is_halted_plainly(
 ) -> None:
     """A node that gets nothing of its call would go on with it, and the log says why it is none."""
     enable(max_turns=TURNS, action="wrap_up")
-    script = routing() if "route" in (graph := build(model := Honest(()))).nodes else searching()
-    model._script = script
+    script = routing() if "route" in build(Honest(())).nodes else searching()
+    graph = build(model := Honest(script))
     state = graph.invoke(ASK, STEPS)
     assert (model.calls, model.was_asked) == (TURNS, False)
     assert is_synthetic(state["messages"][-1])
