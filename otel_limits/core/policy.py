@@ -19,7 +19,7 @@ from otel_limits.core.limits import (
     require_tree,
 )
 from otel_limits.core.origins import origins_of
-from otel_limits.core.values import BOOLEAN, FRACTIONS, NAMES, choice
+from otel_limits.core.values import BOOLEAN, FRACTIONS, NAMES, choice, setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -109,78 +109,52 @@ NO_OVERRIDES: Final = Overrides()
 class Policy:
     """The limits of one agent, and the action at a limit.
 
-    A field with metadata is a setting (see `otel_limits.settings.table`).
+    A field made by `setting` is a setting (see `otel_limits.settings.table`).
     """
 
     limits: Limits = NO_LIMITS
     tree: Limits = NO_LIMITS
     """Caps for a whole budget tree, set by its root."""
-    action: Action = field(
-        default="halt",
-        metadata={
-            "kind": ACTION,
-            "help": "Action at a limit: observe (log only), halt, wrap_up (final answer without "
-            "tools), raise or ask (interrupt).",
-        },
+    action: Action = setting(
+        "halt",
+        ACTION,
+        "Action at a limit: observe (log only), halt, wrap_up (final answer without "
+        "tools), raise or ask (interrupt).",
     )
-    halt_message: str = field(
-        default=HALT_MESSAGE_DEFAULT,
-        metadata={
-            "kind": HALT_MESSAGE,
-            "help": "Text of a halt for the end user, with {agent}, {reason}, {limit} and {used}.",
-        },
+    halt_message: str = setting(
+        HALT_MESSAGE_DEFAULT,
+        HALT_MESSAGE,
+        "Text of a halt for the end user, with {agent}, {reason}, {limit} and {used}.",
     )
-    halted_node: HaltedNode = field(
-        default="complete",
-        metadata={
-            "kind": HALTED_NODE,
-            "help": "Status of a halted node of a graph or swarm: complete or fail.",
-        },
+    halted_node: HaltedNode = setting(
+        "complete", HALTED_NODE, "Status of a halted node of a graph or swarm: complete or fail."
     )
-    warn_at: tuple[float, ...] = field(
-        default=(),
-        metadata={
-            "kind": FRACTIONS,
-            "help": "Fractions of a limit that log a warning, e.g. 0.5,0.8 (in a file [0.5, 0.8]).",
-        },
+    warn_at: tuple[float, ...] = setting(
+        (),
+        FRACTIONS,
+        "Fractions of a limit that log a warning, e.g. 0.5,0.8 (in a file [0.5, 0.8]).",
     )
-    budget_hints: bool = field(
-        default=False,
-        metadata={
-            "kind": BOOLEAN,
-            "help": "Include remaining budget in each model call (not stored in the conversation).",
-        },
+    budget_hints: bool = setting(
+        False,
+        BOOLEAN,
+        "Include remaining budget in each model call (not stored in the conversation).",
     )
-    nudge_disabled: bool = field(
-        default=False,
-        metadata={
-            "kind": BOOLEAN,
-            "help": "Don't warn the model one repetition before a loop limit.",
-        },
+    nudge_disabled: bool = setting(
+        False, BOOLEAN, "Don't warn the model one repetition before a loop limit."
     )
-    exempt_tools: frozenset[str] = field(
-        default=frozenset(),
-        metadata={
-            "kind": NAMES,
-            "help": "Tools excluded from loop limits, e.g. poll_status,wait.",
-        },
+    exempt_tools: frozenset[str] = setting(
+        frozenset(), NAMES, "Tools excluded from loop limits, e.g. poll_status,wait."
     )
     """Names or globs."""
-    unpriced: Unpriced | None = field(
-        default=None,
-        metadata={
-            "kind": UNPRICED_CALLS,
-            "help": "Behavior for calls without a price: warn or halt. Unset: halt if only limits "
-            "in USD apply to the agent, else warn.",
-        },
+    unpriced: Unpriced | None = setting(
+        None,
+        UNPRICED_CALLS,
+        "Behavior for calls without a price: warn or halt. Unset: halt if only limits "
+        "in USD apply to the agent, else warn.",
     )
     """`None` for `unpriced_by_default`."""
-    unmeasured: Unmeasured = field(
-        default="estimate",
-        metadata={
-            "kind": UNMEASURED_CALLS,
-            "help": "Behavior for calls without usage: estimate, ignore or halt.",
-        },
+    unmeasured: Unmeasured = setting(
+        "estimate", UNMEASURED_CALLS, "Behavior for calls without usage: estimate, ignore or halt."
     )
     quotas: frozenset[tuple[str, Action | None]] = frozenset()
     """Unit of each quota that covers all calls of the agent, with its own action, if any."""

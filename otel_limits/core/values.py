@@ -187,6 +187,19 @@ class MappingKind(Kind[Mapping[str, T]]):
         )
 
 
+def setting(default: T, kind: Kind[Any], text: str, /, **more: Any) -> T:
+    """Declare a field of a dataclass as a setting (see `otel_limits.settings.table`).
+
+    Args:
+        default: Its value if it is unset.
+        kind: Parses and checks it.
+        text: Its help.
+        more: Optional: `name`, if it is not the field's; `default`, shown if the real one depends
+            on other settings; `is_secret`.
+    """
+    return dataclasses.field(default=default, metadata={"kind": kind, "help": text, **more})
+
+
 # --- numbers --------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 """The settings: name, kind of value, default and help of every variable and option.
 
-Each setting is declared once, as a field with metadata: of `Settings` for a process, of `Policy` if
-a policy file can set it by agent. Caps come from `LIMITS`.
+Each setting is declared once, with `setting`: in `Settings` for a process, in `Policy` if a policy
+file can set it by agent. Caps come from `LIMITS`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +30,7 @@ from otel_limits.core.values import (
     TextKind,
     choice,
     choices,
+    setting,
     split_names,
 )
 from otel_limits.ledger.options import LEDGER_SYNCS, OWN_NAMES, LedgerSync
@@ -94,191 +95,117 @@ STORE_URL: Final = TextKind(read=require_store_url)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings of a process.
-
-    A field with metadata is a setting: `kind` parses it and `help` describes it. Optional keys:
-    `name`, if it is not the field's; `default`, shown if the real one depends on other settings;
-    `is_secret`.
-    """
+    """All settings of a process."""
 
     policy: Policy = Policy()  # noqa: RUF009  immutable
-    policy_path: str | None = field(
-        default=None,
-        metadata={
-            "name": "policy",
-            "kind": TEXT,
-            "help": "Policy file (YAML): limits, actions, prices and exemptions by agent, model "
-            "and tool.",
-        },
+    policy_path: str | None = setting(
+        None,
+        TEXT,
+        "Policy file (YAML): limits, actions, prices and exemptions by agent, model and tool.",
+        name="policy",
     )
     """It wins over `policy`."""
-    tool_log_dir: str | None = field(
+    tool_log_dir: str | None = setting(
+        None,
+        TEXT,
+        "Directory of the tool log: tool calls with arguments and results, for "
+        "post-mortems. Unset: no tool log.",
+    )
+    tool_log_interval: int = setting(1, WHOLE_NUMBER, "Log every Nth tool call of an invocation.")
+    preset: str = setting(
+        "none",
+        choice(*PRESETS),
+        "Limits to start from, e.g. recommended; it sets max_iterations=25, "
+        "max_identical_tool_calls=5, max_model_calls=100 and tree_max_model_calls=100.",
+    )
+    quota_store: str = setting(
+        MEMORY_URL,
+        STORE_URL,
+        "Quota store URL: memory:// (per process), redis://host:port/db, rediss://, "
+        "unix://, redis+cluster:// or redis+sentinel://.",
+    )
+    quota_store_timeout: float = setting(
+        2.0,
+        SECONDS,
+        "Maximum wait for the quota store, in seconds. During an outage no call waits.",
+    )
+    quota_namespace: str = setting(
+        "",
+        NAMESPACES,
+        "Namespace that separates fleets sharing a quota store, e.g. staging and production.",
+    )
+    metrics: tuple[str, ...] = setting(
+        ("prometheus",),
+        choices(*METRICS),
+        "Exporters: prometheus, otlp, both (comma-separated) or none. "
+        "Unset: prometheus; otlp as well if OTEL_EXPORTER_OTLP_* is set and "
+        "OTEL_LIMITS_PROMETHEUS_PORT is not.",
         default=None,
-        metadata={
-            "kind": TEXT,
-            "help": "Directory of the tool log: tool calls with arguments and results, for "
-            "post-mortems. Unset: no tool log.",
-        },
     )
-    tool_log_interval: int = field(
-        default=1,
-        metadata={"kind": WHOLE_NUMBER, "help": "Log every Nth tool call of an invocation."},
+    metrics_max_agents: int = setting(
+        MAX_AGENTS,
+        WHOLE_NUMBER,
+        "Maximum agent and model label values; the rest become _other. Names in the "
+        "policy file always have their own. The maximum for tools is five times as high.",
     )
-    preset: str = field(
-        default="none",
-        metadata={
-            "kind": choice(*PRESETS),
-            "help": "Limits to start from, e.g. recommended; it sets max_iterations=25, "
-            "max_identical_tool_calls=5, max_model_calls=100 and tree_max_model_calls=100.",
-        },
+    metrics_created: bool = setting(
+        False,
+        BOOLEAN,
+        "Export _created series (for Prometheus created-timestamp ingestion, "
+        "--enable-feature=created-timestamp-zero-ingestion). Without that feature, Prometheus "
+        "stores them as additional series.",
     )
-    quota_store: str = field(
-        default=MEMORY_URL,
-        metadata={
-            "kind": STORE_URL,
-            "help": "Quota store URL: memory:// (per process), redis://host:port/db, rediss://, "
-            "unix://, redis+cluster:// or redis+sentinel://.",
-        },
+    genai_metrics: bool = setting(
+        False,
+        BOOLEAN,
+        "Also emit the OpenTelemetry GenAI metrics for agents "
+        "(gen_ai.client.token.usage and others), unless another instrumentation does.",
     )
-    quota_store_timeout: float = field(
-        default=2.0,
-        metadata={
-            "kind": SECONDS,
-            "help": "Maximum wait for the quota store, in seconds. During an outage no call waits.",
-        },
+    prometheus_port: int | None = setting(
+        None, PORT, "Serve /metrics on this port. Unset: no server."
     )
-    quota_namespace: str = field(
-        default="",
-        metadata={
-            "kind": NAMESPACES,
-            "help": "Namespace that separates fleets sharing a quota store, e.g. staging and "
-            "production.",
-        },
+    prometheus_host: str = setting("127.0.0.1", TEXT, "Listen address for /metrics.")
+    ledger: Address | None = setting(
+        None,
+        LEDGER,
+        "Ledger: a path, sqlite:///PATH, postgresql://… or none. Unset: none, "
+        "except in otel-limits run, which uses the user's data directory.",
     )
-    metrics: tuple[str, ...] = field(
-        default=("prometheus",),
-        metadata={
-            "kind": choices(*METRICS),
-            "default": None,
-            "help": "Exporters: prometheus, otlp, both (comma-separated) or none. "
-            "Unset: prometheus; otlp as well if OTEL_EXPORTER_OTLP_* is set and "
-            "OTEL_LIMITS_PROMETHEUS_PORT is not.",
-        },
+    ledger_sync: LedgerSync = setting(
+        "invocation",
+        choice(*LEDGER_SYNCS),
+        "When rows become durable: invocation (on return), call (after each model "
+        "call), or background (within a second).",
     )
-    metrics_max_agents: int = field(
-        default=MAX_AGENTS,
-        metadata={
-            "kind": WHOLE_NUMBER,
-            "help": "Maximum agent and model label values; the rest become _other. Names in the "
-            "policy file always have their own. The maximum for tools is five times as high.",
-        },
+    ledger_group: int | None = setting(
+        None, LEDGER_GROUP, "System group allowed to read ledger files. Unset: only their owner."
     )
-    metrics_created: bool = field(
-        default=False,
-        metadata={
-            "kind": BOOLEAN,
-            "help": "Export _created series (for Prometheus created-timestamp ingestion, "
-            "--enable-feature=created-timestamp-zero-ingestion). Without that feature, Prometheus "
-            "stores them as additional series.",
-        },
+    ledger_retention: timedelta | None = setting(
+        None, DURATION, "Delete finished budget trees older than this, e.g. 90d. Unset: never."
     )
-    genai_metrics: bool = field(
-        default=False,
-        metadata={
-            "kind": BOOLEAN,
-            "help": "Also emit the OpenTelemetry GenAI metrics for agents "
-            "(gen_ai.client.token.usage and others), unless another instrumentation does.",
-        },
+    audit_keys: tuple[str, ...] = setting(
+        (), AUDIT_KEYS, "Baggage and trace attributes to record, e.g. tenant.id,user.id."
     )
-    prometheus_port: int | None = field(
-        default=None,
-        metadata={"kind": PORT, "help": "Serve /metrics on this port. Unset: no server."},
+    time_zone: str = setting(
+        "UTC", TIME_ZONE, "Time zone for ledger queries, e.g. Europe/Berlin. Quotas have their own."
     )
-    prometheus_host: str = field(
-        default="127.0.0.1", metadata={"kind": TEXT, "help": "Listen address for /metrics."}
+    billing_account: str = setting("", TEXT, "Billing account ID in FOCUS exports.")
+    sub_account_key: str = setting("tenant.id", TEXT, "Audit key of sub-accounts in FOCUS exports.")
+    prometheus_authorization: Secret | None = setting(
+        None,
+        AUTHORIZATION,
+        "Authorization header for Prometheus queries by audit and top, e.g. "
+        "Bearer TOKEN. Never shown.",
+        is_secret=True,
     )
-    ledger: Address | None = field(
-        default=None,
-        metadata={
-            "kind": LEDGER,
-            "help": "Ledger: a path, sqlite:///PATH, postgresql://… or none. Unset: none, "
-            "except in otel-limits run, which uses the user's data directory.",
-        },
+    strict: bool = setting(
+        False,
+        BOOLEAN,
+        "Exit with status 2 on invalid settings, or if limits cannot be enforced, "
+        "instead of logging an error.",
     )
-    ledger_sync: LedgerSync = field(
-        default="invocation",
-        metadata={
-            "kind": choice(*LEDGER_SYNCS),
-            "help": "When rows become durable: invocation (on return), call (after each model "
-            "call), or background (within a second).",
-        },
-    )
-    ledger_group: int | None = field(
-        default=None,
-        metadata={
-            "kind": LEDGER_GROUP,
-            "help": "System group allowed to read ledger files. Unset: only their owner.",
-        },
-    )
-    ledger_retention: timedelta | None = field(
-        default=None,
-        metadata={
-            "kind": DURATION,
-            "help": "Delete finished budget trees older than this, e.g. 90d. Unset: never.",
-        },
-    )
-    audit_keys: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "kind": AUDIT_KEYS,
-            "help": "Baggage and trace attributes to record, e.g. tenant.id,user.id.",
-        },
-    )
-    time_zone: str = field(
-        default="UTC",
-        metadata={
-            "kind": TIME_ZONE,
-            "help": "Time zone for ledger queries, e.g. Europe/Berlin. Quotas have their own.",
-        },
-    )
-    billing_account: str = field(
-        default="",
-        metadata={
-            "kind": TEXT,
-            "help": "Billing account ID in FOCUS exports.",
-        },
-    )
-    sub_account_key: str = field(
-        default="tenant.id",
-        metadata={
-            "kind": TEXT,
-            "help": "Audit key of sub-accounts in FOCUS exports.",
-        },
-    )
-    prometheus_authorization: Secret | None = field(
-        default=None,
-        metadata={
-            "kind": AUTHORIZATION,
-            "help": "Authorization header for Prometheus queries by audit and top, e.g. "
-            "Bearer TOKEN. Never shown.",
-            "is_secret": True,
-        },
-    )
-    strict: bool = field(
-        default=False,
-        metadata={
-            "kind": BOOLEAN,
-            "help": "Exit with status 2 on invalid settings, or if limits cannot be enforced, "
-            "instead of logging an error.",
-        },
-    )
-    quiet: bool = field(
-        default=False,
-        metadata={"kind": BOOLEAN, "help": "Suppress startup and exit notices."},
-    )
-    disabled: bool = field(
-        default=False, metadata={"kind": BOOLEAN, "help": "Turn otel-limits off."}
-    )
+    quiet: bool = setting(False, BOOLEAN, "Suppress startup and exit notices.")
+    disabled: bool = setting(False, BOOLEAN, "Turn otel-limits off.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
