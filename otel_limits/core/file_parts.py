@@ -88,8 +88,10 @@ def mistakes_in(
         model.model_validate(value)
     except ValidationError as errors:
         for error in errors.errors(include_url=False):
-            # pydantic marks a name that is invalid itself.
-            path = tuple(step for step in error["loc"] if step != "[key]")
+            path = error["loc"]
+            # A name that is invalid itself.
+            if path[-1:] == ("[key]",) and path[-2:-1] == (error["input"],):
+                path = path[:-1]
             yield path, _sentence(error, *_place(path, model), shown(path))
 
 
@@ -126,7 +128,8 @@ def _sentence(error: ErrorDetails, key: str, part: type[Part], written: str) -> 
             field = part.model_fields.get(name)
             example = field.examples[0] if field and field.examples else {}
             such = "".join(f", such as {inner}: {value}" for inner, value in example.items())
-            return f"{key or 'The file'} must be a mapping{such}, got {written}."
+            got = "an empty one" if error["type"] == "too_short" else written
+            return f"{key or 'The file'} must be a mapping{such}, got {got}."
 
 
 def _of_value(error: ErrorDetails, key: str, written: str) -> str:

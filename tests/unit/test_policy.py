@@ -503,6 +503,9 @@ WRONG = {
         "Duplicate key 'max_turns', first on line 1."
     ),
     "? [a]\n: 1": "A key must be a single word or text.",
+    '"\\ud800": 1': "The key '\\ud800' contains half a character.",
+    "tools: {'[key]': {exempt: 1}}": 'tools["[key]"].exempt must be true or false, got 1.',
+    "agents: {'[key]': 1}": 'agents["[key]"] must be a mapping, got 1.',
     "defaults: {": "Invalid YAML: while parsing a flow node",
     "defaults: *gone": "Invalid YAML: found undefined alias 'gone'.",
     "a: 1\n---\nb: 2": "Invalid YAML: expected a single document in the stream",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ import yaml
 
 from otel_limits.settings.policy import PolicyFile
 from otel_limits.settings.policy.file import LOOK_INTERVAL_SECONDS, MAX_BYTES
+from otel_limits.settings.policy.reader import parse
 from otel_limits.settings.policy.yaml_tree import MAX_NODES
 
 if TYPE_CHECKING:
@@ -52,6 +55,20 @@ def test_a_few_aliases_are_fine(tmp_path: Path, section: str) -> None:
     file = PolicyFile(str(path))
     assert file.mistakes == ()
     assert len(getattr(file.document, section)) == 201
+
+
+def test_nested_aliases_need_no_deep_stack() -> None:
+    """The agent that reads the file may be deep in recursion itself."""
+    levels = ["l0: &l0 [x]", *(f"l{n}: &l{n} [*l{n - 1}]" for n in range(1, 400))]
+    text = "\n".join([*levels, "quotas: {q: {window: day, tokens: *l399}}"])
+    expected = parse(text, "limits.yaml")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 150)
+    try:
+        assert parse(text, "limits.yaml") == expected
+    finally:
+        sys.setrecursionlimit(limit)
+    assert expected[1][-1].startswith('limits.yaml:401: quotas["q"]: tokens must be a whole number')
 
 
 def test_recursive_mapping_is_rejected(tmp_path: Path) -> None:

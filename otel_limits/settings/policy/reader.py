@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from otel_limits.core.file_parts import Part, mistakes_in
+from otel_limits.core.file_parts import Part, Path, mistakes_in
 from otel_limits.core.limits import TREE_PREFIX
 from otel_limits.core.origins import file_name
 from otel_limits.core.pricing import MISSING, Prices
@@ -68,11 +68,20 @@ class _Reader:
     def _valid_parts(self) -> dict[str, Any]:
         """Return the sections of the file, without entries that contain mistakes."""
         content = self._root.plain()
-        told = list(mistakes_in(content, File, lambda path: self._root.below(*path).shown))
-        for path, sentence in told:
+        wrong = set()
+        for path, sentence in mistakes_in(content, File, self._shown):
             self._refuse(sentence, *path)
-            _remove(content, *path[:2])
-        return File.model_validate(content).given() if isinstance(content, dict) else {}
+            wrong.add(path[:2])
+        if not isinstance(content, dict):
+            return {}
+        valid = {
+            name: {key: entry for key, entry in part.items() if (name, key) not in wrong}
+            if isinstance(part, dict)
+            else part
+            for name, part in content.items()
+            if (name,) not in wrong
+        }
+        return File.model_validate(valid).given()
 
     def _entries(self, part: Part, *path: str) -> dict[str, Entry]:
         """Return the values of a section, named as in the environment."""
@@ -97,7 +106,7 @@ class _Reader:
             key = next(key for key in ("price", "as", "local") if key in content)
             value = content[key]
             if key == "price" and model.provider:
-                value |= {"provider": model.provider}
+                value = {**value, "provider": model.provider}
             prices[glob] = self._entry(model.override(), "models", glob, key)
             written[f'models["{glob}"].{key}'] = self._entry(value, "models", glob, key)
         return {"prices": prices, "written_prices": written}
@@ -109,7 +118,7 @@ class _Reader:
         quotas = read_quotas(
             section,
             refuse=lambda path, sentence: self._refuse(sentence, "quotas", *path),
-            shown=lambda path: self._root.below("quotas", *path).shown,
+            shown=lambda path: self._shown(("quotas", *path)),
         )
         entries = {name: self._entry(quota, "quotas", name) for name, quota in quotas.items()}
         file = file_name(path)
@@ -133,14 +142,11 @@ class _Reader:
                 sentence = f'quotas["{name}"].usd {MISSING}'
                 self.mistakes.append(Mistake(entry.line, sentence))
 
+    def _shown(self, path: Path) -> str:
+        return self._root.below(*path).shown
+
     def _entry(self, value: object, *path: str) -> Entry:
         return Entry(value, self._root.below(*path).line)
 
     def _refuse(self, sentence: str, *path: int | str) -> None:
         self.mistakes.append(Mistake(self._root.below(*path).line, sentence))
-
-
-def _remove(content: Any, *path: int | str) -> None:
-    """Remove an entry that may have been removed before."""
-    if isinstance(content, dict) and path:
-        _remove(content.get(path[0]), *path[1:]) if path[1:] else content.pop(path[0], None)

@@ -31,6 +31,8 @@ NOTHING: Final = ("", "~", "null", "Null", "NULL")
 BOOLEANS: Final = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
     ("false", "False", "FALSE"), False
 )
+SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""Half of a character, which JSON can write but UTF-8 cannot."""
 MAX_NODES: Final = 100_000
 """Maximum values of a file, counting aliases, which can double with every line."""
 MAX_DEPTH: Final = 100
@@ -52,13 +54,21 @@ class Node:
     shown: str
     """Its text in messages: as written, or `a mapping`."""
 
-    def plain(self) -> Any:
-        """Return the value without lines."""
-        if isinstance(self.value, Mapping):
-            return {name: child.plain() for name, child in self.value.items()}
-        if isinstance(self.value, tuple):
-            return [child.plain() for child in self.value]
-        return self.value
+    def plain(self, done: dict[int, Any] | None = None) -> Any:
+        """Return the value without lines.
+
+        Values in `done` are reused: aliases can nest deeper than Python can call.
+        """
+        done = {} if done is None else done
+        # By identity, because an alias has the same object as its anchor.
+        if id(self.value) not in done:
+            value: Any = self.value
+            if isinstance(value, Mapping):
+                value = {name: child.plain(done) for name, child in value.items()}
+            elif isinstance(value, tuple):
+                value = [child.plain(done) for child in value]
+            done[id(self.value)] = value
+        return done[id(self.value)]
 
     def below(self, *path: int | str) -> Node:
         """Follow keys and indexes as far as they exist."""
@@ -179,6 +189,9 @@ class _Converter:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 self.mistakes.append(Mistake(line, "A key must be a single word or text."))
+            elif SURROGATE.search(key.value):
+                sentence = f"The key {key.value!r} contains half a character."
+                self.mistakes.append(Mistake(line, sentence))
             # YAML 1.2 requires unique keys (3.2.1.3), but PyYAML silently uses the last one.
             elif key.value in entries:
                 first = entries[key.value].line
