@@ -68,7 +68,7 @@ LONGEST = (
     *("test_launchers.py", "test_private_names.py", "test_round_trips.py", "test_places.py"),
     *("test_pipelines.py", "test_scene.py", "test_files.py", "test_doctor.py", "test_otlp.py"),
     *("test_metrics.py", "test_outages.py", "test_matrix.py"),
-    *("test_demo.py", "test_recording.py", "test_fleet_commands.py", "test_every_limit.py"),
+    *("test_recording.py", "test_fleet_commands.py", "test_every_limit.py"),
     *(
         "test_built_wheel.py",
         "test_restarts.py",

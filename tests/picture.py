@@ -10,22 +10,21 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
+from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.demo.main import main
 from tests.paths import ROOT
 
 PICTURE: Final = ROOT / ".github/pictures/demo.svg"
 LAST_LINE: Final = "because the action is observe."
 """The end of the picture. The rest of the output is too long for a README."""
-PORT: Final = re.compile(r"127\.0\.0\.1:\d+")
 FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 ID: Final = "otel-limits-demo"
 
 
 def recorded() -> Text:
     """Run the demo and return its output in color."""
-    # Not a terminal, or every frame of the live display would be recorded.
     screen = Console(file=io.StringIO(), record=True, width=100, highlight=False, markup=False)
-    assert main(base_url=None, model=None, screen=screen) == 0
+    assert main(STRANDS, screen) == 0
     return Text.from_ansi(screen.export_text(styles=True))
 
 
@@ -35,9 +34,6 @@ def drawn(shown: Text) -> str:
     screen = Console(file=io.StringIO(), record=True, width=106, highlight=False)
     screen.print(Text.from_markup("[bold green]$[/] otel-limits demo\n") + shown[:end])
     svg = screen.export_svg(title="otel-limits demo", unique_id=ID)
-    svg = PORT.sub(
-        "127.0.0.1:40000", svg
-    )  # a stable port, so that a redrawn picture does not differ
     svg = FONT.sub("", svg).replace("Fira Code, monospace", "ui-monospace, Menlo, monospace")
     # The repository has no trailing whitespace.
     return "".join(f"{line.rstrip()}\n" for line in svg.splitlines())

@@ -26,8 +26,7 @@ from otel_limits.cli.parser import make_parser
 from otel_limits.cli.show.answer_schema import schema_of
 from otel_limits.core import errors
 from otel_limits.core.events import Event, Invocation
-from otel_limits.demo import output
-from otel_limits.demo.play import RunResult
+from otel_limits.demo import main as runaway_demo
 from otel_limits.ledger.schema import METADATA
 from otel_limits.observers.instruments import METRICS
 from otel_limits.quotas.key_use import KeyUse
@@ -92,7 +91,7 @@ def answers() -> Iterator[str]:
         ("doctor", (doctor_command.as_json,), (Finding,)),
         ("quotas", (quotas.as_json,), (KeyUse,)),
         ("top", (fleet.as_json,), (fleet.AgentRow, fleet.Totals, fleet.QuotaRow, fleet.RecentHalt)),
-        ("demo", (output.events, output.scenario_event, output.result_event), (RunResult,)),
+        ("demo", (runaway_demo.as_json, runaway_demo.scenario_json), ()),
     ):
         for key in (*_written(*functions), *(name for kind in classes for name in _fields(kind))):
             yield f"{command}: {key}"

@@ -56,3 +56,14 @@ def only(name: str, cap: Any) -> Limits:
 def tokens(total: int) -> dict[str, int]:
     """Make reported usage of `total` tokens, one of them output."""
     return {"inputTokens": total - 1, "outputTokens": 1, "totalTokens": total}
+
+
+def runaway_script(searches: int) -> list[Answer]:
+    """Script an agent that searches again and again, with a longer prompt each time.
+
+    Args:
+        searches: After these, it answers.
+    """
+    prompts = [tokens(150 + 75 * number) for number in range(1, searches + 2)]
+    asks = [uses("search", usage=prompt) for prompt in prompts[:-1]]
+    return [*asks, says("not halted", usage=prompts[-1])]

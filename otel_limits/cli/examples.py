@@ -12,7 +12,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "otel-limits autoload status": "otel-limits autoload status",
     "otel-limits autoload remove": "otel-limits autoload remove",
     "otel-limits check": "otel-limits check --agent research-assistant",
-    "otel-limits demo": "otel-limits demo --base-url http://localhost:11434/v1 --model llama3.2",
+    "otel-limits demo": "otel-limits demo",
     "otel-limits audit": "otel-limits audit spend --by agent --since 7d",
     "otel-limits audit spend": "otel-limits audit spend --by agent,model --since 30d",
     "otel-limits audit stops": "otel-limits audit stops --since 7d",

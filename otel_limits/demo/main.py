@@ -1,192 +1,273 @@
-"""The demo from start to end: on a terminal, as plain text or as JSON."""
+"""The demo: a runaway agent with a scripted model, four times, in this process.
+
+The agent is that of the installed framework. Only the environment differs between the scenarios.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
+import logging
+import shlex
 import sys
 import time
-from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.secrets import redact_url
-from otel_limits.demo.output import events, show_outcomes, show_setup, watch
-from otel_limits.demo.play import AgentFailedError, DemoRun, Scenario, ScenarioOutcome, Setup
-from otel_limits.demo.server import DemoServers
-from otel_limits.settings.variables import environment
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from otel_limits.bindings.probing import release
+from otel_limits.core.events import Event, Stop
+from otel_limits.core.stop_json import stop_to_json
+from otel_limits.core.version import own_version
+from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.settings import environment as config
+from otel_limits.settings.table import PREFIX
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from otel_limits.bindings.framework import Framework
+
+SEARCHES: Final = 21
+"""After these, the model answers. Enough to show a runaway."""
+MOST_CALLS: Final = SEARCHES + 1
+FAILED: Final = 1
+BAR_WIDTH: Final = 18
+NARROW: Final = 100
+"""Below this width, bars are omitted."""
+
+NEXT_STEPS: Final = (
+    ("export OTEL_LIMITS_MAX_TURNS=30 OTEL_LIMITS_MAX_TOKEN_BUDGET=100000", "set your limits"),
+    ("otel-limits check", "show settings and sources"),
+    ("otel-limits run -- python app.py", "run your program with them"),
+    ("otel-limits run --prometheus-port 9464 -- python app.py", "and serve /metrics"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One run of the agent."""
+
+    name: str
+    ends_with: str
+    """The expected stop reason."""
+    variables: Mapping[str, str]
+
+
 SCENARIOS: Final = (
-    Scenario(name="no_limits", variables={}, ends_with="end_turn"),
-    Scenario(
-        name="max_turns",
-        variables={"OTEL_LIMITS_MAX_TURNS": "6"},
-        ends_with="max_turns",
-        calls_guarded=True,
-    ),
+    Scenario(name="no_limits", ends_with="end_turn", variables={}),
+    Scenario(name="max_turns", ends_with="max_turns", variables={"OTEL_LIMITS_MAX_TURNS": "6"}),
     Scenario(
         name="max_token_budget",
-        variables={"OTEL_LIMITS_MAX_TOKEN_BUDGET": "5000"},
         ends_with="max_token_budget",
+        variables={"OTEL_LIMITS_MAX_TOKEN_BUDGET": "5000"},
     ),
     Scenario(
         name="observe",
-        variables={"OTEL_LIMITS_MAX_TURNS": "6", "OTEL_LIMITS_ACTION": "observe"},
         ends_with="end_turn",
+        variables={"OTEL_LIMITS_MAX_TURNS": "6", "OTEL_LIMITS_ACTION": "observe"},
     ),
 )
 
-PENDING_POLLS: Final = 20
-"""Enough to show a runaway, and done in a second."""
 
-PENDING_POLLS_OF_REAL_MODEL: Final = 12
-"""Fewer, because real models are slower."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioOutcome:
+    """How a scenario ended."""
 
-CONNECT_SECONDS: Final = 5.0
-FAILED: Final = 1
-BAD_ARGUMENT: Final = 2
-INTERRUPTED: Final = 130
+    scenario: Scenario
+    calls: int
+    """Model calls, as the model counted them."""
+    reason: str
+    """The stop reason that the program got."""
+    stop: Stop
+    """The event that otel-limits published."""
+    log: Sequence[str]
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """The cause of its end, and its color: red if it ran away, green if it was halted."""
+        if self.stop.action == "halted":
+            return "halted by otel-limits", "green"
+        return f"ran away{', logged only' if self.stop.action == 'observed' else ''}", "red"
 
 
-def main(
-    *,
-    base_url: str | None,
-    model: str | None,
-    screen: Console | None,
-    api_key_env: str | None = None,
-) -> int:
+class UnlimitedError(Exception):
+    """The framework cannot be limited here."""
+
+
+def main(framework: Framework, screen: Console | None) -> int:
     """Run the demo.
 
     Args:
-        base_url: A real model server, with or without /v1. Default: the built-in one.
-        model: Its model.
+        framework: An installed framework.
         screen: Where to print. Without one, JSON goes to standard output.
-        api_key_env: Name of the environment variable with its API key.
 
     Returns:
-        The exit status: 1 if a program failed or a scenario did not end as expected.
+        The exit status: 1 if a scenario did not end as expected.
     """
+    started = time.monotonic()
     try:
-        setup = make_setup(base_url, model, api_key_env)
-    except ValueError as error:
-        sys.stderr.write(f"otel-limits demo: {error}\n")
-        return BAD_ARGUMENT
-    try:
-        return play(setup, screen)
-    except AgentFailedError as error:
+        import_module(framework.module)
+        # Autoload may have enabled this process, with the user's ledger and exporters.
+        RUNTIME.stop()
+        outcomes = [play(framework, scenario) for scenario in SCENARIOS]
+    except (ImportError, UnlimitedError) as error:
         sys.stderr.write(f"otel-limits demo: {error}\n")
         return FAILED
-    except KeyboardInterrupt:
-        # As shells report Ctrl-C: 128 + SIGINT.
-        return INTERRUPTED
-
-
-def make_setup(base_url: str | None, model: str | None, api_key_env: str | None) -> Setup:
-    """Choose the model server of the agents.
-
-    Raises:
-        ValueError: `base_url` is invalid or unreachable, or the API key is missing.
-    """
-    if api_key_env is not None and base_url is None:
-        raise ValueError("--api-key-env requires --base-url.")
-    api_key = None if api_key_env is None else read_api_key(api_key_env)
-    polls, default_model = PENDING_POLLS, "demo"
-    if base_url is not None:
-        # Clients append /v1, and users paste URLs that include it.
-        base_url = require_reachable(base_url.rstrip("/").removesuffix("/v1"))
-        polls, default_model = PENDING_POLLS_OF_REAL_MODEL, "default"
-    return Setup(
-        base_url=base_url,
-        model=model or default_model,
-        pending_polls=polls,
-        scenarios=SCENARIOS,
-        api_key=api_key,
-    )
-
-
-def read_api_key(name: str) -> str:
-    """Read an API key from an environment variable. It is never printed.
-
-    Raises:
-        ValueError: It is not set or not valid in an HTTP header.
-    """
-    key = environment().get(name, "").strip()
-    if not key:
-        raise ValueError(f"--api-key-env: {name} is not set.")
-    # Characters valid in an HTTP header: https://datatracker.ietf.org/doc/html/rfc6750#section-2.1
-    if not (key.isascii() and key.isprintable()):
-        raise ValueError(
-            f"--api-key-env: {name} contains characters that are invalid in an API key."
-        )
-    return key
-
-
-def require_reachable(base_url: str) -> str:
-    """Return `base_url` if a server accepts connections there.
-
-    Raises:
-        ValueError: It is not a valid URL, or no server accepts connections there.
-    """
-    host, port = host_and_port(base_url)
-    try:
-        # Checked first, or four programs would each report the same failure.
-        socket.create_connection((host, port), CONNECT_SECONDS).close()
-    except (OSError, UnicodeError) as error:
-        raise ValueError(
-            f"No model server at {redact_url(base_url)} ({error}). "
-            "Start it, or omit --base-url to use the built-in one."
-        ) from error
-    return base_url
-
-
-def host_and_port(base_url: str) -> tuple[str, int]:
-    """Parse the host and port of a URL.
-
-    Raises:
-        ValueError: It is not the URL of a server.
-    """
-    with contextlib.suppress(ValueError):  # e.g. a bracket, or a port that is not a number
-        parts = urlsplit(base_url)
-        if parts.scheme in ("http", "https") and parts.hostname:
-            return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-    raise ValueError(
-        f"--base-url must be a URL such as http://localhost:11434/v1, got {redact_url(base_url)!r}."
-    )
-
-
-def play(setup: Setup, screen: Console | None) -> int:
-    """Run all scenarios and print their outcomes; return the exit status."""
-    started = time.monotonic()
-    with DemoServers(setup.pending_polls) as servers, DemoRun(setup, servers) as running:
-        if screen is not None:
-            show_setup(screen, setup, servers)
-            watch(screen, running)
-        # Raises the error of a failed program, after progress has been shown.
-        outcomes = [future.result() for future in running.futures]
     seconds = time.monotonic() - started
     if screen is None:
-        print(json.dumps(events(setup, outcomes, seconds), indent=2))  # noqa: T201  its output
+        sys.stdout.write(json.dumps(as_json(framework, outcomes, seconds), indent=2) + "\n")
     else:
-        show_outcomes(screen, setup, outcomes, seconds)
-    return report_unexpected(setup, outcomes)
-
-
-def report_unexpected(setup: Setup, outcomes: list[ScenarioOutcome]) -> int:
-    """Print scenarios that did not end as expected to standard error; return the exit status.
-
-    With a real model there is no expectation: it may finish before a limit is reached.
-    """
-    unexpected = [
-        outcome
-        for outcome in outcomes
-        if setup.base_url is None and outcome.result.stop_reason != outcome.scenario.ends_with
-    ]
+        show(screen, framework, outcomes)
+    unexpected = [each for each in outcomes if each.reason != each.scenario.ends_with]
     for outcome in unexpected:
         sys.stderr.write(
-            f"otel-limits demo: {outcome.scenario.name} ended with "
-            f"{outcome.result.stop_reason!r}, expected {outcome.scenario.ends_with!r}.\n"
+            f"otel-limits demo: {outcome.scenario.name} ended with {outcome.reason!r}, "
+            f"expected {outcome.scenario.ends_with!r}.\n"
         )
     return FAILED if unexpected else 0
+
+
+class Recorder(logging.Handler):
+    """Keeps the lines of a log."""
+
+    def __init__(self) -> None:
+        """Keep warnings and errors."""
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.lines.append(record.getMessage())
+
+
+def play(framework: Framework, scenario: Scenario) -> ScenarioOutcome:
+    """Run the agent with the limits of a scenario, and with no other setting of this process.
+
+    Raises:
+        UnlimitedError: otel-limits could not follow the agent.
+    """
+    events: list[Event] = []
+    logger, recorder = logging.getLogger("otel_limits"), Recorder()
+    # Quiet, as the demo prints the limits itself.
+    settings = config.read({**scenario.variables, "OTEL_LIMITS_QUIET": "true"}).settings
+    logger.addHandler(recorder)
+    try:
+        RUNTIME.start(settings, [events.append])
+        calls, reason = framework.run_away(SEARCHES, lambda: None)
+        obstacles = RUNTIME.enforcement(framework.name).obstacles
+    finally:
+        RUNTIME.stop()
+        logger.removeHandler(recorder)
+    stop = next((event for event in events if isinstance(event, Stop)), None)
+    if stop is None:
+        why = " ".join(obstacles) or "Its agent was not followed."
+        raise UnlimitedError(f"{release(framework)} cannot be limited here. {why}")
+    return ScenarioOutcome(
+        scenario=scenario, calls=calls, reason=reason, stop=stop, log=recorder.lines
+    )
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def show(screen: Console, framework: Framework, outcomes: Sequence[ScenarioOutcome]) -> None:
+    """Print what happened, and what to do next."""
+    screen.print("A runaway agent: it searches, finds nothing, and searches again", style="bold")
+    screen.print("Each search is another model call, with a longer prompt.\n")
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    grid.add_row("agent", f"{outcomes[0].stop.agent}, of {framework.distribution}, with one tool")
+    grid.add_row("model", "scripted: no network, no credentials, no cost")
+    grid.add_row("limits", "set only in the environment; the agent's code is unchanged")
+    screen.print(grid)
+    screen.print()
+    screen.print(scenario_table(outcomes, screen.width))
+    screen.print(
+        f"\nThe demo ends after {SEARCHES} searches. Otherwise, the runs that were not halted "
+        "would never end.\n"
+        "Tokens are known after each call, so a token budget can be exceeded by one call."
+    )
+    screen.print("\nLog messages, one per reached limit", style="bold")
+    for line in (line for outcome in outcomes for line in outcome.log if " max_" in line):
+        # Unwrapped, so it can be copied and searched for.
+        screen.print(line, soft_wrap=True)
+    screen.print("\nNext steps", style="bold")
+    steps = Table.grid(padding=(0, 2, 0, 0))
+    steps.add_column(style="bold cyan", overflow="fold")
+    steps.add_column(style="dim", overflow="fold")
+    for command, purpose in NEXT_STEPS:
+        steps.add_row(command, purpose)
+    screen.print(steps)
+
+
+def scenario_table(outcomes: Sequence[ScenarioOutcome], width: int) -> Table:
+    """Return a table of the scenarios, without bars on a narrow screen."""
+    is_narrow = width < NARROW
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(f"{PREFIX}...", no_wrap=True)
+    if not is_narrow:
+        table.add_column("model calls", no_wrap=True)
+    table.add_column("calls" if is_narrow else "", justify="right", no_wrap=True)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("stop reason", overflow="fold")
+    if not is_narrow:
+        table.add_column("", overflow="fold")
+    for outcome in outcomes:
+        text, color = outcome.verdict
+        bar = ProgressBar(
+            total=MOST_CALLS,
+            completed=outcome.calls,
+            width=BAR_WIDTH,
+            complete_style=color,
+            finished_style=color,
+        )
+        end = Text(outcome.reason, style=f"bold {color}"), Text(text, style=color)
+        variables = outcome.scenario.variables.items()
+        table.add_row(
+            " ".join(f"{name.removeprefix(PREFIX)}={value}" for name, value in variables)
+            or "no limits",
+            *(() if is_narrow else (bar,)),
+            str(outcome.calls),
+            f"{outcome.stop.usage.total:,}",
+            *((Text("\n").join(end),) if is_narrow else end),
+        )
+    return table
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def as_json(
+    framework: Framework, outcomes: Sequence[ScenarioOutcome], seconds: float
+) -> dict[str, Any]:
+    """Return the results as JSON."""
+    return {
+        "version": own_version(),
+        "framework": release(framework),
+        "bounds": {"model_calls_per_agent": MOST_CALLS},
+        "seconds": round(seconds, 3),
+        "scenarios": [scenario_json(outcome) for outcome in outcomes],
+    }
+
+
+def scenario_json(outcome: ScenarioOutcome) -> dict[str, Any]:
+    """Return the outcome of a scenario as JSON."""
+    variables = outcome.scenario.variables
+    settings = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    halt = stop_to_json(outcome.stop) if outcome.stop.action == "halted" else None
+    return {
+        "name": outcome.scenario.name,
+        "environment": dict(variables),
+        "command": " ".join([*settings, "otel-limits run -- python agent.py"]),
+        "model_calls": outcome.calls,
+        "tokens": outcome.stop.usage.total,
+        "ended_by_demo": outcome.calls == MOST_CALLS,
+        "result": {"stop_reason": outcome.reason, "halt": halt},
+        "log": list(outcome.log),
+    }

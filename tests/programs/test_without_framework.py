@@ -105,12 +105,11 @@ def test_doctor_reports_missing_framework(bare: Environment) -> None:
 
 
 def test_demo_reports_missing_framework(bare: Environment) -> None:
-    """Before it starts any of its programs."""
+    """It has no agent to run."""
     ended = command(bare, "demo")
-    sentence = "The demo needs strands-agents, which is not installed."
     assert (ended.status, ended.output) == (1, "")
-    fix = "pip install 'otel-limits[strands]'"
-    assert ended.log == f"otel-limits: {sentence} Run: {fix}\n"
+    sentence = "No supported agent framework is installed."
+    assert ended.log == f"otel-limits: {sentence} Run: {FIX}\n"
 
 
 def test_run_reports_missing_framework_at_exit(bare: Environment) -> None:

@@ -32,7 +32,7 @@ OUTSIDE = {
     "prometheus_client": ("observers", "top"),
     "sqlalchemy": ("ledger", "audit", "observers"),
     "redis": ("quotas",),
-    "strands": ("bindings", "demo"),
+    "strands": ("bindings",),
     "langchain_core": ("bindings",),
     "langgraph": ("bindings",),
     "agents": ("bindings",),

@@ -11,7 +11,7 @@ from langgraph.prebuilt import ToolNode
 
 from otel_limits.bindings.langchain.halt_marks import markers_of
 from otel_limits.bindings.langchain.scripted_chat_model import ScriptedChatModel
-from otel_limits.bindings.script import says, uses
+from otel_limits.bindings.script import runaway_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ def run_away(most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
         observe()
         return "nothing found"
 
-    model = ScriptedChatModel([*[uses("search")] * most_calls, says("not halted")])
+    model = ScriptedChatModel(runaway_script(most_calls))
 
     def think(state: MessagesState) -> dict[str, Any]:
         return {"messages": [model.invoke(state["messages"])]}

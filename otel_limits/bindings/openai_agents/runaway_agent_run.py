@@ -8,7 +8,7 @@ from agents import Agent, RunConfig, Runner, function_tool
 
 from otel_limits.bindings.openai_agents.run_marks import markers_of
 from otel_limits.bindings.openai_agents.scripted_agents_model import ScriptedAgentsModel
-from otel_limits.bindings.script import says, uses
+from otel_limits.bindings.script import runaway_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ def run_away(most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
         observe()
         return "nothing found"
 
-    model = ScriptedAgentsModel([*[uses("search")] * most_calls, says("not halted")])
+    model = ScriptedAgentsModel(runaway_script(most_calls))
     agent = Agent(name="runaway", model=model, tools=[search])
     # Without tracing, which would send the run to OpenAI.
     config = RunConfig(tracing_disabled=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from strands import Agent, tool
 
-from otel_limits.bindings.script import says, uses
+from otel_limits.bindings.script import runaway_script
 from otel_limits.bindings.strands.scripted_model import ScriptedModel
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def run_away(most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
         observe()
         return "nothing found"
 
-    model = ScriptedModel([*[uses("search")] * most_calls, says("not halted")])
+    model = ScriptedModel(runaway_script(most_calls))
     agent = Agent(model=model, tools=[search], name="runaway", callback_handler=None)
     reason = str(agent("go").stop_reason)
     return model.calls, reason

@@ -1,0 +1,203 @@
+"""Tests of `otel-limits demo`: its output matches what happened, as text and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from otel_limits.bindings.known import OURS
+from otel_limits.bindings.strands.strands_framework import STRANDS
+from otel_limits.cli import main
+from otel_limits.cli.parser import make_parser
+from otel_limits.demo import main as demo
+from otel_limits.demo.main import MOST_CALLS, NEXT_STEPS, SCENARIOS, ScenarioOutcome, play
+from otel_limits.runtime.runtime import RUNTIME
+from tests.pages import stable_text
+from tests.picture import PICTURE, lines_of, recorded
+
+if TYPE_CHECKING:
+    from otel_limits.bindings.framework import Framework
+
+
+def scenario(name: str) -> demo.Scenario:
+    """Return a scenario by its name."""
+    return next(each for each in SCENARIOS if each.name == name)
+
+
+def printed_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Return what `demo --json` prints."""
+    assert main(["demo", "--json"]) == 0
+    shown, errors = capsys.readouterr()
+    assert errors == ""
+    document: dict[str, Any] = json.loads(shown)
+    return document
+
+
+def shown_lines(width: int) -> list[str]:
+    """Return what the demo prints on a screen."""
+    screen = Console(file=io.StringIO(), width=width, record=True, highlight=False, markup=False)
+    assert demo.main(STRANDS, screen) == 0
+    return [line.rstrip() for line in screen.export_text().splitlines()]
+
+
+# The SDK's `run_sync` ends the generators of a loop that it uses again.
+@pytest.mark.filterwarnings("ignore:asynchronous generator:ResourceWarning")
+@pytest.mark.parametrize("framework", OURS, ids=lambda each: each.name)
+def test_outcomes_are_equal_in_each_framework(framework: Framework) -> None:
+    """Users see it with the framework that they have, and only one of them may be installed."""
+    outcomes = [play(framework, each) for each in SCENARIOS]
+    assert [(each.calls, each.reason, each.verdict[0]) for each in outcomes] == [
+        (MOST_CALLS, "end_turn", "ran away"),
+        (6, "max_turns", "halted by otel-limits"),
+        (10, "max_token_budget", "halted by otel-limits"),
+        (MOST_CALLS, "end_turn", "ran away, logged only"),
+    ]
+
+
+@pytest.mark.parametrize("each", SCENARIOS, ids=lambda each: each.name)
+def test_metrics_agree_with_the_model(each: demo.Scenario) -> None:
+    """The model and otel-limits count calls independently."""
+    outcome = play(STRANDS, each)
+    assert outcome.calls == outcome.stop.model_calls > 0
+
+
+def test_token_budget_is_exceeded_by_at_most_one_call() -> None:
+    """The halt reports the actual usage."""
+    stop = play(STRANDS, scenario("max_token_budget")).stop
+    assert stop.breach is not None
+    assert stop.breach.cap == 5000 <= stop.breach.observed == stop.usage.total
+    assert stop.usage.total - (150 + 75 * stop.model_calls) < 5000
+
+
+def test_log_has_one_line_per_reached_limit() -> None:
+    """Each names its limit and its variable."""
+    logs = {each.name: play(STRANDS, each).log for each in SCENARIOS}
+    counts = {name: len([line for line in log if " max_" in line]) for name, log in logs.items()}
+    assert counts == {"no_limits": 0, "max_turns": 1, "max_token_budget": 1, "observe": 1}
+    assert logs["observe"][0].endswith("Continuing because the action is observe.")
+
+
+def test_variables_of_the_user_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their limits, ledgers and exporters are those of real agents."""
+    expected = printed_json(capsys)["scenarios"]
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "1")
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", "/nowhere/ledger.db")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    found = printed_json(capsys)["scenarios"]
+    for each in (*expected, *found):
+        del each["result"]["halt"]  # it has times and identifiers
+        del each["log"]  # some of it is logged once per process
+    assert found == expected
+
+
+def test_nothing_stays_enabled() -> None:
+    """The demo runs in the process of the command."""
+    play(STRANDS, scenario("max_turns"))
+    assert not RUNTIME.is_on
+
+
+def test_json_has_what_the_text_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    """Settings, model calls, tokens and stop reason of each scenario."""
+    document = printed_json(capsys)
+    rows = shown_lines(100)
+    for each in document["scenarios"]:
+        settings = " ".join(
+            f"{name.removeprefix('OTEL_LIMITS_')}={value}"
+            for name, value in each["environment"].items()
+        )
+        (row,) = [line for line in rows if line.startswith(f"{settings or 'no limits'}  ")]
+        words = row.removeprefix(settings or "no limits").replace("━", " ").split()
+        assert str(each["model_calls"]) in words
+        assert f"{each['tokens']:,}" in words
+        assert each["result"]["stop_reason"] in words
+        assert (each["result"]["halt"] is None) is ("ran" in words)
+        assert each["ended_by_demo"] is ("ran" in words)
+
+
+def test_unexpected_end_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit status is 1: limits do not work here."""
+    monkeypatch.setattr(demo, "SCENARIOS", [replace(SCENARIOS[0], ends_with="max_turns")])
+    assert main(["demo", "--json"]) == 1
+    sentence = "otel-limits demo: no_limits ended with 'end_turn', expected 'max_turns'.\n"
+    assert capsys.readouterr().err == sentence
+
+
+def test_unfollowed_agent_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Instead of results that otel-limits did not count."""
+    monkeypatch.setattr(type(STRANDS), "run_away", lambda *_: (22, "end_turn"))
+    assert main(["demo"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("otel-limits demo: strands-agents ")
+    assert error.endswith(" cannot be limited here. Its agent was not followed.\n")
+
+
+def test_interrupted_demo_ends_without_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a shell expects, and nothing stays enabled."""
+
+    def interrupt(*_: object) -> ScenarioOutcome:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(STRANDS), "run_away", interrupt)
+    assert main(["demo"]) == 130
+    assert capsys.readouterr().err == ""
+    assert not RUNTIME.is_on
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_output_fits_the_terminal(width: int) -> None:
+    """Except log messages, which the terminal wraps, and sentences, which it breaks."""
+    lines = shown_lines(width)
+    assert not [line for line in lines if len(line) > width and " max_" not in line]
+    assert any(line.split()[-1:] == ["max_token_budget"] for line in lines) is (width < 100)
+    assert any("━" in line for line in lines) is (width >= 100)
+    assert any("MAX_TURNS=6 ACTION=observe" in line for line in lines)
+
+
+def test_piped_output_is_plain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if the environment forces colors."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["demo"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [command for command, _ in NEXT_STEPS])
+def test_next_steps_are_valid_commands(command: str) -> None:
+    """Readers copy them."""
+    assert [line for line in shown_lines(100) if line.startswith(f"{command}  ")]
+    name, *arguments = shlex.split(command)
+    if name == "otel-limits":
+        assert make_parser().parse_args(arguments).call is not None
+
+
+def marks(line: str) -> str:
+    """Return a line without spaces and bars, which differ without color."""
+    return re.sub(r"[\s━╸╺]", "", stable_text(line))
+
+
+def test_readme_picture_matches_output() -> None:
+    """If this fails, run `python -m tests.generate images`."""
+    drawn = [marks(line) for line in lines_of(PICTURE.read_text(encoding="utf-8"))]
+    title, prompt, *shown = [line for line in drawn if line]
+    assert (title, prompt) == ("otel-limitsdemo", "$otel-limitsdemo")
+    whole = marks(recorded().plain)  # the picture is narrower than a line of the log
+    assert [line for line in shown if line not in whole] == []
