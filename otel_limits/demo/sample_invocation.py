@@ -62,16 +62,34 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """An agent and its daily workload."""
+
+    name: str
+    model: Model
+    tools: Sequence[str]
+    weekday: int
+    """Invocations on each day from Monday to Friday."""
+    weekend: int
+    opens: int
+    """Hour of its first invocation of the day, in UTC."""
+    turns: Sequence[int]
+    """Minimum and maximum."""
+    prompt: int
+    """Tokens of the first request, including instructions and tools."""
+    result: int
+    """Approximate tokens of a turn's tool results."""
+    limits: Limits
+    tenants: Sequence[str] = ("internal",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The properties of an invocation before its events are generated."""
 
-    agent: str
-    model: Model
-    tools: Sequence[str]
+    agent: Agent
     at: float
     turns: int
-    prompt: int
-    result: int
     tenant: str
     limits: Limits
     incident: Incident | None = None
@@ -130,7 +148,7 @@ def make_invocation(plan: Plan, chance: Random, parent: Invocation | None) -> In
     """Create an invocation with reproducible IDs, which documentation pages can refer to."""
     identity = f"{chance.getrandbits(128):032x}"
     return Invocation(
-        agent=plan.agent,
+        agent=plan.agent.name,
         id=identity,
         root_id=parent.root_id if parent else identity,
         parent_id=parent.id if parent else None,
@@ -143,20 +161,21 @@ def model_call(
     plan: Plan, invocation: Invocation, turn: int, done: RunState, chance: Random
 ) -> ModelCall:
     """Create a model call; its prompt contains the conversation and the new tool results."""
+    model = plan.agent.model
     output = 60 + int(240 * chance.random())
-    prompt = done.prompt + plan.result // 2 + int(plan.result * chance.random())
-    prompt = plan.prompt if turn == 1 else prompt
-    usage = Usage(input=prompt, output=output, **cache_usage(plan.model.price, done.prompt, prompt))
+    prompt = done.prompt + plan.agent.result // 2 + int(plan.agent.result * chance.random())
+    prompt = plan.agent.prompt if turn == 1 else prompt
+    usage = Usage(input=prompt, output=output, **cache_usage(model.price, done.prompt, prompt))
     is_reported = chance.random() >= UNREPORTED
     # 0.4 s to the first token, then 80 tokens per second.
     seconds = round(0.4 + output / 80, 3)
     done.at += seconds
     call = ModelCall(
-        invocation=invocation, number=turn, model=plan.model.name,
+        invocation=invocation, number=turn, model=model.name,
         kind="measured" if is_reported else "unmeasured", usage=usage, estimated=not is_reported,
         span_id=f"{chance.getrandbits(64):016x}", seconds=seconds,
-        price=plan.model.price.of(usage), price_source=PRICES, price_version="2026-11",
-        cache_saved=plan.model.price.saved_by_cache(usage), provider=plan.model.provider,
+        price=model.price.of(usage), price_source=PRICES, price_version="2026-11",
+        cache_saved=model.price.saved_by_cache(usage), provider=model.provider,
         reported=usage if is_reported else None,
         reported_total=usage.total if is_reported else None,
         turn=turn, iteration=turn, after_tools=done.after, at=done.at,
@@ -193,7 +212,7 @@ def tool_calls(
     """Yield the tool call of a turn."""
     is_stuck = plan.incident is not None and plan.incident.is_stuck
     # An agent is stuck with the last of its tools.
-    tool = plan.tools[-1 if is_stuck else int(len(plan.tools) * chance.random())]
+    tool = plan.agent.tools[-1 if is_stuck else int(len(plan.agent.tools) * chance.random())]
     status: ToolStatus = "error" if chance.random() < FAILING and not is_stuck else "success"
     is_again = is_stuck or (chance.random() < REPEATING and status == "success")
     seconds = round(0.1 + 1.5 * chance.random(), 3)
@@ -221,7 +240,9 @@ def stop_event(plan: Plan, invocation: Invocation, done: RunState) -> Stop:
     sentence = ""
     if incident is not None:
         breaches = (incident.breach,) if incident.breach else ()
-        sentence = for_operator(plan.agent, Verdict(incident.reason, breaches), incident.action)
+        sentence = for_operator(
+            plan.agent.name, Verdict(incident.reason, breaches), incident.action
+        )
     return Stop(
         reason=incident.reason if incident else "end_turn",
         action=incident.action if incident else "none",
@@ -229,7 +250,7 @@ def stop_event(plan: Plan, invocation: Invocation, done: RunState) -> Stop:
         sentence=sentence,
         turns=plan.turns,
         usage=done.usage,
-        agent=plan.agent,
+        agent=plan.agent.name,
         trace_id=invocation.trace_id,
         invocation_id=invocation.id,
         cycles=len(done.calls),
