@@ -165,7 +165,9 @@ def model_call(
     output = 60 + int(240 * chance.random())
     prompt = done.prompt + plan.agent.result // 2 + int(plan.agent.result * chance.random())
     prompt = plan.agent.prompt if turn == 1 else prompt
-    usage = Usage(input=prompt, output=output, **cache_usage(model.price, done.prompt, prompt))
+    read = 0 if model.price.cache_write is None else done.prompt
+    written = 0 if model.price.cache_write is None else prompt - done.prompt
+    usage = Usage(input=prompt, output=output, cache_read=read, cache_write=written)
     is_reported = chance.random() >= UNREPORTED
     # 0.4 s to the first token, then 80 tokens per second.
     seconds = round(0.4 + output / 80, 3)
@@ -197,13 +199,6 @@ def failed_call(invocation: Invocation, done: RunState) -> ModelCall:
     )  # fmt: skip
     done.calls.append(call)
     return call
-
-
-def cache_usage(price: Price, previous: int, prompt: int) -> dict[str, int]:
-    """Return the tokens read from and written to the cache."""
-    if price.cache_write is None:
-        return {}
-    return {"cache_read": previous, "cache_write": prompt - previous}
 
 
 def tool_calls(

@@ -52,6 +52,9 @@ class Endpoint:
         ValueError: It is not a valid address.
     """
 
+    rate_seconds: Final = 60.0
+    """It is scraped each second."""
+
     def __init__(self, address: str) -> None:
         """Parse the address."""
         # Without a scheme, `urlsplit` parses the host as a scheme or path.
@@ -71,11 +74,6 @@ class Endpoint:
             url = parts._replace(path="/metrics").geturl()
             self.shown = redact_url(url)
         self._address = WebAddress(url)
-
-    @property
-    def rate_seconds(self) -> float:
-        """One minute, as it is scraped each second."""
-        return 60.0
 
     def history(self, now: float) -> Iterable[Scrape]:  # noqa: ARG002  part of the protocol
         """Return nothing, as an endpoint has no history."""

@@ -70,14 +70,11 @@ class InProgress:
                 # Negative if the scrape happened between the two counts.
                 self.used[agent, what] += max(0.0, left - self._abandoned.get(key, 0.0))
             else:
-                self._settle(key, left)
-
-    def _settle(self, key: tuple[Labels, str, str], left: float) -> None:
-        """Write off the remaining difference of an agent without invocations in progress."""
-        # Only if unchanged: a scrape may happen between the last turn and the end of an invocation.
-        if self._idle.get(key) == left:
-            self._abandoned[key] = left
-        self._idle[key] = left
+                # Only if unchanged: a scrape may happen between the last turn and the end of an
+                # invocation.
+                if self._idle.get(key) == left:
+                    self._abandoned[key] = left
+                self._idle[key] = left
 
 
 PERCENTILE: Final = 0.95

@@ -41,15 +41,13 @@ class PrometheusFeed:
         authorization: Value of the `Authorization` header.
     """
 
+    rate_seconds: Final = 300.0
+    """Scrape intervals are up to two minutes."""
+
     def __init__(self, url: str, authorization: str | None = None) -> None:
         """Create a client for the server."""
         self.shown = redact_url(url)
         self._prometheus = Prometheus(url, authorization, TIMEOUT_SECONDS)
-
-    @property
-    def rate_seconds(self) -> float:
-        """Five minutes, as scrape intervals are up to two minutes."""
-        return 300.0
 
     def history(self, now: float) -> Iterator[Scrape]:
         """Query the last hour, one sample per minute.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
@@ -109,6 +111,13 @@ class Feed(Protocol):
         Raises:
             ScrapeError: The feed is unavailable.
         """
+
+
+def first_scrapes(feed: Feed) -> Iterator[Scrape]:
+    """Yield the history of a feed and its current scrape, which contains the error if it fails."""
+    with contextlib.suppress(ScrapeError):
+        yield from feed.history(time.time())
+    yield scrape(feed, time.time())
 
 
 def scrape(feed: Feed, now: float) -> Scrape:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rich.cells import cell_len, chop_cells
 
@@ -62,7 +62,13 @@ def fit(table: Table, width: int | None) -> Layout:
     """Lay out a table for a width, or as wide as it needs."""
     rows = [*table.rows, *([] if table.total is None else [table.total])]
     kinds = [column.kind for column in table.columns]
-    texts = [[_text(*cell) for cell in zip(row, kinds, strict=True)] for row in rows]
+    texts = [
+        [
+            "" if value == "" else printable(written(value, kind))
+            for value, kind in zip(row, kinds, strict=True)
+        ]
+        for row in rows
+    ]
     lanes = [
         ColumnWidth(
             column, [row[index] for row in texts], all(row[index] in NOTHING for row in rows)
@@ -75,8 +81,11 @@ def fit(table: Table, width: int | None) -> Layout:
         lanes, left_out = _narrowed(lanes, gap, width)
         if _needed(lanes, gap) > width:
             return _one_by_one(table, texts, width)
-    lines = list(_rows(lanes, gap))
-    head = [*_row([_folded(lane) for lane in lanes], lanes, gap)]
+    lines = [
+        list(_row([_part(*cell) for cell in zip(cells, lanes, strict=True)], lanes, gap))
+        for cells in zip(*(lane.cells for lane in lanes), strict=True)
+    ]
+    head = [*_row([wrapped(lane.column.title, lane.width) for lane in lanes], lanes, gap)]
     rule = RULE * (sum(lane.width for lane in lanes) + gap * (len(lanes) - 1))
     has_total = table.total is not None
     body = lines[: len(lines) - 1] if has_total else lines
@@ -86,10 +95,6 @@ def fit(table: Table, width: int | None) -> Layout:
         total=[rule, *lines[-1]] if has_total else [],
         left_out=left_out,
     )
-
-
-def _text(value: Any, kind: CellKind) -> str:
-    return "" if value == "" else printable(written(value, kind))
 
 
 def printable(text: str) -> str:
@@ -127,22 +132,12 @@ def _narrowed(
     return lanes, [lane.column.title for lane in left_out]
 
 
-def _rows(lanes: Sequence[ColumnWidth], gap: int) -> Iterator[list[str]]:
-    for cells in zip(*(lane.cells for lane in lanes), strict=True):
-        parts = [_part(text, lane) for text, lane in zip(cells, lanes, strict=True)]
-        yield list(_row(parts, lanes, gap))
-
-
 def _part(text: str, lane: ColumnWidth) -> list[str]:
     if cell_len(text) <= lane.width:
         return [text]
     if lane.column.kind == "sentence":
         return wrapped(text, lane.width)
     return [shortened(text, lane.width, keep_beginning=lane.column.kind == "id")]
-
-
-def _folded(lane: ColumnWidth) -> list[str]:
-    return wrapped(lane.column.title, lane.width)
 
 
 def _row(parts: Sequence[Sequence[str]], lanes: Sequence[ColumnWidth], gap: int) -> Iterator[str]:

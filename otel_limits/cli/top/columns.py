@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -259,7 +259,11 @@ class AgentTable:
 
     def head(self) -> Text:
         """Return the line of titles."""
-        return Text(self._line(self._titles), style="bold")
+        titles = (
+            title.rjust(width) if column.is_number else set_cell_size(title, width)
+            for column, title, width in zip(self._columns, self._titles, self._widths, strict=True)
+        )
+        return Text((" " * self._gap).join(titles).rstrip(), style="bold")
 
     def line(self, row: AgentRow) -> Text:
         """Return the line of an agent."""
@@ -270,10 +274,3 @@ class AgentTable:
             line.append(" " * self._gap if n else "")
             line.append_text(Text(blank) + cell if column.is_number else cell + Text(blank))
         return line
-
-    def _line(self, titles: Sequence[str]) -> str:
-        return (" " * self._gap).join(self._cells(titles)).rstrip()
-
-    def _cells(self, titles: Sequence[str]) -> Iterator[str]:
-        for column, title, width in zip(self._columns, titles, self._widths, strict=True):
-            yield title.rjust(width) if column.is_number else set_cell_size(title, width)

@@ -20,7 +20,7 @@ from otel_limits.cli.top.screen import draw
 from otel_limits.cli.top.view import View, press
 from otel_limits.quotas.store import StoreError
 from otel_limits.top.fleet_state import FleetTracker, track
-from otel_limits.top.scrapes import Feed, Scrape, ScrapeError, scrape
+from otel_limits.top.scrapes import Feed, Scrape, first_scrapes, scrape
 
 EVERY_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.2
@@ -43,17 +43,16 @@ class Poller(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Yield the history, then scrape until closed."""
-        # If the feed is unavailable, the first scrape reports the error.
-        with contextlib.suppress(ScrapeError):
-            for each in self._feed.history(time.time()):
-                self._scrapes.put(each)
-        while not self._closing.is_set():
+        """Read the history, then scrape until closed."""
+        for each in first_scrapes(self._feed):
+            self._scrapes.put(each)
+        pause = EVERY_SECONDS
+        while not self._closing.wait(pause):
             began = time.monotonic()
             self._scrapes.put(scrape(self._feed, time.time()))
             took = time.monotonic() - began
             # A slow feed is polled less often.
-            self._closing.wait(max(EVERY_SECONDS - took, took))
+            pause = max(EVERY_SECONDS - took, took)
 
     def close(self) -> None:
         """Stop polling."""

@@ -17,7 +17,7 @@ from otel_limits.settings.credentials import inherited_authorization
 
 if TYPE_CHECKING:
     from otel_limits.top.fleet import Fleet
-    from otel_limits.top.scrapes import Feed, Scrape
+    from otel_limits.top.scrapes import Feed
 
 HELP: Final = """\
 Show live activity, spend and limit utilization of all agents.
@@ -140,19 +140,12 @@ def print_once(feeds: Sequence[Feed], *, is_json: bool) -> int:
 def read_once(feeds: Sequence[Feed]) -> Fleet:
     """Scrape all feeds; twice if that is needed to compute rates."""
     from otel_limits.top.fleet_state import track
-    from otel_limits.top.scrapes import ScrapeError, scrape
+    from otel_limits.top.scrapes import first_scrapes, scrape
 
     tracker = track(feeds, time.time())
-
-    def scrapes_of(feed: Feed) -> list[Scrape]:
-        try:
-            return [*feed.history(time.time()), scrape(feed, time.time())]
-        except ScrapeError:
-            return [scrape(feed, time.time())]  # contains the error
-
     # Concurrently, as each may take until its timeout.
     with ThreadPoolExecutor(len(feeds)) as pool:
-        for scrapes in pool.map(scrapes_of, feeds):
+        for scrapes in pool.map(lambda feed: list(first_scrapes(feed)), feeds):
             for each in scrapes:
                 tracker.add(each)
         fleet = tracker.fleet()
