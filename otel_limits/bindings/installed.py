@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
@@ -57,7 +58,8 @@ def require(framework: Framework, name: str) -> None:
 
 
 def _is_installed(framework: Framework) -> bool:
-    try:
-        return bool(version(framework.distribution))
-    except PackageNotFoundError:
-        return is_importable(framework.module, framework.distribution)
+    # A framework of another distribution may have the name of its binding's.
+    if framework in OURS:
+        with contextlib.suppress(PackageNotFoundError):
+            return bool(version(framework.distribution))
+    return is_importable(framework.module, framework.distribution)

@@ -72,6 +72,11 @@ class EntryPoint:
         return f"{self.waits_for}={self.module}:{self.name}@{self.distribution}@{self.framework}"
 
     @property
+    def package(self) -> str:
+        """The package of the framework."""
+        return self.waits_for.partition(".")[0]
+
+    @property
     def line(self) -> str:
         """The entry point as its distribution writes it."""
         return f"{self.waits_for} = {self.module}:{self.name}"
@@ -92,10 +97,11 @@ class Installed:
     def absent(self) -> Sequence[str]:
         """Sentences about those whose frameworks are not installed."""
         return [
-            f"{each.distribution}: its entry point {each.line!r} waits for a module that is not "
-            "installed."
+            f"{each.distribution}: its entry point {each.line!r} waits for {each.package}, which "
+            f"is not installed. Install it, correct the entry point, or uninstall "
+            f"{each.distribution}."
             for each in self.entry_points
-            if not exists(each.waits_for.partition(".")[0])
+            if not exists(each.package)
         ]
 
     @property
@@ -196,6 +202,17 @@ def _distribution_of(package: str, binding: Distribution) -> str | None:
     return next(iter(packages_distributions().get(package, ())), None)
 
 
+def _is_installed(point: EntryPoint) -> bool:
+    """Return whether the distribution of a binding, or at least its module, is in this environment.
+
+    The metadata of some is damaged or deleted.
+    """
+    try:
+        return bool(version(point.distribution))
+    except PackageNotFoundError:
+        return exists(point.module)
+
+
 # --- the frameworks -------------------------------------------------------------------------------
 
 
@@ -219,7 +236,7 @@ class ThirdPartyFramework:
         """Wait for the module that an entry point names."""
         self.entry_point = entry_point
         self.name = self.module = entry_point.waits_for
-        self.packages: Collection[str] = (self.module.partition(".")[0],)
+        self.packages: Collection[str] = (entry_point.package,)
         self.distribution = entry_point.framework
         self.binding = entry_point.module
         self._binding: BaseFramework | None = None
@@ -229,7 +246,7 @@ class ThirdPartyFramework:
         if not exists(self.module):
             return str(self._missing_module())
         if has_name(self.entry_point.module, self.entry_point.name) is False:
-            return str(self._error("names an object that does not exist"))
+            return str(self._unusable("names an object that does not exist"))
         return None
 
     def gaps(self) -> Sequence[Gap]:
@@ -308,13 +325,20 @@ class ThirdPartyFramework:
         try:
             return call()
         except (Exception, SystemExit) as error:
-            raise self._error(f"failed in {action} ({redact_url(repr(error))})") from error
+            raise self._unusable(f"failed in {action} ({redact_url(repr(error))})") from error
 
     def _missing_module(self) -> BindingError:
-        return self._error(f"waits for a module that {self.distribution} does not have")
+        return self._unusable(f"waits for a module that {self.distribution} does not have")
 
-    def _error(self, problem: str) -> BindingError:
+    def _unusable(self, problem: str) -> BindingError:
         point = self.entry_point
+        if not _is_installed(point):
+            return BindingError(
+                f"{point.distribution}: autoload or a parent process has handed over its entry "
+                f"point {point.line!r}, but it is not installed here, so agents of {self.module} "
+                f"are not limited. Install {point.distribution}, or run `otel-limits autoload "
+                "install` again."
+            )
         return BindingError(
             f"{point.distribution}: its entry point {point.line!r} {problem}, so agents of "
             f"{self.module} are not limited. Correct, upgrade or uninstall {point.distribution}."

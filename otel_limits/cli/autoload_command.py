@@ -11,12 +11,13 @@ from otel_limits.bindings.known import installed_entry_points
 from otel_limits.cli.command import add_command, add_group, refuse
 from otel_limits.core.secrets import redact_url
 from otel_limits.runtime.autoload import (
+    RENEW,
     AutoloadError,
     autoload_file,
     install_autoload,
     installed_autoload,
-    is_current,
     kept_settings,
+    outdated_autoload,
     remove_autoload,
 )
 from otel_limits.settings import environment as config
@@ -144,13 +145,11 @@ def show_status(_options: Namespace) -> int:
         sys.stdout.write(f"Not installed: {autoload_file()} does not exist.\n")
         return NOT_INSTALLED
     # After an upgrade, the previous version's files may not work with this one.
-    current = is_current()
-    if current:
-        sys.stdout.write(f"Installed: {path}\n")
-    else:
-        sys.stdout.write(f"Outdated: {path}. Run: otel-limits autoload install\n")
+    outdated = outdated_autoload()
+    found = f"Outdated: {path}: {outdated}. {RENEW}" if outdated else f"Installed: {path}"
+    sys.stdout.write(f"{found}\n")
     _show_kept()
-    return 0 if current else NOT_INSTALLED
+    return NOT_INSTALLED if outdated else 0
 
 
 def _show_kept() -> None:

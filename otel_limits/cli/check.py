@@ -18,7 +18,7 @@ from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import pluralize
 from otel_limits.observers.first_calls import UNLIMITED
 from otel_limits.quotas.quota import too_small, waits_in_vain
-from otel_limits.runtime.autoload import installed_autoload, is_current
+from otel_limits.runtime.autoload import OUTDATED, RENEW, installed_autoload, outdated_autoload
 from otel_limits.settings import environment as config
 from otel_limits.settings.policy import Document, PolicyFile
 from otel_limits.settings.table import SETTINGS, Settings
@@ -45,8 +45,6 @@ framework. Each problem is one line on standard error.
 PROBED_LATER: Final = (
     "Frameworks are probed when a program imports them; otel-limits doctor probes now."
 )
-
-REINSTALL: Final = "Run: otel-limits autoload install"
 
 FOUND_MISTAKES: Final = 1
 DEFAULT: Final = "default"
@@ -118,6 +116,7 @@ def check(options: Namespace) -> int:
     ]
     refuse([f"{sentence} Limits are still enforced." for sentence in guarded.fallbacks])
     halted = unpriced_halts(effective_policies(reading, policy_file.document, options.agent))
+    outdated = outdated_autoload()
     doubts = [
         halted,
         access_warning(policy_file),
@@ -125,7 +124,7 @@ def check(options: Namespace) -> int:
         old_list(),
         *installed.unused,
         *installed.absent,
-        None if autoload is None or is_current() else f"{autoload} is outdated. {REINSTALL}",
+        None if outdated is None else f"{OUTDATED.format(path=autoload, reason=outdated)} {RENEW}",
         *(outside_supported(each) for each in frameworks),
     ]
     refuse([each for each in doubts if each is not None])

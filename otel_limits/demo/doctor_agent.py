@@ -7,7 +7,8 @@ nothing that enables limits; then it writes what happened to the file REPORT, as
 JSON object of the OTEL_LIMITS_* variables it was started with. If the launcher changed one of them,
 no agent is called, because it could write to a real ledger or use a real quota. FRAMEWORKS is a
 JSON list: the modules of frameworks, and their distributions. The first that is installed is
-imported first, as a program with agents does, and again in a child process.
+imported first, as a program with agents does, and again in a child process. If that fails, the
+report has the error.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 if __name__ == "__main__":
     for framework, distribution in json.loads(sys.argv[3]):
         with contextlib.suppress(PackageNotFoundError):
-            version(distribution)
-            import_module(framework)
-            break
+            version(distribution)  # of a binding, if that of its framework is not known
+            if find_spec(framework.partition(".")[0]) is not None:
+                with contextlib.suppress(Exception):  # occurs again below
+                    import_module(framework)
+                break
 
 MOST_CALLS: Final = 30
 """Tool calls after which an agent ends if it is not halted."""
@@ -86,35 +90,44 @@ def run(modules: list[str]) -> dict[str, Any]:
 
     from otel_limits.bindings.installed import installed_frameworks
     from otel_limits.bindings.known import know_installed
-    from otel_limits.runtime.autoload import installed_autoload
+    from otel_limits.runtime.autoload import installed_autoload, outdated_autoload
     from otel_limits.runtime.runtime import RUNTIME
 
     know_installed()
     installed = installed_frameworks()
-    wanted = min(installed, key=lambda each: modules.index(each.module), default=None)
+    # Those that only this process knows are last.
+    order = [*modules, *(each.module for each in installed)]
+    wanted = min(installed, key=lambda each: order.index(each.module), default=None)
     found = {} if wanted is None else report_on(wanted)
     source = RUNTIME.enforcement().source  # first, as asking for the provider may enable
     provider = type(trace.get_tracer_provider())
     return {
         **found,
         "name": wanted and wanted.name,
-        "installed": [each.name for each in installed],
+        "installed": {each.name: (each.module, each.distribution) for each in installed},
         "source": source,
         "provider": f"{provider.__module__}.{provider.__qualname__}",
         "python": sys.executable,
         "option": isolating_option(),
         "autoload": str(installed_autoload() or ""),
+        "outdated": outdated_autoload(),
     }
 
 
 def report_on(framework: Any) -> dict[str, Any]:
     """Call the agent of a framework here, in a thread and in a child; return what happened."""
     from otel_limits.bindings.probing import release
+    from otel_limits.bindings.third_party import BindingError
     from otel_limits.runtime.guard import probed
     from otel_limits.runtime.runtime import RUNTIME
 
     agent = framework.name, framework.module
-    here = call(*agent)
+    try:
+        here = call(*agent)
+    except BindingError as error:
+        return {"error": str(error)}
+    except (Exception, SystemExit) as error:  # noqa: BLE001  any code of the framework runs here
+        return {"error": f"it failed ({error!r})."}
     with ThreadPoolExecutor(1) as pool:
         threaded = pool.submit(call, *agent).result()
     source, enforcement = RUNTIME.enforcement().source, RUNTIME.enforcement(framework.name)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from otel_limits.bindings.known import installed_entry_points
+from otel_limits.bindings.third_party import EntryPoint, entry_points_of
 from otel_limits.startup import otel_limits_startup
 
 NAME: Final = "otel_limits_autoload"
@@ -31,6 +32,9 @@ MODULE: Final = Path(otel_limits_startup.__file__)
 
 FOUND: Final = '\nFOUND = "{}"\n'
 """Its line with the frameworks of other distributions."""
+
+RENEW: Final = "Run: otel-limits autoload install"
+OUTDATED: Final = "{path} is outdated: {reason}."
 
 HAS_START_FILES: Final = sys.version_info >= (3, 15)
 
@@ -72,12 +76,31 @@ def kept_settings() -> dict[str, str]:
     return otel_limits_startup.kept_settings(str(_settings_file()))
 
 
-def is_current() -> bool:
-    """Return whether all files are those that this version writes."""
-    return all(
-        path.is_file() and path.read_text(encoding="utf-8") == text
-        for path, text in _files(kept_settings())
-    )
+def outdated_autoload() -> str | None:
+    """Return why other files would be written now, if any are installed, and else `None`."""
+    path = installed_autoload()
+    if path is None or all(
+        file.is_file() and file.read_text(encoding="utf-8") == text
+        for file, text in _files(kept_settings())
+    ):
+        return None
+    with contextlib.suppress(OSError):
+        copy = path.with_name(MODULE.name).read_text(encoding="utf-8")
+        was, now = (
+            {each.distribution for each in points}
+            for points in (_entry_points(copy), installed_entry_points().entry_points)
+        )
+        reasons = [f"{name} was installed since" for name in sorted(now - was)]
+        reasons += [f"{name} was uninstalled since" for name in sorted(was - now)]
+        if reasons:
+            return ", ".join(reasons)
+    return "its files are not those of this version"
+
+
+def _entry_points(module: str) -> tuple[EntryPoint, ...]:
+    """Return the frameworks of other distributions that a copy of the module lists."""
+    before, after = FOUND.split("{}")
+    return entry_points_of(module.partition(before)[2].partition(after)[0])
 
 
 def install_autoload(environ: Mapping[str, str], settings: Mapping[str, str]) -> Path:

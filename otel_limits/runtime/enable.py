@@ -144,7 +144,8 @@ def _know_installed() -> Installed:
 def _warn_without_framework() -> None:
     """Report once that there can be no agent."""
     if (missing := missing_framework()) is not None:
-        logger.warning("otel-limits: %s", missing)
+        for sentence in (missing, *known_entry_points().absent):
+            logger.warning("otel-limits: %s", sentence)
 
 
 @functools.cache

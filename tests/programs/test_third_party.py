@@ -116,15 +116,64 @@ def test_autoload_limits_a_framework_of_another_distribution(
     assert result(ended) == HALTED
 
 
-def test_autoload_is_outdated_once_a_framework_was_installed(site: Path, tmp_path: Path) -> None:
-    """Its agents would run without limits, and nothing else would show it."""
+def doctor(made: Environment, *program: str) -> dict[str, tuple[str, str]]:
+    """Return what the doctor of an environment finds: status, and text with advice, by name."""
+    words = ("-m", "otel_limits.cli", "doctor", "--json", "--", made.python, *program)
+    return found(execute(made.python, *words, **CAPS))
+
+
+def found(ended: Ended) -> dict[str, tuple[str, str]]:
+    """Return the findings of the doctor by name."""
+    assert ended.log == ""
+    return {
+        each["name"]: (each["status"], f"{each['text']} {each['advice']}".strip())
+        for each in json.loads(ended.output)["findings"]
+    }
+
+
+RENEW: Final = "Run: otel-limits autoload install"
+
+
+def test_autoload_is_outdated_once_a_framework_was_installed(
+    site: Path, program: str, tmp_path: Path
+) -> None:
+    """Its agents run without limits, as `autoload status`, `check` and `doctor` all report."""
     made = Environment(tmp_path / "environment")
     made.autoload("install")
     with (made.site / "_packages.pth").open("a") as file:
         file.write(f"{site}\n")
-    assert made.autoload("status").output.startswith("Outdated:")
-    check = execute(made.python, "-m", "otel_limits.cli", "check", **CAPS)
-    assert "Run: otel-limits autoload install" in check.log
+    sentence = f"{made.line} is outdated: bots-limits was installed since. {RENEW}"
+    status = made.autoload("status")
+    assert (status.status, status.output) == (
+        1,
+        f"Outdated: {made.line}: bots-limits was installed since. {RENEW}\n",
+    )
+    assert sentence in execute(made.python, "-m", "otel_limits.cli", "check", **CAPS).log
+    examined = doctor(made, program)
+    assert examined["autoload"] == ("warn", sentence)
+    assert examined["runaway"][0] == "FAIL"
+    assert examined["enabled by"] == ("FAIL", f"Not enabled. {RENEW}")
+
+
+def test_autoload_is_outdated_once_a_binding_was_uninstalled(
+    site: Path, program: str, tmp_path: Path
+) -> None:
+    """Its agents run without limits, and nothing is there to be corrected or upgraded."""
+    made = Environment(tmp_path / "environment")
+    packages = made.site / "_packages.pth"
+    before = packages.read_text()
+    packages.write_text(f"{before}{site}\n")
+    made.autoload("install")
+    (tmp_path / "framework").mkdir()
+    third_party.install_framework(tmp_path / "framework")
+    packages.write_text(f"{before}{tmp_path / 'framework'}\n")
+    sentence = f"{made.line} is outdated: bots-limits was uninstalled since. {RENEW}"
+    assert sentence in execute(made.python, "-m", "otel_limits.cli", "check", **CAPS).log
+    examined = doctor(made, program)
+    assert examined["autoload"] == ("warn", sentence)
+    status, text = examined["runaway (bots)"]
+    assert status == "FAIL"
+    assert "it is not installed here, so agents of bots are not limited" in text
 
 
 def test_enable_limits_a_framework_of_another_distribution(
@@ -268,3 +317,37 @@ def test_doctor_halts_an_agent_of_the_framework(site: Path, tmp_path: Path) -> N
     assert texts["bots"] == "bots 1.5: all required APIs exist.", findings
     for name in ("runaway", "thread pool", "child"):
         assert texts[name].startswith("Halted after 3 of 3 turns"), findings
+
+
+def test_doctor_names_the_framework_that_a_binding_waits_for(tmp_path: Path) -> None:
+    """With the entry point, its distribution and what to do, and without a traceback."""
+    third_party.write_metadata(tmp_path, "bots-limits", entry_points=third_party.ENTRY_POINTS)
+    (tmp_path / "bots_limits.py").write_text(third_party.binding())
+    (tmp_path / "app.py").write_text("import bots, strands\n")
+    words = (str(BIN / "otel-limits"), "doctor", "--json", "--", *RUN, "--", sys.executable)
+    ended = execute(*words, str(tmp_path / "app.py"), PYTHONPATH=str(tmp_path), **CAPS)
+    examined = found(ended)
+    assert examined["frameworks"] == (
+        "-",
+        (
+            "bots-limits: its entry point 'bots = bots_limits:BOTS' waits for bots, which is not "
+            "installed. Install it, correct the entry point, or uninstall bots-limits."
+        ),
+    )
+    assert (examined["runaway"][0], ended.status) == ("ok", 0)
+
+
+def test_doctor_names_a_binding_that_raises(site: Path, tmp_path: Path) -> None:
+    """With the sentence that the program would log, and without a traceback."""
+    (tmp_path / "bots_limits.py").write_text(BROKEN)
+    (tmp_path / "app.py").write_text("import bots\n")
+    words = (str(BIN / "otel-limits"), "doctor", "--json", "--", *RUN, "--", sys.executable)
+    path = f"{tmp_path}:{site}"
+    ended = execute(*words, str(tmp_path / "app.py"), PYTHONPATH=path, **CAPS)
+    status, text = found(ended)["runaway"]
+    assert (ended.status, status) == (1, "FAIL")
+    assert text == (
+        "The test agent did not run under otel-limits: bots-limits: its entry point "
+        "'bots = bots_limits:BOTS' failed in import (RuntimeError('broken')), so agents of bots "
+        "are not limited. Correct, upgrade or uninstall bots-limits."
+    )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import third_party
 from tests.launching import Ended, execute
 from tests.paths import ROOT
 from tests.programs.test_autoload import Environment
@@ -121,6 +122,29 @@ def test_run_reports_missing_framework_at_exit(bare: Environment) -> None:
         "otel-limits: no agent ran in this process or in a child process, so no limits were "
         f"applied. No supported agent framework is installed for {bare.python}. Run there: {FIX}\n"
     )
+
+
+@pytest.mark.parametrize("way", ["run", "enable", "doctor"])
+def test_missing_framework_of_a_binding_is_named(
+    bare: Environment, tmp_path: Path, way: str
+) -> None:
+    """With its entry point and its distribution, which is installed."""
+    third_party.write_metadata(tmp_path, "bots-limits", entry_points=third_party.ENTRY_POINTS)
+    path = {"PYTHONPATH": str(tmp_path), "OTEL_LIMITS_QUIET": ""}
+    if way == "enable":
+        text = "import otel_limits; otel_limits.enable(max_turns=3)"
+        ended = execute(bare.python, "-c", text, **path)
+    elif way == "run":
+        words = ("run", "--max-turns", "3", "--", bare.python, "-c", "import bots")
+        ended = command(bare, *words, **path)
+    else:
+        ended = command(bare, "doctor", "--", "otel-limits", "run", "--", bare.python, **path)
+    said = ended.log + ended.output
+    assert "No supported agent framework is installed" in said
+    assert (
+        "bots-limits: its entry point 'bots = bots_limits:BOTS' waits for bots, which is not "
+        "installed. Install it, correct the entry point, or uninstall bots-limits."
+    ) in said
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 import otel_limits
 from otel_limits import Enforcing, Event, Limits, Stop
 from otel_limits.bindings import known
+from otel_limits.bindings.installed import installed_frameworks
 from otel_limits.bindings.known import OURS, installed_entry_points, know
 from otel_limits.bindings.third_party import Installed, ThirdPartyFramework, entry_points_of
 from otel_limits.cli import main
@@ -528,6 +529,24 @@ def test_release_without_the_module_is_reported(
     assert "waits for a module that bots does not have" in caplog.text
 
 
+def test_binding_that_was_uninstalled_is_said_to_be_handed_over(
+    site: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It cannot be corrected, but the list of autoload can be renewed."""
+    third_party.install_framework(site)
+    handed = entry_points_of("bots=bots_limits:BOTS@bots-limits@bots")
+    runtime = Runtime(LIVE, [ThirdPartyFramework(each) for each in handed])
+    request.addfinalizer(runtime.stop)
+    request.addfinalizer(lambda: sys.meta_path.remove(runtime._imports))
+    runtime.start(Settings(policy=Policy(limits=Limits(max_turns=3))))
+    assert run_bot() == UNLIMITED
+    assert (
+        "bots-limits: autoload or a parent process has handed over its entry point "
+        "'bots = bots_limits:BOTS', but it is not installed here, so agents of bots are not "
+        "limited. Install bots-limits, or run `otel-limits autoload install` again."
+    ) in caplog.text
+
+
 def test_enable_reports_malformed_entry_points_once(
     site: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -576,9 +595,42 @@ def test_check_reports_an_entry_point_whose_framework_is_not_installed(
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "3")
     install(site, "[otel_limits.frameworks]\nbotz = bots_limits:BOTS\n")
     assert main(["check"]) == 0
-    assert "'botz = bots_limits:BOTS' waits for a module that is not installed" in (
-        capsys.readouterr().err
-    )
+    assert (
+        "otel-limits: bots-limits: its entry point 'botz = bots_limits:BOTS' waits for botz, which "
+        "is not installed. Install it, correct the entry point, or uninstall bots-limits.\n"
+    ) in capsys.readouterr().err
+
+
+def test_framework_that_is_not_installed_is_no_supported_framework(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although its binding is, and knows no other distribution."""
+    install(site, "[otel_limits.frameworks]\nbotz = bots_limits:BOTS\n")
+    (absent,) = (ThirdPartyFramework(each) for each in installed_entry_points().entry_points)
+    monkeypatch.setattr(known, "FRAMEWORKS", [absent])
+    monkeypatch.setattr("otel_limits.bindings.installed.FRAMEWORKS", [absent])
+    assert installed_frameworks() == []
+
+
+def test_check_leaves_a_binding_that_raises_to_its_probe(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it imports no framework, it cannot know, and says so."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "3")
+    install(site)
+    with (site / "bots_limits.py").open("a") as file:
+        file.write("raise RuntimeError('broken')\n")
+    assert main(["check"]) == 0
+    read = capsys.readouterr()
+    (row,) = [each for each in read.out.splitlines() if each.startswith("bots")]
+    assert row.split() == ["bots", "bots", "1.5", "not", "probed"]
+    later = "Frameworks are probed when a program imports them; otel-limits doctor probes now."
+    assert later in read.out.splitlines()
+    assert "bots" not in read.err
+    assert main(["check", "--probe"]) == 1
+    probed = capsys.readouterr()
+    assert "bots-limits: its entry point 'bots = bots_limits:BOTS' failed in import" in probed.err
+    assert later not in probed.out
 
 
 def test_run_refuses_malformed_entry_points_under_strict(
@@ -587,7 +639,7 @@ def test_run_refuses_malformed_entry_points_under_strict(
     """As it does with everything that it cannot limit."""
     monkeypatch.setenv("OTEL_LIMITS_STRICT", "true")
     write_metadata(site, "wrong", entry_points="[otel_limits.frameworks]\nbots\n")
-    assert main(["run", "--max-turns", "3", "--", "absent"]) == 2
+    assert main(["run", "--max-turns", "3", "--", "no-such-program"]) == 2
     assert "wrong: its entry point 'bots'" in capsys.readouterr().err
 
 

@@ -9,26 +9,29 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.bindings.installed import INSTALL_ANY
 from otel_limits.bindings.known import FRAMEWORKS, know_installed
-from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
+from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
 from otel_limits.cli.doctor.program_imports import read_imports
 from otel_limits.core.secrets import redact_text
 from otel_limits.core.wording import pluralize
+from otel_limits.runtime.autoload import OUTDATED, RENEW
 from otel_limits.settings.otel_config import harmless_copy
 from otel_limits.settings.table import PREFIX
 from otel_limits.settings.variables import OTLP_PREFIX
 
 if TYPE_CHECKING:
-    from otel_limits.bindings.framework import Framework
     from otel_limits.cli.doctor.launcher import Launcher
     from otel_limits.cli.doctor.program_imports import Imports
+
+Modules: TypeAlias = tuple[str, str]
+"""The module of a framework that programs import, and its distribution."""
 
 FORCED: Final = {
     PREFIX + "MAX_TURNS": "3",
@@ -155,53 +158,43 @@ def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
     """
     others = know_installed()
     imports = read_imports(launcher.program, environ)
-    first = _report(launcher, environ, [name for name in _known() if name in imports.frameworks])
-    if isinstance(first, Finding):
-        return [first]
+    known: dict[str, Modules] = {each.name: (each.module, each.distribution) for each in FRAMEWORKS}
+    wanted = [modules for name, modules in known.items() if name in imports.frameworks]
+    first = _report(launcher, environ, [*wanted, *known.values()])
     if "changed" in first:
         return [_changed(first, launcher)]
+    if "installed" not in first:
+        return list(_halts(first, "", launcher))
     installed = first["installed"]
     imported = [name for name in installed if name in imports.frameworks]
     rest = [name for name in imported or installed if name != first["name"]]
-    probed = {name: _report(launcher, environ, [name]) for name in rest}
-    reports = [first, *(each for each in probed.values() if not isinstance(each, Finding))]
+    probed = ({"name": name, **_report(launcher, environ, [installed[name]])} for name in rest)
     return [
-        *_findings(reports, launcher, len(probed) + 1),
-        *(
-            replace(each, name=f"{each.name} ({name})")
-            for name, each in probed.items()
-            if isinstance(each, Finding)
-        ),
-        *_choice(imports, imported, installed),
+        *_findings([first, *probed], launcher),
+        *_choice(imports, imported, {**known, **installed}, installed),
         *(fail("frameworks", sentence) for sentence in others.broken),
-        *(skipped("frameworks", sentence) for sentence in others.unused),
+        *(skipped("frameworks", sentence) for sentence in (*others.unused, *others.absent)),
         _autoload(first),
     ]
 
 
-def _known() -> dict[str, Framework]:
-    return {framework.name: framework for framework in FRAMEWORKS}
-
-
 def _report(
-    launcher: Launcher, environ: Mapping[str, str], wanted: Sequence[str]
-) -> dict[str, Any] | Finding:
-    """Run the agent of the first wanted framework that is installed, else of any."""
+    launcher: Launcher, environ: Mapping[str, str], frameworks: Sequence[Modules]
+) -> dict[str, Any]:
+    """Run the agent of the first framework that is installed; return its report."""
     with tempfile.TemporaryDirectory(prefix="otel-limits-doctor-") as directory:
         place = Path(directory)
-        outcome = _start(launcher, environ, place, wanted)
+        outcome = _start(launcher, environ, place, frameworks)
         try:
             report: dict[str, Any] = json.loads((place / "report.json").read_text("utf-8"))
         # Without a report, the program did not start; its output is all there is.
         except (OSError, ValueError):
-            outcome = redact_text(outcome, launcher.words)
-            text = f"The test agent did not run under {launcher.shown}: {outcome}"
-            return fail("runaway", text)
+            return {"error": outcome}
     return report
 
 
 def _start(
-    launcher: Launcher, environ: Mapping[str, str], place: Path, wanted: Sequence[str]
+    launcher: Launcher, environ: Mapping[str, str], place: Path, frameworks: Sequence[Modules]
 ) -> str:
     """Run the agent's program; return a description of its end."""
     program = place / "app" / "app.py"  # alone in its directory, which is on its path
@@ -212,8 +205,6 @@ def _start(
     # A launcher may configure exporters; none may reach a real collector.
     with collector() as url:
         report = str(place / "report.json")
-        known = _known()
-        frameworks = [(known[name].module, known[name].distribution) for name in (*wanted, *known)]
         arguments = (report, json.dumps(FORCED), json.dumps(frameworks))
         command = [*launcher.words, str(program), *arguments]
         try:
@@ -245,10 +236,8 @@ def _changed(report: Mapping[str, Any], launcher: Launcher) -> Finding:
     )
 
 
-def _findings(
-    reports: Sequence[Mapping[str, Any]], launcher: Launcher, probed: int
-) -> Iterator[Finding]:
-    """Report the results of frameworks; `probed` counts those that failed to start, too."""
+def _findings(reports: Sequence[Mapping[str, Any]], launcher: Launcher) -> Iterator[Finding]:
+    """Report the results of frameworks."""
     python = reports[0]["python"]
     if launcher.replaced:
         yield ok("program", f"{python} was started in place of {launcher.replaced}.")
@@ -258,11 +247,12 @@ def _findings(
         )
         return
     for report in reports:
-        yield from _halts(report, "" if probed == 1 else f" ({report['name']})")
-    yield from _shared([(each["name"], _source(each, launcher)) for each in reports])
-    yield from _shared([(each["name"], _spans(each)) for each in reports])
-    yield from _shared([(each["name"], ok("provider", f"{each['provider']}.")) for each in reports])
-    for report in reports:
+        yield from _halts(report, "" if len(reports) == 1 else f" ({report['name']})", launcher)
+    ran = [report for report in reports if "error" not in report]
+    yield from _shared([(each["name"], _source(each, launcher)) for each in ran])
+    yield from _shared([(each["name"], _spans(each)) for each in ran])
+    yield from _shared([(each["name"], ok("provider", f"{each['provider']}.")) for each in ran])
+    for report in ran:
         yield from _apis(report)
 
 
@@ -276,11 +266,11 @@ def _shared(found: Sequence[tuple[str, Finding]]) -> Iterator[Finding]:
 
 
 def _choice(
-    imports: Imports, imported: Sequence[str], installed: Sequence[str]
+    imports: Imports, imported: Sequence[str], known: Iterable[str], installed: Collection[str]
 ) -> Iterator[Finding]:
     """Report which frameworks were left out, or why none was."""
     if imported:
-        for name in _known():
+        for name in known:
             if name in imports.frameworks and name not in installed:
                 text = f"Not probed: {imports.shown} imports it, but it is not installed."
                 yield skipped(name, text)
@@ -296,13 +286,21 @@ def _choice(
 
 
 def _autoload(report: Mapping[str, Any]) -> Finding:
-    if report["autoload"]:
-        return ok("autoload", f"Installed: {report['autoload']}")
+    path, reason = report["autoload"], report["outdated"]
+    if reason is not None:
+        return warn("autoload", OUTDATED.format(path=path, reason=reason), RENEW)
+    if path:
+        return ok("autoload", f"Installed: {path}")
     return skipped("autoload", f"Not installed for {report['python']}.")
 
 
-def _halts(report: Mapping[str, Any], of: str) -> Iterator[Finding]:
+def _halts(report: Mapping[str, Any], of: str, launcher: Launcher) -> Iterator[Finding]:
     """Report whether the agent of a framework was halted, everywhere."""
+    if "error" in report:
+        error = redact_text(report["error"], launcher.words)
+        text = f"The test agent did not run under {launcher.shown}: {error}"
+        yield fail(f"runaway{of}", text)
+        return
     yield _halt(f"runaway{of}", report["here"], f", in {report['python']}")
     if report["source"] is not None:
         yield _halt(f"thread pool{of}", report["thread"])
@@ -335,9 +333,9 @@ def _source(report: Mapping[str, Any], launcher: Launcher) -> Finding:
             f"Not enabled: Python runs with {option}, and loads nothing of otel-limits.",
             f"Start it without {option}, or call otel_limits.enable() in the application's code.",
         )
-    advice = SWITCH_ON
+    advice = SWITCH_ON if report["outdated"] is None else RENEW
     if launcher.has("opentelemetry-instrument"):
-        advice = f"{EXPORTERS} Or: {SWITCH_ON}"
+        advice = f"{EXPORTERS} Or: {advice}"
     return fail("enabled by", "Not enabled.", advice)
 
 

@@ -112,11 +112,24 @@ def without_framework() -> str:
     packages = {name.partition(".")[0] for name in getattr(startup, "FRAMEWORKS", ())}
     if startup is None or any(name in sys.modules or find_spec(name) for name in packages):
         return ""
-    return (
+    missing = (
         " No supported agent framework is installed for %s. Run there: pip install "
         "'otel-limits[strands]' or 'otel-limits[langchain]' or 'otel-limits[openai-agents]'"
         % sys.executable
     )
+    for entry in os.environ.get(startup.HANDED, "").split():
+        line, distribution, _ = entry.split("@")
+        missing += (
+            "\notel-limits: %s: its entry point '%s' waits for %s, which is not installed. Install "
+            "it, correct the entry point, or uninstall %s."
+            % (
+                distribution,
+                line.replace("=", " = "),
+                line.replace("=", ".").partition(".")[0],
+                distribution,
+            )
+        )
+    return missing
 
 
 NOTE = os.environ.get("_OTEL_LIMITS_RAN", "")
