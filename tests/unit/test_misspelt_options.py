@@ -150,7 +150,7 @@ def test_a_program_may_have_the_name_of_a_value(
         return 0, ""
 
     monkeypatch.setattr("otel_limits.cli.run_command.replace_process", replace_process)
-    # Both would start the program to ask its Python.
+    # Both would start the program.
     monkeypatch.setattr("otel_limits.cli.run_command.is_other_program", lambda *_: False)
     monkeypatch.setattr("otel_limits.cli.run_command.isolation_problem", lambda *_: None)
     assert main(["run", *typed.split()]) == 0

@@ -62,8 +62,7 @@ def start(request: pytest.FixtureRequest) -> Callable[..., Runtime]:
         points = installed_entry_points().entry_points
         runtime = Runtime(LIVE, [ThirdPartyFramework(each) for each in points])
         request.addfinalizer(runtime.stop)
-        finders = [*sys.meta_path]
-        request.addfinalizer(lambda: sys.meta_path.__setitem__(slice(None), finders))
+        request.addfinalizer(lambda: sys.meta_path.remove(runtime._imports))
         runtime.start(Settings(policy=Policy(limits=Limits(max_turns=3))), observers)
         return runtime
 

@@ -17,6 +17,7 @@ from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import Count, Renew
 from otel_limits.quotas.windows import UnboundedWindow
 from otel_limits.runs.registry import LIVE
+from otel_limits.settings.policy.reader import parse
 from otel_limits.testing import ScriptedModel, says
 from tests.quotas.waiters import Held, start, until
 
