@@ -344,7 +344,7 @@ def note_refusal(run: Run, verdict: Verdict) -> None:
         run.state.side_verdict = verdict
 
 
-def halt_from_error(path: Admission, error: BaseException) -> Verdict | None:
+def halt_from_error(admission: Admission, error: BaseException) -> Verdict | None:
     """Return the halt that caused an error of the loop, if any.
 
     The loop requested a call that was refused. The error is that of the limit, or one that a
@@ -353,9 +353,9 @@ def halt_from_error(path: Admission, error: BaseException) -> Verdict | None:
     for each in chain_of(error):
         if isinstance(each, LimitReachedError) and each.stop is not None and each.stop.breaches:
             stop = each.stop
-            if limits_run(stop.breaches[0], path.run, stop.invocation_id):
+            if limits_run(stop.breaches[0], admission.run, stop.invocation_id):
                 return Verdict(stop.reason, stop.breaches)
-    return path.side_verdict
+    return admission.side_verdict
 
 
 def limits_run(breach: Breach, run: Run, invocation_id: str = "") -> bool:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 @suppress_errors("binding")
-def is_halted_by_vendor(path: Admission, error: Exception) -> bool:
+def is_halted_by_vendor(admission: Admission, error: Exception) -> bool:
     """Return whether an error of the loop becomes its halt, instead of leaving the agent.
 
     With the actions `observe` and `raise` the application gets its own error.
     """
-    run = path.run
+    run = admission.run
     verdict = budget_refusal(error) if run.is_limited else None
     if verdict is None:
         return False
@@ -39,7 +39,7 @@ def is_halted_by_vendor(path: Admission, error: Exception) -> bool:
             run.note_halt(text, verdict)
         StopNote.add(error, run.stop(verdict.reason))
     else:
-        path.verdict, path.wrapping = verdict, None
+        admission.verdict, admission.wrapping = verdict, None
         return True
     return False
 
