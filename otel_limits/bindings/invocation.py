@@ -497,10 +497,10 @@ def invocation_of_task(kind: type[P]) -> P | None:
         kind: The class of a binding: another framework's invocation is none.
     """
     run, scope = current_scope()
-    path = getattr(run, "state", None)
-    if not isinstance(path, kind) or path.run.finished:
+    invocation = getattr(run, "state", None)
+    if not isinstance(invocation, kind) or invocation.run.finished:
         return None
-    return None if scope is not None and scope.owner is run else path
+    return None if scope is not None and scope.owner is run else invocation
 
 
 def scope_of_task(kind: type[P]) -> tuple[P | None, Run | None]:
@@ -508,9 +508,9 @@ def scope_of_task(kind: type[P]) -> tuple[P | None, Run | None]:
 
     The first is `None` if it is a side call, e.g. of a tool; both are if nothing is limited there.
     """
-    path = invocation_of_task(kind)
-    run = path.run if path is not None else current_scope()[0]
-    return path, run if isinstance(run, Run) and not run.released else None
+    invocation = invocation_of_task(kind)
+    run = invocation.run if invocation is not None else current_scope()[0]
+    return invocation, run if isinstance(run, Run) and not run.released else None
 
 
 def audited(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:

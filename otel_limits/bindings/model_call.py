@@ -307,7 +307,7 @@ class ModelCallInProgress(ABC):
     """True if code of the framework around a call may send it to another model after an error."""
 
     run: Run
-    path: InvocationInProgress | None
+    invocation: InvocationInProgress | None
     """The invocation whose turn it is; `None` for a side call."""
     calls: list[InFlightCall]
     model: Any = field(default=None, kw_only=True)
@@ -349,10 +349,10 @@ class ModelCallInProgress(ABC):
             kind: The binding's class of invocations, whose loop makes such requests.
             state: Further fields of the binding's own class.
         """
-        path, run = scope_of_task(kind)
+        invocation, run = scope_of_task(kind)
         if run is None:
             return None
-        request = cls(run, path, [], outer=enclosing_request(run), **state)
+        request = cls(run, invocation, [], outer=enclosing_request(run), **state)
         if kind.result_of_question is not InvocationInProgress.result_of_question:
             request.can_ask = run.parent is None or kind.can_ask_within
             request.cannot_ask = "because another agent has called it."
@@ -362,9 +362,9 @@ class ModelCallInProgress(ABC):
             request.calls, request.is_admitted = [*outer.calls], True
             return request
         request.calls = [call]
-        if path is not None:
+        if invocation is not None:
             call.id = str(next(IDS))
-            path.end_turns(lambda: suppress_errors("binding")(request.tool_results)() or {})
+            invocation.end_turns(lambda: suppress_errors("binding")(request.tool_results)() or {})
         return request
 
     # --- what a binding says of its framework -----------------------------------------------------
@@ -433,7 +433,7 @@ class ModelCallInProgress(ABC):
     def end_with_last(self, answer: Any, text: str) -> None:  # noqa: B027  it may be as it is
         """Make a last answer the end of the agent: without broken tool calls, and marked."""
 
-    def prepare(self, path: InvocationInProgress) -> None:  # noqa: B027  few have to
+    def prepare(self, invocation: InvocationInProgress) -> None:  # noqa: B027  few have to
         """Raise what interrupts the agent if it still waits for a human, or note an obstacle."""
 
     def halted(self, verdict: Verdict, cause: BaseException | None) -> Any:
@@ -496,21 +496,25 @@ class ModelCallInProgress(ABC):
 
     @suppress_errors("binding")
     def _join(self, wait: Wait) -> None:
-        path = self.path or self._invocation()
-        for each in () if path is None else path.enders:
+        invocation = self.invocation or self._invocation()
+        for each in () if invocation is None else invocation.enders:
             wait.join(each.waits)
 
     @suppress_errors("binding")
     def _invocation(self) -> InvocationInProgress | None:
         """Return the invocation whose deadline or kill ends this request, or side call."""
-        path = self.path or self.run.state
-        return path if isinstance(path, InvocationInProgress) and not self.run.finished else None
+        invocation = self.invocation or self.run.state
+        return (
+            invocation
+            if isinstance(invocation, InvocationInProgress) and not self.run.finished
+            else None
+        )
 
     @property
     def is_cut(self) -> bool:
         """True once the invocation was ended: by a deadline, or by a kill."""
-        path = self._invocation()
-        return path is not None and any(each.waits.is_cut for each in path.enders)
+        invocation = self._invocation()
+        return invocation is not None and any(each.waits.is_cut for each in invocation.enders)
 
     def raise_if_cut(self) -> None:
         """End a stream whose invocation was ended between two parts."""
@@ -525,45 +529,45 @@ class ModelCallInProgress(ABC):
         Raises:
             LimitReachedError: It is a side call, and refused.
         """
-        path = self.path
-        if path is None or self.is_admitted:
+        invocation = self.invocation
+        if invocation is None or self.is_admitted:
             self._admit_aside()
             return None
-        if (refusal := self._prepare(path)) is not None:
+        if (refusal := self._prepare(invocation)) is not None:
             return refusal
         can_ask = self.can_ask and self.outer is None  # a model within a model only raises
         for call in self.calls:
-            refusal = await path.admit(
+            refusal = await invocation.admit(
                 call,
-                path.attributes,
+                invocation.attributes,
                 can_be_last=not self.obstacle,
                 can_ask=can_ask,
             )
             if refusal is not None:
                 self._release()
                 return refusal
-        return self._opened(path)
+        return self._opened(invocation)
 
     def admit_blocking(self) -> Refusal | None:
         """Do the same as `admit` in a thread that may block."""
-        path = self.path
-        if path is None or self.is_admitted:
+        invocation = self.invocation
+        if invocation is None or self.is_admitted:
             self._admit_aside()
             return None
-        if (refusal := self._prepare(path)) is not None:
+        if (refusal := self._prepare(invocation)) is not None:
             return refusal
         can_ask = self.can_ask and self.outer is None  # a model within a model only raises
         for call in self.calls:
-            refusal = path.admit_blocking(
+            refusal = invocation.admit_blocking(
                 call,
-                path.attributes,
+                invocation.attributes,
                 can_be_last=not self.obstacle,
                 can_ask=can_ask,
             )
             if refusal is not None:
                 self._release()
                 return refusal
-        return self._opened(path)
+        return self._opened(invocation)
 
     def _admit_aside(self) -> None:
         if not self.is_admitted:
@@ -571,10 +575,12 @@ class ModelCallInProgress(ABC):
                 admit_side_call(self.run, call)
                 self.run.calls.open(call)
 
-    def _prepare(self, path: InvocationInProgress) -> Refusal | None:
-        if (end := path.end) is not None and path.verdict is None:  # of what it continues
+    def _prepare(self, invocation: InvocationInProgress) -> Refusal | None:
+        if (
+            end := invocation.end
+        ) is not None and invocation.verdict is None:  # of what it continues
             return Refusal(end)
-        self.prepare(path)
+        self.prepare(invocation)
         return None
 
     @suppress_errors("binding")
@@ -584,14 +590,14 @@ class ModelCallInProgress(ABC):
             if call.reservation is not None and call.is_open:
                 self.run.calls.release(call)
 
-    def _opened(self, path: InvocationInProgress) -> Refusal | None:
+    def _opened(self, invocation: InvocationInProgress) -> Refusal | None:
         """Send calls whose invocation has ended while they waited, as its threads may do."""
         for call in self.calls:
             if not call.is_open:
-                if path.verdict is not None:
-                    return Refusal(path.verdict)
+                if invocation.verdict is not None:
+                    return Refusal(invocation.verdict)
                 call.is_open, call.is_of_loop = True, False  # counted like any call after the end
-        self._begin(path)
+        self._begin(invocation)
         return None
 
     def note_sent(self) -> None:
@@ -601,13 +607,13 @@ class ModelCallInProgress(ABC):
         self.run.cycle()
 
     @suppress_errors("binding")
-    def _begin(self, path: InvocationInProgress) -> None:
+    def _begin(self, invocation: InvocationInProgress) -> None:
         run = self.run
         self.note_sent()
         if (wrapping := self.wrapping) is not None:
             self.remove_tools(wrap_up_note(wrapping))
             return
-        repeated, path.nudge_for = path.nudge_for, None
+        repeated, invocation.nudge_for = invocation.nudge_for, None
         if repeated is not None:
             self.nudge(repeated, NUDGE_NOTE)
         if run.policy.budget_hints and (levels := run.levels()):
@@ -670,14 +676,14 @@ class ModelCallInProgress(ABC):
         for number, call in enumerate(self.calls):
             if call.is_open and call in self.unsent:
                 self.run.calls.release(call)
-                if self.path is not None:
-                    await self.path.settle_quotas(call.id)
+                if self.invocation is not None:
+                    await self.invocation.settle_quotas(call.id)
             elif call.is_open:
                 self._write_span(call, error)
-                if self.path is None:
+                if self.invocation is None:
                     settle_call(self.run, call, error)
                 else:
-                    await self.path.settle(call, error)
+                    await self.invocation.settle(call, error)
             self.count_turn(number, call, error)
 
     def settle_blocking(self, error: BaseException | None = None) -> None:
@@ -690,14 +696,14 @@ class ModelCallInProgress(ABC):
         for number, call in enumerate(self.calls):
             if call.is_open and call in self.unsent:
                 self.run.calls.release(call)
-                if self.path is not None and self.path.gate is not None:
-                    wait_for(self.path.settle_quotas(call.id))
+                if self.invocation is not None and self.invocation.gate is not None:
+                    wait_for(self.invocation.settle_quotas(call.id))
             elif call.is_open:
                 self._write_span(call, error)
-                if self.path is None:
+                if self.invocation is None:
                     settle_call(self.run, call, error)
                 else:
-                    self.path.settle_blocking(call, error)
+                    self.invocation.settle_blocking(call, error)
             self.count_turn(number, call, error)
 
     @suppress_errors("binding")
@@ -707,48 +713,56 @@ class ModelCallInProgress(ABC):
     @suppress_errors("binding")
     def _write_span(self, call: InFlightCall, error: BaseException | None) -> None:
         """Write the span of a call, before it is counted with the ID of the span."""
-        path = self.run.state
-        if isinstance(path, InvocationInProgress) and call.started is not None:
+        invocation = self.run.state
+        if isinstance(invocation, InvocationInProgress) and call.started is not None:
             seconds = self.run.services.now() - call.started
-            write_call_span(path.span, call, seconds, error)
+            write_call_span(invocation.span, call, seconds, error)
 
     @suppress_errors("binding")
     def count_turn(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
         """Count the turn of a call, or let the outer request decide whether it is one."""
-        path = self.path
-        if path is None:
+        invocation = self.invocation
+        if invocation is None:
             return
         answer = self._used(number, error)
         if answer is None and (error is not None or not self.is_unread):
             self.run.calls.on_response_rejected(call)
-            path.failures += isinstance(error, Exception) and self.outer is None
+            invocation.failures += isinstance(error, Exception) and self.outer is None
         elif self.outer is not None:
             self.outer.calls[0] = call
         else:
-            path.failures_before, path.failures = path.failures, 0
+            invocation.failures_before, invocation.failures = invocation.failures, 0
             self.run.turn(call)  # first, as an answer that cannot be read is a turn, too
             if (wrapping := self.wrapping) is not None:
-                self._end_with_last(path, wrapping, answer)
+                self._end_with_last(invocation, wrapping, answer)
                 return
-            path.warn()
+            invocation.warn()
             if answer is not None:
-                path.request_tools(self.text_of(answer), self.tools_of(answer))
+                invocation.request_tools(self.text_of(answer), self.tools_of(answer))
 
     def _used(self, number: int, error: BaseException | None) -> Any:
         """Return the answer that the agent got, as far as it has read it; `None` if none."""
         if error is None:
             return self.answers[number] if number < len(self.answers) else None
         # It left the stream, and has what it read. A call that failed or was ended gave no answer.
-        is_ended = self.run.finished or (self.path is not None and self.path.verdict is not None)
+        is_ended = self.run.finished or (
+            self.invocation is not None and self.invocation.verdict is not None
+        )
         return self.partial_answer() if isinstance(error, LEFT) and not is_ended else None
 
     @property
     def wrapping(self) -> Verdict | None:
         """The halt that follows this request, if it is for the model's last answer."""
-        path = self.path
-        return path.wrapping if path is not None and path.last_call in self.calls else None
+        invocation = self.invocation
+        return (
+            invocation.wrapping
+            if invocation is not None and invocation.last_call in self.calls
+            else None
+        )
 
-    def _end_with_last(self, path: InvocationInProgress, verdict: Verdict, answer: Any) -> None:
+    def _end_with_last(
+        self, invocation: InvocationInProgress, verdict: Verdict, answer: Any
+    ) -> None:
         """Make the model's last answer the end of the agent."""
         text = self.text_of(answer)
         if any(self.tools_of(answer)):  # although none were declared
@@ -758,10 +772,10 @@ class ModelCallInProgress(ABC):
         elif (flaw := self.flaw_of_last(text)) is not None:
             self.failed_last = replace(verdict, remark=failed_remark(flaw))
         else:
-            path.is_halted = True
+            invocation.is_halted = True
             self.run.halt(verdict, "wrapped_up")
             self.end_with_last(answer, text)
-            write_halt(path.span, verdict, self.run, synthetic=False)
+            write_halt(invocation.span, verdict, self.run, synthetic=False)
 
     def end_of_stream(self, error: BaseException) -> BaseException:
         """Return how a stream has ended for the model: its reader has left it, or it failed."""
@@ -770,19 +784,19 @@ class ModelCallInProgress(ABC):
     @suppress_errors("binding")
     def verdict_after(self, error: BaseException) -> Verdict | None:
         """Return the halt if the calls were ended, or were the last ones and failed."""
-        path = self._invocation()
-        if path is None or self.outer is not None:
+        invocation = self._invocation()
+        if invocation is None or self.outer is not None:
             return None
         # A model that was called within may have been refused, also in a group of tasks.
-        errors = chain_of(error, only_causes=True) if self.path is not None else ()
+        errors = chain_of(error, only_causes=True) if self.invocation is not None else ()
         is_refused = any(isinstance(each, LimitReachedError) for each in errors)
         if is_refused or isinstance(error, InvocationEndedError):
-            return path.end
+            return invocation.end
         wrapping = self.wrapping
         if wrapping is None or not isinstance(error, Exception):
             return None
         failed = replace(wrapping, remark=failed_remark(error))
-        return None if self.has_fallbacks and path.falls_back(failed) else failed
+        return None if self.has_fallbacks and invocation.falls_back(failed) else failed
 
     # --- what the framework gets ------------------------------------------------------------------
 
@@ -819,7 +833,7 @@ class ModelCallInProgress(ABC):
         return self.halted_parts(verdict, cause)
 
     def _raise_to_side(self, verdict: Verdict, cause: BaseException | None) -> None:
-        if self.path is None:
+        if self.invocation is None:
             raise limit_reached(verdict, self.run.stop(verdict.reason)) from cause
 
 

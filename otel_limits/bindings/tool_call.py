@@ -99,19 +99,19 @@ class ToolCallInProgress:
     """One call of a tool, as a context manager while the tool's own code runs.
 
     Args:
-        path: The invocation that has requested it.
+        invocation: The invocation that has requested it.
         requested: The request.
         is_answer: Its result is the answer to the end user, not to the model.
     """
 
     def __init__(
-        self, path: InvocationInProgress, requested: RequestedTool, *, is_answer: bool = False
+        self, invocation: InvocationInProgress, requested: RequestedTool, *, is_answer: bool = False
     ) -> None:
         """Begin the call."""
-        self.path = path
+        self.invocation = invocation
         self.requested = requested
         self.is_answer = is_answer
-        self.scope = requested.scope = TaskScope(path.run, TASK_SCOPE.get())
+        self.scope = requested.scope = TaskScope(invocation.run, TASK_SCOPE.get())
         self._started = CLOCK.now()
         self.context: Context | None = None
         """OpenTelemetry's context of its code, once that has run; it may run part by part."""
@@ -135,11 +135,13 @@ class ToolCallInProgress:
             arguments: Its arguments.
             options: Further arguments of the class.
         """
-        path = invocation_of_task(kind)
-        if path is None:
+        invocation = invocation_of_task(kind)
+        if invocation is None:
             return None
-        requested = path.tools.get(identity) or path.resume_tool(identity, name, arguments)
-        return cls(path, requested, **options)
+        requested = invocation.tools.get(identity) or invocation.resume_tool(
+            identity, name, arguments
+        )
+        return cls(invocation, requested, **options)
 
     # --- what a binding says of its framework; by default, a result is a text ---------------------
 
@@ -187,9 +189,9 @@ class ToolCallInProgress:
         """Let what the tool starts belong to it, in plain threads as well."""
         try:
             context = self.context or otel_context.get_current()
-            context = for_threads(self.path.run, self.scope, context) or context
+            context = for_threads(self.invocation.run, self.scope, context) or context
             attached = otel_context.attach(context)
-            self._tokens = CURRENT.set(self.path.run), TASK_SCOPE.set(self.scope), attached
+            self._tokens = CURRENT.set(self.invocation.run), TASK_SCOPE.set(self.scope), attached
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             report_suppressed("binding", error)
 
@@ -211,7 +213,7 @@ class ToolCallInProgress:
     def refusal(self) -> str | None:
         """Return why the call must not run, for the model."""
         breach = self.requested.refusal
-        pending = self.path.verdict or self.path.wrapping
+        pending = self.invocation.verdict or self.invocation.wrapping
         if breach is not None:
             note = refusal_note(breach)
         elif pending is not None:
@@ -241,7 +243,7 @@ class ToolCallInProgress:
             return None
 
     def _end(self, result: Any) -> Any:
-        run, is_error, text = self.path.run, self.is_error(result), self.text_of(result)
+        run, is_error, text = self.invocation.run, self.is_error(result), self.text_of(result)
         if run.halted:
             if not self.is_answer:  # which keeps the text for the end user
                 result, text = self.reword(result, text, is_error=is_error)
@@ -256,8 +258,8 @@ class ToolCallInProgress:
     def reword(self, result: Any, text: str, *, is_error: bool) -> tuple[Any, str]:
         """Return a result, and its text, with the texts for the model around a halted agent."""
         # A framework's text for an exception suggests another attempt.
-        raised = raised_text(self.path.run, self.scope) if is_error else None
-        text = raised or reworded_text(text, self.path.run, self.scope)
+        raised = raised_text(self.invocation.run, self.scope) if is_error else None
+        text = raised or reworded_text(text, self.invocation.run, self.scope)
         return self.with_text(result, text), text
 
     def _note(self, status: str, text: str) -> None:

@@ -122,24 +122,26 @@ def _read(
         return None
     given, rest = (options[keyword], ()) if keyword else (args[0], args[1:])
     messages = list(given) if has_several else [given]
-    path, run = scope_of_task(GraphInvocation)
+    invocation, run = scope_of_task(GraphInvocation)
     if run is None:
         return None
     if is_own and UNREAD.get() is model:
-        path = None
-    known: dict[int, tuple[Any, int]] = path.tokens if path is not None else {}
+        invocation = None
+    known: dict[int, tuple[Any, int]] = invocation.tokens if invocation is not None else {}
     conversations = [_messages_in(each) for each in messages]
     calls = [call_to(model, each, options, known) for each in conversations]
     outer = enclosing_request(run)
     told: dict[str, Any] = {"model": model, "outer": outer, "messages": messages}
     told |= {"rest": rest, "keyword": keyword, "options": options, "has_several": has_several}
     if outer is not None and outer.gives_call(calls[0]):  # such as `invoke` within `stream`
-        return ChatRequest(run, path, [*outer.calls], is_admitted=True, **told)
-    if path is not None:
+        return ChatRequest(run, invocation, [*outer.calls], is_admitted=True, **told)
+    if invocation is not None:
         for call, each in zip(calls, conversations, strict=True):
             call.id = str(next(IDS))
-            path.end_turns_before(each)
-    return ChatRequest(run, path, calls, can_ask=path is not None and path.can_ask, **told)
+            invocation.end_turns_before(each)
+    return ChatRequest(
+        run, invocation, calls, can_ask=invocation is not None and invocation.can_ask, **told
+    )
 
 
 # Wrappers of the methods that other code calls, and of those that they call in turn.
@@ -182,7 +184,7 @@ class ChatRequest(ModelCallInProgress):
         kw_only=True,
     )
 
-    path: GraphInvocation | None
+    invocation: GraphInvocation | None
     messages: list[Any] = field(kw_only=True)
     """The conversations, as LangChain's method takes them."""
     options: dict[str, Any] = field(kw_only=True)
@@ -277,8 +279,8 @@ class ChatRequest(ModelCallInProgress):
 
     def note_failure(self, error: BaseException) -> None:
         """Note the node of the call, and the usage of an answer that was broken off."""
-        if self.path is not None:
-            self.path.place = _place() or {}
+        if self.invocation is not None:
+            self.invocation.place = _place() or {}
         if self.chunks and not self.answers and isinstance(error, Exception):
             self.note_end_of_parts()
             self.answers.clear()  # it does not count as a turn
@@ -298,39 +300,39 @@ class ChatRequest(ModelCallInProgress):
 
     def end_with_last(self, answer: Any, text: str) -> None:
         """Keep the text of a message, and mark it."""
-        path, run = self.path, self.run
-        assert path is not None and run.verdict is not None  # noqa: PT018  there is a halt of it
+        invocation, run = self.invocation, self.run
+        assert invocation is not None and run.verdict is not None  # noqa: PT018  there is a halt of it
         # A broken tool call is in the content and in the vendor's own fields, too, and the next
         # request would contain it.
         if answer.invalid_tool_calls:
             answer.content, answer.invalid_tool_calls, answer.additional_kwargs = text, [], {}
-        path.answer = answer
+        invocation.answer = answer
         mark(answer, run.stop(run.verdict.reason), synthetic=False)
 
-    def prepare(self, path: Any) -> None:
+    def prepare(self, invocation: Any) -> None:
         """Wait for a human with the node of the question, or note an obstacle to a last answer."""
-        if path.can_ask and (interruption := unanswered(path)) is not None:
+        if invocation.can_ask and (interruption := unanswered(invocation)) is not None:
             raise interruption
-        self._note_obstacle(path)
+        self._note_obstacle(invocation)
 
     @suppress_errors("binding")
-    def _note_obstacle(self, path: GraphInvocation) -> None:
-        if path.may_wrap_up and not path.wrapped_up:
-            self.obstacle = obstacle_to_last_answer(path, self.options)
+    def _note_obstacle(self, invocation: GraphInvocation) -> None:
+        if invocation.may_wrap_up and not invocation.wrapped_up:
+            self.obstacle = obstacle_to_last_answer(invocation, self.options)
 
     def asked(self, verdict: Verdict) -> NoReturn:
         """Interrupt the graph with our question."""
-        assert self.path is not None  # no human is asked about side calls
-        if (interruption := ask(self.path, verdict)) is not None:
+        assert self.invocation is not None  # no human is asked about side calls
+        if (interruption := ask(self.invocation, verdict)) is not None:
             raise interruption
         self.halted(verdict, None)
 
     def halted(self, verdict: Verdict, cause: BaseException | None) -> NoReturn:
         """End the graph."""
-        path = self.path
-        assert path is not None  # side calls are never halted
-        path.wrapping = None
-        raise path.refuse(verdict, _place() or {}) from cause
+        invocation = self.invocation
+        assert invocation is not None  # side calls are never halted
+        invocation.wrapping = None
+        raise invocation.refuse(verdict, _place() or {}) from cause
 
 
 async def _ended_in_time(answer: Coroutine[Any, Any, Any]) -> Any:

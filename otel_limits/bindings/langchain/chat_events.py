@@ -124,10 +124,10 @@ class EndOfAsyncStream(AsyncCallbackHandler):
 
 
 def _end_if_cut(request: ChatRequest) -> None:
-    path = request.path
+    invocation = request.invocation
     # LangChain would only log the error of a side call.
-    if path is not None and request.is_cut and path.end is not None:
-        request.end_by(path.end)
+    if invocation is not None and request.is_cut and invocation.end is not None:
+        request.end_by(invocation.end)
 
 
 @suppress_errors("binding")

@@ -23,7 +23,7 @@ class GraphHaltedError(BaseException):
     """
 
     # No `__init__`: an error raised in it would reach the application.
-    path: GraphInvocation
+    invocation: GraphInvocation
     """The invocation that was halted."""
 
 
@@ -84,7 +84,7 @@ class GraphInvocation(InvocationInProgress):
         """Return the exception that ends the graph before a model call."""
         self.verdict, self.place, self.is_refused = verdict, place, True
         error = GraphHaltedError("halted by otel-limits")
-        error.path = self
+        error.invocation = self
         return error
 
 

@@ -144,38 +144,38 @@ def can_ask(graph: Any, configurable: Mapping[str, Any], parent: GraphInvocation
 
 
 @suppress_errors("binding")
-def unanswered(path: GraphInvocation) -> GraphInterrupt | None:
+def unanswered(invocation: GraphInvocation) -> GraphInterrupt | None:
     """Return the interrupt that a model call must wait for, if any."""
     task = _task()
-    if path.question is None:
-        for each in path.questions:
+    if invocation.question is None:
+        for each in invocation.questions:
             if each.answer is UNANSWERED and each.task == task:
-                path.question = task, GraphInterrupt([each.interrupt])
-    return _interruption(path, task)
+                invocation.question = task, GraphInterrupt([each.interrupt])
+    return _interruption(invocation, task)
 
 
 @suppress_errors("binding")
-def ask(path: GraphInvocation, verdict: Verdict) -> GraphInterrupt | None:
+def ask(invocation: GraphInvocation, verdict: Verdict) -> GraphInterrupt | None:
     """Return the interrupt with the question whether a limit may be extended.
 
     Only one call of an invocation asks. Others wait with their nodes for the answer.
     """
     task = _task()
-    asked = {"name": NAME, **question(verdict, path.run.invocation), "checkpoint_ns": task}
-    with path.run.services.lock:
-        if path.question is None:
-            path.unanswered = verdict
+    asked = {"name": NAME, **question(verdict, invocation.run.invocation), "checkpoint_ns": task}
+    with invocation.run.services.lock:
+        if invocation.question is None:
+            invocation.unanswered = verdict
             # Not by LangGraph's `interrupt`, whose answers are matched by their order in a node.
             one = Interrupt(value=asked, id=uuid.uuid4().hex)
-            path.question = task, GraphInterrupt([one])
-    return _interruption(path, task)
+            invocation.question = task, GraphInterrupt([one])
+    return _interruption(invocation, task)
 
 
-def _interruption(path: GraphInvocation, task: str) -> GraphInterrupt | None:
+def _interruption(invocation: GraphInvocation, task: str) -> GraphInterrupt | None:
     """Return the question for its own node, and an empty interrupt for any other one."""
-    if path.question is None:
+    if invocation.question is None:
         return None
-    asked, interruption = path.question
+    asked, interruption = invocation.question
     return interruption if asked == task else GraphInterrupt()
 
 

@@ -68,32 +68,32 @@ def track_stream(original: Any) -> Any:
     ) -> Iterator[Any]:
         if (resume := resumed(graph, input, config)) is not None:
             input = resume.given  # noqa: A001  the name of LangChain
-        invocation = _begun(graph, config, options, resume)
-        if invocation is None:
+        call = _begun(graph, config, options, resume)
+        if call is None:
             yield from original(graph, input, config, **options)
             return
-        chunks = original(graph, input, config, **invocation.stream.options)
+        chunks = original(graph, input, config, **call.stream.options)
         try:
             try:
                 while True:
-                    with invocation.path:
+                    with call.invocation:
                         try:
                             chunk = next(chunks)
                         except StopIteration:
                             break
-                    yield from invocation.stream.passed(chunk)
-                saved = invocation.succeed()
+                    yield from call.stream.passed(chunk)
+                saved = call.succeed()
             except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
-                saved = invocation.halted_by(error)
+                saved = call.halted_by(error)
             if saved is not None:
                 _save(graph, saved)
-            yield from invocation.last_chunks()
+            yield from call.last_chunks()
         finally:
             try:
                 chunks.close()
             finally:
-                invocation.finish()
-        invocation.raise_if_asked()
+                call.finish()
+        call.raise_if_asked()
 
     return stream
 
@@ -110,38 +110,38 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
     ) -> AsyncIterator[Any]:
         if (resume := await aresumed(graph, input, config)) is not None:
             input = resume.given  # noqa: A001  the name of LangChain
-        invocation = _begun(graph, config, options, resume)
+        call = _begun(graph, config, options, resume)
         ends = ends_of_task()
-        if invocation is None:
+        if call is None:
             async with aclosing(owned(original(graph, input, config, **options))) as chunks:
                 async for chunk in chunks:
                     yield chunk
             return
-        chunks = owned(original(graph, input, config, **invocation.stream.options))
+        chunks = owned(original(graph, input, config, **call.stream.options))
         try:
             try:
                 while True:
-                    with invocation.path:
+                    with call.invocation:
                         try:
                             chunk = await anext(chunks)
                         except StopAsyncIteration:
                             break
-                    for each in invocation.stream.passed(chunk):
+                    for each in call.stream.passed(chunk):
                         yield each
-                saved = invocation.succeed()
+                saved = call.succeed()
             except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
-                saved = invocation.halted_by(error)
+                saved = call.halted_by(error)
             if saved is not None:
                 await _asave(graph, saved)
-            invocation.note_end(ends)
-            for each in invocation.last_chunks():
+            call.note_end(ends)
+            for each in call.last_chunks():
                 yield each
         finally:
             try:
                 await chunks.aclose()
             finally:
-                invocation.finish()
-        invocation.raise_if_asked()
+                call.finish()
+        call.raise_if_asked()
 
     return astream
 
@@ -202,7 +202,7 @@ class GraphCall:
         if TASK in within and parent is not None:
             questions = parent.questions
         policy, declined = _answered(host.policy(name), name, within, questions)
-        self.path = GraphInvocation.start(
+        self.invocation = GraphInvocation.start(
             host,
             name,
             policy=policy,
@@ -214,7 +214,7 @@ class GraphCall:
             can_ask=can_ask(graph, within, parent),
             questions=questions,
         )
-        self._run = self.path.run
+        self._run = self.invocation.run
         self._reason = "aborted"
         self._failure: Exception | None = None
         self._cause: BaseException | None = None
@@ -243,7 +243,7 @@ class GraphCall:
     def _is_halt(self, error: BaseException) -> bool:
         """Return whether an exception carries the halt of this graph, alone or in a group."""
         return any(
-            isinstance(each, GraphHaltedError) and each.path is self.path
+            isinstance(each, GraphHaltedError) and each.invocation is self.invocation
             for each in members_of(error)
         )
 
@@ -251,7 +251,7 @@ class GraphCall:
     def _has_failed_at_last_answer(self, error: BaseException) -> bool:
         """Note a graph whose own code could not use the last answer, e.g. to choose a route."""
         is_failure = isinstance(error, Exception) and not isinstance(error, GraphBubbleUp)
-        if not is_failure or self.path.answer is None:
+        if not is_failure or self.invocation.answer is None:
             return False
         self._halt()
         self._run.raised, self._cause = True, error
@@ -259,34 +259,36 @@ class GraphCall:
 
     @suppress_errors("binding")
     def _is_caused_by_halt(self, error: BaseException) -> bool:
-        path = self.path
+        invocation = self.invocation
         if isinstance(error, Exception) and not isinstance(error, GraphBubbleUp):
             # Of a side call that was refused or ended, or of our question, unless it was handled.
             causes = tuple(chain_of(error))
-            if path.verdict and any(isinstance(each, LimitReachedError) for each in causes):
+            if invocation.verdict and any(isinstance(each, LimitReachedError) for each in causes):
                 return True
-            if path.unanswered and any(isinstance(each, GraphInterrupt) for each in causes):
-                path.verdict = path.verdict or path.unanswered  # no human sees the question
+            if invocation.unanswered and any(isinstance(each, GraphInterrupt) for each in causes):
+                invocation.verdict = (
+                    invocation.verdict or invocation.unanswered
+                )  # no human sees the question
                 return True
-            verdict = halt_from_error(path, error)
+            verdict = halt_from_error(invocation, error)
             if verdict is not None:
-                path.verdict = path.verdict or verdict
+                invocation.verdict = invocation.verdict or verdict
                 return True
-            return bool(is_halted_by_vendor(path, error))
+            return bool(is_halted_by_vendor(invocation, error))
         return False
 
     @suppress_errors("binding")
     def _halt(self) -> None:
         """Publish the halt, and write its messages."""
-        path, run = self.path, self._run
-        verdict = path.verdict or path.wrapping
+        invocation, run = self.invocation, self._run
+        verdict = invocation.verdict or invocation.wrapping
         assert verdict is not None  # every refusal has one
-        path.end_turns()
+        invocation.end_turns()
         self._reason = verdict.reason
-        if path.answer is not None:  # the model gave a last answer, and the graph continued
-            self._show(path.answer)
+        if invocation.answer is not None:  # the model gave a last answer, and the graph continued
+            self._show(invocation.answer)
             return
-        text = path.halt(verdict, can_show=self.stream.can_carry) or ""
+        text = invocation.halt(verdict, can_show=self.stream.can_carry) or ""
         message = AIMessage(text, id=str(uuid.uuid4()), name=self._name_of_answers)
         mark(message, run.stop(verdict.reason), synthetic=True)
         if self.stream.has_conversation:
@@ -321,8 +323,8 @@ class GraphCall:
     def _last_chunks(self) -> list[Any]:
         if self._run.raised:
             return []
-        is_streamed = self.path.answer is not None
-        messages, place = self._last or self._unseen, self.path.place
+        is_streamed = self.invocation.answer is not None
+        messages, place = self._last or self._unseen, self.invocation.place
         return list(self.stream.of_halt(messages, place, is_streamed=is_streamed))
 
     def last_chunks(self) -> list[Any]:
@@ -355,7 +357,7 @@ class GraphCall:
 
     @property
     def _halted_node(self) -> str | None:
-        return self.path.place.get("langgraph_node")
+        return self.invocation.place.get("langgraph_node")
 
     @suppress_errors("binding")
     def _fail(self, error: BaseException) -> None:
@@ -373,7 +375,7 @@ class GraphCall:
 
     def finish(self) -> None:
         """End the invocation, however the graph ended."""
-        self.path.finish(self._reason, self._failure)
+        self.invocation.finish(self._reason, self._failure)
 
     @suppress_errors("binding")
     def succeed(self) -> Saved | None:
@@ -382,15 +384,17 @@ class GraphCall:
         Returns:
             What to store in the graph's checkpoints, if a limit ended it and they do not show that.
         """
-        path, run, is_interrupted = self.path, self._run, self.stream.is_interrupted
+        invocation, run, is_interrupted = self.invocation, self._run, self.stream.is_interrupted
         self._reason = "interrupt" if is_interrupted else "end_turn"
         if run.freeze_outcome():  # killed when no model call was left to refuse
             self._halt_late(KILLED)
         elif is_interrupted:
             return None
-        elif path.unanswered is not None:  # a node has handled the interrupt as an error
-            self._halt_late(path.unanswered)
-        elif path.is_refused or path.answer is not None:  # a node has handled the refusal
+        elif invocation.unanswered is not None:  # a node has handled the interrupt as an error
+            self._halt_late(invocation.unanswered)
+        elif (
+            invocation.is_refused or invocation.answer is not None
+        ):  # a node has handled the refusal
             self._halt()
         return self._checkpoint()
 
@@ -420,14 +424,14 @@ class GraphCall:
 
     @suppress_errors("binding")
     def _error(self) -> LimitReachedError | None:
-        return self.path.raised_error()
+        return self.invocation.raised_error()
 
 
 def _graph_around() -> GraphInvocation | None:
     """Return the invocation that begins another one."""
     around = current_scope()[0]
-    path = around.state if isinstance(around, Run) else None
-    return path if isinstance(path, GraphInvocation) else None
+    invocation = around.state if isinstance(around, Run) else None
+    return invocation if isinstance(invocation, GraphInvocation) else None
 
 
 def _answered(

@@ -36,19 +36,19 @@ FREE: Final = ("", "auto", "none")
 """Values of `tool_choice` that let the model answer with text."""
 
 
-def obstacle_to_last_answer(path: GraphInvocation, options: Mapping[str, Any]) -> str:
+def obstacle_to_last_answer(invocation: GraphInvocation, options: Mapping[str, Any]) -> str:
     """Return why a model call cannot be the last answer, for the operator; empty if it can.
 
     Args:
-        path: The graph that makes the call.
+        invocation: The graph that makes the call.
         options: The options of the request.
     """
-    reason = _reason_against(path, options)
+    reason = _reason_against(invocation, options)
     return f"No final answer was requested: {reason}." if reason else ""
 
 
-def _reason_against(path: GraphInvocation, options: Mapping[str, Any]) -> str:
-    graph, run = path.graph, path.run
+def _reason_against(invocation: GraphInvocation, options: Mapping[str, Any]) -> str:
+    graph, run = invocation.graph, invocation.run
     node = str((ensure_config().get("metadata") or {}).get("langgraph_node", ""))
     place = f"the call in node {node!r}" if node else "the call"
     is_agent = is_own_loop(graph, node)

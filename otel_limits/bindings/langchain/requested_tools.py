@@ -27,15 +27,15 @@ def _begun(tool: Any, asked: Any, *_: Any, **options: Any) -> RunningGraphTool |
     """
     identity = options.get("tool_call_id")
     run, scope = current_scope()
-    path = getattr(run, "state", None)
-    if identity is None or not isinstance(path, GraphInvocation) or path.run.finished:
+    invocation = getattr(run, "state", None)
+    if identity is None or not isinstance(invocation, GraphInvocation) or invocation.run.finished:
         return None
     if scope is not None and scope.owner is run:  # a tool that runs another one itself
         return None
-    requested = path.tools.get(identity)
+    requested = invocation.tools.get(identity)
     if requested is None:  # requested by a response of an earlier invocation of this thread
-        requested = path.resume_tool(identity, tool.name, asked)
-    return RunningGraphTool(path, requested, identity, tool)
+        requested = invocation.resume_tool(identity, tool.name, asked)
+    return RunningGraphTool(invocation, requested, identity, tool)
 
 
 track_run = follow_tool(_begun)
@@ -48,10 +48,10 @@ class RunningGraphTool(ToolCallInProgress):
     """One call of a tool of LangChain."""
 
     def __init__(
-        self, path: GraphInvocation, requested: RequestedTool, identity: str, tool: Any
+        self, invocation: GraphInvocation, requested: RequestedTool, identity: str, tool: Any
     ) -> None:
         """Begin the call."""
-        super().__init__(path, requested, is_answer=tool.return_direct)
+        super().__init__(invocation, requested, is_answer=tool.return_direct)
         self._identity = identity
         self._name = tool.name
 

@@ -103,10 +103,10 @@ class AgentRun:
     @suppress_errors("binding")
     def activate(self, agent: str) -> None:
         """Make an agent active. An agent that becomes active again continues its invocation."""
-        if (path := self._paths.get(agent)) is None:
-            path = self._paths[agent] = self._begin(agent)
-        self.active.run.has_handed_off, path.run.has_handed_off = True, False
-        self.active = path
+        if (invocation := self._paths.get(agent)) is None:
+            invocation = self._paths[agent] = self._begin(agent)
+        self.active.run.has_handed_off, invocation.run.has_handed_off = True, False
+        self.active = invocation
 
     @property
     def ended(self) -> AgentInvocation | None:
@@ -118,7 +118,7 @@ class AgentRun:
     @suppress_errors("binding")
     def succeed(self, result: Any) -> None:
         """Note that the run has returned a result."""
-        path = self.active
+        invocation = self.active
         if result.interruptions:
             self._reason = "interrupt"
         elif result is self.result and result.final_output is None:
@@ -127,7 +127,7 @@ class AgentRun:
             self._reason = "max_turns_exceeded" if is_last else "cancelled"
         else:
             self._reason = "end_turn"
-        for each in (self.root, path):
+        for each in (self.root, invocation):
             if each.run.freeze_outcome() and not each.is_halted:
                 each.run.halt(KILLED, "halted")  # when no model call was left to refuse
         self.write_marks(result)
@@ -137,10 +137,10 @@ class AgentRun:
         """Write the halt into a result, and those of agents whose answers are the final output."""
         if self.called and not result.interruptions:
             mark_inner(result, self.called)
-        for path in self._paths.values():
-            if path.is_halted and path.run.verdict is not None:
-                stop = path.run.stop(path.run.verdict.reason)
-                mark(result, stop, synthetic=path.is_synthetic)
+        for invocation in self._paths.values():
+            if invocation.is_halted and invocation.run.verdict is not None:
+                stop = invocation.run.stop(invocation.run.verdict.reason)
+                mark(result, stop, synthetic=invocation.is_synthetic)
 
     @suppress_errors("binding")
     def end_with(self, reason: str) -> None:
@@ -149,14 +149,16 @@ class AgentRun:
 
     def finish(self) -> None:
         """End the invocations of all agents, however the run has ended."""
-        for path in reversed(tuple(self._paths.values())):  # the first agent's contains the others
-            run, reason = path.run, self._reason if path is self.active else HANDOFF
+        for invocation in reversed(
+            tuple(self._paths.values())
+        ):  # the first agent's contains the others
+            run, reason = invocation.run, self._reason if invocation is self.active else HANDOFF
             if run.verdict is not None and run.action != "observed":
                 reason = run.verdict.reason
-            path.finish(reason, path.error)
+            invocation.finish(reason, invocation.error)
 
 
 def active_of_task() -> AgentInvocation | None:
     """Return the active agent of the run in whose own task the code runs, outside of its tools."""
-    path = invocation_of_task(AgentInvocation)
-    return None if path is None else path.agent_run.active
+    invocation = invocation_of_task(AgentInvocation)
+    return None if invocation is None else invocation.agent_run.active

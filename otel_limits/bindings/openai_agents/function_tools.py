@@ -27,8 +27,8 @@ FAILED: Final = "An error occurred while running the tool."
 def _begun(**call: Any) -> RunningFunctionTool | None:
     """Begin a tool call; `None` if its run is not tracked."""
     run, scope = current_scope()
-    path = getattr(run, "state", None)
-    if not isinstance(path, AgentInvocation) or path.agent_run.root.run.finished:
+    invocation = getattr(run, "state", None)
+    if not isinstance(invocation, AgentInvocation) or invocation.agent_run.root.run.finished:
         return None
     if call["function_tool"].name == NAME:  # our question
         return None
@@ -36,14 +36,16 @@ def _begun(**call: Any) -> RunningFunctionTool | None:
         return None
     context = call["context"]
     if context.agent is not None:  # a run may resume with the tools of its second agent
-        path.agent_run.activate(context.agent.name)
-    path = path.agent_run.active
-    requested = path.tools.get(context.tool_call_id)
+        invocation.agent_run.activate(context.agent.name)
+    invocation = invocation.agent_run.active
+    requested = invocation.tools.get(context.tool_call_id)
     if requested is None:  # requested by a response of an earlier, interrupted run
         arguments = arguments_of(call["arguments"])
-        requested = path.resume_tool(context.tool_call_id, call["function_tool"].name, arguments)
+        requested = invocation.resume_tool(
+            context.tool_call_id, call["function_tool"].name, arguments
+        )
     is_answer = _ends_run(context.agent, call["function_tool"].name)
-    return RunningFunctionTool(path, requested, is_answer=is_answer)
+    return RunningFunctionTool(invocation, requested, is_answer=is_answer)
 
 
 def _ends_run(agent: Any, tool: str) -> bool:
@@ -61,7 +63,7 @@ track_invocation = follow_tool_async(_begun)
 class RunningFunctionTool(ToolCallInProgress):
     """One call of a function tool. An exception of it ends the run."""
 
-    path: AgentInvocation
+    invocation: AgentInvocation
 
     def refused(self, note: str) -> Any:
         """Return the result of a call that must not run."""
@@ -84,5 +86,5 @@ class RunningFunctionTool(ToolCallInProgress):
 
     def with_stops(self, result: Any, stops: Sequence[Stop], *, synthetic: bool) -> Any:
         """Note the stops for the result of the run, which this result may become."""
-        self.path.agent_run.called += [(stop, synthetic) for stop in stops]
+        self.invocation.agent_run.called += [(stop, synthetic) for stop in stops]
         return result

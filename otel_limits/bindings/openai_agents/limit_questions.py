@@ -58,17 +58,17 @@ def _can_ask(agent: Any) -> bool:
     host = OPENAI_AGENTS.host
     if host is None or not host.is_on or getattr(agent, "tool_use_behavior", "") != RUN_AGAIN:
         return False
-    path = active_of_task()
-    if path is not None and path.run.invocation.agent == agent.name:
-        return path.run.policy.action == "ask"
+    invocation = active_of_task()
+    if invocation is not None and invocation.run.invocation.agent == agent.name:
+        return invocation.run.policy.action == "ask"
     return host.policy(agent.name).action == "ask"
 
 
 @suppress_errors("binding")
 def _is_asked() -> bool:
     """Return whether the run answers a question, which may be older than today's policy."""
-    path = active_of_task()
-    return path is not None and bool(path.agent_run.questions)
+    invocation = active_of_task()
+    return invocation is not None and bool(invocation.agent_run.questions)
 
 
 @functools.cache
@@ -85,8 +85,8 @@ def _question_tool() -> FunctionTool:
 
 async def _approved(context: Any, _: str) -> str:
     """Note that a human has approved. The run that does so is a new invocation."""
-    if (path := active_of_task()) is not None:
-        path.agent_run.questions.pop(context.tool_call_id, None)
+    if (invocation := active_of_task()) is not None:
+        invocation.agent_run.questions.pop(context.tool_call_id, None)
     return "approved"
 
 
@@ -98,19 +98,19 @@ def can_ask(request: RequestArguments) -> bool:
     return any(tool.name == NAME for tool in request["tools"] or ())
 
 
-def question_item(path: AgentInvocation, verdict: Verdict) -> ResponseFunctionToolCall:
+def question_item(invocation: AgentInvocation, verdict: Verdict) -> ResponseFunctionToolCall:
     """Return the call of our tool, with the question as its arguments."""
-    invocation = path.run.invocation
+    origin = invocation.run.invocation
     breach: Breach = verdict.breach  # type: ignore[assignment]  # only these can be extended
     asked = {
-        **question(verdict, invocation),
-        "question": f"Agent {quoted(invocation.agent)} reached {usage_of(breach)}"
+        **question(verdict, origin),
+        "question": f"Agent {quoted(origin.agent)} reached {usage_of(breach)}"
         f"{place_of(breach)} Approve to continue with the same limits again, or reject to stop. "
-        f"Invocation ID: {invocation.id}.",
+        f"Invocation ID: {origin.id}.",
     }
     return ResponseFunctionToolCall(
         id=FAKE_RESPONSES_ID,
-        call_id=f"{CALL}{invocation.id}",
+        call_id=f"{CALL}{origin.id}",
         name=NAME,
         arguments=json.dumps(asked),
         type="function_call",
@@ -130,23 +130,27 @@ def note_questions(agent_run: AgentRun, given: Any) -> None:
 
 
 @suppress_errors("binding")
-def hide_questions(request: RequestArguments, path: AgentInvocation | None) -> None:
+def hide_questions(request: RequestArguments, invocation: AgentInvocation | None) -> None:
     """Remove our tool, its calls and their results from a request; decide on a declined one."""
     request["tools"] = [tool for tool in request["tools"] or () if tool.name != NAME]
     given = request["input"]
-    if not isinstance(given, list) or (path is not None and not path.agent_run.has_questions):
+    if not isinstance(given, list) or (
+        invocation is not None and not invocation.agent_run.has_questions
+    ):
         return
     ours = [item for item in given if _is_ours(item)]
     if not ours:
-        if path is not None:
-            path.agent_run.has_questions = False
+        if invocation is not None:
+            invocation.agent_run.has_questions = False
         return
     request["input"] = [item for item in given if not _is_ours(item)]
-    questions = {} if path is None else path.agent_run.questions
+    questions = {} if invocation is None else invocation.agent_run.questions
     for item in ours:
         asked = questions.pop(item["call_id"], None)
-        if asked is not None and path is not None and "output" in item:
-            path.verdict = path.verdict or declined_verdict(_parsed(asked), item["output"])
+        if asked is not None and invocation is not None and "output" in item:
+            invocation.verdict = invocation.verdict or declined_verdict(
+                _parsed(asked), item["output"]
+            )
         elif asked is not None:  # the result follows the call
             questions[item["call_id"]] = asked
 

@@ -61,35 +61,39 @@ ITEM_DONE: Final = "response.output_item.done"
 
 def _request(model: Any, *args: Any, **options: Any) -> ModelRequest | None:
     """Describe a model call; `None` if it belongs to no run."""
-    path, run = scope_of_task(AgentInvocation)
+    invocation, run = scope_of_task(AgentInvocation)
     if run is None:
         return None
-    if path is not None:
-        path = path.agent_run.active
-        run = path.run
+    if invocation is not None:
+        invocation = invocation.agent_run.active
+        run = invocation.run
     arguments = RequestArguments(args, options)
     outer = enclosing_request(run)
-    if path is not None and outer is None and arguments["input"] is not path.agent_run.next_input:
-        path = None  # not of the loop, but of a guardrail, a hook or an agent's instructions
+    if (
+        invocation is not None
+        and outer is None
+        and arguments["input"] is not invocation.agent_run.next_input
+    ):
+        invocation = None  # not of the loop, but of a guardrail, a hook or an agent's instructions
     is_askable = can_ask(arguments)
-    hide_questions(arguments, path)
-    call = call_to(model, arguments, path)
+    hide_questions(arguments, invocation)
+    call = call_to(model, arguments, invocation)
     if outer is not None and outer.gives_call(call):
         return ModelRequest(
             run,
-            path,
+            invocation,
             [*outer.calls],
             model=model,
             outer=outer,
             is_admitted=True,
             arguments=arguments,
         )
-    call.id = str(next(IDS)) if path is not None else ""
-    if path is not None and outer is None:
-        path.end_turns(lambda: answers_in(arguments["input"]))
-        path.agent_run.called.clear()  # the model, not its tools, answers
+    call.id = str(next(IDS)) if invocation is not None else ""
+    if invocation is not None and outer is None:
+        invocation.end_turns(lambda: answers_in(arguments["input"]))
+        invocation.agent_run.called.clear()  # the model, not its tools, answers
     request = ModelRequest(
-        run, path, [call], model=model, outer=outer, can_ask=is_askable, arguments=arguments
+        run, invocation, [call], model=model, outer=outer, can_ask=is_askable, arguments=arguments
     )
     request.previous_response_id = arguments["previous_response_id"]
     return request
@@ -111,7 +115,7 @@ class ModelRequest(ModelCallInProgress):
         kw_only=True,
     )
 
-    path: AgentInvocation | None
+    invocation: AgentInvocation | None
     arguments: RequestArguments = field(kw_only=True)
     previous_response_id: str | None = field(default=None, kw_only=True)
     """The ID of the last response that is stored at the vendor, if any."""
@@ -183,14 +187,14 @@ class ModelRequest(ModelCallInProgress):
         call, usage = self.calls[0], usage_of(answer)
         text = "" if usage.has_output else text_of(answer.output) + arguments_in(answer.output)
         self.note(call, answer, usage, text)
-        if (path := self.path) is not None:
+        if (invocation := self.invocation) is not None:
             used = call.record.usage
             if call.record.sure != "measured":
                 used = completed(call.record, call.input_estimate, call.output_estimate)
             items = items_in(self.arguments["input"])
-            path.answered_items = len(items) + len(answer.output)
-            path.first_item = items[0] if items else None
-            path.answered_tokens = used.input + used.output
+            invocation.answered_items = len(items) + len(answer.output)
+            invocation.first_item = items[0] if items else None
+            invocation.answered_tokens = used.input + used.output
 
     def text_of(self, answer: Any) -> str:
         """Return the text of the messages in a response."""
@@ -225,8 +229,8 @@ class ModelRequest(ModelCallInProgress):
         return events_of(self._question(verdict), self.previous_response_id, 0)
 
     def _question(self, verdict: Verdict) -> Any:
-        assert self.path is not None  # no human is asked about side calls
-        return question_item(self.path, verdict)
+        assert self.invocation is not None  # no human is asked about side calls
+        return question_item(self.invocation, verdict)
 
     def halted(self, verdict: Verdict, cause: BaseException | None) -> Any:
         """Return the response that the SDK takes as the final output.
@@ -249,20 +253,22 @@ class ModelRequest(ModelCallInProgress):
         return message_of(text or TEXT)
 
     @property
-    def _halted_path(self) -> AgentInvocation:
+    def _halted_invocation(self) -> AgentInvocation:
         """The invocation whose halt ends the run."""
-        assert self.path is not None  # side calls are never halted
-        return self.path.agent_run.ended or self.path
+        assert self.invocation is not None  # side calls are never halted
+        return self.invocation.agent_run.ended or self.invocation
 
     @suppress_errors("binding")
     def _published(self, verdict: Verdict) -> str | None:
-        path = self._halted_path
+        invocation = self._halted_invocation
         if self.outer is not None:  # which may recover, and otherwise halts
-            path.verdict = verdict
+            invocation.verdict = verdict
             return None
-        was_halted, agent_run = path.is_halted, path.agent_run
-        text = path.halt(verdict, can_show=not self._is_typed)
-        path.is_synthetic = path.is_synthetic if was_halted else not path.run.raised
+        was_halted, agent_run = invocation.is_halted, invocation.agent_run
+        text = invocation.halt(verdict, can_show=not self._is_typed)
+        invocation.is_synthetic = (
+            invocation.is_synthetic if was_halted else not invocation.run.raised
+        )
         if agent_run.result is not None:  # before the reader of the stream sees its end
             agent_run.write_marks(agent_run.result)
         return text
@@ -270,7 +276,7 @@ class ModelRequest(ModelCallInProgress):
     @suppress_errors("binding")
     def _error(self, verdict: Verdict) -> LimitReachedError | None:
         """Return the exception of a halt whose text cannot be the output."""
-        run = self._halted_path.run
+        run = self._halted_invocation.run
         is_raised = (verdict.action or run.policy.action) == "raise"
         if self.outer is None and not is_raised and not self._is_typed:
             return None

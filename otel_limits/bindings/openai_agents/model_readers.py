@@ -50,19 +50,21 @@ SCHEMAS: Final = ("response_format", "text", "metadata", "extra_headers")
 # --- the request ----------------------------------------------------------------------------------
 
 
-def call_to(model: Any, request: RequestArguments, path: AgentInvocation | None) -> InFlightCall:
+def call_to(
+    model: Any, request: RequestArguments, invocation: AgentInvocation | None
+) -> InFlightCall:
     """Describe a model call before it is sent.
 
     Args:
         model: The model.
         request: The arguments of the call.
-        path: The agent whose turn it is; `None` for a side call.
+        invocation: The agent whose turn it is; `None` for a side call.
     """
     try:
         provider = provider_of(model)
         call = InFlightCall(
             model_id(model),
-            _projected_input(request, path),
+            _projected_input(request, invocation),
             provider,
             getattr(request["model_settings"], "max_tokens", None),
         )
@@ -100,7 +102,7 @@ def model_id(model: Any) -> str:
     return value if isinstance(value, str) and value else "unknown"
 
 
-def _projected_input(request: RequestArguments, path: AgentInvocation | None) -> int:
+def _projected_input(request: RequestArguments, invocation: AgentInvocation | None) -> int:
     """Estimate the input tokens of a request: at least 1.
 
     What is known of the last request and its response covers everything before, so only what came
@@ -108,14 +110,14 @@ def _projected_input(request: RequestArguments, path: AgentInvocation | None) ->
     """
     items = items_in(request["input"])
     tokens = 0
-    if path is not None and path.answered_tokens:
+    if invocation is not None and invocation.answered_tokens:
         is_stored = request["previous_response_id"] or request["conversation_id"]
         if is_stored:  # only new items are sent
-            tokens = path.answered_tokens
-        elif path.answered_items <= len(items) and items[:1] == [path.first_item]:
-            tokens, items = path.answered_tokens, items[path.answered_items :]
+            tokens = invocation.answered_tokens
+        elif invocation.answered_items <= len(items) and items[:1] == [invocation.first_item]:
+            tokens, items = invocation.answered_tokens, items[invocation.answered_items :]
     tokens += sum(MESSAGE + tokens_of_text(text_of_item(each)) for each in items)
-    if not (path is not None and path.answered_tokens):
+    if not (invocation is not None and invocation.answered_tokens):
         tokens += tokens_of_text(request["system_instructions"] or "")
         tokens += sum(tokens_of_text(_declared(tool)) for tool in request["tools"] or ())
     return max(1, tokens)

@@ -125,11 +125,11 @@ def _session_of(options: Mapping[str, Any]) -> str | None:
 @suppress_errors("binding")
 def note_failure(agent_run: AgentRun, error: BaseException) -> None:
     """Note why a run has ended with an exception."""
-    path = agent_run.active
+    invocation = agent_run.active
     if not isinstance(error, Exception):
         return
-    agent_run.root.error = path.error = error
-    if (halted := next((each for each in path.enders if each.is_halted), None)) is not None:
+    agent_run.root.error = invocation.error = error
+    if (halted := next((each for each in invocation.enders if each.is_halted), None)) is not None:
         _note_halt_in(error, halted)
     elif isinstance(error, MaxTurnsExceeded):
         agent_run.end_with("max_turns_exceeded")
@@ -137,22 +137,22 @@ def note_failure(agent_run: AgentRun, error: BaseException) -> None:
         agent_run.end_with("guardrail")
     else:
         agent_run.end_with("error")
-        _halt_by(error, path)
+        _halt_by(error, invocation)
 
 
-def _note_halt_in(error: Exception, path: AgentInvocation) -> None:
+def _note_halt_in(error: Exception, invocation: AgentInvocation) -> None:
     """Show a halt in an exception that came after it, e.g. of a guardrail that rejects its text."""
-    verdict = path.run.verdict
+    verdict = invocation.run.verdict
     if verdict is not None and stop_of_error(error) is None:
-        StopNote.add(error, path.run.stop(verdict.reason))
+        StopNote.add(error, invocation.run.stop(verdict.reason))
 
 
-def _halt_by(error: Exception, path: AgentInvocation) -> None:
+def _halt_by(error: Exception, invocation: AgentInvocation) -> None:
     """Record the halt that has caused an exception of the run, if any."""
-    verdict = halt_from_error(path, error)
-    if verdict is None and is_halted_by_vendor(path, error):
-        verdict = path.verdict
-    if verdict is not None and path.run.action != "raised":
-        path.run.halt(verdict, "raised")
-        path.run.note_halt(str(error), verdict)
-        StopNote.add(error, path.run.stop(verdict.reason))
+    verdict = halt_from_error(invocation, error)
+    if verdict is None and is_halted_by_vendor(invocation, error):
+        verdict = invocation.verdict
+    if verdict is not None and invocation.run.action != "raised":
+        invocation.run.halt(verdict, "raised")
+        invocation.run.note_halt(str(error), verdict)
+        StopNote.add(error, invocation.run.stop(verdict.reason))

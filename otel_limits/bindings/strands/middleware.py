@@ -218,7 +218,7 @@ UNKNOWN: Final = "unknown"
 class StrandsRequest(ModelCallInProgress):
     """A request of a loop or of a model."""
 
-    path: StrandsInvocation | None
+    invocation: StrandsInvocation | None
     content: object = field(default=None, kw_only=True)
     """The content of the request, to estimate its tokens."""
     inner: StrandsRequest | None = field(default=None, kw_only=True)
@@ -261,9 +261,9 @@ class StrandsRequest(ModelCallInProgress):
 
     def halted(self, verdict: Verdict, cause: BaseException | None) -> NoReturn:
         """Leave the loop with our exception: the agent's stage answers for the model."""
-        path = self.path
-        assert path is not None  # side calls are never halted
-        path.verdict, path.wrapping = verdict, None
+        invocation = self.invocation
+        assert invocation is not None  # side calls are never halted
+        invocation.verdict, invocation.wrapping = verdict, None
         end_quietly(trace.get_current_span())
         raise RefusedError from cause
 
@@ -292,12 +292,12 @@ class LoopRequest(StrandsRequest):
 
     def send(self, method: Any) -> Any:
         """Call what is within the stage, unless the agent was cancelled while the call waited."""
-        path = self.path
-        assert path is not None  # it is of a loop
-        if path.gate is not None and path.verdict is None and path.is_cancelled:
+        invocation = self.invocation
+        assert invocation is not None  # it is of a loop
+        if invocation.gate is not None and invocation.verdict is None and invocation.is_cancelled:
             return _cancelled()  # which Strands would still send
         events = method(self.context)
-        return events if path.wrapping is None else ending_as_last(events, path)
+        return events if invocation.wrapping is None else ending_as_last(events, invocation)
 
     def add_note(self, note: str) -> None:
         """Add a sentence to the messages, in a copy that is sent only."""
@@ -325,17 +325,21 @@ class LoopRequest(StrandsRequest):
 
     def note_answer(self, answer: ModelStopReason) -> None:
         """Note the response for the hook that sees it added to the conversation."""
-        path = self.path
-        assert path is not None
-        path.leg.response, path.leg.has_overflowed, path.waits.is_asking = answer, False, False
+        invocation = self.invocation
+        assert invocation is not None
+        invocation.leg.response, invocation.leg.has_overflowed, invocation.waits.is_asking = (
+            answer,
+            False,
+            False,
+        )
         if self.inner is None and self.has_streamed:
             # By a class that is not patched, such as a proxy or a mock: only its answer is known.
             note_answer(self.calls[0], answer.usage, answer.message)
 
     def note_failure(self, error: BaseException) -> None:
         """Note an overflow, from which the loop may recover."""
-        if self.path is not None:
-            self.path.leg.has_overflowed = isinstance(error, ContextWindowOverflowException)
+        if self.invocation is not None:
+            self.invocation.leg.has_overflowed = isinstance(error, ContextWindowOverflowException)
 
     async def settle(self, error: BaseException | None = None) -> None:
         """Count calls that are still open: a cancelled stream may be left without being closed."""

@@ -55,7 +55,7 @@ class StrandsTool(ToolCallInProgress):
 
     def reword(self, result: Any, text: str, *, is_error: bool) -> tuple[Any, str]:  # noqa: ARG002
         """Reword each part of a result, which may have several texts, and pictures."""
-        result = reworded(result, self.path.run, self.scope)
+        result = reworded(result, self.invocation.run, self.scope)
         return result, text_of(result)
 
 
@@ -66,11 +66,11 @@ def begin_tool(event: BeforeToolCallEvent, requested: RequestedTool | None) -> S
         event: The hook's event.
         requested: The request in the model's response; `None` if other code calls the tool.
     """
-    path = getattr(CURRENT.get(), "state", None)
-    if not isinstance(path, InvocationInProgress):
+    invocation = getattr(CURRENT.get(), "state", None)
+    if not isinstance(invocation, InvocationInProgress):
         return None
     use = event.tool_use
-    attempt = StrandsTool(path, requested or RequestedTool(use["name"], use["input"], None))
+    attempt = StrandsTool(invocation, requested or RequestedTool(use["name"], use["input"], None))
     attempt.context = otel_context.get_current()
     begun = STATES.of(event.agent).requested
     begun[_key(event)] = attempt
@@ -117,7 +117,9 @@ async def _follow(events: Any, attempt: ToolCallInProgress) -> AsyncGenerator[An
     the agent's stream, and that task's other work does not belong to the tool.
     """
     attempt.scope.has_ended = False
-    if CURRENT.get() is attempt.path.run:  # else the tool runs in another context: its spans, too
+    if (
+        CURRENT.get() is attempt.invocation.run
+    ):  # else the tool runs in another context: its spans, too
         attempt.context = None
     try:
         while True:

@@ -59,7 +59,7 @@ def before_tool(event: BeforeToolCallEvent) -> None:
     live = live_of(event.agent)
     batch = None if live is None else live.leg.batch
     attempt = begin_tool(event, None if batch is None else batch.tool_of(event.tool_use))
-    if live is None or attempt is None or attempt.path is not live:
+    if live is None or attempt is None or attempt.invocation is not live:
         return
     if attempt.requested.refusal is not None or not event.cancel_tool:
         event.cancel_tool = attempt.refusal() or event.cancel_tool
@@ -72,7 +72,7 @@ def after_tool(event: AfterToolCallEvent) -> None:
     # The result of a delegation becomes the answer to the end user.
     if attempt is not None and not getattr(event.selected_tool, "delegate", False):
         event.result = attempt.end(event.result) or event.result
-    is_own = live is not None and (attempt is None or attempt.path is live)
+    is_own = live is not None and (attempt is None or attempt.invocation is live)
     if live is not None and live.leg.batch is not None and is_own:
         position = live.leg.batch.position_of(event.tool_use)
         if position is not None:

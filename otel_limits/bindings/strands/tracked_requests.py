@@ -96,7 +96,7 @@ def _described(
     outer: Any = enclosing_request(run)
     return SentRequest(
         run,
-        None if outer is None else outer.path,
+        None if outer is None else outer.invocation,
         [],
         model=model,
         outer=outer,
@@ -175,16 +175,20 @@ class SentRequest(StrandsRequest):
         if outer is not None and outer.gives_call_to(self):
             self.calls, self.is_admitted = [outer.calls[0]], True
             self._sent()
-            agent = self.path.agent_ref() if self.path is not None else None
-            if self.path is not None and agent is not None and agent.hooks is not self.path.hooks:
-                _attach_again(self.path)
+            agent = self.invocation.agent_ref() if self.invocation is not None else None
+            if (
+                self.invocation is not None
+                and agent is not None
+                and agent.hooks is not self.invocation.hooks
+            ):
+                _attach_again(self.invocation)
             return None
         self.calls = [self._described() or InFlightCall(UNKNOWN)]
         refusal: Refusal | None = None
         if self.stage is not None:
             refusal = self._refusal()
         else:
-            self.path = self._path_of_loop()
+            self.invocation = self._path_of_loop()
             refusal = await super().admit()
         if refusal is None:
             self._sent()
@@ -205,9 +209,9 @@ class SentRequest(StrandsRequest):
     @suppress_errors("binding")
     def _refusal(self) -> Refusal | None:
         """Refuse a further call for a response, for which quotas were asked already."""
-        assert self.path is not None and self.stage is not None  # noqa: PT018
-        _attach_again(self.path)
-        refusal = self.path.decide(self.calls[0], can_be_last=False, can_ask=False)
+        assert self.invocation is not None and self.stage is not None  # noqa: PT018
+        _attach_again(self.invocation)
+        refusal = self.invocation.decide(self.calls[0], can_be_last=False, can_ask=False)
         if refusal is None:
             self.stage.calls += self.calls  # counted with it, if its stream is abandoned
         return refusal
@@ -225,7 +229,7 @@ class SentRequest(StrandsRequest):
     @suppress_errors("binding")
     def _sent(self) -> None:
         (call,) = self.calls
-        if self.path is not None:
+        if self.invocation is not None:
             self.run.calls.open(call)
             # The current span of a side call is that of a tool or of the calling code.
             call.span_id = span_of_call(self.run)
@@ -264,7 +268,7 @@ class SentRequest(StrandsRequest):
             note_failed_output(call, error)
         if stage is not None and self.outer is stage and isinstance(error, Exception):
             stage.failure = error
-        if self.path is not None and isinstance(error, InvocationEndedError):
+        if self.invocation is not None and isinstance(error, InvocationEndedError):
             end_quietly(trace.get_current_span())
 
     async def settle(self, error: BaseException | None = None) -> None:
@@ -285,7 +289,7 @@ class SentRequest(StrandsRequest):
     def verdict_after(self, error: BaseException) -> Verdict | None:
         """Return the halt that ends the stream; a complete answer is kept."""
         if self.stage is not None and self.is_whole and isinstance(error, InvocationEndedError):
-            return None if self.path is None else self.path.end
+            return None if self.invocation is None else self.invocation.end
         return super().verdict_after(error)
 
     def halted_parts(self, verdict: Verdict, cause: BaseException | None) -> Iterable[Any]:
