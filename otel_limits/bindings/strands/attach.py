@@ -25,9 +25,9 @@ from otel_limits.bindings.strands.leg_hooks import (
     before_model,
     message_added,
 )
-from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.middleware import agent_stage, model_stage
 from otel_limits.bindings.strands.private import AgentStreamStage, middleware_registry
+from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.bindings.strands.tool_context import forget_request, tool_stage
 from otel_limits.bindings.strands.tool_hooks import (
     after_tool,
@@ -130,8 +130,8 @@ def adopt(agent: Agent, overrides: Overrides) -> None:
     Raises:
         ConfigurationError: A limit on cost is set but no price can be known.
     """
-    assert HOST.host is not None  # set by importing `otel_limits.plugin`
-    own = HOST.host.own_policy("strands", overrides)
+    assert STRANDS.host is not None  # set by importing `otel_limits.plugin`
+    own = STRANDS.host.own_policy("strands", overrides)
     if own is None:
         return
     attachment = ensure_attached(agent)

@@ -10,9 +10,9 @@ from strands.bidi.types import BidiConnectionStopEvent
 
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
 from otel_limits.bindings.strands.invocations import STATES
-from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.realtime import begin_realtime, realtime_of
 from otel_limits.bindings.strands.realtime_tools import attach_realtime_hooks
+from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ def track_start(original: Any) -> Any:
 
 @suppress_errors("binding")
 def _prepare() -> None:
-    if (host := HOST.host) is not None:
+    if (host := STRANDS.host) is not None:
         host.prepare(has_own=False)
 
 
 @suppress_errors("binding")
 def _begun(agent: BidiAgent) -> None:
     STATES.of(agent).realtime = None  # one that ended without the application's `stop()`
-    host, is_tracked = HOST.host, begin_realtime(agent)
+    host, is_tracked = STRANDS.host, begin_realtime(agent)
     if is_tracked:
         attach_realtime_hooks(agent)
     elif host is not None and host.is_on:

@@ -15,10 +15,11 @@ from otel_limits.bindings.strands.approval import (
     consume_answer,
     declined_verdict,
 )
-from otel_limits.bindings.strands.marks import HOST, stops_of
+from otel_limits.bindings.strands.marks import stops_of
 from otel_limits.bindings.strands.projection import ConversationTokens
 from otel_limits.bindings.strands.readers import model_id
 from otel_limits.bindings.strands.requests import call_to
+from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.errors import LimitReachedError, stop_of_error
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import Verdict
@@ -104,9 +105,9 @@ class StrandsInvocation(InvocationInProgress):
         answer = answer_of(agent)
         if answer is not None:
             policy = extend(policy, answer.response)
-        assert HOST.host is not None  # set before the patches are applied
+        assert STRANDS.host is not None  # set before the patches are applied
         own = cls.start(
-            HOST.host,
+            STRANDS.host,
             agent.name,
             policy=policy,
             attributes=agent.trace_attributes,
@@ -369,8 +370,8 @@ def begin_direct(agent: Agent, policy_of: Callable[[str], Policy]) -> Run:
 
     It cannot be broken off: `agent.cancel` would hit the next invocation.
     """
-    assert HOST.host is not None  # set before the patches are applied
-    runs = HOST.host.runs
+    assert STRANDS.host is not None  # set before the patches are applied
+    runs = STRANDS.host.runs
     run = runs.start(
         agent.name,
         policy_of(agent.name),

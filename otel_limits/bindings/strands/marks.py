@@ -11,7 +11,6 @@ from otel_limits.otel.span_names import SpanNames
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
 
-    from otel_limits.bindings.framework import Host
     from otel_limits.core.events import Stop
 
 SPANS: Final = SpanNames(
@@ -25,15 +24,6 @@ SPANS: Final = SpanNames(
 INNER: Final = "otel_limits_inner"
 """Key of the stops within a result: an attribute of the result of a graph or swarm, else under the
 message's `metadata["custom"]`."""
-
-
-class HostSlot:
-    """Holds the runtime that the binding reports to, once there is one."""
-
-    host: Host | None = None
-
-
-HOST: Final = HostSlot()
 
 
 def mark(message: MutableMapping[str, Any], stop: Stop, *, synthetic: bool = True) -> None:

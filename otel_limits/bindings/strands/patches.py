@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 
-from otel_limits.bindings.class_patches import Patches
 from otel_limits.bindings.import_hooks import when_imported
 from otel_limits.bindings.span_writer import write_end
-from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.model_patches import ModelPatcher
+from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.bindings.strands.stream_context import keep_apart
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.current import CURRENT
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from strands.agent.agent import Agent
 
+    from otel_limits.bindings.class_patches import Patches
     from otel_limits.core.policy import Policy
     from otel_limits.runs.run import Group
 
@@ -34,11 +34,11 @@ class ClassPatcher:
     its import fail.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patches: Patches) -> None:
         """Create a patcher that is off."""
         self._on = False
         self._registered = False
-        self._patches = Patches()
+        self._patches = patches
         self._doors = ModelPatcher(self._patches, lambda: self._on)
 
     def start(self) -> None:
@@ -135,7 +135,7 @@ class ClassPatcher:
 
     def _begun(self, agent: Agent, span: trace.Span) -> None:
         self._begin(agent, span)
-        host = HOST.host
+        host = STRANDS.host
         if host is not None and host.is_on and not self._is_followed(agent, span):
             host.report_untracked_agent("strands", agent.name)
 
@@ -154,7 +154,7 @@ class ClassPatcher:
     @suppress_errors("binding")
     def _policy_of(self, agent: Agent) -> Callable[[str], Policy] | None:
         """Return the policies of an agent and attach to it; `None` if none apply."""
-        host, own = HOST.host, self._own_of(agent)
+        host, own = STRANDS.host, self._own_of(agent)
         if host is None or (own is None and not host.is_on):
             return None
         self._module("attach").attach(agent)
@@ -163,7 +163,7 @@ class ClassPatcher:
     @suppress_errors("binding")
     def _prepare(self, agent: Agent) -> None:
         """Prepare the process for a call of `agent`."""
-        if (host := HOST.host) is not None:
+        if (host := STRANDS.host) is not None:
             host.prepare(has_own=not host.is_on and self._own_of(agent) is not None)
 
     def _own_of(self, agent: Agent) -> Callable[[str], Policy] | None:
@@ -280,7 +280,7 @@ class ClassPatcher:
 
     @suppress_errors("binding")
     def _group_begun(self, group: Any) -> Group | None:
-        host = HOST.host
+        host = STRANDS.host
         assert host is not None  # set before the patches are applied
         self._doors.watch_all()
         self._module("tool_context").watch_nodes(group)
@@ -290,7 +290,7 @@ class ClassPatcher:
 
     @suppress_errors("binding")
     def _group_ended(self, scope: Group) -> None:
-        host = HOST.host
+        host = STRANDS.host
         assert host is not None
         host.runs.end_group(scope)
 

@@ -31,7 +31,7 @@ from otel_limits.bindings.admission import IMMEDIATE
 from otel_limits.bindings.invocation import InvocationInProgress
 from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
 from otel_limits.bindings.strands.invocations import STATES
-from otel_limits.bindings.strands.marks import HOST, mark
+from otel_limits.bindings.strands.marks import mark
 from otel_limits.bindings.strands.private import session_span
 from otel_limits.bindings.strands.projection import projected_input
 from otel_limits.bindings.strands.readers import (
@@ -39,6 +39,7 @@ from otel_limits.bindings.strands.readers import (
     model_id,
     provider_of,
 )
+from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
@@ -114,9 +115,9 @@ class RealtimeInvocation(InvocationInProgress):
     @classmethod
     def begin(cls, agent: BidiAgent) -> RealtimeInvocation:
         """Begin the session of an agent whose model has just been connected."""
-        assert HOST.host is not None  # set before the patches are applied
+        assert STRANDS.host is not None  # set before the patches are applied
         own = cls.start(
-            HOST.host,
+            STRANDS.host,
             agent.name,
             session_id=agent.session_id,
             span=session_span(agent) or trace.INVALID_SPAN,
@@ -391,7 +392,7 @@ def realtime_of(agent: object) -> RealtimeInvocation | None:
 @suppress_errors("binding")
 def begin_realtime(agent: BidiAgent) -> bool:
     """Begin the session of an agent that has just been started; False if it is not tracked."""
-    if HOST.host is None or not HOST.host.is_on:
+    if STRANDS.host is None or not STRANDS.host.is_on:
         return False
     STATES.of(agent).realtime = RealtimeInvocation.begin(agent)
     return True

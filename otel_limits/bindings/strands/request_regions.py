@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from otel_limits.bindings.request_settings import ModelSetting, setting_names
-from otel_limits.bindings.strands.marks import HOST
+from otel_limits.bindings.request_settings import REGIONS, ModelSetting
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.readers import model_id, provider_of
+from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.listings import canonical
 from otel_limits.core.regions import area_of, place_of
 from otel_limits.vendors.vendor import HIDDEN_REGION
@@ -85,7 +85,7 @@ def _litellm(name: str) -> Iterator[str | None]:
 
 def variable(*names: str) -> str | None:
     """Return the first of some environment variables that is set, as vendors' clients do."""
-    host = HOST.host
+    host = STRANDS.host
     return None if host is None else next(filter(None, map(host.variable, names)), None)
 
 

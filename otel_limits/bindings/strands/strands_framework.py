@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.strands.marks import HOST, SPANS, marker_of, stops_of
+from otel_limits.bindings.base_framework import BaseFramework
+from otel_limits.bindings.strands.marks import SPANS, marker_of, stops_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from otel_limits.bindings.framework import Gap, Host
-    from otel_limits.bindings.strands.patches import ClassPatcher
+    from otel_limits.bindings.framework import Gap
     from otel_limits.core.events import Stop
     from otel_limits.otel.span_names import SpanNames
 
 
-class StrandsFramework:
+class StrandsFramework(BaseFramework):
     """Tracks Strands agents."""
 
     name = "strands"
     module = "strands.agent.agent"
     distribution = "strands-agents"
     packages: Collection[str] = ("strands",)
-    binding = ""
     requirement = "strands-agents >= 1.62"
     needed: Mapping[str, Sequence[str]] = MappingProxyType(
         {
@@ -60,16 +60,7 @@ class StrandsFramework:
     )
     successes: Collection[str] = ("end_turn", "stop_sequence", "tool_use")
     """`tool_use` is the end of an invocation that answers with a structured output."""
-    _patcher: ClassPatcher | None = None
-
-    @property
-    def host(self) -> Host | None:
-        """The runtime of the process."""
-        return HOST.host
-
-    @host.setter
-    def host(self, host: Host | None) -> None:
-        HOST.host = host
+    _patcher: Any = None
 
     def gaps(self) -> Sequence[Gap]:
         """Import Strands and return the names of it that are used but missing.
@@ -77,9 +68,8 @@ class StrandsFramework:
         Raises:
             ImportError: It is not installed.
         """
-        from otel_limits.bindings.strands.probe import gaps
-
-        return gaps(self)
+        gaps: Sequence[Gap] = _module("probe").gaps(self)
+        return gaps
 
     def gaps_of(self, part: str) -> Sequence[Gap]:
         """Return the missing names of a module for groups of agents, or of a vendor's models.
@@ -87,15 +77,12 @@ class StrandsFramework:
         Raises:
             ImportError: It is not installed.
         """
-        from otel_limits.bindings.strands.probe import gaps_of
-
-        return gaps_of(self, part)
+        gaps: Sequence[Gap] = _module("probe").gaps_of(self, part)
+        return gaps
 
     def watch(self) -> None:
         """Track every invocation."""
-        from otel_limits.bindings.strands.patches import ClassPatcher
-
-        self._patcher = self._patcher or ClassPatcher()
+        self._patcher = self._patcher or _module("patches").ClassPatcher(self.patches)
         self._patcher.start()
 
     def release(self) -> bool:
@@ -130,9 +117,13 @@ class StrandsFramework:
 
     def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
         """Run the agent of `otel-limits doctor`."""
-        from otel_limits.bindings.strands.runaway_agent import run_away
+        found: tuple[int, str] = _module("runaway_agent").run_away(most_calls, observe)
+        return found
 
-        return run_away(most_calls, observe)
+
+def _module(name: str) -> Any:
+    """Import a module of the binding, which imports Strands or this one."""
+    return importlib.import_module(f"{__package__}.{name}")
 
 
 STRANDS: Final = StrandsFramework()

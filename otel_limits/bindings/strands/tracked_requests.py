@@ -20,7 +20,6 @@ from otel_limits.bindings.pending_waits import InvocationEndedError
 from otel_limits.bindings.strands.attach import attach, has_stages
 from otel_limits.bindings.strands.halting import end_quietly
 from otel_limits.bindings.strands.invocations import STATES, StrandsInvocation
-from otel_limits.bindings.strands.marks import HOST
 from otel_limits.bindings.strands.middleware import UNKNOWN, LoopRequest, StrandsRequest
 from otel_limits.bindings.strands.readers import (
     model_id,
@@ -31,6 +30,7 @@ from otel_limits.bindings.strands.readers import (
     span_of_call,
 )
 from otel_limits.bindings.strands.requests import call_by_context, call_to, redescribe
+from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.current import current_scope
@@ -125,7 +125,7 @@ def _as_function(method: Any) -> Callable[..., Any]:
 @suppress_errors("binding")
 def _run_of_task(model: Any) -> Run | None:
     """Return the invocation that a request of the current task counts for, if any."""
-    scope, host = current_scope()[0], HOST.host
+    scope, host = current_scope()[0], STRANDS.host
     if isinstance(scope, Group):  # a node that is not an agent calls a model
         if host is None or not host.is_on:
             return None
