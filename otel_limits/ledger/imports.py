@@ -4,6 +4,12 @@ Model calls are counted once, not again in the sums of the spans above them. A m
 another is the same call, seen by another instrumentation, and so is one in another trace that shows
 the same response at the same time. Calls that the ledger recorded live are
 unchanged.
+
+The functions that live recording uses decide the kind of a span, the call that it shows and the
+meaning of its usage: `otel/kinds.py` and `usage/normaliser.py`. Deliberate differences: the outer
+of nested calls counts, as all have ended; a span without an invocation counts under its trace;
+responses are compared within a trace, not an invocation; unreported tokens are always estimated,
+as no policy applies; a price is that of the time at which the span ended.
 """
 
 from __future__ import annotations

@@ -240,7 +240,10 @@ def _attribute_value(value: Mapping[str, Any], depth: int) -> Any:
             str(each["key"]): _attribute_value(each.get("value") or {}, depth - 1)
             for each in listed
         }
-    return _scalar(value)
+    # Protobuf's JSON writes 64-bit integers as text.
+    if "intValue" in value:
+        return int(value["intValue"])
+    return next((value[kind] for kind in SCALARS if kind in value), None)
 
 
 def _time(nanoseconds: Any) -> int:
@@ -259,13 +262,6 @@ def _identity(text: str, size: int) -> str:
     if len(raw) != size:
         raise ValueError(f"{text!r} is not an id of {size} bytes.")
     return raw.hex()
-
-
-def _scalar(value: Mapping[str, Any]) -> Any:
-    # Protobuf's JSON writes 64-bit integers as text.
-    if "intValue" in value:
-        return int(value["intValue"])
-    return next((value[kind] for kind in SCALARS if kind in value), None)
 
 
 def _finish_reason(events: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:

@@ -136,7 +136,8 @@ def _ending(stop: Stop | None) -> Row:
         "reason": name(stop.reason),
         "action": stop.action,
         **_breach(stop.breach),
-        "halt": _halt(stop),
+        # As in the conversation and the log.
+        "halt": None if stop.action == "none" else clean(stop.sentence, MAX_SENTENCE),
         "turns": stop.turns,
         "cycles": stop.cycles,
         "tool_calls": stop.tool_calls,
@@ -155,11 +156,6 @@ def _breach(breach: Breach | None) -> Row:
         "breach_cap": str(breach.cap),
         "breach_observed": str(breach.observed),
     }
-
-
-def _halt(stop: Stop) -> str | None:
-    """Compose the halt message as in the conversation and the log; `None` without a halt."""
-    return None if stop.action == "none" else clean(stop.sentence, MAX_SENTENCE)
 
 
 ENDING: Final = (

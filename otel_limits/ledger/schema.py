@@ -141,7 +141,7 @@ PROOF_INDEX: Final = sa.Index(
     MODEL_CALL_TABLE.c.output_tokens,
     MODEL_CALL_TABLE.c.price_pico,
 )
-"""Answers the totals of each invocation without touching the table, in the index's order."""
+"""Answers the sums of all calls, and of each open invocation, without touching the table."""
 
 IS_OF_UNKNOWN_SIZE: Final = MODEL_CALL_TABLE.c.state.in_(
     [sa.literal_column(f"'{state}'") for state in UNKNOWN_SIZE]

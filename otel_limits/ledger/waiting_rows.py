@@ -93,7 +93,10 @@ def restore_waiting_rows(address: Address) -> WaitingRows:
             with contextlib.closing(Database(address)) as database:
                 for _ in restore_spilled(database, spill):
                     pass
-                _copy_in(database, spill, waiting)
+                # Running processes delete their files themselves.
+                waiting.files = spill.files()
+                for rows in _all_rows(waiting):
+                    database.write(rows)
         except (DatabaseError, OSError) as error:
             waiting.reason = reason_of(error)
     waiting.files = spill.files()
@@ -103,13 +106,6 @@ def restore_waiting_rows(address: Address) -> WaitingRows:
         for rows in _all_rows(waiting):
             _count(rows, waiting)
     return waiting
-
-
-def _copy_in(database: Database, spill: SpillFiles, waiting: WaitingRows) -> None:
-    """Write the rows of files that belong to running processes, which delete them themselves."""
-    waiting.files = spill.files()
-    for rows in _all_rows(waiting):
-        database.write(rows)
 
 
 def _all_rows(waiting: WaitingRows) -> Iterator[Rows]:

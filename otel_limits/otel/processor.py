@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
-    from otel_limits.core.usage import UsageRecord
     from otel_limits.otel.kinds import OperationKind, ShownCall
     from otel_limits.otel.span_names import SpanNames
     from otel_limits.runs.registry import RunRegistry
@@ -139,10 +138,11 @@ class LimitsSpanProcessor(SpanProcessor):
         tokens, response, span_id = shown.tokens, shown.response_id, span.context.span_id
         if tokens and not self._runs.spans.claim_call(span_id, response, scope, tokens):
             return kind
-        # A tracked request is counted there, and only completed here.
-        if place.call is not None:
-            if tokens:
-                _complete(place.call, shown.record, span)
+        if (tracked := place.call) is not None:
+            # It is counted elsewhere, and only completed here if its provider reported no usage.
+            if tokens and tracked.is_side and tracked.record.sure == "missing":
+                tracked.record = shown.record
+                tracked.span_id = tracked.span_id or format_span_id(span_id)
         elif tokens:
             place.run.calls.settle(_call_of(shown, span), shown.record)
         else:
@@ -162,13 +162,6 @@ def _call_of(shown: ShownCall, span: ReadableSpan) -> InFlightCall:
     call.answer_estimate = shown.answer_estimate
     call.answered = shown.answered
     return call
-
-
-def _complete(call: InFlightCall, record: UsageRecord, span: ReadableSpan) -> None:
-    """Add the usage in a client's span to a side call whose provider reported none."""
-    if call.is_side and call.record.sure == "missing":
-        call.record = record
-        call.span_id = call.span_id or format_span_id(span.context.span_id)
 
 
 def attributes_of(span: ReadableSpan) -> dict[str, Any]:

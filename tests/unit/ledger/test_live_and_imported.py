@@ -134,7 +134,12 @@ def test_rows_of_one_span_are_the_same_live_and_imported(
     for path in (ledger.path, imported.path):
         path.unlink(missing_ok=True)
     enable()
-    agent_with(lambda: [each.grow() for each in shown])("go")
+
+    def grow() -> None:
+        for each in shown:
+            each.grow()
+
+    agent_with(grow)("go")
     disable()
     file = tmp_path / "spans.jsonl"
     file.write_text(line(spans.get_finished_spans()))
