@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from otel_limits.bindings.request_settings import REGIONS, ModelSetting
+from otel_limits.bindings.request_settings import ModelSetting, setting_names
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.readers import model_id, provider_of
 from otel_limits.bindings.strands.strands_framework import STRANDS
