@@ -3,105 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
-from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-import otel_limits
 from otel_limits import Event, InternalError, Limits, ModelCall, Stop, enable
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, uses
+from tests.nightly.each_call import InternalCalls
 from tests.unit.test_faults import search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
     from strands import Agent
 
     from tests.conftest import MakeAgent
+    from tests.nightly.each_call import Profile
 
 pytestmark = pytest.mark.usefixtures("faulty")
 
-PACKAGE = str(Path(otel_limits.__file__).parent)
-
-ENTRANCES = {
-    "guarded",
-    "decorate",
-    "suppress_errors",
-    "start",
-    "end",
-    "stream",
-    "prepare",
-    "_begun",
-    "begin",
-    "leave",
-    "is_on",
-    "_ended",
-    "after_leg",
-    "finish",
-    "forget",
-    "agent_stage",
-    "model_stage",
-    "stream_async",
-    "_follow_leg",
-    "_follow",
-    "_follow_response",
-    "streamed",
-    "admit",
-    "_prepare",
-    "_opened",
-    "send",
-    "wait",
-    "gives_call_to",
-    "read_part",
-    "settle",
-    "__enter__",
-    "__exit__",
-    "_finish_run",
-    "next_of",
-    "note_chunk",
-    "on_start",
-    "on_end",
-    "tool_stage",
-    "_stop",
-    "put_stop",
-    "live_of",
-    "get",
-    "_module",
-    "switch_in",
-    "switch_out",
-    "with_text",
-    "_track_progress",
-}
+CALLS = InternalCalls(
+    """
+    start end stream _begun begin leave is_on _ended after_leg agent_stage model_stage
+    stream_async _follow_leg _follow _follow_response gives_call_to read_part note_chunk
+    on_start on_end tool_stage _stop put_stop live_of get _module switch_in switch_out
+    with_text _track_progress count_turn
+    """
+)
 """Functions on the way in and out, which do nothing that can fail but call the next or what they
 guard, and the one that replaces the stop reason: a fault in it leaves the framework's own."""
 
 
-NOT_THROWN_IN = ("scripted_model.py", "pending_waits.py")
-"""Scripted models, and the waits that every event goes through on its way."""
-
-
-def is_ours(frame: FrameType) -> bool:
-    """Return whether a frame is one of those in which a fault is thrown."""
-    code = frame.f_code
-    return (
-        code.co_filename.startswith(PACKAGE)
-        and not code.co_filename.endswith(NOT_THROWN_IN)
-        and code.co_name not in ENTRANCES
-        and not code.co_name.startswith("<")
-    )
-
-
-def name_of(frame: FrameType) -> str:
-    """Name the function of a frame."""
-    return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
-
-
-def run_with(agent: Agent, profile: Callable[[FrameType, str, Any], None]) -> str:
+def run_with(agent: Agent, profile: Profile) -> str:
     """Invoke `agent` under a profile function and return its stop reason."""
 
     async def invoke() -> str:
@@ -117,32 +51,6 @@ def run_with(agent: Agent, profile: Callable[[FrameType, str, Any], None]) -> st
 def short_runaway(make_agent: MakeAgent) -> Agent:
     """An agent that would end by itself after three model calls."""
     return make_agent(ScriptedModel([uses("search")] * 2 + [says("done")]), tools=[search])
-
-
-def calls_inside(make_agent: MakeAgent) -> Counter[str]:
-    """How often a halted invocation calls every internal function."""
-    called: list[str] = []
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and is_ours(frame):
-            called.append(name_of(frame))
-
-    run_with(short_runaway(make_agent), note)
-    return Counter(called)
-
-
-def throw_in(name: str, number: int, error: type[Exception]) -> Callable[..., None]:
-    """Make a profile function that throws `error` when function `name` is called that often."""
-    seen = 0
-
-    def throw(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal seen
-        if event == "call" and is_ours(frame) and name_of(frame) == name:
-            seen += 1
-            if seen == number:
-                raise error(f"thrown in {name}")
-
-    return throw
 
 
 @pytest.mark.parametrize(
@@ -161,15 +69,14 @@ def test_a_fault_in_each_internal_call_in_turn(
     events: list[Event] = []
     enable(Limits(max_turns=1), observers=[events.append])
     short_runaway(make_agent)("go")  # what is done once per process
-    inside = calls_inside(make_agent)
-    assert len(inside) > 50
+    inside = CALLS.count(functools.partial(run_with, short_runaway(make_agent)))
     wrong = {}
     for name, times in inside.items():
         events.clear()
         number = 1 if which == "first" else times
         agent = short_runaway(make_agent)
         try:
-            reason = run_with(agent, throw_in(name, number, error))
+            reason = run_with(agent, CALLS.throw_in(name, number, error))
         except Exception as felt:  # noqa: BLE001  all of them are asserted below
             reason = repr(felt)
         assert isinstance(agent.model, ScriptedModel)

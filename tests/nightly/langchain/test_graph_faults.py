@@ -5,65 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import sys
 import threading
-from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-import otel_limits
 from otel_limits import Event, InternalError, Limits, ModelCall, Stop, enable, stop_of
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedChatModel, says, uses
 from tests.langchain.graphs import ASK, STEPS, agent
+from tests.nightly.each_call import InternalCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
+    from collections.abc import Iterator
+
+    from tests.nightly.each_call import Profile
 
 pytestmark = pytest.mark.usefixtures("faulty")
 
-PACKAGE = str(Path(otel_limits.__file__).parent)
-
-NOT_THROWN_IN = ("scripted_chat_model.py", "pending_waits.py", "script.py")
-"""Scripted models, and the waits that every event goes through on its way."""
-
-ENTRANCES = {
-    *("guarded", "decorate", "suppress_errors", "_only", "next_of"),
-    *("method", "coroutine_method", "wrapped", "_wrapped"),
-    *("stream", "astream", "generate", "agenerate", "run", "arun"),
-    *("answer", "answered", "answered_blocking", "streamed", "streamed_blocking", "send", "wrap"),
-    *("_described", "_ended_in_time", "_is_asked"),
-    *("request_for", "_request_for_all", "_request_within", "_request_for_all_within"),
-    *("admit", "admit_blocking", "settle", "settle_blocking", "_prepare", "prepare", "_opened"),
-    *("refused", "refuse", "halted", "passed", "_parts_of", "halted_by", "last_chunks", "wait"),
-    *("raise_if_asked", "_begun", "__enter__", "__exit__", "end", "end_by", "gate"),
-    *("finish", "forget", "_finish_run", "track_stream", "track_astream"),
-    *("track_generate", "track_agenerate", "track_run", "track_arun"),
-}
-"""Functions on the way in and out, which do nothing that can fail but call what they guard."""
-
-
-def is_ours(frame: FrameType) -> bool:
-    """Return whether a frame is one of those in which a fault is thrown."""
-    code = frame.f_code
-    return (
-        code.co_filename.startswith(PACKAGE)
-        and not code.co_filename.endswith(NOT_THROWN_IN)
-        and code.co_name not in ENTRANCES
-        and not code.co_name.startswith("<")
-    )
-
-
-def name_of(frame: FrameType) -> str:
-    """Name the function of a frame."""
-    return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
+CALLS = InternalCalls(
+    """
+    _only method coroutine_method wrapped _wrapped stream astream generate agenerate run arun
+    answer answered answered_blocking streamed_blocking wrap _described _ended_in_time
+    _is_asked request_for _request_for_all _request_within _request_for_all_within
+    admit_blocking settle_blocking refused refuse halted passed _parts_of halted_by
+    last_chunks raise_if_asked _begun end end_by gate track_stream track_astream
+    track_generate track_agenerate track_run track_arun _is_halt members_of
+    """
+)
 
 
 @contextlib.contextmanager
-def profiled(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+def profiled(profile: Profile) -> Iterator[None]:
     """Set a profile function, also for the threads in which LangGraph runs tools."""
     threading.setprofile(profile)
     sys.setprofile(profile)
@@ -74,7 +49,7 @@ def profiled(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
         threading.setprofile(cast("Any", None))  # as documented
 
 
-def run_with(graph: Any, how: str, profile: Callable[[FrameType, str, Any], None]) -> str:
+def run_with(graph: Any, how: str, profile: Profile) -> str:
     """Invoke a graph under a profile function and return its stop reason."""
 
     async def invoke() -> Any:
@@ -89,20 +64,6 @@ def run_with(graph: Any, how: str, profile: Callable[[FrameType, str, Any], None
             state = contextvars.copy_context().run(graph.invoke, ASK, STEPS)
     stop = stop_of(state)
     return stop.reason if stop is not None else "end_turn"
-
-
-def throw_in(name: str, number: int, error: type[Exception]) -> Callable[..., None]:
-    """Make a profile function that throws `error` when function `name` is called that often."""
-    seen = 0
-
-    def throw(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal seen
-        if event == "call" and is_ours(frame) and name_of(frame) == name:
-            seen += 1
-            if seen == number:
-                raise error(f"thrown in {name}")
-
-    return throw
 
 
 @pytest.mark.parametrize(
@@ -121,22 +82,14 @@ def test_a_fault_in_each_internal_call_in_turn(
     enable(Limits(max_turns=1), observers=[events.append])
     script = [uses("search"), uses("search"), says("done")]
     agent(ScriptedChatModel(script)).invoke(ASK, STEPS)  # what is done once per process
-    called: list[str] = []
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and is_ours(frame):
-            called.append(name_of(frame))
-
-    run_with(agent(ScriptedChatModel(script)), how, note)
-    inside = Counter(called)
-    assert len(inside) > 50
+    inside = CALLS.count(functools.partial(run_with, agent(ScriptedChatModel(script)), how))
     wrong = {}
     for name, times in inside.items():
         events.clear()
         model = ScriptedChatModel(script)
         try:
             number = 1 if which == "first" else times
-            reason = run_with(agent(model), how, throw_in(name, number, error))
+            reason = run_with(agent(model), how, CALLS.throw_in(name, number, error))
         except BaseException as felt:  # noqa: BLE001  all of them are asserted below
             reason = repr(felt)
         booked = [each.usage.total for each in events if isinstance(each, ModelCall)]

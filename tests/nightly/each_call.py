@@ -1,0 +1,81 @@
+"""Throws a fault in each internal call of otel-limits in turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import otel_limits
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    Profile = Callable[[FrameType, str, Any], None]
+
+PACKAGE: Final = str(Path(otel_limits.__file__).parent)
+
+NOT_THROWN_IN: Final = (
+    *("scripted_model.py", "scripted_chat_model.py", "scripted_agents_model.py"),
+    *("owned_streams.py", "pending_waits.py", "script.py"),
+)
+"""Scripted models, and the waits that every event goes through on its way."""
+
+ENTRANCES: Final = {
+    *("guarded", "decorate", "suppress_errors", "next_of", "_prepare", "prepare", "_opened"),
+    *("admit", "settle", "wait", "send", "streamed", "finish", "forget", "_finish_run"),
+    *("__enter__", "__exit__"),
+}
+"""Functions on the way in and out of each framework, which do nothing that can fail but call what
+they guard."""
+
+
+class InternalCalls:
+    """The calls in which faults are thrown.
+
+    Args:
+        entrances: Functions like `ENTRANCES` of one framework, in one text.
+    """
+
+    def __init__(self, entrances: str) -> None:
+        self._entrances = {*ENTRANCES, *entrances.split()}
+
+    def count(self, run: Callable[[Profile], object]) -> Counter[str]:
+        """Return how often a run calls each function."""
+        called: Counter[str] = Counter()
+
+        def note(frame: FrameType, event: str, _: Any) -> None:
+            if event == "call" and self._is_ours(frame):
+                called[name_of(frame)] += 1
+
+        run(note)
+        assert len(called) > 50
+        return called
+
+    def throw_in(self, name: str, number: int, error: type[Exception]) -> Profile:
+        """Make a profile function that throws when a function is called that often."""
+        seen = 0
+
+        def throw(frame: FrameType, event: str, _: Any) -> None:
+            nonlocal seen
+            if event == "call" and self._is_ours(frame) and name_of(frame) == name:
+                seen += 1
+                if seen == number:
+                    raise error(f"thrown in {name}")
+
+        return throw
+
+    def _is_ours(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        return (
+            code.co_filename.startswith(PACKAGE)
+            and not code.co_filename.endswith(NOT_THROWN_IN)
+            and code.co_name not in self._entrances
+            and not code.co_name.startswith("<")
+        )
+
+
+def name_of(frame: FrameType) -> str:
+    """Name the function of a frame."""
+    return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
