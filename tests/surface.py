@@ -20,7 +20,7 @@ import otel_limits.testing
 from otel_limits.audit.questions import QUESTIONS
 from otel_limits.bindings.third_party import GROUP
 from otel_limits.cli import quotas
-from otel_limits.cli.doctor import doctor_command
+from otel_limits.cli.doctor import finding
 from otel_limits.cli.doctor.finding import Finding
 from otel_limits.cli.parser import make_parser
 from otel_limits.cli.show.answer_schema import schema_of
@@ -88,7 +88,7 @@ def answers() -> Iterator[str]:
         for key in _keys(schema_of(question)):
             yield f"audit {question.name}: {key}"
     for command, functions, classes in (
-        ("doctor", (doctor_command.as_json,), (Finding,)),
+        ("doctor", (finding.as_json,), (Finding,)),
         ("quotas", (quotas.as_json,), (KeyUse,)),
         ("top", (fleet.as_json,), (fleet.AgentRow, fleet.Totals, fleet.QuotaRow, fleet.RecentHalt)),
         ("demo", (runaway_demo.as_json, runaway_demo.scenario_json), ()),

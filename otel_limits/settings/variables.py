@@ -44,6 +44,8 @@ def data_directory(environ: Mapping[str, str] | None = None) -> Path:
 # --- OpenTelemetry's own variables for OTLP -------------------------------------------------------
 
 OTLP_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
+CONFIGURATION_FILES: Final = ("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE")
+"""Variables with the path of an OpenTelemetry configuration file; the second is the old name."""
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 
 

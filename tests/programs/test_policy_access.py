@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_limits.cli.doctor.settings import examine_settings
+from otel_limits.cli.doctor.check_context import Context
+from otel_limits.cli.doctor.checks import findings_of
 from otel_limits.settings.policy.changeable import is_changeable
 from tests.programs.test_first_calls import AGENT, run
 
@@ -91,7 +92,7 @@ def test_file_out_of_reach_is_not_changeable() -> None:
 
 def test_doctor_warns_without_failing(policy: Path) -> None:
     """It is a weakness of the set-up, and no reason to fail a deployment."""
-    findings = list(examine_settings({"OTEL_LIMITS_POLICY": str(policy)}, None))
+    findings = findings_of("doctor", Context({"OTEL_LIMITS_POLICY": str(policy)}))
     (finding,) = [each for each in findings if each.name == "policy file"]
     assert finding.status == "warn"
     assert CAN_CHANGE in finding.text

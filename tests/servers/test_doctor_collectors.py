@@ -7,16 +7,15 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from otel_limits.cli.doctor.collector import examine_collectors
+from otel_limits.cli.doctor.check_context import Context
+from otel_limits.cli.doctor.checks import findings_of
 from tests.processes import SOON, free_port
-from tests.unit.test_doctor_collectors import declaring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +82,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
     def find(**variables: str) -> list[Finding]:
         for name, text in variables.items():
             monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", text)
-        return list(examine_collectors(dict(os.environ)))
+        findings = findings_of("doctor", Context(dict(os.environ)))
+        return [each for each in findings if each.name == "otlp"]
 
     return find
 
@@ -102,12 +102,12 @@ def test_an_endpoint_is_sent_what_the_exporters_send(
 
 
 def test_an_endpoint_that_refuses_is_a_failure(
-    found: Any, collector: tuple[str, list[tuple[str, int]]]
+    found: Any, collector: tuple[str, list[tuple[str, int]]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With its answer, and without the key that it did not like."""
+    """Without the key that it did not like, also in the log of the exporter."""
     (finding,) = found(ENDPOINT=collector[0], HEADERS="api-key=hunter2")
-    assert (finding.status, "it responded 401 Unauthorized" in finding.text) == ("FAIL", True)
-    assert "hunter2" not in finding.text + finding.advice
+    assert (finding.status, finding.text.endswith(" rejects traces.")) == ("FAIL", True)
+    assert "hunter2" not in finding.text + finding.advice + caplog.text
 
 
 def test_a_server_without_tls_is_not_taken_for_one_with_it(
@@ -147,42 +147,3 @@ def test_each_endpoint_is_looked_at(
     )
     assert (first.status, second.status) == ("ok", "FAIL")
     assert f"127.0.0.1 port {other} (logs) is unavailable" in second.text
-
-
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that OTEL_CONFIG_FILE names."""
-    path = tmp_path / "otel.yaml"
-    monkeypatch.setenv("OTEL_CONFIG_FILE", str(path))
-    return path
-
-
-def test_exporters_of_a_file_are_examined(
-    found: Any,
-    file: Path,
-    collector: tuple[str, list[tuple[str, int]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With their headers, in which variables are named."""
-    monkeypatch.setenv("THE_KEY", "sesame")
-    headers = '[{name: api-key, value: "${env:THE_KEY}"}]'
-    file.write_text(
-        declaring(f"{{otlp_http: {{endpoint: {collector[0]}/in, headers: {headers}}}}}")
-    )
-    collector[1].clear()
-    (finding,) = found()
-    assert (finding.status, finding.text.endswith("(traces) accepts exports.")) == (
-        "ok",
-        True,
-    )
-    assert collector[1] == [("/in", 0)]
-
-
-def test_a_grpc_exporter_of_a_file_is_examined(
-    found: Any, file: Path, grpc_collector: tuple[str, list[str]]
-) -> None:
-    """By its protocol."""
-    url, keys = grpc_collector
-    file.write_text(declaring(f"{{otlp_grpc: {{endpoint: {url}, headers_list: api-key=sesame}}}}"))
-    (finding,) = found()
-    assert (finding.status, keys) == ("ok", ["sesame"])

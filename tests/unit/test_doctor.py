@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from otel_limits.cli.doctor.doctor_command import as_text, run_options
-from otel_limits.cli.doctor.finding import fail
+from otel_limits.cli.doctor.doctor_command import run_options
+from otel_limits.cli.doctor.finding import as_text, fail
 from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
 from otel_limits.cli.doctor.program_imports import read_imports
 from otel_limits.cli.doctor.runaway import FORCED, sandboxed

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
-from otel_limits.cli.doctor.collector import examine_collectors
-from otel_limits.settings.otel_config import harmless_copy
+from otel_limits.cli.doctor.check_context import Context
+from otel_limits.cli.doctor.checks import findings_of
+from otel_limits.cli.doctor.runaway import sandboxed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from otel_limits.cli.doctor.finding import Finding
 
 
@@ -23,7 +24,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
     def find(**variables: str) -> list[Finding]:
         for name, text in variables.items():
             monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", text)
-        return list(examine_collectors(dict(os.environ)))
+        findings = findings_of("doctor", Context(dict(os.environ)))
+        return [each for each in findings if each.name == "otlp"]
 
     return find
 
@@ -44,49 +46,18 @@ def test_an_endpoint_that_is_not_a_url_is_a_failure(found: Any, url: str) -> Non
 # --- a configuration in a file --------------------------------------------------------------------
 
 
-def declaring(exporter: str) -> str:
-    """Return a configuration with one exporter of spans, and one that is none of OTLP."""
-    return f"""\
-file_format: "1.0"
-tracer_provider:
-  processors:
-    - batch: {{exporter: {exporter}}}
-    - simple: {{exporter: {{console: }}}}
-"""
+@pytest.mark.parametrize("name", ["OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE"])
+def test_exporters_of_a_file_are_said_to_be_untested(
+    found: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its text is a program of OpenTelemetry's, so it is not read."""
+    monkeypatch.setenv(name, "otel.yaml")
+    (finding,) = found()
+    sentence = f"The exporters in the file of {name} are not tested."
+    assert (finding.status, finding.text) == ("-", sentence)
 
 
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that OTEL_CONFIG_FILE names."""
-    path = tmp_path / "otel.yaml"
-    monkeypatch.setenv("OTEL_CONFIG_FILE", str(path))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [(None, "cannot be read: No such file"), ("a: [", "is not valid YAML."), ("a: b", "")],
-)
-def test_a_file_without_exporters(found: Any, file: Path, text: str | None, said: str) -> None:
-    """An unreadable file is a failure."""
-    if text is not None:
-        file.write_text(text)
-    findings = found()
-    assert [each.status for each in findings] == (["FAIL"] if said else [])
-    assert said in str(findings)
-
-
-def test_the_runaway_gets_a_copy_that_leads_nowhere(file: Path, tmp_path: Path) -> None:
-    """Every exporter is there, and each sends to the doctor, without any header."""
-    file.write_text(
-        declaring("{otlp_http: {endpoint: http://real, headers_list: api-key=hunter2}}")
-        + "meter_provider: {readers: [{periodic: {exporter: {otlp_grpc: }}}]}\n"
-    )
-    made = harmless_copy(dict(os.environ), tmp_path, "http://sink")
-    copy = Path(made["OTEL_CONFIG_FILE"]).read_text()
-    assert "real" not in copy
-    assert "hunter2" not in copy
-    (batch, simple) = yaml.safe_load(copy)["tracer_provider"]["processors"]
-    assert batch == {"batch": {"exporter": {"otlp_http": {"endpoint": "http://sink"}}}}
-    assert simple == {"simple": {"exporter": {"console": None}}}
-    assert copy.count("http://sink") == 2
+@pytest.mark.parametrize("name", ["OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE"])
+def test_the_runaway_gets_no_file(name: str, tmp_path: Path) -> None:
+    """Its exporters could lead to a real collector."""
+    assert name not in sandboxed({name: "otel.yaml"}, tmp_path, "http://sink")

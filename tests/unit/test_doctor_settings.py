@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from otel_limits.cli.doctor.check_context import Context
+from otel_limits.cli.doctor.checks import findings_of
 from otel_limits.cli.doctor.finding import Finding
-from otel_limits.cli.doctor.settings import examine_settings
 
 POLICY = """\
 defaults: {limits: {max_turns: 3}}
@@ -21,7 +22,9 @@ models: {known: {price: {input: 1, output: 2}}}
 def found(name: str, model: str | None = None, **variables: str) -> list[Finding]:
     """Return what is found about one thing, with variables named without their prefix."""
     environ = {f"OTEL_LIMITS_{variable}": text for variable, text in variables.items()}
-    return [each for each in examine_settings(environ, model) if each.name == name]
+    return [
+        each for each in findings_of("doctor", Context(environ, model=model)) if each.name == name
+    ]
 
 
 def only(name: str, model: str | None = None, **variables: str) -> Finding:
@@ -43,9 +46,10 @@ def policy(tmp_path: Path) -> Path:
 
 def test_nothing_set_is_nothing_wrong() -> None:
     """Missing settings are a dash, with the hint that nothing would be halted."""
-    findings = list(examine_settings({}, None))
+    findings = findings_of("doctor", Context({}))
     assert {each.name for each in findings if each.status == "-"} == {
         *("policy", "limits", "prices", "metrics port", "ledger", "spilled rows", "quota store"),
+        "otlp",
         *(["price list"] if sys.version_info < (3, 11) else []),
     }
     assert [each.name for each in findings if each.status == "FAIL"] == []
@@ -68,7 +72,9 @@ def test_each_mistake_is_a_failure() -> None:
 def test_a_near_miss_of_a_name_is_a_failure() -> None:
     """Whether its prefix is misspelt or its end, with what was meant."""
     environ = {"OTEL_LIMIT_MAX_TURNS": "3", "OTEL_LIMITS_MAX_TOKEN_BUDGE": "3"}
-    failures = [each.text for each in examine_settings(environ, None) if each.status == "FAIL"]
+    failures = [
+        each.text for each in findings_of("doctor", Context(environ)) if each.status == "FAIL"
+    ]
     assert len(failures) == 2
     for text, variable in zip(failures, ("MAX_TOKEN_BUDGET", "MAX_TURNS"), strict=True):
         assert text.endswith(f"Did you mean OTEL_LIMITS_{variable}?")

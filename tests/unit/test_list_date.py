@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from otel_limits.cli import main
-from otel_limits.cli.doctor.settings import examine_settings
+from otel_limits.cli.doctor.check_context import Context
+from otel_limits.cli.doctor.checks import findings_of
 from otel_limits.core import list_date
 from otel_limits.core.catalogue import LIST, current_list
 from otel_limits.core.list_date import OLD, PRICE_CHANGE, RELEASED, list_in_use, old_list
@@ -108,9 +109,9 @@ def test_check_shows_the_date_and_warns(
 def test_doctor_shows_the_date_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a separate finding, with or without a model."""
     travel(monkeypatch, 3)
-    (found,) = [each for each in examine_settings({}, None) if each.name == "price list"]
+    (found,) = [each for each in findings_of("doctor", Context({})) if each.name == "price list"]
     assert (found.status, found.text) == ("ok", f"{list_in_use()}.")
     travel(monkeypatch, 61)
-    (found,) = [each for each in examine_settings({}, None) if each.name == "price list"]
+    (found,) = [each for each in findings_of("doctor", Context({})) if each.name == "price list"]
     assert found.status == "warn"
     assert f"of {date_of_installed()} is 61 days old" in found.text

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
-import json
 import sys
 from argparse import REMAINDER, Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from otel_limits.cli.command import add_command
 from otel_limits.settings.variables import environment
-
-if TYPE_CHECKING:
-    from otel_limits.cli.doctor.finding import Finding
 
 HELP: Final = """\
 Verify enforcement with a built-in runaway agent.
@@ -38,8 +33,6 @@ Each check prints ok, FAIL, or - if not configured. The exit status is 0 only if
 halted and no check failed.
 """
 
-INDENT: Final = " " * 6
-
 
 def add(commands: Any) -> None:
     """Add `doctor`."""
@@ -57,30 +50,23 @@ def add(commands: Any) -> None:
 
 def examine(options: Namespace) -> int:
     """Run all checks and print their findings."""
-    from otel_limits.cli.doctor import runaway
-    from otel_limits.cli.doctor.collector import examine_collectors
-    from otel_limits.cli.doctor.finding import fail
-    from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
-    from otel_limits.cli.doctor.settings import examine_settings
+    from otel_limits.cli.doctor.check_context import Context
+    from otel_limits.cli.doctor.checks import findings_of
+    from otel_limits.cli.doctor.finding import as_json, as_text, exit_status
+    from otel_limits.cli.doctor.launcher import Launcher, UnknownLauncherError, read_launcher
 
     # argparse leaves the `--` in the remaining arguments.
     words = options.launcher[1:] if options.launcher[:1] == ["--"] else options.launcher
     environ = environment()
+    launcher: Launcher | UnknownLauncherError
     try:
         launcher = read_launcher(words, run_options)
-    except UnknownLauncherError as error:
-        about_agent = [fail("runaway", error.text, error.advice)]
-    else:
         environ |= launcher.settings
-        about_agent = runaway.examine(launcher, environ)
-    findings = [
-        # First, because it answers the question; the rest explains it.
-        *about_agent,
-        *examine_settings(environ, options.model),
-        *examine_collectors(environ),
-    ]
+    except UnknownLauncherError as error:
+        launcher = error
+    findings = findings_of("doctor", Context(environ, model=options.model, launcher=launcher))
     sys.stdout.write(as_json(findings) if options.json else as_text(findings))
-    return int(any(finding.status == "FAIL" for finding in findings))
+    return exit_status(findings)
 
 
 def run_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -101,31 +87,3 @@ def run_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     given = {setting.variable: text for setting, text in given_options(options)}
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     return given, list(command)
-
-
-def as_text(findings: Sequence[Finding]) -> str:
-    """Format one line per finding, followed by its advice."""
-    width = max(len(finding.name) for finding in findings)
-    lines = []
-    for finding in findings:
-        lines.append(f"{finding.status:<4}  {finding.name:<{width}}  {finding.text}")
-        # JSON includes the advice of passed checks.
-        if finding.advice and finding.status != "ok":
-            lines.append(f"{INDENT}{'':<{width}}  -> {finding.advice}")
-    text = "".join(f"{line}\n" for line in lines)
-    # A build log may not support other characters.
-    return text.encode("ascii", "backslashreplace").decode()
-
-
-def as_json(findings: Sequence[Finding]) -> str:
-    """Format the findings as JSON."""
-    return (
-        json.dumps(
-            {
-                "ok": not any(finding.status == "FAIL" for finding in findings),
-                "findings": [dataclasses.asdict(finding) for finding in findings],
-            },
-            indent=2,
-        )
-        + "\n"
-    )

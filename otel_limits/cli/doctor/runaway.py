@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.bindings.installed import INSTALL_ANY
-from otel_limits.bindings.known import FRAMEWORKS, know_installed
+from otel_limits.bindings.known import FRAMEWORKS, know
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
+from otel_limits.cli.doctor.launcher import UnknownLauncherError
 from otel_limits.cli.doctor.program_imports import read_imports
 from otel_limits.core.secrets import redact_text
 from otel_limits.core.wording import pluralize
 from otel_limits.runtime.autoload import OUTDATED, RENEW
-from otel_limits.settings.otel_config import harmless_copy
 from otel_limits.settings.table import PREFIX
-from otel_limits.settings.variables import OTLP_PREFIX
+from otel_limits.settings.variables import CONFIGURATION_FILES, OTLP_PREFIX
 
 if TYPE_CHECKING:
+    from otel_limits.cli.doctor.check_context import Context
     from otel_limits.cli.doctor.launcher import Launcher
     from otel_limits.cli.doctor.program_imports import Imports
 
@@ -54,7 +55,11 @@ NO_EXPORT: Final = {
 }
 """Disables background exports."""
 
-DROPPED: Final = ("PROMETHEUS_MULTIPROC_DIR", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE")
+DROPPED: Final = (
+    "PROMETHEUS_MULTIPROC_DIR",
+    "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+    *CONFIGURATION_FILES,  # whose exporters could lead anywhere
+)
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -107,7 +112,6 @@ def sandboxed(environ: Mapping[str, str], place: Path, url: str) -> dict[str, st
             del kept[name]
     return {
         **kept,
-        **harmless_copy(kept, place, url),
         # Always set, as there may be a collector at the default endpoint.
         OTLP_PREFIX + "ENDPOINT": url,
         **NO_EXPORT,
@@ -146,17 +150,18 @@ EXPORTERS: Final = (
 )
 
 
-def examine(launcher: Launcher, environ: Mapping[str, str]) -> list[Finding]:
+def examine(context: Context) -> list[Finding]:
     """Run a runaway agent of each framework that the application imports, instead of it.
 
     Each is started for itself: a framework that requests a tracer would enable the limits of one
     that does not.
-
-    Args:
-        launcher: The launcher under test.
-        environ: The application's environment.
     """
-    others = know_installed()
+    launcher, environ, others = context.launcher, context.environ, context.third_party
+    know(others.entry_points)
+    if launcher is None:
+        return []
+    if isinstance(launcher, UnknownLauncherError):
+        return [fail("runaway", launcher.text, launcher.advice)]
     imports = read_imports(launcher.program, environ)
     known: dict[str, Modules] = {each.name: (each.module, each.distribution) for each in FRAMEWORKS}
     wanted = [modules for name, modules in known.items() if name in imports.frameworks]

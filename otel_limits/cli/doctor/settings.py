@@ -5,30 +5,29 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
-from otel_limits.cli.effects import agents, observed_only, unpriced_halts
 from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.list_date import list_in_use, old_list
 from otel_limits.core.pricing import Prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.usage import Usage
 from otel_limits.core.wording import pluralize
-from otel_limits.quotas.store import Count, StoreError, StorePlace
-from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
+from otel_limits.observers.first_calls import UNLIMITED
+from otel_limits.quotas.quota import too_small, waits_in_vain
+from otel_limits.quotas.store import Count, StoreAuthenticationError, StoreError, StorePlace
+from otel_limits.quotas.stores import is_shared, open_shared_store
 from otel_limits.quotas.windows import Window
 from otel_limits.runtime.wiring import PORT_IS_TAKEN
-from otel_limits.settings import environment as config
 from otel_limits.settings.ledgers import default_ledger, ledger_address
-from otel_limits.settings.policy.file import PolicyFile, access_warning, policy_mistakes
+from otel_limits.settings.policy.file import access_warning, policy_mistakes, unlisted_models
 
 if TYPE_CHECKING:
+    from otel_limits.cli.doctor.check_context import Context
     from otel_limits.core.policy import Policy
-    from otel_limits.ledger.address import Address
     from otel_limits.quotas.store import SharedStore
-    from otel_limits.settings.environment import Reading
     from otel_limits.settings.table import Settings
 
 ROUND_TRIPS: Final = 5
@@ -37,55 +36,42 @@ PROBE: Final = Count("otel-limits doctor", "0" * 16, Window(0, 1), "tokens")
 """A key that is not in use. Reading it runs a script and writes nothing."""
 
 
-def examine_settings(environ: Mapping[str, str], model: str | None) -> Iterator[Finding]:
-    """Check the settings of an application.
-
-    Args:
-        environ: The application's variables.
-        model: A model ID that must have a price.
-    """
-    reading = config.read(environ)
-    policy_file = PolicyFile(reading.settings.policy_path)
-    policies = policy_file.document.policies(reading.settings.policy)
-    yield from _values(reading)
-    yield from _policy(reading, policy_file)
-    yield _action(policies)
-    halted = unpriced_halts(policies)
-    if halted is not None:
-        yield warn("unpriced", halted)
-    yield _prices(reading.settings, policy_file, model)
-    yield _price_list()
-    yield _port(reading.settings)
-    yield from _ledger(reading.settings.ledger)
-    yield _store(reading.settings)
+def disabled(context: Context) -> Iterator[Finding]:
+    """Report that otel-limits is disabled."""
+    if context.settings.disabled:
+        text = "OTEL_LIMITS_DISABLED is true, so no limits are enforced."
+        yield fail("settings", text, "Unset it.")
 
 
-def _values(reading: Reading) -> Iterator[Finding]:
+def values(context: Context) -> Iterator[Finding]:
     """Report invalid settings."""
-    for mistake in (*reading.mistakes, *getattr(reading, "warnings", ())):
+    reading = context.reading
+    for mistake in (*reading.mistakes, *reading.warnings):
         yield fail("settings", mistake)
-    if reading.settings.disabled:
-        yield fail(
-            "settings",
-            "OTEL_LIMITS_DISABLED is true, so no limits are enforced.",
-            "Unset it.",
-        )
     if not reading.mistakes:
         count = sum(source == "environment" for source in reading.sources.values())
         yield ok("settings", f"{count} set, all valid.", "otel-limits check shows them.")
 
 
-def _policy(reading: Reading, policy_file: PolicyFile) -> Iterator[Finding]:
-    mistakes = policy_mistakes(reading, policy_file)
-    for mistake in mistakes:
+def policy(context: Context) -> Iterator[Finding]:
+    """Report mistakes in the policy file."""
+    for mistake in policy_mistakes(context.reading, context.policy_file):
         yield fail("policy", mistake)
-    document, policy = policy_file.document, reading.settings.policy
-    if reading.settings.policy_path is None:
+    if context.settings.policy_path is None:
         yield skipped("policy", "OTEL_LIMITS_POLICY is not set.")
-    elif not policy_file.mistakes:
-        yield ok("policy", f"{redact_url(reading.settings.policy_path)} is valid.")
-    if (warning := access_warning(policy_file)) is not None:
+    elif not context.policy_file.mistakes:
+        yield ok("policy", f"{redact_url(context.settings.policy_path)} is valid.")
+
+
+def policy_access(context: Context) -> Iterator[Finding]:
+    """Report that agents can change the policy file."""
+    if (warning := access_warning(context.policy_file)) is not None:
         yield warn("policy file", warning)
+
+
+def limits(context: Context) -> Iterator[Finding]:
+    """Report that no limits are set."""
+    policy, document = context.settings.policy, context.document
     capped = policy.limits != NO_LIMITS or policy.tree != NO_LIMITS
     if not (capped or document.defaults or document.agents or document.quotas):
         yield skipped(
@@ -95,53 +81,115 @@ def _policy(reading: Reading, policy_file: PolicyFile) -> Iterator[Finding]:
         )
 
 
-def _action(policies: Mapping[str, Policy]) -> Finding:
+def unlimited(context: Context) -> Iterator[Finding]:
+    """Report that no limits apply to the agent of interest, or to any."""
+    # Only a warning, because metrics and a ledger are useful without limits.
+    if not context.has_limit:
+        who = f"agent {context.agent!r}" if context.agent else "agents"
+        yield warn("limits", UNLIMITED.format(who=who))
+
+
+def quotas(context: Context) -> Iterator[Finding]:
+    """Report quotas that single calls exceed, or wait for in vain."""
+    for entry in context.document.quotas.values():
+        for sentence in (too_small(entry.value), waits_in_vain(entry.value)):
+            if sentence is not None:
+                yield warn("quotas", sentence)
+
+
+def models(context: Context) -> Iterator[Finding]:
+    """Report models of the policy file that no price list knows."""
+    for sentence in unlisted_models(context.document):
+        yield warn("models", sentence)
+
+
+def action(context: Context) -> Iterator[Finding]:
     """Report agents that no limit halts because it is only observed."""
-    observed = observed_only(policies)
+    policies = context.policies
+    observed = [
+        name
+        for name, each in policies.items()
+        if each.action == "observe"
+        and all(action in (None, "observe") for _, action in each.quotas)
+    ]
     if len(observed) == len(policies):
-        return fail(
+        yield fail(
             "action",
             "The action is observe, so no agent would be halted.",
             "Unset OTEL_LIMITS_ACTION, and action in the policy file, or set them to halt.",
         )
-    if observed:
-        return ok("action", f"Limits are only observed for {agents(observed, policies)}.")
-    return ok("action", f"{', '.join(sorted({each.action for each in policies.values()}))}.")
+    elif observed:
+        yield ok("action", f"Limits are only observed for {_agents(observed, policies)}.")
+    else:
+        yield ok("action", f"{', '.join(sorted({each.action for each in policies.values()}))}.")
 
 
-def _price_list() -> Finding:
+def unpriced(context: Context) -> Iterator[Finding]:
+    """Report agents that a call without a price halts, because only cost is limited."""
+    policies = context.policies
+    halted = [
+        name for name, each in policies.items() if each.unpriced is None and each.halts_unpriced
+    ]
+    if halted:
+        yield warn(
+            "unpriced",
+            f"Only limits in USD apply to {_agents(halted, policies)}, so a model call without a "
+            "price halts them. Add a limit in another unit, e.g. OTEL_LIMITS_MAX_TURNS=30, or set "
+            "OTEL_LIMITS_UNPRICED=warn.",
+        )
+
+
+def _agents(names: Collection[str], policies: Mapping[str, Policy]) -> str:
+    """Name agents, given as names or globs."""
+    named = [repr(name) for name in names if name]
+    if "" not in names:
+        return f"agents {', '.join(named)}"
+    return ", ".join([*named, "all other agents" if len(policies) > 1 else "agents"])
+
+
+def price_list(_: Context) -> Iterator[Finding]:
+    """Report the price list."""
     in_use = list_in_use()
     if in_use is None:
         advice = "pip install 'otel-limits[prices]' (Python 3.11 or newer)"
-        return skipped("price list", "Not installed.", advice)
-    if (warning := old_list()) is not None:
-        return warn("price list", warning)
-    return ok("price list", f"{in_use}.")
+        yield skipped("price list", "Not installed.", advice)
+    elif (warning := old_list()) is not None:
+        yield warn("price list", warning)
+    else:
+        yield ok("price list", f"{in_use}.")
 
 
-def _prices(settings: Settings, policy_file: PolicyFile, model: str | None) -> Finding:
-    prices = Prices(policy_file.document.price_list())
+def prices(context: Context) -> Iterator[Finding]:
+    """Report the price of a model."""
+    model, prices = context.model, Prices(context.document.price_list())
     if model is None:
-        return skipped("prices", "No model given.", "otel-limits doctor --model NAME")
+        yield skipped("prices", "No model given.", "otel-limits doctor --model NAME")
+        return
     # Per million, as vendors list prices.
     price = prices.price(model, Usage(input=1_000_000, output=1_000_000))
     if price is not None:
-        return ok(
+        yield ok(
             "prices",
             f"{redact_url(model)}: {price:.2f} USD for 1M input and 1M output tokens "
             f"({prices.source}).",
         )
-    policy = policy_file.document.effective("", settings.policy)
+        return
+    policy = context.document.effective("", context.settings.policy)
     effect = "so its cost is unknown"
     if policy.halts_unpriced:
         effect = "so its first call halts the agent"
     elif policy.limits.max_cost_usd or policy.tree.max_cost_usd:
         effect = "so max_cost_usd does not cover it"
-    return fail(
+    yield fail(
         "prices",
         f"{redact_url(model)} has no price ({prices.source}), {effect}.",
         "Add a price under models in the policy file, or run: pip install 'otel-limits[prices]'",
     )
+
+
+def port(context: Context) -> Iterator[Finding]:
+    """Report whether the metrics port can be served."""
+    yield _port(context.settings)
 
 
 def _port(settings: Settings) -> Finding:
@@ -184,32 +232,30 @@ def _is_served(host: str, port: int) -> bool:
     return True
 
 
-def _ledger(address: Address | None) -> Iterator[Finding]:
-    """Check the ledger, or the default one of `otel-limits run`."""
+def ledger(context: Context) -> Iterator[Finding]:
+    """Report whether the ledger is writable."""
+    address = context.settings.ledger
     if address is None:
-        default = default_ledger()
-        yield skipped(
-            "ledger",
-            f"OTEL_LIMITS_LEDGER is not set; otel-limits run would use {default}.",
-        )
-        address = ledger_address("The ledger", default)
+        text = f"OTEL_LIMITS_LEDGER is not set; otel-limits run would use {default_ledger()}."
+        yield skipped("ledger", text)
+        return
+    from otel_limits.ledger.access import write_error
+
+    refusal = write_error(address)
+    if refusal is None:
+        yield ok("ledger", f"{address} is writable.")
     else:
-        from otel_limits.ledger.access import write_error
+        yield fail(
+            "ledger",
+            f"Cannot write to {address}: {refusal}.",
+            f"Until then, rows are spilled to {address.spills[0]}.spill-*.jsonl.",
+        )
 
-        refusal = write_error(address)
-        if refusal is None:
-            yield ok("ledger", f"{address} is writable.")
-        else:
-            yield fail(
-                "ledger",
-                f"Cannot write to {address}: {refusal}.",
-                f"Until then, rows are spilled to {address.spills[0]}.spill-*.jsonl.",
-            )
+
+def spilled(context: Context) -> Iterator[Finding]:
+    """Report rows that wait for the ledger, or for the default one of `otel-limits run`."""
+    address = context.settings.ledger or ledger_address("The ledger", default_ledger())
     assert address is not None
-    yield _spilled(address)
-
-
-def _spilled(address: Address) -> Finding:
     files = []
     # Usually there is none, and SQLAlchemy takes long to import.
     if any(path for place in address.spills for path in place.parent.glob("*.spill-*")):
@@ -217,13 +263,19 @@ def _spilled(address: Address) -> Finding:
 
         files = SpillFiles(address).files()
     if not files:
-        return skipped("spilled rows", "No spilled rows.")
+        yield skipped("spilled rows", "No spilled rows.")
+        return
     size = sum(file.stat().st_size for file in files)
-    return ok(
+    yield ok(
         "spilled rows",
         f"{pluralize(size, 'byte')} in {', '.join(map(str, files))}.",
         "The next process that writes to the ledger imports them.",
     )
+
+
+def store(context: Context) -> Iterator[Finding]:
+    """Report whether the quota store does what agents need."""
+    yield _store(context.settings)
 
 
 def _store(settings: Settings) -> Finding:
@@ -262,3 +314,48 @@ def _round_trip(store: SharedStore) -> float:
         store.now()
         seconds.append(time.perf_counter() - begin)
     return sorted(seconds)[ROUND_TRIPS // 2]
+
+
+def permissions(context: Context) -> Iterator[Finding]:
+    """Report a quota store that is too old, or whose user lacks permissions."""
+    if context.document.quotas and not context.reading.mistakes:
+        warnings, wrong = store_mistakes(context.settings)
+        yield from (warn("permissions", sentence) for sentence in warnings)
+        yield from (fail("permissions", sentence) for sentence in wrong)
+
+
+def store_mistakes(settings: Settings) -> tuple[list[str], list[str]]:
+    """Test the quota store's version and its user's permissions; return warnings and mistakes."""
+    if not is_shared(settings.quota_store):
+        return [], []
+    place = StorePlace(settings.quota_store, settings.quota_store_timeout, settings.quota_namespace)
+    store = open_shared_store(place)
+    try:
+        missing, problem = store.missing_rights(), store.outdated()
+    except StoreAuthenticationError as error:
+        sentence = f"authentication failed ({redact_url(str(error))})"
+        return [], [f"OTEL_LIMITS_QUOTA_STORE: {sentence}. Check its user and password."]
+    except StoreError as error:
+        return [f"Quota store unavailable ({error}); permissions not tested."], []
+    else:
+        wrong = [f"OTEL_LIMITS_QUOTA_STORE: {problem}"] if problem else []
+        if not missing:
+            return cannot_write(store), wrong
+    finally:
+        store.close()
+    rule = f"Run on the server: ACL SETUSER <user> {' '.join(missing)}"
+    # Quotas work without these.
+    if all(each == "+subscribe" or each.startswith("&") for each in missing):
+        sentence = "cannot subscribe; polling once a second for kills and freed quota"
+        return [f"OTEL_LIMITS_QUOTA_STORE: {sentence}. {rule}"], wrong
+    return [], [*wrong, f"OTEL_LIMITS_QUOTA_STORE: its user lacks permissions. {rule}"]
+
+
+def cannot_write(store: SharedStore) -> list[str]:
+    """Return a warning if a store is full or a read-only replica."""
+    try:
+        store.check()
+    except StoreError as error:
+        sentence = "Until it is writable, each quota follows its on_store_error"
+        return [f"Cannot write to the quota store ({error}). {sentence}."]
+    return []

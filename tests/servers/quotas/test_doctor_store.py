@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_limits.cli.doctor.settings import examine_settings
+from otel_limits.cli.doctor.check_context import Context
+from otel_limits.cli.doctor.checks import findings_of
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import RETENTION_SECONDS
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def examined(url: str) -> Finding:
     """Return the finding about a store."""
-    findings = examine_settings({"OTEL_LIMITS_QUOTA_STORE": url}, None)
+    findings = findings_of("doctor", Context({"OTEL_LIMITS_QUOTA_STORE": url}))
     (finding,) = (each for each in findings if each.name == "quota store")
     return finding
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from otel_limits import cli
-from otel_limits.cli.doctor.settings import examine_settings
+from otel_limits.cli.doctor.check_context import Context
+from otel_limits.cli.doctor.checks import findings_of
 from otel_limits.quotas.redis_rights import needed
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.testing import ScriptedModel, says
@@ -71,7 +72,7 @@ def test_commands_on_an_old_server_fail(
 def test_doctor_fails_on_an_old_server(server: Server, wire: Wire) -> None:
     """With the version that was found."""
     change_version(server, wire, "redis", "5.0.9")
-    findings = examine_settings({"OTEL_LIMITS_QUOTA_STORE": wire.url}, None)
+    findings = findings_of("doctor", Context({"OTEL_LIMITS_QUOTA_STORE": wire.url}))
     (finding,) = (each for each in findings if each.name == "quota store")
     assert finding.status == "FAIL"
     assert finding.text == f"Unsupported: the server is Redis 5.0.9, {NEEDED}"

@@ -1,0 +1,55 @@
+"""Checks the installed agent frameworks, without importing them unless they are to be probed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from otel_limits.bindings.installed import missing_framework
+from otel_limits.bindings.probing import outside_supported
+from otel_limits.cli.doctor.finding import Finding, fail, warn
+from otel_limits.runtime.autoload import OUTDATED, RENEW, installed_autoload, outdated_autoload
+from otel_limits.runtime.guard import probed, read_only
+
+if TYPE_CHECKING:
+    from otel_limits.cli.doctor.check_context import Context
+
+NOT_ENFORCED = "Limits cannot be enforced: {}"
+
+
+def bindings(context: Context) -> Iterator[Finding]:
+    """Report bindings of other distributions that are not used."""
+    found = context.third_party
+    for sentence in found.broken:
+        yield fail("bindings", NOT_ENFORCED.format(sentence))
+    for sentence in (*found.unused, *found.absent):
+        yield warn("bindings", sentence)
+
+
+def needed_names(context: Context) -> Iterator[Finding]:
+    """Report what the frameworks lack."""
+    found = (probed if context.probe else read_only)(context.frameworks)
+    for sentence in found.fallbacks:
+        yield warn("frameworks", f"{sentence} Limits are still enforced.")
+    for sentence in found.obstacles:
+        yield fail("frameworks", NOT_ENFORCED.format(sentence))
+
+
+def releases(context: Context) -> Iterator[Finding]:
+    """Report releases that otel-limits is not tested with."""
+    for framework in context.frameworks:
+        if (sentence := outside_supported(framework)) is not None:
+            yield warn("releases", sentence)
+
+
+def autoload(_: Context) -> Iterator[Finding]:
+    """Report that autoload is outdated."""
+    if (reason := outdated_autoload()) is not None:
+        yield warn("autoload", OUTDATED.format(path=installed_autoload(), reason=reason), RENEW)
+
+
+def missing(_: Context) -> Iterator[Finding]:
+    """Report that no framework is installed."""
+    # Only a warning: the programs may have their own environment.
+    if (sentence := missing_framework()) is not None:
+        yield warn("missing framework", sentence)
