@@ -190,9 +190,12 @@ class ObserverEntry:
     """An observer that the settings enable."""
 
     name: str
-    made_of: Callable[[Settings, OtlpProviders], object]
-    """The values it depends on: kept while they are equal, and absent if they are false."""
     make: Callable[[Settings, OtlpProviders, Named], Any]
+    settings: Sequence[str] = ()
+    """The settings it is made of: it is kept while they are equal."""
+    uses_providers: bool = False
+    """Whether it is made of the providers, too."""
+    is_wanted: Callable[[Settings], bool] = lambda _: True
     is_lazy: bool = True
     """Created with its first event, because most imports take longer than `enable()`."""
     is_last: bool = False
@@ -200,39 +203,32 @@ class ObserverEntry:
 
 
 OBSERVERS: Final = (
-    ObserverEntry("log", lambda *_: True, lambda *_: LogObserver(), is_lazy=False),
+    ObserverEntry("log", lambda *_: LogObserver(), is_lazy=False),
     ObserverEntry(
         "first_calls",
-        lambda settings, _: ("quiet", settings.quiet),
         lambda settings, *_: FirstCalls(quiet=settings.quiet),
+        ("quiet",),
         is_lazy=False,
     ),
     ObserverEntry(
         "prometheus",
-        lambda settings, _: (
-            "prometheus" in settings.metrics
-            and ("prometheus", settings.genai_metrics, settings.metrics_created)
-        ),
         _make_prometheus,
+        ("genai_metrics", "metrics_created"),
+        is_wanted=lambda settings: "prometheus" in settings.metrics,
     ),
     ObserverEntry(
         "otlp",
-        lambda settings, otlp: "otlp" in settings.metrics and (otlp, settings.genai_metrics),
         _make_otlp,
+        ("genai_metrics",),
+        uses_providers=True,
+        is_wanted=lambda settings: "otlp" in settings.metrics,
     ),
-    ObserverEntry("events", lambda _, otlp: otlp, _make_events),
+    ObserverEntry("events", _make_events, uses_providers=True),
     ObserverEntry(
         "ledger",
-        lambda settings, _: (
-            settings.ledger
-            and (
-                settings.ledger,
-                settings.ledger_sync,
-                settings.ledger_group,
-                settings.ledger_retention,
-            )
-        ),
         _make_ledger,
+        ("ledger", "ledger_sync", "ledger_group", "ledger_retention"),
+        is_wanted=lambda settings: settings.ledger is not None,
         is_lazy=False,  # it opens nothing before its first event
         is_last=True,
     ),
@@ -319,13 +315,15 @@ class Wiring:
         return self._open.get(name, (None, None))[1]
 
     def _open_or_close(self, entry: ObserverEntry) -> None:
-        made_of = entry.made_of(self._settings, self.providers)
+        providers = self.providers if entry.uses_providers else None
+        made_of = (providers, *(getattr(self._settings, name) for name in entry.settings))
+        is_wanted = entry.is_wanted(self._settings)
         if entry.name in self._open:
             # Kept, because counters that restart at 0 look like a restart of the process.
-            if self._open[entry.name][0] == made_of:
+            if is_wanted and self._open[entry.name][0] == made_of:
                 return
             self._close(entry.name)
-        if made_of:
+        if is_wanted:
             # A lazy observer uses the settings of this moment, but the names of the policy file
             # that applies when it is created.
             make = functools.partial(

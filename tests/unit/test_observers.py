@@ -160,7 +160,7 @@ class SlowObserver(QueuedObserver):
 def new_observer(monkeypatch: pytest.MonkeyPatch) -> SlowObserver:
     """An observer that is in the table `OBSERVERS`, and nowhere else."""
     observer = SlowObserver()
-    entry = ObserverEntry("slow", lambda *_: True, lambda *_: observer)
+    entry = ObserverEntry("slow", lambda *_: observer)
     monkeypatch.setattr(wiring, "OBSERVERS", (*wiring.OBSERVERS, entry))
     return observer
 
