@@ -17,8 +17,14 @@ from otel_limits.core.usage import Usage
 from otel_limits.core.wording import pluralize
 from otel_limits.observers.first_calls import UNLIMITED
 from otel_limits.quotas.quota import too_small, waits_in_vain
-from otel_limits.quotas.store import Count, StoreAuthenticationError, StoreError, StorePlace
-from otel_limits.quotas.stores import is_shared, open_shared_store
+from otel_limits.quotas.store import (
+    Count,
+    Diagnoses,
+    StoreAuthenticationError,
+    StoreError,
+    StorePlace,
+)
+from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
 from otel_limits.quotas.windows import Window
 from otel_limits.runtime.wiring import PORT_IS_TAKEN
 from otel_limits.settings.ledgers import default_ledger, ledger_address
@@ -331,7 +337,8 @@ def store_mistakes(settings: Settings) -> tuple[list[str], list[str]]:
     place = StorePlace(settings.quota_store, settings.quota_store_timeout, settings.quota_namespace)
     store = open_shared_store(place)
     try:
-        missing, problem = store.missing_rights(), store.outdated()
+        missing = store.missing_rights() if isinstance(store, Diagnoses) else []
+        problem = version_problem(store)
     except StoreAuthenticationError as error:
         sentence = f"authentication failed ({redact_url(str(error))})"
         return [], [f"OTEL_LIMITS_QUOTA_STORE: {sentence}. Check its user and password."]
