@@ -47,8 +47,6 @@ def shown_lines(width: int) -> list[str]:
     return [line.rstrip() for line in screen.export_text().splitlines()]
 
 
-# The SDK's `run_sync` ends the generators of a loop that it uses again.
-@pytest.mark.filterwarnings("ignore:asynchronous generator:ResourceWarning")
 @pytest.mark.parametrize("framework", OURS, ids=lambda each: each.name)
 def test_outcomes_are_equal_in_each_framework(framework: Framework) -> None:
     """Users see it with the framework that they have, and only one of them may be installed."""

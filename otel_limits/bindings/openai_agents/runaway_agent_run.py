@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from agents import Agent, RunConfig, Runner, function_tool
@@ -27,6 +28,8 @@ def run_away(most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
     agent = Agent(name="runaway", model=model, tools=[search])
     # Without tracing, which would send the run to OpenAI.
     config = RunConfig(tracing_disabled=True)
-    result = Runner.run_sync(agent, "go", max_turns=most_calls + 2, run_config=config)
+    # Not by `run_sync`, which leaves its event loop open.
+    run = Runner.run(agent, "go", max_turns=most_calls + 2, run_config=config)
+    result = asyncio.run(run)
     stops = markers_of(result)
     return model.calls, stops[-1]["reason"] if stops else "end_turn"
