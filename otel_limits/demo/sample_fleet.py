@@ -38,14 +38,13 @@ def limits_of(entry: Mapping[str, Any]) -> Limits | None:
     return Limits(**entry["limits"]) if "limits" in entry else None
 
 
-MODELS: Final = {
-    name: Model(
-        name=name,
-        provider=each["provider"],
-        price=Price(**{kind: Decimal(usd) for kind, usd in each["price"].items()}),
-    )
-    for name, each in DATA["models"].items()
-}
+def model_of(name: str, entry: Mapping[str, Any]) -> Model:
+    """Return a model with its price."""
+    rates: dict[str, Any] = {kind: Decimal(usd) for kind, usd in entry["price"].items()}
+    return Model(name=name, provider=entry["provider"], price=Price(**rates))
+
+
+MODELS: Final = {name: model_of(name, entry) for name, entry in DATA["models"].items()}
 AGENTS: Final = {
     each["name"]: Agent(
         **{**each, "model": MODELS[each["model"]], "limits": limits_of(each) or RECOMMENDED}

@@ -32,7 +32,7 @@ from tests.langchain.graphs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 def test_approved_tools_count_once(events: list[Event]) -> None:
@@ -94,7 +94,7 @@ def unavailable() -> Any:
 
 TEXT: Final = "This request could not be completed because it took too many steps."
 
-FALLBACKS: Final = {
+FALLBACKS: Final[Mapping[str, tuple[Sequence[Any], str, str]]] = {
     "answers": (["what I know"], "what I know", ""),
     "fails": ([fails(ConnectionError("gone too"))] * 9, TEXT, "ConnectionError"),
 }

@@ -86,7 +86,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def closed(template: Path, ledger: LedgerFile, tmp_path: Path) -> Path:
     """A close of October 2025, in which two invocations ended on each of three days."""
     shutil.copy(template / "ledger.db", ledger.path)
-    return shutil.copy(template / "october.json", tmp_path / "october.json")
+    shutil.copy(template / "october.json", tmp_path / "october.json")
+    return tmp_path / "october.json"
 
 
 def test_close_has_counts_sums_and_digests_of_each_day(
