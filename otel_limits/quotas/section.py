@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import ConfigDict, WithJsonSchema
@@ -109,6 +109,15 @@ class AmountKind(Kind[Any]):
 DEFAULT_PLAN: Final = "default"
 COUNT: Final = AmountKind(each=count_up_to(MAX_PARTS))
 MONEY: Final = AmountKind(each=money_up_to(MAX_PARTS // PARTS_PER_USD))
+
+
+def _as_written(amount: object) -> object:
+    MONEY.each.check(amount)
+    return amount
+
+
+BURST: Final = replace(MONEY.each, check=_as_written)
+"""An amount of any unit: the unit, which is another key, says more."""
 MAX_WAIT: Final = CheckedKind[float](
     phrase="a duration above 0 such as 30s or 5m",
     check=_wait,
@@ -245,7 +254,7 @@ class WrittenQuota(Part):
         "window (default: the amount is available at the start of each window) or smooth (it flows "
         "back evenly; windows of up to an hour)."
     )
-    burst: Annotated[Any, Of(MONEY.each)] = optional(
+    burst: Annotated[Any, Of(BURST)] = optional(
         "With pace: smooth, the amount that a full bucket holds; default a tenth of the amount."
     )
     time_zone: Annotated[Any, Of(TextKind(read=lambda _, text: zone_of(text).key))] = optional(
@@ -349,7 +358,9 @@ class WrittenQuota(Part):
                 "window, or remove pace.",
             )
         with _about_key("burst"):
-            return self.burst and parts_in(unit, AMOUNTS[unit].each.of_value("burst", self.burst))
+            if self.burst is None:
+                return 0
+            return parts_in(unit, AMOUNTS[unit].each.of_value("burst", self.burst))
 
 
 class UnfitError(ValueError):

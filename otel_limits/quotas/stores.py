@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from otel_limits.quotas.store import Diagnoses
-
 if TYPE_CHECKING:
     from otel_limits.quotas.store import QuotaStore, SharedStore, StorePlace
 
@@ -113,6 +111,9 @@ def open_shared_store(place: StorePlace) -> SharedStore:
 
 def version_problem(store: QuotaStore) -> str:
     """Return what is wrong with a store's version; empty if nothing is, or it is unknown."""
+    # Imported here, because the table of settings imports this module.
+    from otel_limits.quotas.store import Diagnoses
+
     return store.outdated() if isinstance(store, Diagnoses) else ""
 
 

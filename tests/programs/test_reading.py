@@ -49,9 +49,7 @@ def test_strict_ends_a_process_with_such_a_ledger() -> None:
 
 # --- one declaration ------------------------------------------------------------------------------
 
-NEW_SETTING = """    {name}: int = field(
-        default=1, metadata={{"kind": WHOLE_NUMBER, "help": "A setting that a test adds."}}
-    )
+NEW_SETTING = """    {name}: int = setting(1, WHOLE_NUMBER, "A setting that a test adds.")
 """
 SHOW_NEW_SETTINGS = """
 from otel_limits.settings import environment
@@ -69,7 +67,7 @@ def extended_package(tmp_path: Path) -> Path:
     copied = shutil.ignore_patterns("__pycache__", "docs", "dashboards")
     package = Path(shutil.copytree(root, tmp_path / "otel_limits", ignore=copied))
     for file, before, name in (
-        ("settings/table.py", "    quiet: bool = field(", "process_number"),
+        ("settings/table.py", "    quiet: bool = setting(", "process_number"),
         ("core/policy.py", "    watched_tools: frozenset", "agent_number"),
     ):
         text = (package / file).read_text()
