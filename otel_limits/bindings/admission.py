@@ -234,7 +234,7 @@ class Admission:
             call.is_of_loop, self.last_call, self.side_verdict = True, call, None
             return None
         if pending is not None:  # nothing is sent after the last answer
-            return self._refused(pending, call)
+            return self._refused(pending, call, asks=pending.asks_again and can_ask)
         can_be_last = can_be_last and not run.budget.wrapped_up
         verdict = run.calls.admit(call, turn=True, last=can_be_last)
         can_be_last = can_be_last and call.reservation is not None
@@ -269,11 +269,11 @@ class Admission:
         self.last_call, self.side_verdict = None, failed
         return True
 
-    def _refused(self, verdict: Verdict, call: InFlightCall) -> Refusal:
+    def _refused(self, verdict: Verdict, call: InFlightCall, *, asks: bool = False) -> Refusal:
         """Refuse this call and all later ones."""
         self.verdict, self.wrapping = verdict, None
         self._release(call)
-        return Refusal(verdict)
+        return Refusal(verdict, asks=asks)
 
     def _release(self, call: InFlightCall) -> None:
         if call.reservation is not None:  # refused by a quota, which is decided after our limits

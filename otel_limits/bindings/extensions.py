@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -11,20 +12,25 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from otel_limits.bindings.span_writer import json_value
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean, quoted
-from otel_limits.core.limits import LIMIT_NAMES, Breach, Limits
+from otel_limits.core.limits import LIMIT_NAMES, LIMITS, Breach, Limits
 from otel_limits.core.origins import EXTENSION
 from otel_limits.core.policy import Overrides, Policy, Verdict
 from otel_limits.core.stop_json import breach_from_json
-from otel_limits.core.texts import place_of, usage_of
-from otel_limits.core.wording import closest_match
+from otel_limits.core.texts import place_of, question_for_end_user, usage_of
+from otel_limits.core.values import MappingKind
+from otel_limits.core.wording import closest_match, shortest
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Invocation
+    from otel_limits.core.usage import Number
 
 logger = logging.getLogger("otel_limits")
 
 EXTEND: Final = "extend"
 """Key of the answer that raises limits."""
+
+AGAIN: Final = "again"
+"""Key of a question that is asked for the second time, as the first answer was not understood."""
 
 NUMBERS: Final = (int, float, Decimal)
 
@@ -32,9 +38,11 @@ NUMBERS: Final = (int, float, Decimal)
 def question(verdict: Verdict, invocation: Invocation) -> dict[str, Any]:
     """Describe the limit that was reached, and the agent.
 
-    Frameworks store it as JSON, which has no type for a Decimal.
+    `question` is for the end user, `sentence` for the operator. Frameworks store it as JSON, which
+    has no type for a Decimal.
     """
     breach = cast("Breach", verdict.breach)
+    understood = f"{verdict.remark} " if verdict.remark else ""
     return {
         "limit": breach.limit,
         "cap": json_value(breach.cap),
@@ -48,9 +56,12 @@ def question(verdict: Verdict, invocation: Invocation) -> dict[str, Any]:
         "origin": breach.origin,
         "agent": invocation.agent,
         "invocation_id": invocation.id,
-        "question": f"Agent {quoted(invocation.agent)} reached {usage_of(breach)}"
-        f"{place_of(breach)} Answer {{'extend': {{{breach.limit!r}: N}}}} to allow N "
-        f"more, or anything else to stop. Invocation ID: {invocation.id}.",
+        AGAIN: verdict.asks_again,
+        "question": question_for_end_user(verdict),
+        "sentence": f"Agent {quoted(invocation.agent)} reached {usage_of(breach)}"
+        f"{place_of(breach)} {understood}Answer yes to allow {shortest(breach.cap)} more, a number "
+        f"to allow that many, {{'extend': {{{breach.limit!r}: N}}}} for this and other limits, or "
+        f"no to stop. Invocation ID: {invocation.id}.",
     }
 
 
@@ -73,51 +84,104 @@ def report_not_asked(agent: str, reason: str) -> None:
         )
 
 
-def extension_of(response: object) -> Limits | None:
-    """Read `{"extend": {"max_turns": 20}}`. Return `None` for anything else or without a cap."""
-    if not isinstance(response, Mapping) or not isinstance(response.get(EXTEND), Mapping):
+YES: Final = frozenset({"yes", "y", "true", "continue", "approve"})
+NO: Final = frozenset({"no", "n", "false", "stop"})
+
+NUMBER: Final = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
+
+
+def extension_of(asked: object, response: object) -> Limits | None:
+    """Return by how much an answer raises limits; `None` if it does not.
+
+    Args:
+        asked: The question.
+        response: True, a text of `YES`, a number, or `{"extend": {"max_turns": 20}}`.
+    """
+    more = response
+    if isinstance(response, Mapping):
+        more = response.get(EXTEND)
+        if isinstance(more, Mapping):
+            return _limits_of({name: cap for name, cap in more.items() if cap not in (None, {})})
+    breach = _breach_of(asked)
+    amount = _amount_of(more, breach)
+    if amount is None or breach.limit not in LIMIT_NAMES:
         return None
+    return _limits_of({breach.limit: {breach.subject: amount} if _is_per_tool(breach) else amount})
+
+
+def _amount_of(more: object, breach: Breach) -> Number | None:
+    if isinstance(more, str):
+        word = more.strip().casefold()
+        if word in YES:
+            return breach.cap
+        if NUMBER.fullmatch(word) is None:
+            return None
+        return Decimal(word) if "." in word else int(word)
+    if more is True:
+        return breach.cap
+    # Zero would turn a loop limit off.
+    return more if isinstance(more, NUMBERS) and more > 0 else None
+
+
+def _limits_of(caps: Mapping[str, Any]) -> Limits | None:
     try:
-        caps = {name: cap for name, cap in response[EXTEND].items() if cap not in (None, {})}
         return Limits(**caps) if caps else None
     # An answer can be any text that a person typed; invalid limits extend nothing.
     except (TypeError, ValueError):
         return None
 
 
-def extend(policy: Policy, response: object) -> Policy:
+def _is_per_tool(breach: Breach) -> bool:
+    return isinstance(LIMITS[breach.limit].kind, MappingKind)
+
+
+def extend(policy: Policy, asked: object, response: object) -> Policy:
     """Add the extension in a human's answer to a policy."""
-    extension = extension_of(response)
+    extension = extension_of(asked, response)
     if extension is None:
         return policy
     return policy.overridden_by(Overrides(limits=extension, origin=EXTENSION))
 
 
 def declined_verdict(asked: object, response: object) -> Verdict | None:
-    """Return the halt after an answer; `None` if it extends a limit.
+    """Return what follows an answer that extends no limit; `None` if it extends one.
+
+    That is the halt; or the question once again, with what is understood, if the answer is not.
 
     Args:
         asked: The question.
         response: The answer.
     """
-    if extension_of(response) is not None:
+    if extension_of(asked, response) is not None:
         return None
     breach = _breach_of(asked)
     problem = _problem_of(response, breach.limit)
-    remark = f"The answer was not understood: {problem}" if problem else ""
-    return Verdict(breach.reason, (breach,), remark=remark)
+    if not problem:
+        return Verdict(breach.reason, (breach,))
+    is_second = isinstance(asked, Mapping) and bool(asked.get(AGAIN))
+    remark = f"The answer was not understood: {problem}"
+    return Verdict(breach.reason, (breach,), remark=remark, asks_again=not is_second)
 
 
 def _problem_of(response: object, asked: str) -> str:
-    """Return why an answer that is meant as an extension is not one; empty if it is not meant so.
+    """Return why an answer is neither an extension nor a refusal; empty if it is a refusal.
 
     Args:
         response: The answer.
         asked: The limit that was reached.
     """
-    if isinstance(response, str) and response.lstrip().startswith("{"):
+    if isinstance(response, Mapping):
+        return _problem_in(response, asked)
+    word = response.strip().casefold() if isinstance(response, str) else ""
+    if response is None or response is False or word in NO:
+        return ""
+    if word.startswith("{"):
         return "it is text, not a mapping."
-    if not isinstance(response, Mapping):
+    return f"{quoted(clean(str(response)))} is neither yes, no nor a number."
+
+
+def _problem_in(response: Mapping[Any, Any], asked: str) -> str:
+    if not response:
         return ""
     if EXTEND in response:
         return _problem_with(response[EXTEND] or {}, asked)
@@ -126,13 +190,13 @@ def _problem_of(response: object, asked: str) -> str:
             return _unknown(field, EXTEND)
         if closest_match(str(field), LIMIT_NAMES):
             return f"{clean(str(field))!r} must be within {EXTEND!r}."
-    return ""
+    return f"it has no {EXTEND!r}."
 
 
 def _problem_with(more: object, asked: str) -> str:
     """Return why an extension is invalid; empty if it is valid, or has no cap."""
     if not isinstance(more, Mapping):
-        return f"{EXTEND!r} must map limits to caps."
+        return f"{EXTEND!r} must be a number, or map limits to caps."
     unknown = next((each for each in more if each not in LIMIT_NAMES), None)
     if unknown is not None:
         return _unknown(unknown, closest_match(str(unknown), LIMIT_NAMES) or asked)

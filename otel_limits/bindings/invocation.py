@@ -16,11 +16,12 @@ from otel_limits.bindings.extensions import declined_verdict, extend, question
 from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
 from otel_limits.core.errors import LimitReachedError, limit_reached
+from otel_limits.core.failures import first_line, without_moving_parts
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
 from otel_limits.core.stop_json import marked_stop
 from otel_limits.runs.current import CURRENT, TASK_SCOPE, current_scope, for_threads
-from otel_limits.runs.run import Run
+from otel_limits.runs.run import ADMITTED, Run, ToolAdmission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -51,14 +52,23 @@ class RequestedTool:
 
     name: str
     arguments: object
-    refusal: Breach | None
-    """The limit that refuses it."""
+    admitted: ToolAdmission = ADMITTED
+    """Whether a limit refuses it."""
     scope: TaskScope | None = None
     """Its scope, once it runs."""
     status: str = ""
     """`success`, `error` or `refused`, once it has ended."""
     result: str = ""
     seconds: float | None = None
+    is_rejected: bool = False
+    """True if a person has rejected it."""
+    is_handoff: bool = False
+    """True if another agent continues after it."""
+
+    @property
+    def refusal(self) -> Breach | None:
+        """The limit that refuses it."""
+        return self.admitted.refusal
 
     @property
     def is_answered(self) -> bool:
@@ -118,8 +128,8 @@ class InvocationInProgress(Admission):
     """The tools of these turns, by the ID of the call."""
     resumed: RequestedTurn | None = field(default=None, kw_only=True)
     """Tools that a response of an earlier, interrupted invocation has requested."""
-    nudge_for: str | None = field(default=None, kw_only=True)
-    """The repeated tool call to warn the model about."""
+    nudge: tuple[str, str] | None = field(default=None, kw_only=True)
+    """The ID of a tool call to warn the model about, and the warning."""
     reason: str = field(default="aborted", kw_only=True)
     """The framework's stop reason, once it has ended by itself."""
     scope: TaskScope | None = field(default=None, kw_only=True)
@@ -205,7 +215,7 @@ class InvocationInProgress(Admission):
         host.prepare(has_own=False)
         policy, declined = host.policy(agent), None
         if asked is not None:
-            policy, declined = extend(policy, answer), declined_verdict(asked, answer)
+            policy, declined = extend(policy, asked, answer), declined_verdict(asked, answer)
         return cls.start(host, agent, policy=policy, verdict=declined, **options)
 
     @suppress_errors("binding")
@@ -367,23 +377,31 @@ class InvocationInProgress(Admission):
         identities: list[str] = []
         for identity, tool in tools.items():
             if tool.refusal is not None:
-                run.tools.record(tool.name, "refused", None, None)
-                continue
-            self._note_answer(tool, identity, answers)
-            if not tool.is_answered:  # such as the last one, which is structured output
+                tool.status = "refused"
+            else:
+                self._note_answer(tool, identity, answers)
+            if not tool.status:  # such as the last one, which is structured output
                 continue
             shown = None
             if run.loops is not None or run.services.keeps_fingerprints:
-                call = self._fingerprints_of(tool)
+                call = self._finished(tool)
                 calls.append(call)
                 identities.append(identity)
                 shown = fingerprint(call.request, call.result)
             status: Any = tool.status
-            run.tools.record(tool.name, status, tool.seconds, shown)
+            run.tools.record(
+                tool.name,
+                status,
+                tool.seconds,
+                shown,
+                tool.admitted.limit,
+                is_handoff=tool.is_handoff,
+            )
+        run.tools.end_turn([tool.admitted for tool in tools.values()])
         if run.loops is not None:
             run.check_loops(calls, turn.text)
-            if (repeated := run.nudge()) is not None and identities:
-                self.nudge_for = identities[repeated]
+            if (nudge := run.nudge()) is not None and identities:
+                self.nudge = identities[nudge[0]], nudge[1]
         self.warn()
         verdict = run.check_limits() if run.services.tool_log is not None else None
         ended = [tool for tool in tools.values() if tool.is_answered and tool.refusal is None]
@@ -404,11 +422,17 @@ class InvocationInProgress(Admission):
         if tool.status != "success":  # only calls that ran use a limit on tool calls
             self.run.tools.release(tool.name)
 
-    def _fingerprints_of(self, tool: RequestedTool) -> Call:
+    def _finished(self, tool: RequestedTool) -> Call:
+        failed = None  # neither a failure nor a success
+        if not tool.is_rejected:
+            failed = self.run.policy.is_failure(tool.name, tool.status, tool.result)
         return Call(
             tool=tool.name,
             request=fingerprint(tool.name, tool.arguments),
             result=fingerprint(tool.status, tool.result),
+            news=fingerprint(tool.status, without_moving_parts(tool.result)),
+            failed=failed,
+            error=first_line(tool.result) if failed else "",
             exempt=self.run.policy.exempts(tool.name),
         )
 

@@ -34,7 +34,6 @@ from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors, suppress_lapses
 from otel_limits.core.texts import (
     EMPTY_REMARK,
-    NUDGE_NOTE,
     TOOLS_REMARK,
     budget_note,
     failed_remark,
@@ -613,9 +612,9 @@ class ModelCallInProgress(ABC):
         if (wrapping := self.wrapping) is not None:
             self.remove_tools(wrap_up_note(wrapping))
             return
-        repeated, invocation.nudge_for = invocation.nudge_for, None
-        if repeated is not None:
-            self.nudge(repeated, NUDGE_NOTE)
+        nudge, invocation.nudge = invocation.nudge, None
+        if nudge is not None:
+            self.nudge(*nudge)
         if run.policy.budget_hints and (levels := run.levels()):
             self.add_note(budget_note(levels))
 

@@ -209,6 +209,8 @@ class ToolCall:
     """Hash of name, arguments and result: equal for equal calls, irreversible."""
     turn: int = 0
     """Number of the turn that requested it."""
+    limit: str | None = None
+    """The limit that refused it, or would have refused it if it were not only observed."""
     at: float = field(default_factory=time.time)
     """Wall clock time at which its end was seen, in seconds since the epoch."""
 

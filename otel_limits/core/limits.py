@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypedDict
@@ -15,6 +15,7 @@ from otel_limits.core.values import (
     MONEY,
     SECONDS,
     SWITCHABLE_CAP,
+    SWITCHABLE_CAPS_PER_TOOL,
     Kind,
 )
 from otel_limits.core.wording import shortest
@@ -41,6 +42,17 @@ USD: Final = "USD"
 """Unit of limits on cost."""
 
 
+@dataclass(frozen=True, slots=True)
+class _OfTool:
+    """Returns the value of one tool; equal for the same tool, unlike a function."""
+
+    counts: Callable[[Tally], Mapping[str, int]]
+    tool: str
+
+    def __call__(self, tally: Tally) -> int:
+        return self.counts(tally).get(self.tool, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """One limit: what it caps, how its cap is parsed and how it is shown."""
@@ -51,8 +63,8 @@ class Limit:
     """The stop reason of its halts."""
     unit: str
     help: str
-    observed: Callable[[Tally], Number]
-    """Returns the capped value of a tally."""
+    observed: Callable[[Tally], Any]
+    """Returns the capped value of a tally, or its values by tool."""
     kind: Kind[Any] = CAP
     """How the cap is parsed."""
     is_refusal: bool = False
@@ -65,6 +77,12 @@ class Limit:
     """False if not even a final answer may exceed it."""
     binds_side_calls: bool = False
     """True if a side call can exceed it."""
+    subject: str | None = None
+    """The tool, in the limit of one tool that `of_tool` returns."""
+
+    def of_tool(self, tool: str) -> Limit:
+        """Return the limit of one tool, of a limit whose value counts by tool."""
+        return replace(self, subject=tool, observed=_OfTool(self.observed, tool))
 
     @property
     def tree_help(self) -> str:
@@ -79,18 +97,23 @@ def _whole_milliseconds(tally: Tally) -> float:
 
 
 def _in_no_tally(tally: Tally) -> Number:
-    # a tally does not distinguish tools: the run checks its calls by tool instead
+    # no tally counts calls by tool: the run checks them where tools are admitted
     raise NotImplementedError(tally)
 
 
-def _loop_limit(name: str, unit: str, help: str) -> Limit:  # noqa: A002  named like the field
+def _loop_limit(
+    name: str,
+    unit: str,
+    help: str,  # noqa: A002  named like the field
+    kind: Kind[Any] = SWITCHABLE_CAP,
+) -> Limit:
     return Limit(
         name=name,
         reason=LOOP_DETECTED_STOP_REASON,
         unit=unit,
         help=f"{help}; 0 turns it off.",
         observed=attrgetter(name.removeprefix("max_")),
-        kind=SWITCHABLE_CAP,
+        kind=kind,
         # Two agents that make the same call are not a loop.
         in_tree=False,
     )
@@ -208,6 +231,22 @@ LIMITS: Final[Mapping[str, Limit]] = {
             "turns without progress",
             "Consecutive turns without a new tool result or new text",
         ),
+        _loop_limit(
+            "max_consecutive_tool_failures",
+            "failing turns",
+            "Consecutive turns in which every tool call failed, whatever its arguments",
+        ),
+        _loop_limit(
+            "max_consecutive_failures_per_tool",
+            "failing turns",
+            "The same for one tool, whatever others do, e.g. ssh=3 (in a file {ssh: 3})",
+            SWITCHABLE_CAPS_PER_TOOL,
+        ),
+        _loop_limit(
+            "max_consecutive_handoffs",
+            "hand-offs in a row",
+            "Consecutive hand-offs among the agents of a tree, without another tool in between",
+        ),
     )
 }
 """Every limit by its name, in the order of their stop reasons.
@@ -267,6 +306,8 @@ class Breach:
     """The tool concerned, if any."""
     note: str = ""
     """Half a sentence that replaces count and cap, if there is one."""
+    error: str = ""
+    """The first line of the tool's last error, if its failures are the reason."""
     uncounted: bool = False
     """True if the cap was not reached, but cannot count a call."""
     reserved: Number = 0
@@ -343,6 +384,9 @@ class Limits:
     max_identical_tool_calls: int | None = None
     max_repeated_tool_cycles: int | None = None
     max_no_progress_turns: int | None = None
+    max_consecutive_tool_failures: int | None = None
+    max_consecutive_failures_per_tool: Mapping[str, int] | None = None
+    max_consecutive_handoffs: int | None = None
     active: tuple[tuple[Limit, Number], ...] = field(
         init=False, repr=False, compare=False, default=()
     )
@@ -352,11 +396,18 @@ class Limits:
         """Reject values that could quietly mean "no limit"."""
         for name, value in self.items():
             object.__setattr__(self, name, LIMITS[name].kind.of_value(name, value))
-        caps = ((LIMITS[name], cap) for name, cap in self.items())
-        # 0 disables a loop limit. Caps of single tools are checked where tools are admitted,
-        # because a tally does not distinguish tools.
-        active = tuple((limit, cap) for limit, cap in caps if cap and not isinstance(cap, Mapping))
+        # 0 disables a loop limit.
+        active = tuple((limit, cap) for limit, cap in self._tallied() if cap)
         object.__setattr__(self, "active", active)
+
+    def _tallied(self) -> Iterator[tuple[Limit, Any]]:
+        """Yield the limits that a tally can reach, with their caps."""
+        for name, cap in self.items():
+            limit = LIMITS[name]
+            if not isinstance(cap, Mapping):
+                yield limit, cap
+            elif not limit.is_refusal:
+                yield from ((limit.of_tool(tool), each) for tool, each in cap.items())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy the caps alone, because the table of limits contains functions."""
@@ -386,8 +437,9 @@ class Limits:
         """Return these caps plus current usage; disabled ones stay disabled."""
         caps = dict(self.items())
         # Only active ones: 0 disables a loop limit, and adding usage would enable it.
-        for limit, _ in self.active:
-            caps[limit.name] += limit.observed(tally)
+        for limit, cap in self.active:
+            now = cap + limit.observed(tally)
+            caps[limit.name] = {**caps[limit.name], limit.subject: now} if limit.subject else now
         if self.max_calls_per_tool is not None:
             caps["max_calls_per_tool"] = {
                 tool: calls_by_tool.get(tool, 0) + cap
@@ -423,6 +475,7 @@ class Limits:
                         observed + held,  # type: ignore[operator]
                         limit.reason,
                         limit.unit,
+                        limit.subject,
                         reserved=held,
                         at_most=limit.unit == USD and tally.has_bounds,
                     ),
@@ -447,6 +500,9 @@ class Caps(TypedDict, total=False):
     max_identical_tool_calls: int | None
     max_repeated_tool_cycles: int | None
     max_no_progress_turns: int | None
+    max_consecutive_tool_failures: int | None
+    max_consecutive_failures_per_tool: Mapping[str, int] | None
+    max_consecutive_handoffs: int | None
 
 
 def _limits_of(caps: Mapping[str, Any]) -> Limits:

@@ -1,6 +1,7 @@
-"""Loop detection: repeated, cyclic and fruitless tool calls.
+"""Loop detection: repeated, cyclic, failing and fruitless tool calls.
 
-Pure and bounded: only the tool's name and two hashes of each call are kept.
+Pure and bounded: the name of the tool and hashes of each call are kept, and the first line of the
+last failure.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ PERIODS: Final = (2, 3, 4, 5)
 SEEN_CAPACITY: Final = 1_000
 """Results and texts that are kept; the one not seen for longest is dropped first."""
 
+FAILING_CAPACITY: Final = 1_000
+"""Tools whose failures are counted: a model can invent any number of names."""
+
 # --- calls ------------------------------------------------------------------------------------
 
 
@@ -41,6 +45,12 @@ class Call:
     """Fingerprint of name and arguments."""
     result: str
     """Fingerprint of the result."""
+    news: str = ""
+    """Fingerprint of the result without time stamps and the like; empty if that is `result`."""
+    failed: bool | None = None
+    """Whether it failed; `None` if it did not run, because a person or a limit refused it."""
+    error: str = ""
+    """The first line of the failure."""
     exempt: bool = False
     """True if the limits on tool calls ignore it."""
 
@@ -63,16 +73,21 @@ class LoopState:
         repeated_tool_cycles: Repetitions of a pattern of 2 to 5 calls, at least two of them
             different, with the same results; 0 until it occurs a second time.
         no_progress_turns: Consecutive turns that added no new tool result and no new text.
+        consecutive_tool_failures: Consecutive turns with tool calls in which each one failed.
+        failures_by_tool: The same for each tool, whatever others did in the meantime.
     """
 
     __slots__ = (
         "_culprits",
+        "_failures",
         "_in_a_row",
         "_last_tool",
         "_matches",
         "_seen",
         "_window",
         "consecutive_same_tool",
+        "consecutive_tool_failures",
+        "failures_by_tool",
         "identical_tool_calls",
         "no_progress_turns",
         "repeated_tool_cycles",
@@ -84,6 +99,8 @@ class LoopState:
         self.identical_tool_calls = 0
         self.repeated_tool_cycles = 0
         self.no_progress_turns = 0
+        self.consecutive_tool_failures = 0
+        self.failures_by_tool: dict[str, int] = {}
         self._last_tool: str | None = None
         self._in_a_row = 0
         self._window: deque[tuple[str, str]] = deque(maxlen=IDENTICAL_WINDOW)
@@ -91,6 +108,8 @@ class LoopState:
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._culprits: dict[str, tuple[str | None, int]] = {}
         """By limit: the tool, and the position of its call in the turn."""
+        self._failures: dict[str, tuple[str, int]] = {}
+        """By tool that fails: the first line of its last failure, and the position of the call."""
 
     def leg(self) -> None:
         """Start a leg: consecutive calls start again; nothing else is per leg."""
@@ -104,6 +123,7 @@ class LoopState:
         judged = [(position, call) for position, call in enumerate(calls) if not call.exempt]
         if judged:
             self._judge_calls(judged)
+            self._judge_failures([each for each in judged if each[1].failed is not None])
         if self._adds_anything(calls, text):
             self.no_progress_turns = 0
         # A turn of exempt calls only is neutral: exempt tools are meant to poll.
@@ -111,6 +131,10 @@ class LoopState:
             self.no_progress_turns += 1
         last = calls[-1].tool if calls else None
         self._culprits["max_no_progress_turns"] = (last, max(len(calls) - 1, 0))
+
+    def error_of(self, tool: str) -> str:
+        """Return the first line of the last failure of a tool that fails; empty otherwise."""
+        return self._failures[tool][0] if tool in self._failures else ""
 
     def culprit_tool(self, limit: str) -> str | None:
         """Return the tool that raised the count of `limit`, if it was a tool.
@@ -120,8 +144,15 @@ class LoopState:
         """
         return self._culprits.get(limit, (None, 0))[0]
 
-    def position(self, limit: str) -> int:
-        """Return the position of that call in the last turn."""
+    def position(self, limit: str, tool: str | None = None) -> int:
+        """Return the position of that call in the last turn.
+
+        Args:
+            limit: Name of a loop limit.
+            tool: The tool, if the limit is that of one.
+        """
+        if tool is not None:
+            return self._failures[tool][1]
         return self._culprits.get(limit, (None, 0))[1]
 
     def _judge_calls(self, calls: Sequence[tuple[int, Call]]) -> None:
@@ -137,6 +168,25 @@ class LoopState:
         position, call = calls[counts.index(highest)]
         self._culprits[limit] = (call.tool, position)
         return highest
+
+    def _judge_failures(self, calls: Sequence[tuple[int, Call]]) -> None:
+        """Count a turn in which every call failed, and that of each tool."""
+        if not calls:
+            return
+        has_failed = all(call.failed for _, call in calls)
+        self.consecutive_tool_failures = self.consecutive_tool_failures + 1 if has_failed else 0
+        last, call = calls[-1]
+        self._culprits["max_consecutive_tool_failures"] = (call.tool, last)
+        for tool in dict.fromkeys(call.tool for _, call in calls):
+            own = [each for each in calls if each[1].tool == tool]
+            before, position = self.failures_by_tool.pop(tool, 0), own[-1][0]
+            self._failures.pop(tool, None)
+            if all(call.failed for _, call in own):
+                self.failures_by_tool[tool] = before + 1
+                self._failures[tool] = own[-1][1].error, position
+        while len(self.failures_by_tool) > FAILING_CAPACITY:
+            oldest = next(iter(self.failures_by_tool))
+            del self.failures_by_tool[oldest], self._failures[oldest]
 
     def _add(self, call: Call) -> tuple[int, int, int]:
         """Add one call; return the resulting three counts of tool calls."""
@@ -174,7 +224,7 @@ class LoopState:
         A result is new if its tool has not returned it before: different arguments that cause the
         same error again are not progress.
         """
-        keys = [fingerprint(call.tool, call.result) for call in calls]
+        keys = [fingerprint(call.tool, call.news or call.result) for call in calls]
         if text and text.strip():
             keys.append(fingerprint(text.strip()))
         # A list, because `any` would stop at the first one and skip the others.

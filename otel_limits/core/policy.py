@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from otel_limits.core.failures import TOOL_FAILURES, FailureRule, is_failure
 from otel_limits.core.halt_message import HALT_MESSAGE, HALT_MESSAGE_DEFAULT
 from otel_limits.core.labels import best_match, clean
 from otel_limits.core.limits import (
@@ -19,7 +20,7 @@ from otel_limits.core.limits import (
     require_tree,
 )
 from otel_limits.core.origins import origins_of
-from otel_limits.core.values import BOOLEAN, FRACTIONS, NAMES, choice, setting
+from otel_limits.core.values import BOOLEAN, FRACTIONS, NAMES, FrozenDict, choice, setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,6 +36,9 @@ Reached: TypeAlias = tuple[Breach, Action]
 HaltedNode = Literal["complete", "fail"]
 HALTED_NODES: Final[tuple[HaltedNode, ...]] = ("complete", "fail")
 
+ToolAction = Literal["refuse", "halt"]
+TOOL_ACTIONS: Final[tuple[ToolAction, ...]] = ("refuse", "halt")
+
 Unmeasured = Literal["estimate", "ignore", "halt"]
 UNMEASURED: Final[tuple[Unmeasured, ...]] = ("estimate", "ignore", "halt")
 
@@ -43,6 +47,7 @@ UNPRICED: Final[tuple[Unpriced, ...]] = ("warn", "halt")
 
 ACTION: Final = choice(*ACTIONS)
 HALTED_NODE: Final = choice(*HALTED_NODES)
+TOOL_ACTION: Final = choice(*TOOL_ACTIONS)
 UNMEASURED_CALLS: Final = choice(*UNMEASURED)
 UNPRICED_CALLS: Final = choice(*UNPRICED)
 
@@ -58,6 +63,8 @@ class Verdict:
     """The action to take; `None` for that of the agent's policy."""
     remark: str = ""
     """A sentence for the operator about a final answer or a question, if something went wrong."""
+    asks_again: bool = False
+    """True if a person is asked once again, as the answer was not understood."""
 
     @property
     def breach(self) -> Breach | None:
@@ -129,6 +136,17 @@ class Policy:
     halted_node: HaltedNode = setting(
         "complete", HALTED_NODE, "Status of a halted node of a graph or swarm: complete or fail."
     )
+    tool_action: ToolAction = setting(
+        "refuse",
+        TOOL_ACTION,
+        "Action at a cap of max_calls_per_tool: refuse (that tool; the agent continues) or halt.",
+    )
+    tool_failures: FailureRule = setting(
+        "text",
+        TOOL_FAILURES,
+        "Results of tools that are failures, besides those that the framework marks: text (that "
+        "begins like an error), marked (no others), or patterns of the beginning of a text.",
+    )
     warn_at: tuple[float, ...] = setting(
         (),
         FRACTIONS,
@@ -158,6 +176,10 @@ class Policy:
     )
     quotas: frozenset[tuple[str, Action | None]] = frozenset()
     """Unit of each quota that covers all calls of the agent, with its own action, if any."""
+    actions_by_tool: Mapping[str, ToolAction] = field(default_factory=FrozenDict)
+    """`tool_action` by the name or glob of a tool."""
+    failures_by_tool: Mapping[str, FailureRule] = field(default_factory=FrozenDict)
+    """`tool_failures` by the name or glob of a tool."""
     watched_tools: frozenset[str] = frozenset()
     """Names or globs of tools that loop limits apply to, although a broader glob exempts them."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -188,6 +210,21 @@ class Policy:
         # Ranked together: `poll_*` may be exempt although `poll_orders` is watched.
         glob = best_match((*self.exempt_tools, *self.watched_tools), tool)
         return glob in self.exempt_tools
+
+    def refuses_only(self, tool: str) -> bool:
+        """Return whether a cap of `tool` refuses its calls and does not halt the agent."""
+        glob = best_match(self.actions_by_tool, tool)
+        action = self.tool_action if glob is None else self.actions_by_tool[glob]
+        return action == "refuse"
+
+    def is_failure(self, tool: str, status: str, text: str) -> bool | None:
+        """Return whether a call of `tool` has failed, by its status, or by its text.
+
+        `None` for a call that was refused, which is neither a failure nor a success.
+        """
+        glob = best_match(self.failures_by_tool, tool)
+        rule = self.tool_failures if glob is None else self.failures_by_tool[glob]
+        return None if status == "refused" else status == "error" or is_failure(text, rule)
 
     def loosened(self, before: Policy) -> Iterator[str]:
         """Yield what is looser than in an earlier policy of the agent, one phrase each."""
@@ -252,7 +289,9 @@ class Policy:
             return breaches
         # Only if something was reached: this runs before every model call, and rarely finds
         # anything.
-        return tuple(replace(each, origin=self.origin_of(each.limit)) for each in breaches)
+        return tuple(
+            replace(each, origin=self.origin_of(each.limit, each.subject)) for each in breaches
+        )
 
     def _unknown(
         self,

@@ -90,6 +90,12 @@ LOOP_NEXT: Final[Mapping[str, str]] = {
     f"the agent repeats them before raising the limit; {EXEMPT}",
     "max_no_progress_turns": "These turns had no new tool result and no new text. Check what the "
     "agent is missing before raising the limit.",
+    "max_consecutive_tool_failures": "Every tool call of these turns failed. Check the tools and "
+    f"what the agent needs for them before raising the limit; {EXEMPT}",
+    "max_consecutive_failures_per_tool": "Check the tool and what the agent needs for it before "
+    f"raising the limit; {EXEMPT}",
+    "max_consecutive_handoffs": "Agents handed over to each other, and no other tool was used in "
+    "between. Check what each of them is waiting for before raising the limit.",
 }
 """The observation, and the next step, by loop limit."""
 
@@ -131,7 +137,8 @@ def usage_of(breach: Breach) -> str:
     # The note of a quota contains its name, its key and its window.
     limit = breach.reason if breach.reason in QUOTA_REASONS else breach.limit
     tool = f" for tool {quoted(breach.subject)}" if breach.subject else ""
-    return f"{limit}{tool}: {breach.note or breach.amount}"
+    error = f", last error: {breach.error!r}" if breach.error else ""
+    return f"{limit}{tool}: {breach.note or breach.amount}{error}"
 
 
 def place_of(breach: Breach) -> str:
@@ -197,6 +204,21 @@ def for_end_user(agent: str, verdict: Verdict, message: str) -> str:
     if verdict.breach is not None and verdict.breach.uncounted:
         reason = f"its {_unknown(verdict.breach)}"
     return message.format(agent=agent[:MAX_LENGTH], reason=reason, limit=limit, used=used)
+
+
+def question_for_end_user(verdict: Verdict, how: str = "") -> str:
+    """Return the question whether an agent may go on, without names of variables, files or code.
+
+    Args:
+        verdict: The limit that was reached.
+        how: How to answer, if not by a text.
+    """
+    limit, used = _limit_and_use(verdict.breach)
+    amount = f" ({used})" if used else ""
+    reason = WHY.get(verdict.reason, "it reached a limit")
+    how = how or f"Answer yes to allow {limit} more, a number to allow that many, or no to stop."
+    again = "The answer was not understood. " if verdict.asks_again else ""
+    return f"{again}This request is paused because {reason}{amount}. Continue? {how}"
 
 
 def _limit_and_use(breach: Breach | None) -> tuple[str, str]:
@@ -287,18 +309,38 @@ def not_run_note(verdict: Verdict) -> str:
     return f"Not run: {cause_of(verdict)}."
 
 
-def refusal_note(breach: Breach) -> str:
-    """Return why a tool call beyond its cap did not run."""
+def refusal_note(breach: Breach, *, is_final: bool) -> str:
+    """Return why a tool call beyond its cap did not run.
+
+    It states a fact of this task and forbids nothing: the conversation may go on with another task.
+
+    Args:
+        breach: The cap.
+        is_final: The agent is halted, too.
+    """
+    cap = breach.cap
+    if breach.subject:
+        fact = f"{breach.subject} was used {cap} of {cap} times in this task."
+    else:
+        shared = " that its agents share" if breach.limit.startswith(TREE_PREFIX) else ""
+        fact = f"Not run: {cap} of {cap} tool calls{shared} were used in this task."
+    return f"{fact} {'Answer' if is_final else 'Use other tools, or answer'} with what you have."
+
+
+FAILURE_LIMITS: Final = ("max_consecutive_tool_failures", "max_consecutive_failures_per_tool")
+
+
+def nudge_note(limit: str) -> str:
+    """Return the warning that one more turn like the last ones reaches a loop limit."""
+    if limit in FAILURE_LIMITS:
+        return (
+            "Note: the last calls have failed. Try something different, or give your answer now "
+            "and say what is missing. One more failure ends this task."
+        )
     return (
-        f"Not run: {_cap_of(breach)} was reached. Do not request it again; answer with what you "
-        "have."
+        "Note: you are repeating yourself: this call and its result are the same as before. "
+        "Try something different, or give your answer now. One more repetition ends this task."
     )
-
-
-NUDGE_NOTE: Final = (
-    "Note: you are repeating yourself: this call and its result are the same as before. "
-    "Try something different, or give your answer now. One more repetition ends this task."
-)
 
 
 def budget_note(levels: Sequence[Level]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from decimal import Context, Decimal
+from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 Number: TypeAlias = int | float | Decimal
@@ -90,6 +92,9 @@ EXACT: Final = Context(prec=60, traps=[])
 """Enough digits for any sum, whatever context the application has set."""
 
 
+NO_FAILURES: Final[Mapping[str, int]] = MappingProxyType({})
+
+
 @dataclass(slots=True)
 class Tally:
     """The current usage of one invocation or one budget tree."""
@@ -136,6 +141,12 @@ class Tally:
     """Repetitions of a pattern of 2 to 5 calls that the last calls follow."""
     no_progress_turns: int = 0
     """Consecutive turns that added nothing new."""
+    consecutive_tool_failures: int = 0
+    """Consecutive turns in which every tool call failed."""
+    consecutive_failures_per_tool: Mapping[str, int] = field(default_factory=lambda: NO_FAILURES)
+    """The same for each tool that failed last."""
+    consecutive_handoffs: int = 0
+    """Consecutive hand-offs in the invocation's whole tree, without another tool in between."""
 
     @property
     def usage(self) -> Usage:

@@ -273,6 +273,7 @@ SWITCHABLE_CAP: Final = _bounded(
     "a whole number of 1 or more, or 0 to switch it off", _whole, _digits, minimum=0
 )
 CALLS_PER_TOOL: Final = MappingKind(each=CAP, example="search=20,fetch=5")
+SWITCHABLE_CAPS_PER_TOOL: Final = MappingKind(each=SWITCHABLE_CAP, example="ssh=3,fetch=5")
 PORT: Final = _bounded(f"a port from 1 to {MAX_PORT}", _whole, _digits, minimum=1, maximum=MAX_PORT)
 SECONDS: Final = _bounded("a number of seconds above 0", _real, float, exclusiveMinimum=0)
 SHARE: Final = _bounded(

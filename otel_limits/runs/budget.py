@@ -37,6 +37,7 @@ class Budget:
     """The budget of one invocation or one budget tree, guarded by the registry's lock."""
 
     __slots__ = (
+        "leader",
         "members",
         "outputs",
         "policy",
@@ -58,6 +59,8 @@ class Budget:
         """True once a model was asked for the final answer that may exceed a cap."""
         self.members = 0
         """Active invocations in it: after the last one ends, calls are counted but not refused."""
+        self.leader: str | None = None
+        """The agent that made the first turn in it, e.g. a supervisor."""
         self.outputs: dict[str, int] = {}
         """Largest output of one answer, by model."""
 
@@ -174,11 +177,11 @@ class Budgets:
     def claim_wrap_up(self, refusing: Collection[Budget], outermost: Collection[Budget]) -> bool:
         """Claim the final answer of every exhausted budget; False if one has none left.
 
-        A tree has one for its outermost member, and none if that has made no turn.
+        A tree has one: for its outermost member, if that has made a turn.
 
         Args:
             refusing: Budgets that have refused a tool call, which exhausts them as well.
-            outermost: Trees in which no other running invocation encloses this one.
+            outermost: Trees whose last answer this invocation would write.
         """
         if self.own.wrapped_up:
             return False
@@ -194,7 +197,7 @@ class Budgets:
             # A limit on model calls, for example, would be exceeded by the final answer itself.
             if not all(breach.leaves_room for breach in breaches):
                 return False
-            if budget is not self.own and not (budget in outermost and self.own.tally.turns):
+            if budget is not self.own and budget not in outermost:
                 return False
             spent.append(budget)
         # Last, so that a refusal by one budget does not use up another's final answer.

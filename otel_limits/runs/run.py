@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from uuid import uuid4
 
 from otel_limits.core import events
@@ -28,7 +28,7 @@ from otel_limits.core.loops import LoopState
 from otel_limits.core.origins import EXTENSION
 from otel_limits.core.policy import KILLED, Overrides, Reached, Verdict, verdict_of
 from otel_limits.core.price import NO_QUOTE, Quote
-from otel_limits.core.texts import for_operator
+from otel_limits.core.texts import FAILURE_LIMITS, for_operator, nudge_note
 from otel_limits.core.usage import EXACT, NO_COST, Usage, UsageRecord
 from otel_limits.runs.budget import ASSUMED_OUTPUT, Budget, Budgets, Reservation
 from otel_limits.runs.clock import CLOCK
@@ -48,7 +48,11 @@ if TYPE_CHECKING:
     from otel_limits.runs.span_tree import UnreportedCall
     from otel_limits.runs.spans import Spans
 
-FIRST_REPETITION: Final = {**dict.fromkeys(LOOP_LIMITS, 2), "max_no_progress_turns": 1}
+FIRST_REPETITION: Final = {
+    **dict.fromkeys(LOOP_LIMITS, 2),
+    "max_no_progress_turns": 1,
+    "max_consecutive_handoffs": math.inf,  # the model that would be warned is another agent's
+}
 """The lowest count of each loop limit that means a repetition: one call is none."""
 
 
@@ -105,10 +109,20 @@ class Services:
             return NO_QUOTE
 
 
+class Handoffs:
+    """Consecutive hand-offs in one tree of invocations, without another tool in between."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.count = 0
+
+
 class Group:
     """Agents that run together without a parent agent, such as a graph."""
 
-    __slots__ = ("finished", "invocation", "lock", "parent", "policy", "run", "trees")
+    __slots__ = ("finished", "handoffs", "invocation", "lock", "parent", "policy", "run", "trees")
 
     def __init__(
         self, name: str, policy: Policy, trees: tuple[Budget, ...], parent: Run | Group | None
@@ -121,6 +135,7 @@ class Group:
         self.policy = policy
         self.trees = trees
         self.parent = parent
+        self.handoffs = parent.handoffs if parent else Handoffs()
         self.run: Run | None = None
         """The invocation of its members' model calls without an agent, once there is one."""
         self.lock = threading.RLock()
@@ -184,6 +199,7 @@ class Run:
         self.loops = LoopState() if has_loop_limit else None
         self.parent = parent
         """The invocation or the group that started it."""
+        self.handoffs = parent.handoffs if parent else Handoffs()
         self.spans = spans
         self.unsampled = unsampled
         """True if its span did not reach the span processor."""
@@ -223,8 +239,9 @@ class Run:
         return has_limits or (gate is not None and gate.holds_quotas)
 
     def measure_time(self) -> None:
-        """Update the elapsed time of every budget, before a decision."""
+        """Update the elapsed time of every budget, and what the tree shares, before a decision."""
         self.budgets.measure_time(self.services.now())
+        self.tally.consecutive_handoffs = self.handoffs.count
 
     def decide(
         self, *, with_reserved: bool = False, forces_output: bool = False, side: bool = False
@@ -258,9 +275,7 @@ class Run:
         if verdict is None or loops is None or verdict.reason != LOOP_DETECTED_STOP_REASON:
             return verdict
         breaches = tuple(
-            replace(breach, subject=loops.culprit_tool(breach.limit))
-            if breach.reason == LOOP_DETECTED_STOP_REASON
-            else breach
+            _with_subject(breach, loops) if breach.reason == LOOP_DETECTED_STOP_REASON else breach
             for breach in verdict.breaches
         )
         return replace(verdict, breaches=breaches)
@@ -315,15 +330,37 @@ class Run:
         around, scope = self.parent, self.task_scope
         return around is None or (scope is not None and scope.owner is around)
 
-    def outermost_in(self) -> tuple[Budget, ...]:
-        """Return the enclosing trees in which no other running invocation encloses this one."""
+    @property
+    def answers_for_tree(self) -> bool:
+        """True if it would write the last answer of a tree that is exhausted."""
+        default = self.budgets.unpriced_default
+        return any(
+            any(tree.reached(with_reserved=True, unpriced_default=default))
+            for tree in self.trees_to_answer()
+        )
+
+    def trees_to_answer(self) -> tuple[Budget, ...]:
+        """Return the enclosing trees whose last answer this invocation would write.
+
+        It has made a turn, and no other running invocation encloses it. Or it is the agent with
+        which the tree began, such as a supervisor, and what encloses it only calls agents, as a
+        graph does.
+        """
         enclosed: set[int] = set()
+        called: set[int] = set()
         around = self.parent
         while around is not None:
             if isinstance(around, Run) and not (around.finished or around.has_handed_off):
-                enclosed.update(map(id, around.trees))
+                trees = enclosed if around.tally.turns else called
+                trees.update(map(id, around.trees))
             around = around.parent
-        return tuple(tree for tree in self.trees if id(tree) not in enclosed)
+        name = self.invocation.agent
+        return tuple(
+            tree
+            for tree in self.trees
+            if id(tree) not in enclosed
+            and (tree.leader == name if id(tree) in called else self.tally.turns)
+        )
 
     def note_halt(self, sentence: str, verdict: Verdict) -> None:
         """Note a sentence that a tool of an enclosing invocation may return to its model."""
@@ -341,6 +378,7 @@ class Run:
         self.budget.policy = self.policy.overridden_by(Overrides(limits=more, origin=EXTENSION))
         # Earlier refusals would remain breaches forever, and end the extended invocation.
         self.refusals.clear()
+        self.tools.end_turn([ADMITTED])
         self.time_limit.start()
 
     def reset_iterations(self) -> None:
@@ -370,6 +408,8 @@ class Run:
         self.tally.identical_tool_calls = self.loops.identical_tool_calls
         self.tally.repeated_tool_cycles = self.loops.repeated_tool_cycles
         self.tally.no_progress_turns = self.loops.no_progress_turns
+        self.tally.consecutive_tool_failures = self.loops.consecutive_tool_failures
+        self.tally.consecutive_failures_per_tool = self.loops.failures_by_tool
 
     # --- decisions --------------------------------------------------------------------------------
 
@@ -399,10 +439,11 @@ class Run:
             self.services.observers.publish(warning)
         return tuple(crossed)
 
-    def nudge(self) -> int | None:
+    def nudge(self) -> tuple[int, str] | None:
         """Return which call of the turn to warn the model about, one short of a loop limit; once.
 
-        It is the position among the calls last given to `check_loops`.
+        Returns:
+            The position among the calls last given to `check_loops`, and the note for the model.
         """
         if self._nudged or self.loops is None or self.policy.nudge_disabled:
             return None
@@ -412,7 +453,7 @@ class Run:
             # One short of the cap, so that one turn is left to change course.
             if kind.observed(self.tally) == cap - 1:
                 self._nudged = True
-                return self.loops.position(kind.name)
+                return self.loops.position(kind.name, kind.subject), nudge_note(kind.name)
         return None
 
     def stop(self, reason: str) -> Stop:
@@ -455,6 +496,12 @@ class Run:
         INTERNAL_ERRORS.report_deferred()
         self.time_limit.cancel()
         self.calls.settle_all()
+
+
+def _with_subject(breach: Breach, loops: LoopState) -> Breach:
+    tool = breach.subject or loops.culprit_tool(breach.limit)
+    error = loops.error_of(tool) if tool and breach.limit in FAILURE_LIMITS else ""
+    return replace(breach, subject=tool, error=error)
 
 
 # --- model calls ----------------------------------------------------------------------------------
@@ -567,6 +614,7 @@ class CallTracker:
             self._run.tally.iterations += 1
             for budget in self._run.budgets:
                 budget.tally.turns += 1
+                budget.leader = budget.leader or self._run.invocation.agent
             return self._run.tally.turns
 
     def on_response_rejected(self, call: InFlightCall) -> None:
@@ -682,7 +730,7 @@ class CallTracker:
         """Claim the final answer that may exceed a cap, if it is available."""
         run = self._run
         refusing = [budget for _, budget in run.refusals.values()]
-        return not run.killed and run.budgets.claim_wrap_up(refusing, run.outermost_in())
+        return not run.killed and run.budgets.claim_wrap_up(refusing, run.trees_to_answer())
 
     def _release_kept(self) -> None:
         """Release what the loop has reserved apart from its calls."""
@@ -849,6 +897,21 @@ class UnreportedCalls:
 
 # --- tool calls -----------------------------------------------------------------------------------
 
+REFUSED_TURNS: Final = 3
+"""Consecutive turns with nothing but refused requests that halt the agent."""
+
+
+class ToolAdmission(NamedTuple):
+    """The decision about a requested tool call."""
+
+    refusal: Breach | None = None
+    """The limit that refuses it."""
+    limit: str | None = None
+    """The name of the limit that refuses it, or would refuse it if it were not only observed."""
+
+
+ADMITTED: Final = ToolAdmission()
+
 
 class ToolCalls:
     """The tool calls of one invocation."""
@@ -859,7 +922,7 @@ class ToolCalls:
         self.by_tool: dict[str, int] = {}
         self._of_turn: tuple[int, dict[str, int]] = (0, {})
         """The last turn with tool calls, and its calls by tool."""
-        self._published = self._logged = 0
+        self._published = self._logged = self._refused_turns = 0
 
     @property
     def of_turn(self) -> dict[str, int]:
@@ -868,19 +931,34 @@ class ToolCalls:
         # Only of this very turn: after a response without tools there are no results.
         return called if turn == self._run.tally.turns else {}
 
-    def admit(self, tool: str) -> Breach | None:
-        """Count a requested call of `tool`, or return the limit that refuses it."""
-        run = self._run
+    def admit(self, tool: str) -> ToolAdmission:
+        """Count a requested call of `tool`, unless a limit refuses it."""
+        run, observed = self._run, None
         with run.services.lock:
             # Checked and counted in one step: parallel agents of a tree share the rest.
             for breach, budget in self._spent(tool):
                 # Also when only observed: the check after the turn reports it.
-                run.refusals[breach.limit] = breach, budget
+                if breach.subject is None or not run.policy.refuses_only(tool):
+                    run.refusals[breach.limit] = breach, budget
                 if budget.policy.action != "observe":
                     run.tally.refused_tool_calls += 1
-                    return breach
+                    return ToolAdmission(breach, breach.limit)
+                observed = observed or breach.limit
             self._count(tool, 1)
-        return None
+        return ToolAdmission(None, observed) if observed else ADMITTED
+
+    def end_turn(self, admitted: Sequence[ToolAdmission]) -> None:
+        """Halt the agent after turns in which every request was refused by the cap of a tool.
+
+        Args:
+            admitted: The decisions about the requests of a turn.
+        """
+        run = self._run
+        refusals = [each.refusal for each in admitted if each.refusal is not None]
+        self._refused_turns = self._refused_turns + 1 if len(refusals) == len(admitted) else 0
+        if refusals and self._refused_turns >= REFUSED_TURNS:
+            with run.services.lock:
+                run.refusals[refusals[-1].limit] = refusals[-1], run.budget
 
     def release(self, tool: str) -> None:
         """Uncount an admitted call that did not run."""
@@ -888,10 +966,18 @@ class ToolCalls:
             self._count(tool, -1)
 
     def record(
-        self, tool: str, status: ToolStatus, seconds: float | None, fingerprint: str | None
+        self,
+        tool: str,
+        status: ToolStatus,
+        seconds: float | None,
+        fingerprint: str | None,
+        limit: str | None = None,
+        *,
+        is_handoff: bool = False,
     ) -> None:
         """Publish the final attempt of a call."""
         self._published += 1
+        self._run.handoffs.count = self._run.handoffs.count + 1 if is_handoff else 0
         called = self.of_turn
         called[tool] = called.get(tool, 0) + 1
         self._of_turn = (self._run.tally.turns, called)
@@ -904,6 +990,7 @@ class ToolCalls:
                 seconds=seconds,
                 fingerprint=fingerprint,
                 turn=self._run.tally.turns,
+                limit=limit,
             )
         )
 

@@ -50,6 +50,8 @@ PRESETS: Final[Mapping[str, Mapping[str, int]]] = {
         "max_iterations": 25,
         "max_model_calls": 100,
         "max_identical_tool_calls": 5,
+        "max_consecutive_tool_failures": 5,
+        "max_consecutive_handoffs": 20,
         # As for one invocation: the work is not worth more because several agents share it.
         "tree_max_model_calls": 100,
     },
@@ -116,7 +118,8 @@ class Settings:
         "none",
         choice(*PRESETS),
         "Limits to start from, e.g. recommended; it sets max_iterations=25, "
-        "max_identical_tool_calls=5, max_model_calls=100 and tree_max_model_calls=100.",
+        "max_model_calls=100, tree_max_model_calls=100, max_identical_tool_calls=5, "
+        "max_consecutive_tool_failures=5 and max_consecutive_handoffs=20.",
     )
     quota_store: str = setting(
         MEMORY_URL,

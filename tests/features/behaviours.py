@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from opentelemetry.trace import StatusCode
 
 from otel_limits import (
+    Halt,
     LimitReachedError,
     Limits,
     MaxTurnsReachedException,
     ModelCall,
-    ToolCall,
     kill,
     stop_of,
     stops_of,
@@ -37,8 +36,11 @@ from tests.features.observed import (
     SEARCH,
     TURNS,
     exporter,
+    failing,
     handed_over,
+    runaway,
 )
+from tests.features.rows_of_tools import TOOL_ROWS
 from tests.features.seen import (
     FOR_MODEL,
     KILLED,
@@ -68,19 +70,17 @@ def every_limit(subject: Subject) -> None:
     """Each limit counts the same, without an event loop and in a stream."""
     ways = {"call": subject.call, "stream": lambda agent: asyncio.run(subject.stream(agent))}
     for name, (cap, calls) in CAPS.items():
-        if name != "max_duration_seconds":
+        if name not in ("max_duration_seconds", "max_consecutive_handoffs"):
             in_every_way(ways, functools.partial(check_limit, subject, only(name, cap), calls))
 
 
 def check_limit(subject: Subject, limits: Limits, calls: int, call: Way) -> None:
     """Compare a runaway agent under one limit."""
     ((name, _),) = limits.items()
-    pair = (SEARCH, uses("search", arguments={"query": "x"}))
-    script = itertools.cycle(pair) if name == "max_repeated_tool_cycles" else endless(SEARCH)
     with recording(PRICES, limits=limits) as events:
-        model = subject.model(script)
-        ending = call(subject.agent(model))
-    reason = LIMITS[name].reason
+        model = subject.model(runaway(name))
+        ending = call(subject.agent(model, failing(subject)))
+    reason, tool = LIMITS[name].reason, "ask" if "failures" in name else "search"
     is_refusal = reason == "max_tool_calls"
     expect(
         {"limit": name, **facts(subject, model, ending, events)},
@@ -92,8 +92,8 @@ def check_limit(subject: Subject, limits: Limits, calls: int, call: Way) -> None
         synthetic=True,
         kinds=["measured"] * calls,
         tools=[
-            *[("search", "success")] * (calls - is_refusal),
-            *[("search", "refused")] * is_refusal,
+            *[(tool, "success")] * (calls - is_refusal),
+            *[(tool, "refused")] * is_refusal,
         ],
         halts=[(reason, "halted")],
         ends=[("boss", reason, "halted")],
@@ -455,28 +455,6 @@ def nudged(subject: Subject) -> None:
     expect(seen, calls=3, reason="loop_detected", warned=[False, False, True])
 
 
-def refused_tool(subject: Subject) -> None:
-    """A tool beyond its cap does not run, unlike another one of the same turn."""
-    ran: list[str] = []
-
-    def work() -> str:
-        ran.append("ask")
-        return "found"
-
-    with recording(limits=Limits(max_calls_per_tool={"search": 1})) as events:
-        model = subject.model([uses("search", "search", "ask"), says("done")])
-        ending = subject.call(subject.agent(model, subject.doing(work)))
-    statuses = sorted((each.tool, each.status) for each in events if isinstance(each, ToolCall))
-    expect(
-        {**facts(subject, model, ending, events), "ran": ran, "tools": statuses},
-        ran=["ask"],
-        tools=[("ask", "success"), ("search", "refused"), ("search", "success")],
-        calls=1,
-        reason="max_tool_calls",
-        synthetic=True,
-    )
-
-
 # --- streams, deadlines and kills -----------------------------------------------------------------
 
 
@@ -760,6 +738,34 @@ def hand_off(subject: Subject) -> None:
     )
 
 
+def hand_offs_for_ever(subject: Subject) -> None:
+    """Agents that hand over to each other endlessly are a loop; a tool in between is work."""
+    parts = len(subject.hand_off_to("a"))  # an agent may answer after its hand-off
+    with recording(limits=Limits(max_consecutive_handoffs=3)) as events:
+        calls, ending = handed_over(subject)
+    expect(
+        {
+            "calls": calls,
+            "reason": ending.stop and ending.stop.reason,
+            "halts": {each.reason for each in events if isinstance(each, Halt)},
+        },
+        calls=3 * parts - (parts - 1),
+        reason="loop_detected",
+        halts={"loop_detected"},
+    )
+    with recording(limits=Limits(max_consecutive_handoffs=2)) as events:
+        models = (
+            subject.model([SEARCH, *subject.hand_off_to("b"), SEARCH, *subject.hand_off_to("b")]),
+            subject.model([SEARCH, *subject.hand_off_to("a"), says("done")]),
+        )
+        subject.call(subject.handing_off(models))
+    expect(
+        {"calls": sum(model.calls for model in models), **published(events)},
+        calls=4 + 3 * parts,
+        halts=[],
+    )
+
+
 def side_call(subject: Subject) -> None:
     """A model call of a tool counts, is no turn, and is refused beyond a limit."""
     with recording(limits=Limits(max_model_calls=3)) as events:
@@ -782,7 +788,13 @@ def side_call(subject: Subject) -> None:
 
 
 def in_a_row(
-    subject: Subject, request: Any, build: Callable[[Any], Any], name: str, *, is_run: bool = False
+    subject: Subject,
+    request: Any,
+    build: Callable[[Any], Any],
+    name: str,
+    *,
+    is_run: bool = False,
+    is_failure: bool = True,
 ) -> None:
     """Compare the calls of a model that requests the same tool in each turn."""
     cap = 5
@@ -790,6 +802,8 @@ def in_a_row(
     reason: str | None = LIMITS[name].reason
     if name == "max_tool_calls":  # a request beyond it is refused, and needs a model call
         calls, reason = (cap + 1, reason) if is_run else (MANY + 1, None)
+    if name == "max_consecutive_tool_failures" and not is_failure:
+        calls, reason = MANY + 1, None
     with recording(limits=only(name, cap)) as events:
         model = subject.model([*[request] * MANY, says("gave up")])
         agent = build(model)
@@ -818,7 +832,7 @@ def denied_tool(name: str) -> Row:
 
 def rejected_tool(name: str) -> Row:
     """Return a row about an agent whose tool is rejected by a human forever."""
-    return lambda subject: in_a_row(subject, SEARCH, subject.asking_first, name)
+    return lambda subject: in_a_row(subject, SEARCH, subject.asking_first, name, is_failure=False)
 
 
 NOT_RUN: Final = {
@@ -831,6 +845,7 @@ NOT_RUN_LIMITS: Final = (
     "max_identical_tool_calls",
     "max_consecutive_same_tool",
     "max_tool_calls",
+    "max_consecutive_tool_failures",
 )
 
 
@@ -921,7 +936,7 @@ ROWS: Final[Mapping[str, Row]] = {
     "ask, and a human refuses": refused_by_human,
     **{f"next call after {action}": next_call(action, taken) for action, taken in TAKEN.items()},
     "warning before a loop limit": nudged,
-    "refused tool": refused_tool,
+    **TOOL_ROWS,
     "stream": streamed,
     "stream that is left": left_stream,
     "reader of a stream": reader_of_a_stream,
@@ -934,6 +949,7 @@ ROWS: Final[Mapping[str, Row]] = {
     "halted helper in JSON": halted_helper_in_json,
     "delegation to a halted helper": delegated,
     "hand-off": hand_off,
+    "hand-offs without end": hand_offs_for_ever,
     "side call": side_call,
     **{
         f"{what} under {name}": build(name)

@@ -8,7 +8,7 @@ import functools
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +32,7 @@ from otel_limits import (
 )
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.core.limits import LIMITS
-from otel_limits.testing import endless, only, says, uses
+from otel_limits.testing import Answer, endless, only, says, uses
 from tests.features.subject import Ending, Subject
 
 Observe = Callable[[Subject], bool | str]
@@ -92,11 +92,29 @@ CAPS: Final[Mapping[str, tuple[object, int]]] = {
     "max_identical_tool_calls": (3, 3),
     "max_repeated_tool_cycles": (3, 6),
     "max_no_progress_turns": (2, 3),
+    "max_consecutive_tool_failures": (2, 2),
+    "max_consecutive_failures_per_tool": ({"ask": 2}, 2),
+    "max_consecutive_handoffs": (3, 3),
 }
 """A cap for each limit, and the number of model calls that it allows a runaway agent."""
 
-PRICES: Final = "models: {'*': {price: {input: 2000, output: 2000}}}"
-"""USD per million tokens, so that each call costs 0.03."""
+PRICES: Final = """
+defaults: {tool_action: halt}
+models: {'*': {price: {input: 2000, output: 2000}}}
+"""
+"""USD per million tokens, so that each call costs 0.03; and a halt at each limit."""
+
+
+def runaway(limit: str) -> Iterable[Answer]:
+    """Script an agent that reaches a limit."""
+    if limit == "max_repeated_tool_cycles":
+        return itertools.cycle([SEARCH, uses("search", arguments={"query": "x"})])
+    return endless(CALL_OTHER if "failures" in limit else SEARCH)
+
+
+def failing(subject: Subject) -> Any:
+    """Return a tool named `ask` that fails."""
+    return subject.doing(lambda: "error: no network")
 
 
 def limit(name: str) -> Observe:
@@ -104,12 +122,15 @@ def limit(name: str) -> Observe:
 
     def observe(subject: Subject) -> bool:
         cap, calls = CAPS[name]
+        if name == "max_consecutive_handoffs":
+            with enabled(limits=only(name, cap)):
+                made, ending = handed_over(subject)
+            each = len(subject.hand_off_to("a"))  # an agent may answer after its hand-off
+            return made == calls * each - (each - 1) and is_halted(ending, LIMITS[name].reason)
         pause = forever if name == "max_duration_seconds" else None
         with enabled(PRICES, limits=only(name, cap)):
-            pair = (SEARCH, uses("search", arguments={"query": "x"}))
-            is_cycle = name == "max_repeated_tool_cycles"
-            model = subject.model(itertools.cycle(pair) if is_cycle else endless(SEARCH), pause)
-            ending = asyncio.run(subject.call_later(subject.agent(model)))
+            model = subject.model(runaway(name), pause)
+            ending = asyncio.run(subject.call_later(subject.agent(model, failing(subject))))
         return model.calls == calls and is_halted(ending, LIMITS[name].reason)
 
     return observe

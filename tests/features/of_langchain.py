@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware, wrap_tool_call
 from langchain_core.messages import ToolMessage
-from langchain_core.tools import tool
+from langchain_core.tools import ToolException, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from langgraph_swarm import create_handoff_tool, create_swarm
@@ -108,6 +108,16 @@ class LangChainSubject:
             """Ask."""
             return work()
 
+        return ask
+
+    def raising(self) -> Any:
+        """Return a tool that raises."""
+
+        def fail() -> str:
+            raise ToolException("no network")
+
+        ask = self.doing(fail)
+        ask.handle_tool_error = True
         return ask
 
     def denying(self, model: Any) -> Any:

@@ -137,6 +137,14 @@ class OpenAIAgentsSubject:
 
         return ask
 
+    def raising(self) -> Any:
+        """Return a tool that raises."""
+
+        def fail() -> str:
+            raise ValueError("no network")
+
+        return self.doing(fail)
+
     def denying(self, model: Any) -> Any:
         """Return an agent with a guardrail that rejects the input of its tool."""
 

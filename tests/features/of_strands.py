@@ -98,6 +98,14 @@ class StrandsSubject:
 
         return ask
 
+    def raising(self) -> Any:
+        """Return a tool that raises."""
+
+        def fail() -> str:
+            raise ValueError("no network")
+
+        return self.doing(fail)
+
     def denying(self, model: Any) -> Any:
         """Return an agent with a hook that cancels tools."""
 

@@ -72,6 +72,9 @@ class Subject(Protocol):
     def doing(self, work: Callable[[], str]) -> Any:
         """Return a tool named `ask` that calls a function."""
 
+    def raising(self) -> Any:
+        """Return a tool named `ask` that raises an exception, which the model reads."""
+
     def denying(self, model: Any) -> Any:
         """Return an agent in which code of the application denies each call of `search`."""
 

@@ -233,7 +233,7 @@ def test_parallel_calls_beyond_cap_are_refused(
     results = [block["toolResult"] for block in agent.messages[2]["content"]]
     assert (result.stop_reason, model.calls, len(tool_runs)) == ("max_tool_calls", 1, 2)
     assert [each["status"] for each in results] == ["success", "success", "error", "error"]
-    assert "limit of 2 tool calls" in str(results[2]["content"])
+    assert "2 of 2 tool calls were used in this task" in str(results[2]["content"])
 
 
 def test_tool_retry_is_not_another_call(
@@ -639,19 +639,16 @@ def test_extended_agent_can_finish(make_agent: MakeAgent, source: str) -> None:
     "response",
     [
         None,
+        False,
         "no",
-        {"x": 1},
-        {"extend": 5},
+        " Stop ",
         {"extend": {}},
-        {"extend": {"max_turns": 0}},
         {"extend": {"max_turns": None}},
         {"extend": {"max_calls_per_tool": {}}},
-        {"extend": {"max_turns": 5, "max_turn": 5}},
-        {"extend": {5: 5}},
     ],
     ids=str,
 )
-def test_other_answer_halts(make_agent: MakeAgent, source: str, response: object) -> None:
+def test_refusal_halts(make_agent: MakeAgent, source: str, response: object) -> None:
     """An answer without an extension ends the agent without another model call."""
     enable(Limits(max_turns=1), action="ask")
     model = ScriptedModel(itertools.chain([uses("search")], endless(says("x"))))
@@ -661,12 +658,90 @@ def test_other_answer_halts(make_agent: MakeAgent, source: str, response: object
     assert agent("go").stop_reason == "end_turn"
 
 
+@pytest.mark.parametrize(
+    ("response", "more"),
+    [
+        (True, 2),
+        ("yes", 2),
+        (" Y ", 2),
+        ("continue", 2),
+        ("Approve", 2),
+        (3, 3),
+        ("3", 3),
+        ({"extend": 3}, 3),
+        ({"extend": "yes"}, 2),
+        ({"extend": {"max_turns": 3}}, 3),
+    ],
+    ids=str,
+)
+def test_approval_extends_the_limit(
+    make_agent: MakeAgent, source: str, response: object, more: int
+) -> None:
+    """By the amount of the cap, or by the number that a person gives."""
+    enable(Limits(max_turns=2), action="ask")
+    model = ScriptedModel(endless(uses("search")))
+    agent = make_agent(model)
+    assert extended(agent, agent("go"), response).stop_reason == "interrupt"
+    assert model.calls == 2 + more
+
+
+def test_approval_extends_the_cap_of_one_tool(make_agent: MakeAgent, source: str) -> None:
+    """And not those of other tools."""
+    enable(Limits(max_consecutive_failures_per_tool={"search": 2, "other": 9}), action="ask")
+    model = ScriptedModel(endless(uses("unknown", "search")))
+    agent = make_agent(model)
+    agent.tool_registry.registry.pop("search")
+    assert extended(agent, agent("go"), "3").stop_reason == "interrupt"
+    assert model.calls == 5
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "maybe",
+        {"x": 1},
+        {"extend": {"max_turns": 0}},
+        {"extend": {"max_turns": 5, "max_turn": 5}},
+        {"extend": {5: 5}},
+        "-3",
+        0,
+    ],
+    ids=str,
+)
+def test_other_answer_is_asked_for_once_again(
+    make_agent: MakeAgent, source: str, response: object
+) -> None:
+    """With what would be understood; the second one halts."""
+    enable(Limits(max_turns=1), action="ask")
+    model = ScriptedModel(itertools.chain([uses("search")], endless(says("x"))))
+    agent = make_agent(model)
+    again = extended(agent, agent("go"), response)
+    (asked,) = again.interrupts
+    assert asked.reason["again"]
+    assert asked.reason["question"].startswith("The answer was not understood. ")
+    assert "The answer was not understood: " in asked.reason["sentence"]
+    result = extended(agent, again, response)
+    assert (result.stop_reason, model.calls) == ("max_turns", 1)
+    assert agent("go").stop_reason == "end_turn"
+
+
+def test_answer_to_the_second_question_extends_the_limit(
+    make_agent: MakeAgent, source: str
+) -> None:
+    """A person who mistypes has not said no."""
+    enable(Limits(max_turns=1), action="ask")
+    model = ScriptedModel([uses("search"), says("done")])
+    agent = make_agent(model)
+    again = extended(agent, agent("go"), "yse")
+    assert (extended(agent, again, "yes").stop_reason, model.calls) == ("end_turn", 2)
+
+
 def test_extension_without_tool_name_keeps_tool_caps(make_agent: MakeAgent, source: str) -> None:
     """Caps of single tools stay in force when an answer mentions them without a tool name."""
     enable(Limits(max_turns=1, max_calls_per_tool={"search": 1}), action="ask")
     model = ScriptedModel(endless(uses("search")))
     agent = make_agent(model)
-    again = extended(agent, agent("go"), {"extend": {"max_turns": 5, "max_calls_per_tool": {}}})
+    again = extended(agent, agent("go"), {"extend": {"max_turns": 9, "max_calls_per_tool": {}}})
     assert again.interrupts[0].reason["limit"] == "max_calls_per_tool"
 
 

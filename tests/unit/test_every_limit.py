@@ -37,6 +37,8 @@ class Case:
     """There may be one more call, for a last answer."""
     alternates: bool = False
     """The agent uses two tools in turn instead of one."""
+    fails: bool = False
+    """Its tool fails."""
 
 
 CASES = {
@@ -58,6 +60,12 @@ CASES = {
         Limits(max_repeated_tool_cycles=3), "loop_detected", 6, alternates=True
     ),
     "max_no_progress_turns": Case(Limits(max_no_progress_turns=3), "loop_detected", 4),
+    "max_consecutive_tool_failures": Case(
+        Limits(max_consecutive_tool_failures=3), "loop_detected", 3, fails=True
+    ),
+    "max_consecutive_failures_per_tool": Case(
+        Limits(max_consecutive_failures_per_tool={"search": 3}), "loop_detected", 3, fails=True
+    ),
 }
 
 
@@ -81,6 +89,7 @@ def priced_and_slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
     """A cent per call, and 100 seconds per tool, by a clock that only tools move."""
     policy = tmp_path / "limits.yaml"
     policy.write_text("models: {'*': {price: {input: 1, output: 1}}}", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_TOOL_ACTION", "halt")  # like the others
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))  # or there are no prices on Python 3.10
     monkeypatch.setattr(Prices, "quote", lambda *_: Quote(price=Decimal("0.01"), source="policy"))
     with TIME:
@@ -91,10 +100,10 @@ TIME = FakeTime()
 
 
 @tool
-def search() -> str:
+def search(*, fails: bool) -> str:
     """Search."""
     TIME.advance(100)
-    return "nothing"
+    return "error: no network" if fails else "nothing"
 
 
 @tool
@@ -106,9 +115,8 @@ def fetch() -> str:
 
 def script(case: Case, turns: int, *then: Answer) -> Iterator[Answer]:
     """Use tools for `turns` turns, then go on with `then`."""
-    tools = itertools.cycle(
-        [uses("search"), uses("fetch")] if case.alternates else [uses("search")]
-    )
+    search = uses("search", arguments={"fails": case.fails})
+    tools = itertools.cycle([search, uses("fetch")] if case.alternates else [search])
     return itertools.chain(itertools.islice(tools, turns), then)
 
 

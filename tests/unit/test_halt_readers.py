@@ -390,11 +390,12 @@ def test_operator_reads_what_a_loop_limit_saw(make_agent: MakeAgent, limit: str)
         ({"extent": {"max_turns": 5}}, "'extent' is unknown. Did you mean 'extend'?"),
         ({"extend": {"max_turns": "5"}}, "max_turns must be a whole number of 1 or more, got '5'."),
         ({"extend": {"turns": 5}}, "'turns' is unknown. Did you mean 'max_turns'?"),
-        ({"extend": 5}, "'extend' must map limits to caps."),
+        ({"extend": "5 more"}, "'extend' must be a number, or map limits to caps."),
         ({"max_turns": 5}, "'max_turns' must be within 'extend'."),
         ('{"extend": {"max_turns": 5}}', "it is text, not a mapping."),
+        ({"approved": False}, "it has no 'extend'."),
+        ("maybe", "'maybe' is neither yes, no nor a number."),
         ({"extend": None}, ""),
-        ({"approved": False}, ""),
         ("no", ""),
     ],
 )
@@ -404,9 +405,12 @@ def test_misspelled_answer_to_a_question_is_named(
     """The person who answered sees why the agent halted anyway."""
     enable(Limits(max_turns=1), action="ask")
     agent = make_agent(ScriptedModel(endless(uses("search"))))
-    (asked,) = agent("go").interrupts or ()
-    answer: Any = [{"interruptResponse": {"interruptId": asked.id, "response": response}}]
-    stop = otel_limits.stop_of(agent(answer))
+    result = agent("go")
+    while result.interrupts:
+        (asked,) = result.interrupts
+        answer: Any = [{"interruptResponse": {"interruptId": asked.id, "response": response}}]
+        result = agent(answer)
+    stop = otel_limits.stop_of(result)
     assert stop is not None
     assert stop.sentence in caplog.text
     if remark:

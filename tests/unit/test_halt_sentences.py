@@ -208,7 +208,7 @@ def test_more_from_a_human(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatc
     (asked,) = agent("go").interrupts or ()
     assert (
         "max_turns: 1 of 1 turns used. The limit is set in OTEL_LIMITS_MAX_TURNS."
-        in (asked.reason["question"])
+        in (asked.reason["sentence"])
     )
     extended = {"interruptId": asked.id, "response": {"extend": {"max_turns": 1}}}
     answer: Any = [{"interruptResponse": extended}]

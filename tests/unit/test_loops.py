@@ -8,7 +8,7 @@ import json
 import sys
 import uuid
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import PurePosixPath
 from typing import Any
@@ -100,30 +100,53 @@ def fruitless(turns: list[Turn]) -> int:
     return count
 
 
-def reference(turns: list[Turn]) -> tuple[int, int, int, int]:
-    """The four counts after `turns`."""
+def failing(turns: list[Turn], tool: str = "") -> int:
+    """Turns at the end in which every call, or every one of a tool, failed."""
+    count = 0
+    for turn in turns:
+        ran = [call for call in judged([turn]) if call.failed is not None]
+        own = [call for call in ran if not tool or call.tool == tool]
+        if own:
+            count = count + 1 if all(call.failed for call in own) else 0
+    return count
+
+
+def reference(turns: list[Turn]) -> tuple[object, ...]:
+    """The counts after `turns`."""
     every = prefixes(turns)
     return (
         max(map(in_a_row, prefixes(leg_of(turns))), default=0),
         max(map(identical, every), default=0),
         max(map(repetitions, every), default=0),
         fruitless(turns),
+        failing(turns),
+        {tool: failures for tool in "abc" if (failures := failing(turns, tool))},
     )
 
 
-def counts(state: LoopState) -> tuple[int, int, int, int]:
-    """The four counts of a state."""
+def counts(state: LoopState) -> tuple[Any, ...]:
+    """The counts of a state."""
     return (
         state.consecutive_same_tool,
         state.identical_tool_calls,
         state.repeated_tool_cycles,
         state.no_progress_turns,
+        state.consecutive_tool_failures,
+        state.failures_by_tool,
     )
 
 
-def call(name: str, result: str = "same", *, exempt: bool = False) -> Call:
+def call(
+    name: str, result: str = "same", *, exempt: bool = False, failed: bool | None = False
+) -> Call:
     """Make a call: its tool is the first letter of `name`, the rest are its arguments."""
-    return Call(tool=name[0], request=fingerprint(name), result=fingerprint(result), exempt=exempt)
+    return Call(
+        tool=name[0],
+        request=fingerprint(name),
+        result=fingerprint(result),
+        failed=failed,
+        exempt=exempt,
+    )
 
 
 def turns_of(*names: str) -> LoopState:
@@ -139,6 +162,7 @@ CALLS = st.builds(
     st.sampled_from(["a", "a1", "b", "c"]),
     st.sampled_from(["same", "same", "same", "other"]),
     exempt=st.sampled_from([False, False, False, True]),
+    failed=st.sampled_from([True, True, True, False, None]),
 )
 TURNS = st.builds(
     Turn,
@@ -159,7 +183,7 @@ PATTERNS = st.builds(
 
 @given(st.one_of(st.lists(TURNS, max_size=40), PATTERNS))
 def test_every_count_agrees_with_the_reference(turns: list[Turn]) -> None:
-    """After each turn of any history, the four counts are what the reference finds."""
+    """After each turn of any history, the counts are what the reference finds."""
     state = LoopState()
     for number, turn in enumerate(turns, start=1):
         if turn.new_leg:
@@ -174,10 +198,10 @@ def test_batches_do_not_change_the_verdict(calls: list[Call], data: st.DataObjec
     cut = data.draw(st.integers(0, len(calls)))
     whole, parts = LoopState(), LoopState()
     whole.turn(calls, None)
-    highest = (0, 0, 0)
+    highest: tuple[int, ...] = (0, 0, 0)
     for batch in (calls[:cut], calls[cut:]):
         parts.turn(batch, None)
-        highest = tuple(map(max, highest, counts(parts)[:3]))  # type: ignore[assignment]
+        highest = tuple(map(max, highest, counts(parts)[:3]))
     assert counts(whole)[:3] == highest
 
 
@@ -211,7 +235,7 @@ def test_polling_with_new_results_is_not_a_loop() -> None:
     state = LoopState()
     for number in range(50):
         state.turn([call("a", f"{number} %"), call("b", f"{number} lines")], None)
-    assert counts(state) == (1, 1, 0, 0)
+    assert counts(state) == (1, 1, 0, 0, 0, {})
 
 
 def test_identical_calls_expire_after_twenty_others() -> None:
@@ -300,14 +324,35 @@ def test_loop_memory_is_bounded() -> None:
     assert state.no_progress_turns == 0
 
 
-@pytest.mark.parametrize("limit", LOOP_LIMITS)
+def test_failure_limits_name_the_failing_tool() -> None:
+    """With the line of its last error, which goes with its first success."""
+    state = LoopState()
+    state.turn([replace(call("a", failed=True), error="no key"), call("b")], None)
+    assert state.error_of("a") == "no key"
+    assert state.position("max_consecutive_failures_per_tool", "a") == 0
+    state.turn([call("a")], None)
+    assert state.error_of("a") == ""
+
+
+def test_failing_tools_are_kept_in_bounded_number() -> None:
+    """A model can invent any number of names."""
+    state = LoopState()
+    for number in range(1_100):
+        unknown = replace(call("a", failed=True), tool=f"tool {number}")
+        state.turn([unknown], None)
+    assert len(state.failures_by_tool) == 1_000
+    assert state.consecutive_tool_failures == 1_100
+
+
+@pytest.mark.parametrize("limit", [each for each in LOOP_LIMITS if "per_tool" not in each])
 def test_culprit_is_the_repeating_tool(limit: str) -> None:
     """Blame falls on the tool that the count is about, not on the last of the batch."""
+    last_of_turn = ("max_no_progress_turns", "max_consecutive_tool_failures")
     state = LoopState()
     state.turn([call("b"), call("a")], None)
-    assert state.culprit_tool(limit) == ("a" if limit == "max_no_progress_turns" else "b")
+    assert state.culprit_tool(limit) == ("a" if limit in last_of_turn else "b")
     state.turn([call("b"), call("a"), call("a"), call("c")], None)
-    expected = {"max_repeated_tool_cycles": "a", "max_no_progress_turns": "c"}
+    expected = dict.fromkeys(last_of_turn, "c")
     assert state.culprit_tool(limit) == expected.get(limit, "a")
 
 

@@ -245,7 +245,8 @@ def test_caps_of_the_tree_are_merged_as_well() -> None:
 
 def test_every_setting_of_an_agent_can_be_written() -> None:
     """Nothing that a policy holds is missing in the file."""
-    here = {*SECTION_KEYS, "exempt_tools", "watched_tools"}
+    by_tool = {"exempt_tools", "watched_tools", "actions_by_tool", "failures_by_tool"}
+    here = {*SECTION_KEYS, *by_tool}
     # Neither the origin of a cap is a setting of an agent, nor its quotas are.
     assert here == set(Policy.__dataclass_fields__) - {"origins", "quotas"}
 
@@ -260,9 +261,13 @@ def test_every_setting_arrives() -> None:
       nudge_disabled: true
       unmeasured: halt
       unpriced: halt
+      tool_action: halt
+      tool_failures: ["^ERR", timeout]
     """
     assert effective(text) == Policy(
         action="ask",
+        tool_action="halt",
+        tool_failures=("^ERR", "timeout"),
         warn_at=(0.5, 0.9, 1.0),
         budget_hints=True,
         nudge_disabled=True,
@@ -362,6 +367,8 @@ def test_each_cap_comes_from_the_first_source(
         max_iterations=25,
         max_model_calls=100,
         max_identical_tool_calls=5,
+        max_consecutive_tool_failures=5,
+        max_consecutive_handoffs=20,
     )
 
 
@@ -431,9 +438,10 @@ def test_caps_of_single_tools_have_a_row_each() -> None:
         rows = understood(text).rows(reading.values, reading.sources)
         return [row.name for row in rows if "per_tool" in row.name]
 
-    assert names("defaults: {}") == ["max_calls_per_tool"]
+    failures = "max_consecutive_failures_per_tool"
+    assert names("defaults: {}") == ["max_calls_per_tool", failures]
     text = "defaults: {limits: {max_calls_per_tool: {fetch: 1}}}"
-    assert names(text) == ["max_calls_per_tool.fetch"]
+    assert names(text) == [failures, "max_calls_per_tool.fetch"]
 
 
 def test_rows_without_a_name_are_those_of_everybody() -> None:

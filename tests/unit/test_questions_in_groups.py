@@ -86,7 +86,7 @@ def test_the_question_names_agent_and_invocation(
     identity = started.invocation.id
     assert question.id == f"otel_limits:tester:{identity}"
     assert (question.reason["agent"], question.reason["invocation_id"]) == ("tester", identity)
-    assert f"Invocation ID: {identity}." in question.reason["question"]
+    assert f"Invocation ID: {identity}." in question.reason["sentence"]
 
 
 def test_agents_of_one_name_that_are_tools_are_answered_one_by_one(make_agent: MakeAgent) -> None:

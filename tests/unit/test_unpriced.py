@@ -152,7 +152,7 @@ def test_a_question_names_the_model_without_a_price(
     enable(CAP, action="ask")
     agent = make_agent(runaway("unheard-of"))
     asked = (agent("go").interrupts or [])[0]
-    assert "max_cost_usd: no price for model 'unheard-of'" in asked.reason["question"]
+    assert "max_cost_usd: no price for model 'unheard-of'" in asked.reason["sentence"]
     answer: Any = [{"interruptResponse": {"interruptId": asked.id, "response": "no"}}]
     result = agent(answer)
     assert "no price for model 'unheard-of'" in sentence_of(result)

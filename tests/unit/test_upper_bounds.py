@@ -251,7 +251,7 @@ def test_question_and_refusal_say_at_most(make_agent: MakeAgent) -> None:
     enable(Limits(max_cost_usd=Decimal("0.1")), action="ask")
     agent = make_agent(runaway())
     asked = (agent("go").interrupts or [])[0]
-    assert f"at most {EACH} of 0.1 USD used" in asked.reason["question"]
+    assert f"at most {EACH} of 0.1 USD used" in asked.reason["sentence"]
     answer: Any = [{"interruptResponse": {"interruptId": asked.id, "response": "no"}}]
     stop = stop_of(agent(answer))
     assert stop is not None

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 WHOLE = [
     name
     for name in LIMIT_NAMES
-    if name not in ("max_cost_usd", "max_duration_seconds", "max_calls_per_tool")
+    if name not in ("max_cost_usd", "max_duration_seconds") and "per_tool" not in name
 ]
 BAD = [0, -1, 2.5, 2.0, True, False, "5", math.nan, math.inf, Fraction(2), Decimal(2), [5]]
 
@@ -245,8 +245,8 @@ def test_preset_logs_its_limits(
     assert policy.tree == Limits(max_model_calls=100)
     assert (
         "preset 'recommended' sets max_model_calls=100, max_identical_tool_calls=5, "
-        "tree_max_model_calls=100." in caplog.text
-    )
+        "max_consecutive_tool_failures=5, max_consecutive_handoffs=20, tree_max_model_calls=100."
+    ) in caplog.text
 
 
 def test_code_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

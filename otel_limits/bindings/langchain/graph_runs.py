@@ -442,7 +442,7 @@ def _answered(
     space = str(configurable.get("checkpoint_ns", "")) if TASK in configurable else ""
     for each in questions:
         if each.is_of(space, agent) and each.answer is not UNANSWERED:
-            policy = extend(policy, each.answer)
+            policy = extend(policy, each.interrupt.value, each.answer)
             declined = declined or declined_verdict(each.interrupt.value, each.answer)
     return policy, declined
 

@@ -52,7 +52,7 @@ def _reason_against(invocation: GraphInvocation, options: Mapping[str, Any]) -> 
     node = str((ensure_config().get("metadata") or {}).get("langgraph_node", ""))
     place = f"the call in node {node!r}" if node else "the call"
     is_agent = is_own_loop(graph, node)
-    if not run.is_outermost_loop:
+    if not (run.is_outermost_loop or run.answers_for_tree):
         return f"{run.invocation.agent!r} is a part of another graph or agent"
     if not any(options.get(each) for each in TOOLS):
         return f"{place} offers no tools, so it belongs to no loop of tools"

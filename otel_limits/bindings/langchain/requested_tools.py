@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import ToolMessage
 from langgraph.errors import GraphBubbleUp
+from langgraph.types import Command
 
 from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.graph_invocation import GraphInvocation
@@ -80,6 +81,11 @@ class RunningGraphTool(ToolCallInProgress):
         result = result.model_copy()
         mark_inner(result, stops, synthetic=synthetic)
         return result
+
+    def end(self, result: Any) -> Any:
+        """Note the result; a command to the graph around it hands over to another agent."""
+        self.requested.is_handoff = isinstance(result, Command) and result.graph == Command.PARENT
+        return super().end(result)
 
     def is_pause(self, error: Exception) -> bool:
         """Return whether the tool waits for a human, or hands off to the graph around it."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.invocation import InvocationInProgress, invocation_of_task
 from otel_limits.bindings.openai_agents.run_marks import mark, mark_inner
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.labels import quoted
 from otel_limits.core.policy import KILLED
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from otel_limits.bindings.framework import Host
     from otel_limits.core.events import Stop
     from otel_limits.core.policy import Verdict
+
+logger = logging.getLogger("otel_limits")
 
 HANDOFF: Final = "handoff"
 """Reason for the end of an agent whose run another agent has ended."""
@@ -83,6 +87,8 @@ class AgentRun:
         the answer is the text of the halt."""
         self.next_input: Any = None
         """The input of the loop's next request; a guardrail, for example, sends its own."""
+        self.own_cap: int | None = None
+        """The SDK's own `max_turns` of the run."""
         self._host = host
         self._session_id = session_id
         self._reason = "aborted"
@@ -105,6 +111,8 @@ class AgentRun:
         """Make an agent active. An agent that becomes active again continues its invocation."""
         if (invocation := self._paths.get(agent)) is None:
             invocation = self._paths[agent] = self._begin(agent)
+        if invocation is not self.active:
+            invocation.run.handoffs.count += 1
         self.active.run.has_handed_off, invocation.run.has_handed_off = True, False
         self.active = invocation
 
@@ -124,7 +132,9 @@ class AgentRun:
         elif result is self.result and result.final_output is None:
             # A streamed run ends without an exception, which its reader raises, or by `cancel()`.
             is_last = result.max_turns is not None and result.current_turn > result.max_turns
-            self._reason = "max_turns_exceeded" if is_last else "cancelled"
+            self._reason = "cancelled"
+            if is_last:
+                self.end_at_own_cap()
         else:
             self._reason = "end_turn"
         for each in (self.root, invocation):
@@ -147,6 +157,13 @@ class AgentRun:
         """Note why the run has ended without a result."""
         self._reason = reason
 
+    def end_at_own_cap(self) -> None:
+        """Note that the SDK has ended the run, and report it once if we would allow more turns."""
+        self._reason = "max_turns_exceeded"
+        own, ours = self.own_cap, self.root.run.policy.limits.max_turns
+        if own is not None and ours is not None and own < ours:
+            report_own_cap(self.root.run.invocation.agent, own, ours)
+
     def finish(self) -> None:
         """End the invocations of all agents, however the run has ended."""
         for invocation in reversed(
@@ -156,6 +173,32 @@ class AgentRun:
             if run.verdict is not None and run.action != "observed":
                 reason = run.verdict.reason
             invocation.finish(reason, invocation.error)
+
+
+OWN_CAPS: Final[set[str]] = set()
+"""Agents whose runs the SDK has ended before our limit."""
+
+
+@suppress_errors("binding")
+def report_own_cap(agent: str, own: int, ours: int) -> None:
+    """Log, once for each agent, that the SDK's own limit is lower than ours.
+
+    Args:
+        agent: The name of the agent.
+        own: The SDK's limit.
+        ours: Ours.
+    """
+    if agent not in OWN_CAPS:
+        OWN_CAPS.add(agent)
+        logger.warning(
+            "otel-limits: the OpenAI Agents SDK ended agent %s at its own max_turns=%d, before "
+            "max_turns=%d of otel-limits was reached. Set max_turns=%d in Runner.run(), or in "
+            "as_tool() for an agent that is a tool, to let otel-limits decide.",
+            quoted(agent),
+            own,
+            ours,
+            ours + 1,
+        )
 
 
 def active_of_task() -> AgentInvocation | None:

@@ -21,7 +21,7 @@ from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation, activ
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
-from otel_limits.core.texts import place_of, usage_of
+from otel_limits.core.texts import place_of, question_for_end_user, usage_of
 
 if TYPE_CHECKING:
     from otel_limits.bindings.openai_agents.agent_runs import AgentRun
@@ -104,7 +104,8 @@ def question_item(invocation: AgentInvocation, verdict: Verdict) -> ResponseFunc
     breach: Breach = verdict.breach  # type: ignore[assignment]  # only these can be extended
     asked = {
         **question(verdict, origin),
-        "question": f"Agent {quoted(origin.agent)} reached {usage_of(breach)}"
+        "question": question_for_end_user(verdict, "Approve to continue, or reject to stop."),
+        "sentence": f"Agent {quoted(origin.agent)} reached {usage_of(breach)}"
         f"{place_of(breach)} Approve to continue with the same limits again, or reject to stop. "
         f"Invocation ID: {origin.id}.",
     }
@@ -148,9 +149,8 @@ def hide_questions(request: RequestArguments, invocation: AgentInvocation | None
     for item in ours:
         asked = questions.pop(item["call_id"], None)
         if asked is not None and invocation is not None and "output" in item:
-            invocation.verdict = invocation.verdict or declined_verdict(
-                _parsed(asked), item["output"]
-            )
+            declined = declined_verdict(_parsed(asked), False)  # noqa: FBT003
+            invocation.verdict = invocation.verdict or declined
         elif asked is not None:  # the result follows the call
             questions[item["call_id"]] = asked
 

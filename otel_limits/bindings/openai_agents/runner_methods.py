@@ -13,6 +13,7 @@ from agents.exceptions import (
     ToolInputGuardrailTripwireTriggered,
     ToolOutputGuardrailTripwireTriggered,
 )
+from agents.run import DEFAULT_MAX_TURNS
 
 from otel_limits.bindings.admission import halt_from_error
 from otel_limits.bindings.openai_agents.active_agents import ActiveAgentHooks
@@ -103,6 +104,7 @@ def _begun(agent: Any, given: Any, options: dict[str, Any]) -> AgentRun | None:
         attributes=_attributes_of(options),
         session_id=_session_of(options),
     )
+    agent_run.own_cap = options.get("max_turns", DEFAULT_MAX_TURNS)
     note_questions(agent_run, given)
     options["hooks"] = ActiveAgentHooks.around(options.get("hooks"), agent_run)
     return agent_run
@@ -132,7 +134,7 @@ def note_failure(agent_run: AgentRun, error: BaseException) -> None:
     if (halted := next((each for each in invocation.enders if each.is_halted), None)) is not None:
         _note_halt_in(error, halted)
     elif isinstance(error, MaxTurnsExceeded):
-        agent_run.end_with("max_turns_exceeded")
+        agent_run.end_at_own_cap()
     elif isinstance(error, TRIPWIRES):
         agent_run.end_with("guardrail")
     else:

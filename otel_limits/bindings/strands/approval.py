@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from strands.interrupt import Interrupt, InterruptException
 
@@ -62,6 +62,16 @@ def answer_of(agent: Agent) -> Interrupt | None:
         return None
     ours = [each for each in state.interrupts.values() if each.name == NAME]
     return ours[-1] if ours else None
+
+
+def is_answered_by_person(agent: Agent, use: Mapping[str, Any]) -> bool:
+    """Return whether a person has answered a question about a tool call, which a hook asked.
+
+    `BeforeToolCallEvent.interrupt` puts the ID of the call into that of the interrupt.
+    """
+    state = interrupt_state(agent)
+    asked = [] if state is None else state.interrupts.values()
+    return any(use["toolUseId"] in each.id.split(":") for each in asked if each.name != NAME)
 
 
 def consume_answer(agent: Agent, answer: Interrupt | None) -> None:

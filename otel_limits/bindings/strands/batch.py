@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.invocation import RequestedTool, RequestedTurn
 from otel_limits.bindings.strands.readers import status_of, text_of
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.tool_call import ToolCallInProgress
     from otel_limits.core.policy import Verdict
+
+
+HANDOFF: Final = "handoff_to_agent"
+"""The tool that each agent of a `Swarm` has, by its documentation."""
 
 
 class Batch:
@@ -68,7 +72,7 @@ class Batch:
     @functools.cached_property
     def denied(self) -> RequestedTurn:
         """The turn of calls that were denied together: none was admitted."""
-        tools = {number: RequestedTool(name, use, None) for number, name, use in self.tools}
+        tools = {number: RequestedTool(name, use) for number, name, use in self.tools}
         return RequestedTurn("", tools)
 
     def result_in(self, position: int, message: Message) -> Mapping[str, Any] | None:
@@ -99,6 +103,7 @@ def note_run(tool: RequestedTool, event: AfterToolCallEvent[Any]) -> None:
     """Note a call that ran, as the hooks of the application have changed it."""
     tool.name, tool.arguments = event.tool_use["name"], event.tool_use["input"]
     tool.seconds = event.duration
+    tool.is_handoff = tool.name == HANDOFF
     note_result(tool, event.result)
 
 

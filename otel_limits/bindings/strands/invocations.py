@@ -104,7 +104,7 @@ class StrandsInvocation(InvocationInProgress):
         # An invocation that resumes our question begins with the human's extension.
         answer = answer_of(agent)
         if answer is not None:
-            policy = extend(policy, answer.response)
+            policy = extend(policy, answer.reason, answer.response)
         assert STRANDS.host is not None  # set before the patches are applied
         own = cls.start(
             STRANDS.host,
@@ -130,7 +130,7 @@ class StrandsInvocation(InvocationInProgress):
         answer = None if agent is None else answer_of(agent)  # to our question, if a hook resumes
         if agent is None or answer is None:
             return
-        if (more := extension_of(answer.response)) is not None:
+        if (more := extension_of(answer.reason, answer.response)) is not None:
             self.run.extend(more)
         self.verdict = declined_verdict(answer)
         consume_answer(agent, answer)

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from otel_limits.bindings.halted_agents import reworded_text
-from otel_limits.core.texts import NUDGE_NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,18 +17,19 @@ if TYPE_CHECKING:
     from otel_limits.runs.run import Run
 
 
-def append_nudge(message: Message, repeated: object) -> None:
+def append_nudge(message: Message, repeated: object, note: str) -> None:
     """Add the nudge to a copy of the repeated call's result: the tool may keep its own object.
 
     Args:
         message: The results of a turn, in the order of the requests.
         repeated: The result; if it is not among them, the last one is used.
+        note: The text of the nudge.
     """
     results = [block["toolResult"] for block in message["content"]]
     position = next((n for n, each in enumerate(results) if each is repeated), -1)
     result = results[position]
     message["content"][position] = {
-        "toolResult": {**result, "content": [*result["content"], {"text": NUDGE_NOTE}]}
+        "toolResult": {**result, "content": [*result["content"], {"text": note}]}
     }
 
 

@@ -86,7 +86,8 @@ def before_tool(event: BeforeToolCallEvent[Any]) -> None:
     if batch.against is not None:
         event.cancel_tool = not_run_note(batch.against)
     elif requested.refusal is not None:
-        event.cancel_tool = refusal_note(requested.refusal)
+        is_final = requested.refusal.limit in realtime.run.refusals
+        event.cancel_tool = refusal_note(requested.refusal, is_final=is_final)
 
 
 @suppress_errors("binding")

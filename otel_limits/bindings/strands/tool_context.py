@@ -70,7 +70,7 @@ def begin_tool(event: BeforeToolCallEvent, requested: RequestedTool | None) -> S
     if not isinstance(invocation, InvocationInProgress):
         return None
     use = event.tool_use
-    attempt = StrandsTool(invocation, requested or RequestedTool(use["name"], use["input"], None))
+    attempt = StrandsTool(invocation, requested or RequestedTool(use["name"], use["input"]))
     attempt.context = otel_context.get_current()
     begun = STATES.of(event.agent).requested
     begun[_key(event)] = attempt

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from otel_limits.bindings.strands.approval import is_answered_by_person
 from otel_limits.bindings.strands.batch import Batch, note_denial, note_result, note_run
 from otel_limits.bindings.strands.invocations import live_of
 from otel_limits.bindings.strands.nested_stops import note_delegation
@@ -113,11 +114,12 @@ def _end_turn(live: StrandsInvocation, batch: Batch, event: AfterToolsEvent) -> 
         return
     live.turns.clear()
     live.end_turn(turn)
-    if live.nudge_for is not None:
-        number, live.nudge_for = int(live.nudge_for), None
+    if live.nudge is not None:
+        (identity, note), live.nudge = live.nudge, None
+        number = int(identity)
         done = batch.results.get(number)
         shown = None if done is not None else batch.result_in(number, event.message)
-        append_nudge(event.message, shown if done is None else done.result)
+        append_nudge(event.message, shown if done is None else done.result, note)
 
 
 def _note_answer(
@@ -139,6 +141,7 @@ def _note_answer(
     denial: Mapping[str, Any] | None = done.result if done is not None else denial_of(shown, event)
     if denial is not None:
         note_denial(tool, denial)
+        tool.is_rejected = is_answered_by_person(event.agent, batch.requests[position])
     return denial is not None
 
 

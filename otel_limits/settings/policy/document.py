@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import Names, matching, specificity
-from otel_limits.core.limits import LIMIT_NAMES, TREE_PREFIX, Limits
+from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_PREFIX, Limits
 from otel_limits.core.origins import file_name
+from otel_limits.core.values import FrozenDict, MappingKind
 from otel_limits.settings.table import POLICY_FIELDS, Setting
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ AGENT_SETTINGS: Final[Mapping[str, Setting]] = {
 SECTION_KEYS: Final = ("limits", "tree", *AGENT_SETTINGS)
 """Keys of a section for all agents, or for some."""
 
-PER_TOOL: Final = "max_calls_per_tool"
+PER_TOOL: Final = tuple(
+    limit.name for limit in LIMITS.values() if isinstance(limit.kind, MappingKind)
+)
+"""Limits with a cap for each of several tools, which files override tool by tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +71,19 @@ class Document:
     """By glob of the model ID; each contains a `PriceOverride`."""
     written_prices: Mapping[str, Entry] = field(default_factory=dict)
     """The same as they are written, by their key in the file."""
-    exemptions: Mapping[str, Entry] = field(default_factory=dict)
-    """By glob of the tool name; each contains a boolean."""
+    tools: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
+    """By glob of the tool name, then by key."""
     quotas: Mapping[str, Entry] = field(default_factory=dict)
     """By name; each contains a `Quota`."""
 
     @property
     def names(self) -> Names:
         """All names of agents, models and tools in the file that are not globs."""
-        caps = _without_prefix(self.defaults, PER_TOOL + ".")
+        caps = {tool for limit in PER_TOOL for tool in _without_prefix(self.defaults, limit + ".")}
         return Names(
             agents=_without_globs(self.agents),
             models=_without_globs(self.prices),
-            tools=_without_globs(self.exemptions) | frozenset(caps),
+            tools=_without_globs(self.tools) | caps,
         )
 
     def entries(self, agent: str | None) -> dict[str, Entry]:
@@ -98,9 +102,10 @@ class Document:
         values = {name: entry.value for name, entry in entries.items()}
         file = file_name(self.path)
         lines = {name: f"{file}:{entry.line}" for name, entry in entries.items()}
-        exempt = frozenset(glob for glob, entry in self.exemptions.items() if entry.value)
+        exemptions = self._by_tool("exempt")
+        exempt = frozenset(glob for glob, is_exempt in exemptions.items() if is_exempt)
         # `exempt: false` is kept as well: it overrides a less specific glob.
-        watched = frozenset(self.exemptions) - exempt
+        watched = frozenset(exemptions) - exempt
         return dataclasses.replace(
             base,
             limits=_limits(values).merged_over(base.limits),
@@ -108,10 +113,16 @@ class Document:
             # The file overrides the environment in both directions.
             exempt_tools=(base.exempt_tools - watched) | exempt,
             watched_tools=(base.watched_tools - exempt) | watched,
+            actions_by_tool=FrozenDict(self._by_tool("action")),
+            failures_by_tool=FrozenDict(self._by_tool("failures")),
             quotas=self._quotas_of(agent),
             origins={**base.origins, **lines},
             **{name: value for name, value in values.items() if name in AGENT_SETTINGS},
         )
+
+    def _by_tool(self, key: str) -> dict[str, Any]:
+        """Return the values of a key of tools, by glob."""
+        return {glob: keys[key].value for glob, keys in self.tools.items() if key in keys}
 
     def policies(self, base: Policy) -> dict[str, Policy]:
         """Return the policy of each agent or glob in the file, and of all others under ``""``."""
@@ -148,19 +159,24 @@ class Document:
         entries = self.entries(agent) | self._keyed()
         rows = {name: Row(name, value, sources[name]) for name, value in values.items()}
         # Caps per tool have separate rows, because their sources can differ.
-        if any(name.startswith(PER_TOOL + ".") for name in entries):
-            caps = rows.pop(PER_TOOL)
-            for tool, cap in (caps.value or {}).items():
-                rows[f"{PER_TOOL}.{tool}"] = Row(f"{PER_TOOL}.{tool}", cap, caps.source)
+        for limit in PER_TOOL:
+            if any(name.startswith(limit + ".") for name in entries):
+                caps = rows.pop(limit)
+                for tool, cap in (caps.value or {}).items():
+                    rows[f"{limit}.{tool}"] = Row(f"{limit}.{tool}", cap, caps.source)
         for name, entry in entries.items():
             rows[name] = Row(name, entry.value, f"policy {self.path}:{entry.line}")
         return list(rows.values())
 
     def _keyed(self) -> dict[str, Entry]:
         """Return the entries of models, tools and quotas by their key in the file."""
-        exempt = {f'tools["{glob}"].exempt': entry for glob, entry in self.exemptions.items()}
+        tools = {
+            f'tools["{glob}"].{key}': entry
+            for glob, keys in self.tools.items()
+            for key, entry in keys.items()
+        }
         quotas = {f'quotas["{name}"]': entry for name, entry in self.quotas.items()}
-        return {**self.written_prices, **exempt, **quotas}
+        return {**self.written_prices, **tools, **quotas}
 
 
 NO_DOCUMENT: Final = Document()
@@ -168,8 +184,10 @@ NO_DOCUMENT: Final = Document()
 
 def _limits(values: Mapping[str, Any]) -> Limits:
     caps = {name: value for name, value in values.items() if name in LIMIT_NAMES}
-    per_tool = _without_prefix(values, PER_TOOL + ".")
-    return Limits(**caps, max_calls_per_tool=per_tool or None)
+    for limit in PER_TOOL:
+        if per_tool := _without_prefix(values, limit + "."):
+            caps[limit] = per_tool
+    return Limits(**caps)
 
 
 def _without_globs(names: Iterable[str]) -> frozenset[str]:

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Final, TypeAlias
 from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
 
 from otel_limits.core.catalogue import is_sold, nearest_listed
+from otel_limits.core.failures import TOOL_FAILURES
 from otel_limits.core.file_parts import Of, Part, optional
 from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS
+from otel_limits.core.policy import TOOL_ACTION
 from otel_limits.core.price import TIERED, Price, PriceTier
 from otel_limits.core.pricing import PriceOverride, Prices
 from otel_limits.core.values import (
@@ -180,10 +182,16 @@ class WrittenModel(Part):
 
 
 class WrittenTool(Part):
-    """How loop limits treat a tool."""
+    """How limits treat a tool."""
 
     exempt: Annotated[Any, Of(BOOLEAN)] = optional(
         "Whether loop limits ignore the tool, e.g. one that polls."
+    )
+    action: Annotated[Any, Of(TOOL_ACTION)] = optional(
+        "Action at its cap of max_calls_per_tool: refuse or halt. Unset: as tool_action."
+    )
+    failures: Annotated[Any, Of(TOOL_FAILURES)] = optional(
+        "Its results that are failures: text, marked or patterns. Unset: as tool_failures."
     )
 
 

@@ -55,10 +55,9 @@ class _Reader:
                 for glob, section in parts.get("agents", {}).items()
             },
             **self._prices(parts.get("models", {})),
-            exemptions={
-                glob: entry
+            tools={
+                glob: self._entries(tool, "tools", glob)
                 for glob, tool in parts.get("tools", {}).items()
-                for entry in self._entries(tool, "tools", glob).values()
             },
             quotas=self._quotas(parts["quotas"], path) if "quotas" in parts else {},
         )

@@ -306,17 +306,33 @@ def test_agent_in_a_tool_of_a_graph_gives_its_last_answer() -> None:
     assert (model.calls, stop_of(state)) == (TURNS + 1, None)
 
 
-def test_supervisor_at_the_limit_of_the_tree_is_halted() -> None:
-    """Its agents are nodes, and the result shows the limit."""
+def test_supervisor_writes_the_last_answer_of_the_tree() -> None:
+    """When it is entered again: an agent that it has called does not, and is halted."""
     from langgraph_supervisor import create_supervisor
 
     enable(tree=Limits(max_turns=5), action="wrap_up")
     helper = create_agent(Honest(searching()), [search], name="helper")
-    boss = Honest([uses("transfer_to_helper")] * 9)
+    boss = Honest([uses("transfer_to_helper"), says("what I know")])
     team = create_supervisor([helper], model=boss, supervisor_name="boss")
     graph: Any = team.compile(name="team")
     state = graph.invoke(ASK, STEPS)
-    assert halt_of(state).reason == "max_turns"
+    assert (halt_of(state).reason, halt_of(state).agent) == ("max_turns", "boss")
+    assert state["messages"][-1].text == "what I know"
+    assert not is_synthetic(state["messages"][-1])
+
+
+def test_pipeline_at_the_limit_of_the_tree_is_halted() -> None:
+    """Its second agent did not begin the tree, and so does not answer for it."""
+    enable(tree=Limits(max_turns=2), action="wrap_up")
+    model = Honest([says("done")] * 9)
+    builder = StateGraph(MessagesState)
+    builder.add_sequence(
+        [(f"step {n}", create_agent(model, [search], name=f"a{n}")) for n in range(3)]
+    )
+    builder.add_edge(START, "step 0")
+    graph: Any = builder.compile(name="pipeline")
+    state = graph.invoke(ASK, STEPS)
+    assert model.calls == 2
     assert is_synthetic(state["messages"][-1])
 
 

@@ -59,7 +59,7 @@ def test_human_answer_extends_limit(how: str, saver: Any, events: list[Event]) -
         3,
         "boss",
     )
-    assert "reached max_turns: 3 of 3 turns used" in asked["question"]
+    assert "reached max_turns: 3 of 3 turns used" in asked["sentence"]
     state = CALLS[how](graph, extending(2), config("1"))
     assert model.calls == 5
     assert unanswered(state["messages"]) == []
@@ -93,6 +93,8 @@ def test_any_other_answer_halts(answer: Any, saver: Any) -> None:
     graph = agent(model, checkpointer=saver)
     graph.invoke(ASK, config("1"))
     state = graph.invoke(Command(resume=answer), config("1"))
+    if isinstance(answer, dict) and answer["extend"]:  # asked again, as it is not understood
+        state = graph.invoke(Command(resume=answer), config("1"))
     stop = halt_of(state)
     assert (model.calls, stop.reason, stop.model_calls) == (3, "max_turns", 0)
     assert is_synthetic(state["messages"][-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -230,6 +231,28 @@ def test_max_turns_of_the_sdk_stays_its_own(how: str, events: list[Event]) -> No
         CALLS[how](agent(looping()), max_turns=2)
     assert stop_of(raised.value) is None
     assert [each.reason for each in events if isinstance(each, Stop)] == ["max_turns_exceeded"]
+
+
+@each_way
+def test_lower_max_turns_of_the_sdk_is_reported_once(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise our limit seems to be ignored."""
+    enable(max_turns=9)
+    for _ in range(2):
+        with pytest.raises(MaxTurnsExceeded):
+            CALLS[how](agent(looping(), name=f"impatient {how}"), max_turns=2)
+    (told,) = [each for each in caplog.messages if "Agents SDK ended" in each]
+    assert "its own max_turns=2, before max_turns=9 of otel-limits" in told
+    assert "Set max_turns=10 in Runner.run()" in told
+
+
+def test_higher_max_turns_of_the_sdk_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Then our limit decides."""
+    enable(max_turns=2)
+    with contextlib.suppress(LimitReachedError):
+        CALLS["run"](agent(looping()), max_turns=9)
+    assert "Agents SDK ended" not in caplog.text
 
 
 @each_way

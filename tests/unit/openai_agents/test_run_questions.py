@@ -54,7 +54,7 @@ def test_approved_question_lets_a_run_go_on(how: str, events: list[Event]) -> No
     told = json.loads(asked.arguments)
     assert (asked.name, model.calls) == (NAME, 3)
     assert (told["limit"], told["cap"], told["agent"]) == ("max_turns", 3, "boss")
-    assert "reached max_turns: 3 of 3 turns used" in told["question"]
+    assert "reached max_turns: 3 of 3 turns used" in told["sentence"]
     again = CALLS[how](boss, resumed(boss, result, approve))
     assert model.calls == 6
     assert len(again.interruptions) == 1

@@ -1,0 +1,132 @@
+"""Which text of a tool is a failure, and what changes in a text although nothing moves."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Final, TypeAlias
+
+from otel_limits.core.labels import clean
+from otel_limits.core.secrets import redact_url
+from otel_limits.core.values import CheckedKind, InvalidValueError
+from otel_limits.core.wording import closest_match
+
+BEGINNING: Final = 1_000
+"""Characters of a result that are examined for a failure."""
+
+MOST_OF_LINE: Final = 200
+"""Longest part of an error's line that is shown."""
+
+CLOCK: Final = r"\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?"
+ZONE: Final = r"\s?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)?"
+DAY: Final = r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*"
+MONTH: Final = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+
+TIME_STAMP: Final = "|".join(
+    (
+        rf"\d{{4}}[-/]\d\d[-/]\d\d(?:[T ]{CLOCK}{ZONE})?",
+        rf"(?:{DAY},? )?(?:\d{{1,2}} {MONTH}|{MONTH} +\d{{1,2}})(?:,? \d{{4}})?,? {CLOCK}{ZONE}",
+        rf"\d{{1,2}}:\d\d:\d\d(?:[.,]\d+)?{ZONE}",
+    )
+)
+"""ISO 8601, the dates of HTTP and of syslog, and the time of a day with seconds."""
+
+ATTEMPT: Final = r"(?:attempt|try|retry)\s?(?:no\.?|number|#)?\s?\d+(?:\s?(?:/|of)\s?\d+)?"
+DURATION: Final = (
+    r"\d+(?:\.\d+)?\s?(?:[nµu]s|ms|milliseconds?|secs?|seconds?|s|mins?|minutes?|m|hours?|hrs?|h)"
+)
+IDENTITY: Final = (
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|(?:0x)?[0-9a-f]{16,}"
+)
+"""UUIDs, and hexadecimal numbers of 16 digits and more."""
+
+MOVING: Final = re.compile(
+    rf"(?<![\w.])(?:{TIME_STAMP}|{ATTEMPT}|{IDENTITY}|{DURATION})(?![\w.]*\w)", re.IGNORECASE
+)
+OPENING: Final = re.compile(rf"(?:\W|_|(?:{TIME_STAMP}|{ATTEMPT})(?!\w))*", re.IGNORECASE)
+"""Text that may precede the word for a failure: time stamps, attempts, brackets and quotes."""
+
+NONE: Final = (
+    r"[\"']?\s*[:=]\s*(?:0(?![\w.])|(?:none|null|false|no|[\"']{2}|\[\]|\{\})\s*(?:[,;.)\]}]|$))"
+)
+"""The rest of a text that reports no failure: `failed: 0`, or `"error": null`."""
+
+FAILURE: Final = re.compile(
+    rf"""(?:
+        (?:error|exception|traceback|failed|denied|permission\ denied)(?![\w-])(?!{NONE})
+        | (?-i:[\w.]*\w(?:Error|Exception))(?![\w-])
+        | (?:http(?:/\d(?:\.\d)?)?|status)(?:[ _]?(?:code|error))?[\"']?\s*[:=]?\s*[45]\d\d(?!\d)
+    )""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+FailureRule: TypeAlias = "str | tuple[str, ...]"
+"""`text`, `marked`, or regular expressions."""
+
+
+def _rule(value: object) -> FailureRule:
+    if value in ("text", "marked"):
+        return str(value)
+    if not isinstance(value, (list, tuple)) or not value:
+        near = closest_match(value, ("text", "marked")) if isinstance(value, str) else None
+        raise InvalidValueError(f"Did you mean {near}?" if near else "")
+    for pattern in value:
+        _require_pattern(pattern)
+    return tuple(value)
+
+
+def _require_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise InvalidValueError(f"The pattern {pattern!r} is invalid: {error}.") from None
+
+
+TOOL_FAILURES: Final = CheckedKind[FailureRule](
+    phrase="text, marked, or a list of regular expressions",
+    check=_rule,
+    parse=lambda text: text.lower() if text.lower() in ("text", "marked") else text.split(","),
+    schema={
+        "oneOf": [
+            {"enum": ["text", "marked"]},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        ]
+    },
+)
+
+
+def is_failure(text: str, rule: FailureRule = "text") -> bool:
+    """Return whether the plain text of a result begins like that of a failure.
+
+    Args:
+        text: The text. Time stamps, the number of an attempt, and brackets before it are left out.
+        rule: The patterns of failures, `text` for the usual ones; `marked` for none.
+    """
+    if rule == "marked":
+        return False
+    beginning = text[:BEGINNING]
+    start = OPENING.match(beginning).end()  # type: ignore[union-attr]  # it can be empty
+    if rule == "text":
+        return FAILURE.match(beginning, start) is not None
+    return any(_compiled(pattern).match(beginning, start) for pattern in rule)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+def without_moving_parts(text: str) -> str:
+    """Return a text without what changes although nothing moves.
+
+    These are time stamps, durations, UUIDs, hexadecimal numbers of 16 digits and more, and the
+    number of an attempt. Any other number is progress, such as that of a page.
+    """
+    return MOVING.sub("", text)
+
+
+def first_line(text: str) -> str:
+    """Return the first line of an error that has text, for the operator."""
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    return redact_url(clean(line.strip(), MOST_OF_LINE))

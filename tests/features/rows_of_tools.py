@@ -1,0 +1,229 @@
+"""Tools at their caps, and tools that fail: the same in every framework."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from otel_limits import Limits, ToolCall
+from otel_limits.testing import says, uses
+from tests.features.observed import SEARCH
+from tests.features.seen import Row, Way, expect, facts, in_every_way, recording
+
+if TYPE_CHECKING:
+    from tests.features.subject import Subject
+
+# --- a cap of one tool ----------------------------------------------------------------------------
+
+CALLED_OUT: Final = (
+    "search was used 1 of 1 times in this task. Use other tools, or answer with what you have."
+)
+
+ONE_SEARCH: Final = Limits(max_calls_per_tool={"search": 1})
+
+
+def refused_tool(subject: Subject) -> None:
+    """A tool beyond its cap does not run, unlike another one of the same turn; the agent continues.
+
+    In every way to call it, and with every action but `observe`.
+    """
+    for action in ("halt", "wrap_up", "raise", "ask"):
+
+        def check(call: Way, action: str = action) -> None:
+            with recording(limits=ONE_SEARCH, action=action) as events:
+                model = subject.model([uses("search", "search", "ask"), says("done")])
+                ending = call(subject.agent(model, subject.doing(lambda: "found")))
+            tools = [each for each in events if isinstance(each, ToolCall)]
+            seen = {
+                **facts(subject, model, ending, events),
+                "tools": sorted((each.tool, each.status, each.limit) for each in tools),
+                "results": CALLED_OUT in subject.results(model.requests[-1]),
+                "declared": [len(each or ()) for each in model.tool_specs],
+            }
+            expect(
+                seen,
+                tools=[
+                    ("ask", "success", None),
+                    ("search", "refused", "max_calls_per_tool"),
+                    ("search", "success", None),
+                ],
+                results=True,
+                declared=[2, 2],
+                calls=2,
+                text="done",
+                reason=None,
+                valid=True,
+                halts=[],
+                ends=[("boss", "end_turn", "none")],
+            )
+
+        in_every_way(subject.ways, check)
+
+
+def halted_by_tool(subject: Subject) -> None:
+    """With `tool_action: halt` the cap of one tool ends the agent after the turn."""
+    policy = "tools: {'sea*': {action: halt}}"
+    with recording(policy, limits=ONE_SEARCH) as events:
+        model = subject.model([uses("search", "search", "ask"), says("done")])
+        ending = subject.call(subject.agent(model, subject.doing(lambda: "found")))
+    expect(facts(subject, model, ending, events), calls=1, reason="max_tool_calls", synthetic=True)
+
+
+def refused_for_ever(subject: Subject) -> None:
+    """Three turns of nothing but refused requests halt; one that runs resets the count."""
+    with recording(limits=Limits(max_calls_per_tool={"search": 1})) as events:
+        script = [SEARCH, SEARCH, SEARCH, uses("search", "ask"), *[SEARCH] * 6]
+        model = subject.model(script)
+        ending = subject.call(subject.agent(model, subject.doing(lambda: "found")))
+    stop = ending.stop
+    breach = None if stop is None else stop.breach
+    seen = {
+        **facts(subject, model, ending, events),
+        "breach": breach and (breach.limit, breach.subject),
+    }
+    expect(
+        seen,
+        calls=7,
+        reason="max_tool_calls",
+        breach=("max_calls_per_tool", "search"),
+        synthetic=True,
+        valid=True,
+        halts=[("max_tool_calls", "halted")],
+    )
+
+
+def refused_requests_are_loops(subject: Subject) -> None:
+    """A request that a cap refuses counts for the limits on loops."""
+    limits = Limits(max_calls_per_tool={"search": 1}, max_consecutive_same_tool=3)
+    with recording(limits=limits) as events:
+        model = subject.model([SEARCH, SEARCH, SEARCH, SEARCH])
+        ending = subject.call(subject.agent(model))
+    expect(facts(subject, model, ending, events), calls=3, reason="loop_detected")
+
+
+def observed_tool_cap(subject: Subject) -> None:
+    """A trial refuses no tool, and each call says which cap would have refused it."""
+    with recording(limits=ONE_SEARCH, action="observe") as events:
+        model = subject.model([SEARCH, SEARCH, SEARCH, SEARCH, says("done")])
+        ending = subject.call(subject.agent(model))
+    tools = [each for each in events if isinstance(each, ToolCall)]
+    seen = {
+        **facts(subject, model, ending, events),
+        "tools": [(each.status, each.limit) for each in tools],
+    }
+    expect(
+        seen,
+        calls=5,
+        text="done",
+        halts=[],
+        tools=[("success", None), *[("success", "max_calls_per_tool")] * 3],
+    )
+
+
+# --- tools that fail ------------------------------------------------------------------------------
+
+FAILURES: Final[Mapping[str, Callable[[int], str]]] = {
+    "the same": lambda _: "error: Permission denied (publickey)",
+    "with a time stamp": lambda n: f"[2026-11-28T10:{n:02d}:07Z] attempt {n}: error: no route",
+    "in other words": lambda n: f"Traceback (most recent call last): line {n}",
+    "as a status": lambda n: f"HTTP {500 + n}",
+}
+"""Results of a tool that fails, by what changes."""
+
+
+def failing_tool(subject: Subject) -> None:
+    """A tool that fails is a loop, whatever its arguments, its text, and the words of the model."""
+    for name, result in FAILURES.items():
+        for limits in (
+            Limits(max_consecutive_tool_failures=4),
+            Limits(max_consecutive_failures_per_tool={"ask": 4}),
+        ):
+            counter = itertools.count(1)
+            ask = subject.doing(lambda result=result, counter=counter: result(next(counter)))
+            with recording(limits=limits) as events:
+                model = subject.model(uses("ask", text=f"Let me try {n}.") for n in range(50))
+                ending = subject.call(subject.agent(model, ask))
+            expect(
+                {"case": name, **facts(subject, model, ending, events)},
+                case=name,
+                calls=4,
+                reason="loop_detected",
+                synthetic=True,
+                valid=True,
+            )
+
+
+def raising_tool(subject: Subject) -> None:
+    """An exception that the model reads is a failure."""
+    with recording(limits=Limits(max_consecutive_tool_failures=3)) as events:
+        model = subject.model(uses("ask") for _ in range(50))
+        ending = subject.call(subject.agent(model, subject.raising()))
+    expect(
+        facts(subject, model, ending, events),
+        calls=3,
+        reason="loop_detected",
+        tools=[("ask", "error")] * 3,
+    )
+
+
+def failing_among_others(subject: Subject) -> None:
+    """The failures of one tool count whatever others do in between; a success resets the count."""
+    results = iter(["error: down"] * 2 + ["fine"] + ["error: down"] * 50)
+    ask = subject.doing(lambda: next(results))
+    with recording(limits=Limits(max_consecutive_failures_per_tool={"ask": 3})) as events:
+        model = subject.model(itertools.cycle([uses("ask"), SEARCH]))
+        ending = subject.call(subject.agent(model, ask))
+    expect(facts(subject, model, ending, events), calls=11, reason="loop_detected")
+
+
+HEALTHY: Final[Mapping[str, Callable[[int], str]]] = {
+    "a poll that moves": lambda n: f"{n} of 12 done",
+    "a poll with a clock": lambda n: f"[2026-11-28T10:{n:02d}:07Z] copied {n * 8} of 96 files",
+    "pages": lambda n: f"page {n} of 12: " + ", ".join(f"item {n * 10 + k}" for k in range(3)),
+    "a cursor": lambda n: f'{{"next": "{n * 7919:08x}", "names": ["{chr(96 + n) * 4}"]}}',
+    "fewer failing tests": lambda n: f"{13 - n} tests failed",
+    "a measure": lambda n: f"accuracy {0.5 + n / 100:.2f}",
+    "a log that grows": lambda n: "\n".join(f"line {k}" for k in range(n)),
+    "errors are the answer": lambda n: f"found {n} errors in the report",
+}
+"""Results of a tool that gets somewhere."""
+
+
+def healthy_tools(subject: Subject) -> None:
+    """A tool that gets somewhere is no loop, with the preset and with any single loop limit."""
+    for name, result in HEALTHY.items():
+        counter = itertools.count(1)
+        ask = subject.doing(lambda result=result, counter=counter: result(next(counter)))
+        with recording(
+            limits=Limits(
+                max_identical_tool_calls=2,
+                max_repeated_tool_cycles=2,
+                max_no_progress_turns=2,
+                max_consecutive_tool_failures=2,
+                max_consecutive_failures_per_tool={"ask": 2},
+            )
+        ) as events:
+            model = subject.model([*(uses("ask") for _ in range(12)), says("done")])
+            ending = subject.call(subject.agent(model, ask))
+        expect(
+            {"case": name, **facts(subject, model, ending, events)},
+            case=name,
+            calls=13,
+            text="done",
+            halts=[],
+        )
+
+
+TOOL_ROWS: Final[Mapping[str, Row]] = {
+    "refused tool": refused_tool,
+    "refused tool under tool_action halt": halted_by_tool,
+    "refused tool without end": refused_for_ever,
+    "refused tool that is requested again and again": refused_requests_are_loops,
+    "refused tool under observe": observed_tool_cap,
+    "failing tool": failing_tool,
+    "tool that raises": raising_tool,
+    "failing tool among others": failing_among_others,
+    "tool that gets somewhere": healthy_tools,
+}
+"""Rows that every framework has."""
