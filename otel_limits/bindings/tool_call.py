@@ -215,7 +215,7 @@ class ToolCallInProgress:
         breach = self.requested.refusal
         pending = self.invocation.verdict or self.invocation.wrapping
         if breach is not None:
-            note = refusal_note(breach, is_final=breach.limit in self.path.run.refusals)
+            note = refusal_note(breach, is_final=breach.limit in self.invocation.run.refusals)
         elif pending is not None:
             note = not_run_note(pending)
         else:
