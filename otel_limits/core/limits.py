@@ -234,18 +234,18 @@ LIMITS: Final[Mapping[str, Limit]] = {
         _loop_limit(
             "max_consecutive_tool_failures",
             "failing turns",
-            "Consecutive turns in which every tool call failed, whatever its arguments",
+            "Consecutive turns in which every tool call failed",
         ),
         _loop_limit(
             "max_consecutive_failures_per_tool",
             "failing turns",
-            "The same for one tool, whatever others do, e.g. ssh=3 (in a file {ssh: 3})",
+            "The same for single tools, e.g. ssh=3 (in a file {ssh: 3})",
             SWITCHABLE_CAPS_PER_TOOL,
         ),
         _loop_limit(
             "max_consecutive_handoffs",
             "hand-offs in a row",
-            "Consecutive hand-offs among the agents of a tree, without another tool in between",
+            "Consecutive hand-offs between agents, without another tool",
         ),
     )
 }

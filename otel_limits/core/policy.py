@@ -139,13 +139,13 @@ class Policy:
     tool_action: ToolAction = setting(
         "refuse",
         TOOL_ACTION,
-        "Action at a cap of max_calls_per_tool: refuse (that tool; the agent continues) or halt.",
+        "Action at a cap of max_calls_per_tool: refuse (only that tool) or halt.",
     )
     tool_failures: FailureRule = setting(
         "text",
         TOOL_FAILURES,
-        "Results of tools that are failures, besides those that the framework marks: text (that "
-        "begins like an error), marked (no others), or patterns of the beginning of a text.",
+        "Results that are failures: text (also texts that begin like an error), marked (only those "
+        "that the framework marks), or patterns, e.g. ^no route,timeout.",
     )
     warn_at: tuple[float, ...] = setting(
         (),

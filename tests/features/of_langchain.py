@@ -139,9 +139,11 @@ class LangChainSubject:
             model, [search], name="boss", middleware=[middleware], checkpointer=InMemorySaver()
         )
 
-    def reject(self, agent: Any, ending: Ending) -> Ending:  # noqa: ARG002
-        """Answer no."""
-        return self.call(agent, Command(resume={"decisions": [{"type": "reject"}]}))
+    def reject(self, agent: Any, ending: Ending) -> Ending:
+        """Answer no, to LangChain's question or to ours."""
+        is_ours = "action_requests" not in str(ending.question)
+        answer = "no" if is_ours else {"decisions": [{"type": "reject"}]}
+        return self.call(agent, Command(resume=answer))
 
     def asking(self, model: Any) -> Any:
         """Return a tool that calls a model."""

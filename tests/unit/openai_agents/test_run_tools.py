@@ -166,7 +166,7 @@ def test_refused_tool_may_be_the_final_output(how: str) -> None:
     behavior = {"stop_at_tool_names": ["crash"]}
     result = CALLS[how](agent(model, crash, tool_use_behavior=behavior))
     assert model.calls == 2
-    assert result.final_output.startswith("Not run: the limit of 1 tool call was reached")
+    assert result.final_output.startswith("Not run: 1 of 1 tool calls were used")
 
 
 @each_way
