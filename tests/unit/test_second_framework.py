@@ -297,7 +297,7 @@ def test_framework_may_let_inner_agents_ask(
     runtime.start(Settings(policy=Policy(limits=Limits(max_turns=2), action="ask")))
     boss, _ = team()
     run(boss)
-    assert boss.said[2]["asked"]["sentence"].startswith("Agent 'helper' reached max_turns: 2 of 2")
+    assert boss.said[2]["text"].startswith("This request is paused because it took too many steps")
 
 
 def test_model_call_of_a_tool_is_refused(runtime: Runtime) -> None:
