@@ -467,12 +467,12 @@ class Limits:
             observed = limit.observed(tally)
             # The same function for both, so that no limit can ignore reservations.
             held = 0 if reserved is None else limit.observed(reserved)
-            if observed + held >= cap:  # type: ignore[operator]  # of the same type
+            if observed + held >= cap:
                 breaches += (
                     Breach(
                         prefix + limit.name,
                         cap,
-                        observed + held,  # type: ignore[operator]
+                        observed + held,
                         limit.reason,
                         limit.unit,
                         limit.subject,

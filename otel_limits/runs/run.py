@@ -135,7 +135,7 @@ class Group:
         self.policy = policy
         self.trees = trees
         self.parent = parent
-        self.handoffs = parent.handoffs if parent else Handoffs()
+        self.handoffs: Handoffs = parent.handoffs if parent else Handoffs()
         self.run: Run | None = None
         """The invocation of its members' model calls without an agent, once there is one."""
         self.lock = threading.RLock()
@@ -199,7 +199,7 @@ class Run:
         self.loops = LoopState() if has_loop_limit else None
         self.parent = parent
         """The invocation or the group that started it."""
-        self.handoffs = parent.handoffs if parent else Handoffs()
+        self.handoffs: Handoffs = parent.handoffs if parent else Handoffs()
         self.spans = spans
         self.unsampled = unsampled
         """True if its span did not reach the span processor."""

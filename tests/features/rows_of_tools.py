@@ -132,6 +132,12 @@ FAILURES: Final[Mapping[str, Callable[[int], str]]] = {
 """Results of a tool that fails, by what changes."""
 
 
+def counted(result: Callable[[int], str]) -> Callable[[], str]:
+    """Return a function that returns the result of its first call, its second, and so on."""
+    counter = itertools.count(1)
+    return lambda: result(next(counter))
+
+
 def failing_tool(subject: Subject) -> None:
     """A tool that fails is a loop, whatever its arguments, its text, and the words of the model."""
     for name, result in FAILURES.items():
@@ -139,8 +145,7 @@ def failing_tool(subject: Subject) -> None:
             Limits(max_consecutive_tool_failures=4),
             Limits(max_consecutive_failures_per_tool={"ask": 4}),
         ):
-            counter = itertools.count(1)
-            ask = subject.doing(lambda result=result, counter=counter: result(next(counter)))
+            ask = subject.doing(counted(result))
             with recording(limits=limits) as events:
                 model = subject.model(uses("ask", text=f"Let me try {n}.") for n in range(50))
                 ending = subject.call(subject.agent(model, ask))
@@ -193,8 +198,7 @@ HEALTHY: Final[Mapping[str, Callable[[int], str]]] = {
 def healthy_tools(subject: Subject) -> None:
     """A tool that gets somewhere is no loop, with the preset and with any single loop limit."""
     for name, result in HEALTHY.items():
-        counter = itertools.count(1)
-        ask = subject.doing(lambda result=result, counter=counter: result(next(counter)))
+        ask = subject.doing(counted(result))
         with recording(
             limits=Limits(
                 max_identical_tool_calls=2,
