@@ -445,7 +445,7 @@ def _call_row(span: Span, call: ShownCall, around: Sequence[Span], prices: Price
     kind, usage, estimated = counted(
         record,
         call.input_estimate,
-        call.answer_estimate,
+        lambda: call.answer_estimate,
         failed=call.failed,
         billed=not call.failed or call.answered,
     )

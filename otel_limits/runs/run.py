@@ -663,7 +663,7 @@ class CallTracker:
         kind, usage, estimated = counted(
             told,
             call.input_estimate,
-            call.output_estimate,
+            lambda: call.output_estimate,
             failed=failed,
             billed=not failed or aborted or call.answered,
         )

@@ -6,7 +6,7 @@ Used for streams, spans and imported files.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields as fields_of
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,7 +98,7 @@ def _sum(usage: Usage, more: Usage) -> Usage:
 def counted(
     record: UsageRecord,
     input_estimate: int,
-    output_estimate: int,
+    output_estimate: Callable[[], int],
     *,
     failed: bool,
     billed: bool,
@@ -108,13 +108,15 @@ def counted(
     Args:
         record: The reported usage.
         input_estimate: Estimated tokens of the request.
-        output_estimate: Estimated tokens of the answer.
+        output_estimate: Estimates the tokens of the answer, which takes time.
         failed: The call ended without a response.
         billed: The provider had accepted it: then it bills a failed call, too.
     """
     is_measured = record.sure == "measured"
     is_estimated = billed and not is_measured
-    usage = completed(record, input_estimate, output_estimate) if is_estimated else record.usage
+    usage = record.usage
+    if is_estimated:
+        usage = completed(record, input_estimate, output_estimate())
     if failed:
         return "failed", usage, is_estimated
     if not is_measured:
