@@ -40,6 +40,12 @@ PROBED_LATER: Final = (
 )
 
 DEFAULT: Final = "default"
+SOURCE: Final = 24
+"""Width of the source of a setting, and at least of its value, before the other is folded."""
+
+MARGINS: Final = 8
+"""Width between the columns and at both sides."""
+
 NARROW: Final = 64
 """Terminal width below which the longest name of a setting would be folded."""
 
@@ -132,9 +138,13 @@ def print_table(rows: Sequence[tuple[str, str, str]]) -> None:
         show_edge=not is_narrow,
         collapse_padding=is_narrow,
     )
-    for title in ("Setting", "Value", "From"):
-        table.add_column(title, overflow="fold")
-    for variable, value, source in rows:
-        style = "dim" if source == DEFAULT else "bold"
-        table.add_row(variable, Text(value), Text(source), style=style)
+    # Values are folded first: a variable and `policy limits.yaml:12` should stay in one line.
+    setting, _, source = (max(map(len, column), default=0) for column in zip(*rows, strict=True))
+    left = screen.width - setting - min(source, SOURCE) - MARGINS
+    table.add_column("Setting", overflow="fold")
+    table.add_column("Value", overflow="fold", max_width=max(left, SOURCE))
+    table.add_column("From", overflow="fold")
+    for variable, value, origin in rows:
+        style = "dim" if origin == DEFAULT else "bold"
+        table.add_row(variable, Text(value), Text(origin), style=style)
     screen.print(table)
