@@ -400,7 +400,8 @@ class InvocationInProgress(Admission):
         run.tools.end_turn([tool.admitted for tool in tools.values()])
         if run.loops is not None:
             run.check_loops(calls, turn.text)
-            if (nudge := run.nudge()) is not None and identities:
+            # After an extension, the count may be that of an earlier turn.
+            if (nudge := run.nudge()) is not None and nudge[0] < len(identities):
                 self.nudge = identities[nudge[0]], nudge[1]
         self.warn()
         verdict = run.check_limits() if run.services.tool_log is not None else None

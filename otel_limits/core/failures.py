@@ -40,8 +40,9 @@ IDENTITY: Final = (
 )
 """UUIDs, and hexadecimal numbers of 16 digits and more."""
 
+# What follows is examined for two characters only: a longer look would be repeated for each digit.
 MOVING: Final = re.compile(
-    rf"(?<![\w.])(?:{TIME_STAMP}|{ATTEMPT}|{IDENTITY}|{DURATION})(?![\w.]*\w)", re.IGNORECASE
+    rf"(?<![\w.])(?:{TIME_STAMP}|{ATTEMPT}|{IDENTITY}|{DURATION})(?!\w|\.\w)", re.IGNORECASE
 )
 OPENING: Final = re.compile(rf"(?:\W|_|(?:{TIME_STAMP}|{ATTEMPT})(?!\w))*", re.IGNORECASE)
 """Text that may precede the word for a failure: time stamps, attempts, brackets and quotes."""

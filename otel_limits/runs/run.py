@@ -953,10 +953,12 @@ class ToolCalls:
         Args:
             admitted: The decisions about the requests of a turn.
         """
+        if not admitted:  # a turn that requests no tool is neither
+            return
         run = self._run
         refusals = [each.refusal for each in admitted if each.refusal is not None]
         self._refused_turns = self._refused_turns + 1 if len(refusals) == len(admitted) else 0
-        if refusals and self._refused_turns >= REFUSED_TURNS:
+        if self._refused_turns >= REFUSED_TURNS:
             with run.services.lock:
                 run.refusals[refusals[-1].limit] = refusals[-1], run.budget
 

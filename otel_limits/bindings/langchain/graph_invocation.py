@@ -29,6 +29,9 @@ class GraphHaltedError(BaseException):
 
 UNANSWERED: Final = object()
 
+DEFAULT_NAME: Final = "LangGraph"
+"""The name of each graph that has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class LimitQuestion:

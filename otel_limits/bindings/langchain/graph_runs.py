@@ -20,6 +20,7 @@ from otel_limits.bindings.gateways import chain_of, members_of
 from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.graph_events import ends_of_task
 from otel_limits.bindings.langchain.graph_invocation import (
+    DEFAULT_NAME,
     UNANSWERED,
     GraphHaltedError,
     GraphInvocation,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 Saved: TypeAlias = "tuple[Any, list[list[StateUpdate]]]"
 
-DEFAULT_NAME: Final = "LangGraph"
 UNNAMED: Final = (
     f"All graphs without a name share {DEFAULT_NAME!r}: set name= in create_agent() or compile()."
 )

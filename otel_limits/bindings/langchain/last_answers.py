@@ -15,6 +15,8 @@ from langchain_core.runnables.config import ensure_config
 from langgraph.graph import END
 from langgraph.graph.state import CompiledStateGraph
 
+from otel_limits.bindings.langchain.graph_invocation import DEFAULT_NAME
+
 if TYPE_CHECKING:
     from otel_limits.bindings.langchain.graph_invocation import GraphInvocation
 
@@ -52,7 +54,8 @@ def _reason_against(invocation: GraphInvocation, options: Mapping[str, Any]) -> 
     node = str((ensure_config().get("metadata") or {}).get("langgraph_node", ""))
     place = f"the call in node {node!r}" if node else "the call"
     is_agent = is_own_loop(graph, node)
-    if not (run.is_outermost_loop or run.answers_for_tree):
+    answers_for_tree = run.invocation.agent != DEFAULT_NAME and run.answers_for_tree
+    if not (run.is_outermost_loop or answers_for_tree):
         return f"{run.invocation.agent!r} is a part of another graph or agent"
     if not any(options.get(each) for each in TOOLS):
         return f"{place} offers no tools, so it belongs to no loop of tools"

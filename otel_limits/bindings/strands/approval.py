@@ -71,7 +71,7 @@ def is_answered_by_person(agent: Agent, use: Mapping[str, Any]) -> bool:
     """
     state = interrupt_state(agent)
     asked = [] if state is None else state.interrupts.values()
-    return any(use["toolUseId"] in each.id.split(":") for each in asked if each.name != NAME)
+    return any(f":{use['toolUseId']}:" in each.id for each in asked if each.name != NAME)
 
 
 def consume_answer(agent: Agent, answer: Interrupt | None) -> None:

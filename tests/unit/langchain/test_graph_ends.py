@@ -321,17 +321,38 @@ def test_supervisor_writes_the_last_answer_of_the_tree() -> None:
     assert not is_synthetic(state["messages"][-1])
 
 
-def test_pipeline_at_the_limit_of_the_tree_is_halted() -> None:
-    """Its second agent did not begin the tree, and so does not answer for it."""
+def test_turns_without_requests_are_not_refused_turns() -> None:
+    """A graph that writes two texts and then requests a tool beyond its cap continues."""
+    enable(max_calls_per_tool={"search": 1})
+    texts = [says("a plan"), says("a better plan")]
+    model = Honest([uses("search"), *texts, uses("search"), says("done")])
+
+    def think(state: MessagesState) -> Any:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    def route(state: MessagesState) -> str:
+        last: Any = state["messages"][-1]
+        return "tools" if last.tool_calls else END if last.text == "done" else "think"
+
+    builder = StateGraph(MessagesState).add_node("think", think).add_edge(START, "think")
+    builder.add_node("tools", ToolNode([search])).add_edge("tools", "think")
+    builder.add_conditional_edges("think", route)
+    state = builder.compile(name="thinker").invoke(ASK, STEPS)
+    assert (state["messages"][-1].text, stop_of(state)) == ("done", None)
+
+
+@pytest.mark.parametrize("name", ["agent", None])
+def test_unnamed_agents_do_not_answer_for_the_tree(name: str | None) -> None:
+    """All of them have one name, so it is not known which of them the tree has begun with."""
     enable(tree=Limits(max_turns=2), action="wrap_up")
     model = Honest([says("done")] * 9)
+    named = [{} if name is None else {"name": f"{name} {n}"} for n in range(3)]
     builder = StateGraph(MessagesState)
     builder.add_sequence(
-        [(f"step {n}", create_agent(model, [search], name=f"a{n}")) for n in range(3)]
+        [(f"step {n}", create_agent(model, [search], **named[n])) for n in range(3)]
     )
     builder.add_edge(START, "step 0")
-    graph: Any = builder.compile(name="pipeline")
-    state = graph.invoke(ASK, STEPS)
+    state: Any = builder.compile(name="pipeline").invoke(ASK, STEPS)
     assert model.calls == 2
     assert is_synthetic(state["messages"][-1])
 
