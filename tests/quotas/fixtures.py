@@ -152,7 +152,9 @@ class Wire:
         self.replaced: dict[bytes, bytes] = {}
         """Texts in replies, and those that clients receive instead, of the same length."""
         self.round_trips: list[int] = []
-        """Round trips of each connection."""
+        """Round trips of each connection, in the order of their beginning, which threads decide."""
+        self.runs_scripts: list[bool] = []
+        """Whether each of them runs scripts: that of the calls does, those of messages do not."""
         self.cuts = 0
         """Replies still to be swallowed, each with its connection."""
         self._start(self._accept)
@@ -195,11 +197,14 @@ class Wire:
         is_answered.set()
         number = len(self.round_trips)
         self.round_trips.append(0)
+        self.runs_scripts.append(False)
 
         def look(data: bytes) -> tuple[bytes, bool]:
             if b"PSYNC" in data:
                 is_replica.set()
-            self.round_trips[number] += is_answered.is_set()
+            # A long command arrives in parts; only the first begins with its number of words.
+            self.round_trips[number] += is_answered.is_set() and data.startswith(b"*")
+            self.runs_scripts[number] |= b"EVALSHA" in data
             is_answered.clear()
             return data, True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import socket
@@ -144,7 +145,8 @@ def test_call_right_after_enabling_waits_for_few_round_trips(
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
     # Two for the client, scripts, run, joining, the call's two, and one for a read in between. The
     # other connections receive messages of the server.
-    assert wire.round_trips[0] <= 8
+    (trips,) = itertools.compress(wire.round_trips, wire.runs_scripts)
+    assert trips <= 8
 
 
 def test_enabling_does_not_wait_for_the_store(hold: Hold, own_server: Server) -> None:
