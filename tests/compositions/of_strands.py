@@ -79,6 +79,10 @@ class StrandsProgram:
 
     async def _call(self, how: Call, prompt: Any) -> Any:
         if how == "sync":
+            # Strands leaves it to the loop to close the stream of an agent that is a tool, and
+            # refuses another call of it until then. A thread may be faster than this loop.
+            for _ in range(3):
+                await asyncio.sleep(0)
             return await asyncio.to_thread(self._first, prompt)
         if how == "async":
             return await self._first.invoke_async(prompt)
