@@ -55,7 +55,8 @@ NONE: Final = (
 FAILURE: Final = re.compile(
     rf"""(?:
         (?:error|exception|traceback|failed|denied|permission\ denied)(?![\w-])(?!{NONE})
-        | (?-i:[\w.]*\w(?:Error|Exception))(?![\w-])
+        | (?-i:[\w.]*\w(?:Error|Exception))(?![\w-])(?!{NONE})
+        | (?:success|ok)[\"']?\s*[:=]\s*false(?!\w) | is_error[\"']?\s*[:=]\s*true(?!\w)
         | (?:http(?:/\d(?:\.\d)?)?|status)(?:[ _]?(?:code|error))?[\"']?\s*[:=]?\s*[45]\d\d(?!\d)
     )""",
     re.IGNORECASE | re.VERBOSE,
