@@ -79,7 +79,8 @@ def read_module(path: Path) -> Module:
     prose, names, before = [], [], ""
     for kind, text, *_ in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
         if kind in PROSE_TOKENS or (kind == tokenize.COMMENT and not re.search("noqa|type:", text)):
-            prose.append(text)
+            # From Python 3.12, a part of an f-string comes without the quotation mark before it.
+            prose.append(text if kind in (tokenize.STRING, tokenize.COMMENT) else f'"{text}')
         elif before in ("def", "class"):
             names.append(text)
         before = text
