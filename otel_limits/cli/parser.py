@@ -63,8 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.call is None:
         parser.print_help(sys.stderr)
         return USAGE_ERROR
+    status = 0
     try:
-        status: int = options.call(options)
+        status = options.call(options)
         sys.stdout.flush()
     except OSError as error:
         if error.errno not in NOT_WRITTEN:
@@ -73,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # the reader, e.g. `head`, closed the pipe
             return BROKEN_PIPE
+        if status == USAGE_ERROR:  # it has already said why, e.g. that a row could not be written
+            return status
         return refuse([f"Cannot write output: {error.strerror}."])
     return status
 
