@@ -278,7 +278,7 @@ class Runtime:
     def _after_fork(self) -> None:
         # A thread of the parent may have held any lock, and does not exist here.
         self._lock = threading.RLock()
-        self._policy_file.renew_lock()
+        self._policy_file.after_fork()
         self._wiring.after_fork()
 
     # --- what applies to an agent -----------------------------------------------------------------

@@ -6,8 +6,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="This system cannot fork.")
 
@@ -207,3 +211,54 @@ def test_agents_of_a_tools_forked_child_have_their_own_tree(way: str) -> None:
         check=False,
     )
     assert done.stdout.splitlines() == ["[(6, None), (6, None)]"] * 2, done.stderr[-2000:]
+
+
+READS_ITS_POLICY = """
+import os, signal, threading, warnings
+import otel_limits
+from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.testing import FakeTime
+
+warnings.simplefilter("ignore", DeprecationWarning)
+path, open_file = os.environ["OTEL_LIMITS_POLICY"], os.open
+is_reading, has_forked = threading.Event(), threading.Event()
+
+def open_slowly(name, *how):
+    if name == path and threading.current_thread() is reader:
+        is_reading.set()
+        has_forked.wait()
+    return open_file(name, *how)
+
+otel_limits.enable()
+os.open = open_slowly
+with open(path, "w") as file:
+    file.write("defaults: {action: raise}")
+with FakeTime() as time:
+    time.advance(5)
+    reader = threading.Thread(target=RUNTIME.policy, args=("tester",))
+    reader.start()
+    is_reading.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        time.advance(5)
+        os._exit(RUNTIME.policy("tester").action != "raise")
+    has_forked.set()
+    reader.join()
+    print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_child_of_a_process_that_reads_its_policy_file_reads_it_too(tmp_path: Path) -> None:
+    """The thread that reads holds a lock, and is not in the child."""
+    path = tmp_path / "limits.yaml"
+    path.write_text("defaults: {action: observe}")
+    done = subprocess.run(
+        [sys.executable, "-c", READS_ITS_POLICY],
+        env={**os.environ, "OTEL_LIMITS_POLICY": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr

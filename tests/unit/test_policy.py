@@ -833,19 +833,6 @@ def test_one_thread_looks_and_the_others_go_on(
     assert (RUNTIME.policy("tester").action, seen) == ("raise", ["observe"])
 
 
-def test_a_forked_child_looks_again(
-    write: Callable[[str], Path], later: Callable[[], None]
-) -> None:
-    """A lock that another thread of the parent held does not keep the child from looking."""
-    write("defaults: {action: observe}")
-    enable()
-    write("defaults: {action: raise}")
-    later()
-    RUNTIME._policy_file._lock.acquire()
-    RUNTIME._after_fork()
-    assert RUNTIME.policy("tester").action == "raise"
-
-
 def test_switching_off_forgets_the_file(write: Callable[[str], Path]) -> None:
     """After disable() the file has no effect."""
     write("defaults: {action: observe}")

@@ -126,8 +126,10 @@ class PolicyFile:
         for mistake in self.mistakes:
             logger.error("otel-limits: %s %s", mistake, consequence)
 
-    def renew_lock(self) -> None:
-        """Replace the lock after a fork: a thread of the parent may have held it."""
+    def after_fork(self) -> None:
+        """Read again in a child what a thread of the parent was reading, which is not there."""
+        if self._lock.locked():
+            self._stamp = self._content = None
         self._lock = threading.Lock()
 
     def _look(self, path: str) -> bool:
