@@ -230,7 +230,7 @@ def clean(
             monkeypatch.delenv(name)
     monkeypatch.setattr(strands_tracer, "_tracer_instance", tracers["spans"])
     exporter.clear()
-    INTERNAL_ERRORS._logged.clear()
+    INTERNAL_ERRORS.forget_logged()
     yield
     otel_limits.disable()
     for thread in threading.enumerate():

@@ -59,6 +59,13 @@ class ErrorReporter:
                 "Correct the binding, or upgrade otel-limits."
             )
 
+    def forget_logged(self) -> None:
+        """Log the next error of each component, however recent its last one was.
+
+        A person who disables and enables again may have corrected something in between.
+        """
+        self._logged.clear()
+
     def report_deferred(self) -> None:
         """Count the errors that could not be published at the time."""
         # Popped before it is published: an error in publishing would otherwise repeat forever.

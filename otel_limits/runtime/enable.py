@@ -7,6 +7,7 @@ import atexit
 import functools
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from otel_limits.bindings.installed import missing_framework
 from otel_limits.bindings.known import know, know_installed, known_entry_points
 from otel_limits.bindings.third_party import Installed, entry_points_of
 from otel_limits.core.errors import ConfigurationError
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.core.limits import LIMITS, NO_LIMITS, Limits, require_limits
 from otel_limits.core.origins import caller_location
 from otel_limits.core.policy import Action, Overrides
@@ -114,7 +116,7 @@ def enable(
     if mistakes:
         raise ConfigurationError(mistakes)
     settings = replace(reading.settings, policy=policy)
-    installed = Installed() if settings.disabled else _know_installed()
+    installed = Installed() if settings.disabled else _know_installed(tuple(sys.path))
     RUNTIME.start(settings, observers, policy_file)
     RUNTIME.report_broken(installed.broken)
     _warn(reading)
@@ -131,9 +133,12 @@ def enable(
         _warn_about_children(obstacle)
 
 
-@functools.cache
-def _know_installed() -> Installed:
-    """Read once which frameworks other distributions limit, and log what is not used of it."""
+@functools.lru_cache(maxsize=1)
+def _know_installed(_path: tuple[str, ...]) -> Installed:
+    """Read which frameworks other distributions limit, and log what is not used of it.
+
+    Once, unless a program adds directories to `sys.path`: they may contain others.
+    """
     installed = know_installed()
     for sentence in installed.unused:
         logger.warning("otel-limits: %s", sentence)
@@ -172,6 +177,7 @@ def disable() -> None:
     """Undo `enable()`. Agents with a `LimitsPlugin` keep its limits."""
     CHILD_ENVIRONMENT.restore()
     RUNTIME.stop()
+    INTERNAL_ERRORS.forget_logged()
 
 
 def enable_leniently(source: Source) -> None:
@@ -199,7 +205,7 @@ def enable_leniently(source: Source) -> None:
         if handed is not None:
             know(entry_points_of(handed))
         elif not settings.disabled:
-            installed = _know_installed()
+            installed = _know_installed(tuple(sys.path))
         RUNTIME.start(settings, policy_file=policy_file, source=source)
     except Exception as error:
         if settings.strict:

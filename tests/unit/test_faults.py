@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from strands import Agent
 
     from otel_limits.core.limits import Breach
+    from otel_limits.observers.instruments import MetricSpec, Series
     from tests.conftest import MakeAgent, Metric
 
 pytestmark = pytest.mark.usefixtures("faulty")
@@ -81,6 +82,17 @@ def failing(*_: Any) -> Any:
     raise OSError("out of order")
 
 
+def break_metric(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let one metric exist, and fail whenever it changes."""
+    make, full = PrometheusObserver.make_series, f"otel_limits_{name}"
+
+    def make_broken(observer: PrometheusObserver, spec: MetricSpec, labels: Any) -> Series:
+        series = make(observer, spec, labels)
+        return failing if spec.name.removesuffix("_total") == full else series
+
+    monkeypatch.setattr(PrometheusObserver, "make_series", make_broken)
+
+
 @pytest.mark.usefixtures("source")
 def test_a_users_callback_that_always_fails(
     make_agent: MakeAgent, metric: Metric, errors_logged: Callable[[], list[str]]
@@ -114,18 +126,18 @@ def test_a_users_callback_that_recurses_for_ever(make_agent: MakeAgent, metric: 
 
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize(
-    ("handler", "failures"),
-    [("_started", 1), ("_turn", 3), ("_model_call", 3), ("_halt", 1), ("_stop", 1)],
+    ("name", "failures"),
+    [("limit", 1), ("turns", 3), ("model_calls", 3), ("synthetic_messages", 1), ("stops", 1)],
 )
 def test_metrics_that_fail(
-    handler: str,
+    name: str,
     failures: int,
     make_agent: MakeAgent,
     metric: Metric,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An agent whose metrics are out of order is halted, and that they are is counted."""
-    monkeypatch.setattr(PrometheusObserver, handler, failing)
+    break_metric(monkeypatch, name)
     events: list[Event] = []
     enable(Limits(max_turns=3), observers=[events.append])
     assert halted(make_agent(runaway()))
@@ -137,7 +149,7 @@ def test_metrics_that_cannot_count_faults(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, errors_logged: Callable[[], list[str]]
 ) -> None:
     """A fault in the counting of faults is the end of it, not the beginning of a loop."""
-    monkeypatch.setattr(PrometheusObserver, "_fault", failing)
+    break_metric(monkeypatch, "internal_errors")
     enable(Limits(max_turns=3), observers=[failing])
     assert halted(make_agent(runaway()))
     assert len(errors_logged()) == 1

@@ -11,7 +11,8 @@ from otel_limits import Limits, LimitsPlugin, disable, enable
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.guard import Enforcement, probed
-from otel_limits.runtime.runtime import RUNTIME, Runtime
+from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.runtime.wiring import Wiring
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def test_fault_while_enabling_is_one_message(
     def fail(*_: object) -> None:
         raise RuntimeError("no room for redis://u:hush@host")
 
-    monkeypatch.setattr("otel_limits.runtime.runtime.Runtime._follow", fail)
+    monkeypatch.setattr(Wiring, "connect", fail)
     enable_leniently("run")
     assert not RUNTIME.is_on  # no agent begins an invocation that nothing follows
     assert "limits are not enforced: enabling failed (RuntimeError" in caplog.text
@@ -68,7 +69,7 @@ def test_failed_enabling_is_forgotten_once_it_succeeds(
     make_agent: MakeAgent, metric: Metric
 ) -> None:
     """Autoload may fail where the program's own `enable()` works; agents are limited then."""
-    with patch.object(Runtime, "_follow", side_effect=RuntimeError("no room")):
+    with patch.object(Wiring, "connect", side_effect=RuntimeError("no room")):
         enable_leniently("autoload")
     assert not RUNTIME.enforcement().is_enforcing
     enable(max_turns=2)
@@ -88,7 +89,7 @@ def test_a_fault_in_quotas_leaves_every_other_limit(
     def fail(*_: object) -> None:
         raise RuntimeError("no room")
 
-    monkeypatch.setattr("otel_limits.runtime.wiring.Wiring.hold_quotas", fail)
+    monkeypatch.setattr(Wiring, "hold_quotas", fail)
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "2")
     enable_leniently("run")
     model = ScriptedModel(endless(uses("search")))

@@ -18,7 +18,8 @@ from otel_limits import Limits, enable
 from otel_limits.core.labels import clean
 from otel_limits.core.policy import Action, Policy
 from otel_limits.core.usage import measured
-from otel_limits.observers.counting import CountingObserver
+from otel_limits.observers.instruments import MODEL_CALLS
+from otel_limits.observers.prometheus import PrometheusObserver
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
@@ -27,6 +28,7 @@ from tests.processes import free_port
 if TYPE_CHECKING:
     from strands import Agent
 
+    from otel_limits.observers.instruments import MetricSpec, Series
     from tests.conftest import MakeAgent, Metric
 
 LABELS = {
@@ -152,14 +154,19 @@ def test_uncountable_event_counts_as_dropped(
 ) -> None:
     """Later events still count, and the number of lost ones is visible."""
     failures = iter([RuntimeError("thrown while calls are counted")])
-    count = CountingObserver._model_call
+    make = PrometheusObserver.make_series
 
-    def fail_once(observer: CountingObserver, *what: Any) -> None:
-        for failure in failures:
-            raise failure
-        count(observer, *what)
+    def fail_once(observer: PrometheusObserver, spec: MetricSpec, labels: Any) -> Series:
+        series = make(observer, spec, labels)
 
-    monkeypatch.setattr(CountingObserver, "_model_call", fail_once)
+        def update(*what: Any) -> None:
+            for failure in failures:
+                raise failure
+            series(*what)
+
+        return update if spec is MODEL_CALLS else series
+
+    monkeypatch.setattr(PrometheusObserver, "make_series", fail_once)
     enable(Limits(max_turns=3))
     agent = make_agent(ScriptedModel(endless(uses("search"))))
     agent("go")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ from strands.tools.executors import SequentialToolExecutor
 from strands.types.exceptions import ModelThrottledException
 
 import otel_limits
-from otel_limits import Limits, ModelCall, Stop, enable
+from otel_limits import Limits, ModelCall, Started, Stop, enable
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import Answer, FakeTime, ScriptedModel, endless, says, uses
 from tests.processes import PATIENCE_SECONDS
@@ -72,20 +73,35 @@ def reentrant(model: ScriptedModel, **arguments: Any) -> Agent:
     return agent_of(model, "agent", concurrent_invocation_mode="unsafe_reentrant", **arguments)
 
 
-def kill_first() -> None:
-    """Kill the oldest invocation, as `kill()` does after finding one by its trace."""
-    run = next(iter(LIVE._live.values()))
-    assert LIVE.kill(all=True, before=run.started + 1e-9) == 1
+class First:
+    """The first invocation."""
+
+    begun = math.inf
+
+    def __call__(self, event: Event) -> None:
+        """Note when it began."""
+        if isinstance(event, Started):
+            self.begun = min(self.begun, LIVE.now())
+
+    def kill(self) -> None:
+        """Kill it, as `kill()` does after finding one by its trace."""
+        assert LIVE.kill(all=True, before=self.begun + 1e-9) == 1
 
 
-async def with_three(agent: Agent, model: Waiting) -> list[str]:
+@pytest.fixture
+def first() -> First:
+    """The first invocation of a test whose observers include this."""
+    return First()
+
+
+async def with_three(agent: Agent, model: Waiting, first: First) -> list[str]:
     """Run three invocations, kill the first while it hangs, then let the others finish."""
     tasks = []
     for _ in range(3):
         tasks.append(asyncio.create_task(agent.invoke_async("go")))
         await asyncio.sleep(0.001)  # gives each its own start time
     await model.all_asked.wait()
-    kill_first()
+    first.kill()
     # The provider sends nothing: only the kill can end it.
     killed = await asyncio.wait_for(tasks[0], PATIENCE_SECONDS)
     assert [task.done() for task in tasks] == [True, False, False]
@@ -98,12 +114,12 @@ HANGS = {"before-first": [], "within-text": FIRST_CHUNKS[:3], "within-tool-use":
 
 @pytest.mark.parametrize("sent", HANGS.values(), ids=HANGS)
 def test_kill_ends_only_the_hanging_invocation(
-    sent: list[StreamEvent], events: list[Event], open_spans: Callable[[], list[str]]
+    sent: list[StreamEvent], events: list[Event], open_spans: Callable[[], list[str]], first: First
 ) -> None:
     """The history is valid, the usage is estimated, spans end, and the next call works."""
-    enable(Limits(max_turns=9), observers=[events.append])
+    enable(Limits(max_turns=9), observers=[events.append, first])
     agent = reentrant(model := Waiting(sent))
-    assert asyncio.run(with_three(agent, model)) == ["killed", "end_turn", "end_turn"]
+    assert asyncio.run(with_three(agent, model, first)) == ["killed", "end_turn", "end_turn"]
     stops = [event for event in events if isinstance(event, Stop)]
     assert [(fact.reason, fact.turns) for fact in stops] == [
         ("killed", 0),
@@ -125,10 +141,10 @@ def test_kill_ends_only_the_hanging_invocation(
 
 @pytest.mark.parametrize("sent", [FIRST_CHUNKS, TOOL_USE], ids=["text", "tool-use"])
 def test_complete_answer_of_killed_invocation_is_kept(
-    sent: list[StreamEvent], events: list[Event]
+    sent: list[StreamEvent], events: list[Event], first: First
 ) -> None:
     """The tools that it requests do not run, but each has a result."""
-    enable(Limits(max_turns=9), observers=[events.append])
+    enable(Limits(max_turns=9), observers=[events.append, first])
     looked: list[str] = []
 
     @tool
@@ -138,7 +154,7 @@ def test_complete_answer_of_killed_invocation_is_kept(
         return "nothing"
 
     agent = reentrant(model := Waiting(sent), tools=[look])
-    assert asyncio.run(with_three(agent, model)) == ["killed", "end_turn", "end_turn"]
+    assert asyncio.run(with_three(agent, model, first)) == ["killed", "end_turn", "end_turn"]
     assert looked == []
     killed = next(fact for fact in events if isinstance(fact, Stop))
     assert (killed.reason, killed.turns, killed.tool_calls) == ("killed", 1, 0)
@@ -149,9 +165,9 @@ def test_complete_answer_of_killed_invocation_is_kept(
 
 
 @pytest.mark.parametrize("where", ["middleware", "retry"])
-def test_kill_ends_invocation_before_its_request(where: str) -> None:
+def test_kill_ends_invocation_before_its_request(where: str, first: First) -> None:
     """It waits in a middleware or for the next attempt; the others continue."""
-    enable(Limits(max_turns=9))
+    enable(Limits(max_turns=9), observers=[first])
     model = Waiting([])
     held: list[object] = []
 
@@ -167,12 +183,12 @@ def test_kill_ends_invocation_before_its_request(where: str) -> None:
 
     agent = reentrant(model)
     agent.add_middleware(InvokeModelStage, hold)
-    assert asyncio.run(with_three(agent, model)) == ["killed", "end_turn", "end_turn"]
+    assert asyncio.run(with_three(agent, model, first)) == ["killed", "end_turn", "end_turn"]
 
 
-def test_kill_prevents_tools_not_yet_started() -> None:
+def test_kill_prevents_tools_not_yet_started(first: First) -> None:
     """The running one is awaited; those of another invocation run."""
-    enable(Limits(max_turns=9))
+    enable(Limits(max_turns=9), observers=[first])
     ran: list[str] = []
     begun = {"first": asyncio.Event(), "other": asyncio.Event()}
     release = asyncio.Event()
@@ -199,7 +215,7 @@ def test_kill_prevents_tools_not_yet_started() -> None:
         other = asyncio.create_task(agent.invoke_async("go"))
         await begun["other"].wait()
         assert len(LIVE) == 2  # killing the only invocation would cancel the agent
-        kill_first()
+        first.kill()
         release.set()
         return [str(each.stop_reason) for each in await asyncio.gather(one, other)]
 
@@ -233,9 +249,9 @@ class HangingLast(Waiting):
                 yield event
 
 
-def test_interrupted_last_answer_gets_no_note() -> None:
+def test_interrupted_last_answer_gets_no_note(first: First) -> None:
     """The reader sees the text of the model, and then that of the kill instead of a note."""
-    enable(Limits(max_turns=1), action="wrap_up")
+    enable(Limits(max_turns=1), action="wrap_up", observers=[first])
 
     @tool
     def look() -> str:
@@ -257,7 +273,7 @@ def test_interrupted_last_answer_gets_no_note() -> None:
         await model.hangs.wait()
         other = asyncio.create_task(agent.invoke_async("go"))
         await model.all_asked.wait()
-        kill_first()
+        first.kill()
         await asyncio.wait_for(one, PATIENCE_SECONDS)
         model.go_on.set()
         await other
@@ -269,9 +285,9 @@ def test_interrupted_last_answer_gets_no_note() -> None:
     assert texts == ["Once upon", "\nThis request could not be completed because it was stopped."]
 
 
-def test_invocation_started_after_kill_is_not_cancelled() -> None:
+def test_invocation_started_after_kill_is_not_cancelled(first: First) -> None:
     """The agent was cancelled for its only invocation at the time, and a tool still runs."""
-    enable(Limits(max_turns=9))
+    enable(Limits(max_turns=9), observers=[first])
     begun, release = asyncio.Event(), asyncio.Event()
 
     @tool
@@ -286,7 +302,7 @@ def test_invocation_started_after_kill_is_not_cancelled() -> None:
     async def main() -> list[str]:
         one = asyncio.create_task(agent.invoke_async("go"))
         await begun.wait()
-        kill_first()
+        first.kill()
         other = await asyncio.wait_for(agent.invoke_async("go"), PATIENCE_SECONDS)
         release.set()
         return [str(each.stop_reason) for each in [await one, other]]
@@ -294,9 +310,9 @@ def test_invocation_started_after_kill_is_not_cancelled() -> None:
     assert asyncio.run(main()) == ["killed", "end_turn"]
 
 
-def test_refusal_keeps_tools_of_another_invocation() -> None:
+def test_refusal_keeps_tools_of_another_invocation(first: First) -> None:
     """They have their own results, and would get a second one."""
-    enable(Limits(max_turns=9))
+    enable(Limits(max_turns=9), observers=[first])
     begun, release = asyncio.Event(), asyncio.Event()
 
     @tool
@@ -310,7 +326,7 @@ def test_refusal_keeps_tools_of_another_invocation() -> None:
         del event
         if model.calls == 0 and len(LIVE) == 1:
             await begun.wait()
-            kill_first()
+            first.kill()
 
     agent = reentrant(model := ScriptedModel([uses("look"), says("done")]), tools=[look])
     agent.hooks.add_callback(BeforeModelCallEvent, linger)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
@@ -85,18 +86,22 @@ def test_another_thread_may_begin_while_the_oldest_is_looked_for(
     runs: RunRegistry, told: list[Event]
 ) -> None:
     """Otherwise new invocations would be missed when the registry changes during the scan."""
+    others: list[threading.Thread] = []
 
-    class Busy(OrderedDict[str, Run]):
-        def values(self) -> Any:
-            each = iter(super().values())
-            if not runs.lock._is_owned():  # type: ignore[attr-defined]
-                self["another"] = first
-            return each
+    def begin_another(_: Any, event: str, called: Any) -> None:
+        # After the scan has begun, and before it takes the oldest
+        if event == "c_call" and called is next and not others:
+            others.append(threading.Thread(target=start, args=(runs, "another")))
+            others[0].start()
+            others[0].join(0.02)
 
-    first = start(runs, "a")
-    runs._live = Busy(runs._live)
+    start(runs, "a")
+    sys.setprofile(begin_another)
     start(runs, "b")
-    assert [event.invocation.agent for event in told if isinstance(event, Started)] == ["a", "b"]
+    sys.setprofile(None)
+    others[0].join()
+    begun = [event.invocation.agent for event in told if isinstance(event, Started)]
+    assert sorted(begun) == ["a", "another", "b"]
 
 
 def test_abandoned_invocation_is_evicted_by_age(

@@ -23,7 +23,7 @@ from otel_limits.bindings.third_party import Installed, ThirdPartyFramework, ent
 from otel_limits.cli import main
 from otel_limits.core.policy import Policy
 from otel_limits.runs.registry import LIVE
-from otel_limits.runtime import enable, guard
+from otel_limits.runtime import guard
 from otel_limits.runtime.runtime import Runtime
 from otel_limits.settings import children
 from otel_limits.settings.table import Settings
@@ -49,20 +49,28 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = list(known.FRAMEWORKS)
     yield tmp_path
     known.FRAMEWORKS[:] = before
-    enable._know_installed.cache_clear()
     for name in OWN:
         sys.modules.pop(name, None)
 
 
 @pytest.fixture
-def start(request: pytest.FixtureRequest) -> Callable[..., Runtime]:
+def drop_new_finders() -> Callable[[], None]:
+    """Restore the finders of modules that there are now."""
+    finders = [*sys.meta_path]
+    return lambda: sys.meta_path.__setitem__(slice(None), finders)
+
+
+@pytest.fixture
+def start(
+    request: pytest.FixtureRequest, drop_new_finders: Callable[[], None]
+) -> Callable[..., Runtime]:
     """Enable the installed frameworks in a separate runtime."""
 
     def begin(*observers: Callable[[Event], None]) -> Runtime:
         points = installed_entry_points().entry_points
         runtime = Runtime(LIVE, [ThirdPartyFramework(each) for each in points])
         request.addfinalizer(runtime.stop)
-        request.addfinalizer(lambda: sys.meta_path.remove(runtime._imports))
+        request.addfinalizer(drop_new_finders)
         runtime.start(Settings(policy=Policy(limits=Limits(max_turns=3))), observers)
         return runtime
 
@@ -529,14 +537,17 @@ def test_release_without_the_module_is_reported(
 
 
 def test_binding_that_was_uninstalled_is_said_to_be_handed_over(
-    site: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+    site: Path,
+    request: pytest.FixtureRequest,
+    drop_new_finders: Callable[[], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It cannot be corrected, but the list of autoload can be renewed."""
     third_party.install_framework(site)
     handed = entry_points_of("bots=bots_limits:BOTS@bots-limits@bots")
     runtime = Runtime(LIVE, [ThirdPartyFramework(each) for each in handed])
     request.addfinalizer(runtime.stop)
-    request.addfinalizer(lambda: sys.meta_path.remove(runtime._imports))
+    request.addfinalizer(drop_new_finders)
     runtime.start(Settings(policy=Policy(limits=Limits(max_turns=3))))
     assert run_bot() == UNLIMITED
     assert (
@@ -552,7 +563,6 @@ def test_enable_reports_malformed_entry_points_once(
     """And the limits of all others hold."""
     write_metadata(site, "wrong", entry_points="[otel_limits.frameworks]\nbots\n")
     write_metadata(site, "twice", entry_points="[otel_limits.frameworks]\nstrands = a:b\n")
-    enable._know_installed.cache_clear()
     for _ in range(2):
         otel_limits.enable(max_turns=3, children=False)
     otel_limits.disable()

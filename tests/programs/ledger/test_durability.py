@@ -43,7 +43,7 @@ COMMAND = str(Path(sys.executable).with_name("otel-limits"))
 Start = Callable[..., "subprocess.Popen[str]"]
 
 AGENT = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 import otel_limits
 from strands import Agent, tool
 from otel_limits.testing import ScriptedModel, endless, says, uses
@@ -279,20 +279,20 @@ def test_forks_lose_and_double_nothing(program: Start, ledger: LedgerFile) -> No
 
 READ_ONLY = """
 from pathlib import Path
-from otel_limits.core.internal_errors import INTERNAL_ERRORS
-from otel_limits.runtime.runtime import RUNTIME
-beside = Path(os.environ["OTEL_LIMITS_LEDGER"]).parent
+from otel_limits import InternalError
 run()
-while list(beside.glob("*.spill-*")):
-    time.sleep(0.01)
-RUNTIME._wiring.opened("ledger").writer._database.close()
-for path in beside.glob("ledger.db*"):
+otel_limits.disable()
+for path in Path(os.environ["OTEL_LIMITS_LEDGER"]).parent.glob("ledger.db*"):
     path.chmod(0o444)
 os.setgid(65534)
 os.setuid(65534)
+has_failed = threading.Event()
+def watch(event):
+    if isinstance(event, InternalError) and event.component == "ledger":
+        has_failed.set()
+otel_limits.enable(max_turns=3, observers=[watch])
 run()
-while "ledger" not in INTERNAL_ERRORS._logged:
-    time.sleep(0.01)
+has_failed.wait()
 """
 
 

@@ -56,10 +56,10 @@ class Honest(ScriptedChatModel):
     """Answers in text if it is asked for a last answer, as a provider would."""
 
     def __init__(self, script: Iterable[Answer], **fields: Any) -> None:
-        super().__init__(script, **fields)
+        super().__init__((self.answer(each) for each in script), **fields)
 
-    def _next(self, messages: Any, options: Any) -> Answer:
-        answer = super()._next(messages, options)
+    def answer(self, answer: Answer) -> Answer:
+        """Return an answer, or the text in its place."""
         return says(LAST) if self.was_asked else answer
 
     @property
