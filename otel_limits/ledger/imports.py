@@ -234,7 +234,13 @@ def _is_in_another_trace(
 
 
 def import_files(
-    database: Database, files: Sequence[str], keys: Sequence[str], prices: Prices, work: ProgressBar
+    database: Database,
+    files: Sequence[str],
+    keys: Sequence[str],
+    prices: Prices,
+    work: ProgressBar,
+    *,
+    portion: int = PORTION,
 ) -> ImportResult:
     """Import the spans of files. Repeating it changes nothing.
 
@@ -244,6 +250,7 @@ def import_files(
         keys: Attributes chosen for audit.
         prices: What the calls cost at their time.
         work: Reports progress.
+        portion: The most rows of a transaction.
 
     Raises:
         LedgerError: A file cannot be read.
@@ -254,13 +261,13 @@ def import_files(
     recorded = _recorded(database, traces.times())
     done = ImportResult(bad=traces.bad, lines=traces.lines, spans=len(traces.parents))
     # In portions, each a transaction: live processes that record wait for one at most.
-    for portion in portions(_rows(traces, recorded, keys, prices, done), PORTION):
-        ids = {row["id" if table == INVOCATIONS else "invocation_id"] for table, row in portion}
+    for rows in portions(_rows(traces, recorded, keys, prices, done), portion):
+        ids = {row["id" if table == INVOCATIONS else "invocation_id"] for table, row in rows}
         # In the same transaction, so totals agree with the calls in concurrent queries and after an
         # interrupted import.
         totals = [(RECOUNTS, {"id": each}) for each in sorted(ids)]
-        changed = database.write([*portion, *totals])
-        sent = sum(table == MODEL_CALLS for table, _ in portion)
+        changed = database.write([*rows, *totals])
+        sent = sum(table == MODEL_CALLS for table, _ in rows)
         done.calls += changed.get(MODEL_CALLS, 0)
         # Rows that changed nothing came from an earlier import of the same file.
         done.known_calls += sent - changed.get(MODEL_CALLS, 0)

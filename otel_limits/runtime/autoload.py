@@ -36,8 +36,6 @@ FOUND: Final = '\nFOUND = "{}"\n'
 RENEW: Final = "Run: otel-limits autoload install"
 OUTDATED: Final = "{path} is outdated: {reason}."
 
-HAS_START_FILES: Final = sys.version_info >= (3, 15)
-
 # One line, because Python runs a .pth file line by line, and plain, because scanners look for
 # hidden code there.
 PTH_WITH_SETTINGS: Final = f"import {MODULE.stem}; {MODULE.stem}.autoload()\n"
@@ -59,10 +57,14 @@ class AutoloadError(Exception):
     """The line cannot be installed or removed. The message explains why and what to do."""
 
 
+def _has_start_files() -> bool:
+    return sys.version_info >= (3, 15)
+
+
 def autoload_file() -> Path:
     """Return the path of the file with the line, whether it exists or not."""
     # From sysconfig, because the files of an editable install are elsewhere.
-    return Path(sysconfig.get_path("purelib"), NAME + (".start" if HAS_START_FILES else ".pth"))
+    return Path(sysconfig.get_path("purelib"), NAME + (".start" if _has_start_files() else ".pth"))
 
 
 def installed_autoload() -> Path | None:
@@ -168,7 +170,7 @@ def _files(settings: Mapping[str, str]) -> list[tuple[Path, str]]:
     return [
         (path.with_name(MODULE.name), _module()),
         *([(_settings_file(), kept)] if settings else ()),
-        (path, START if HAS_START_FILES else line),
+        (path, START if _has_start_files() else line),
     ]
 
 

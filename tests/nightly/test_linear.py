@@ -6,8 +6,10 @@ import contextlib
 import io
 import json
 import math
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -23,7 +25,7 @@ from otel_limits.core.wording import closest_match
 from otel_limits.ledger.otlp import spans_in
 from otel_limits.ledger.spill import rows_in
 from otel_limits.observers.toollog import TYPES
-from otel_limits.observers.toollog import _parse as parse_logged
+from otel_limits.observers.toollog import read as read_log
 from otel_limits.settings import environment
 from otel_limits.settings.policy.reader import parse as parse_policy
 from otel_limits.settings.table import SETTINGS
@@ -74,8 +76,11 @@ def spilled(content: str) -> None:
 def logged(line: str) -> None:
     """Parse the line of a tool log, and one with an entry that contains it."""
     entry = dict.fromkeys(TYPES, line) | {"time": "2026-01-01T00:00:00+00:00", "number": 1}
-    for text in (line, json.dumps(entry | {"trigger": False})):
-        parse_logged(text.encode("utf-8", "surrogatepass"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "tools-1.ndjson")
+        for text in (line, json.dumps(entry | {"trigger": False})):
+            path.write_bytes(text.encode("utf-8", "surrogatepass"))
+            list(read_log(path.parent))
 
 
 def imported(line: str) -> None:

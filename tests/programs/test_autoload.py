@@ -438,5 +438,5 @@ def test_a_start_file_names_a_function_that_is_there() -> None:
 
 def test_python_3_15_gets_a_start_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its .pth files are on the way out."""
-    monkeypatch.setattr(autoload, "HAS_START_FILES", True)
+    monkeypatch.setattr(sys, "version_info", (3, 15, 0))
     assert autoload.autoload_file().name == "otel_limits_autoload.start"

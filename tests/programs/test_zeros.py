@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import threading
 import time
+import warnings
 from dataclasses import replace
 
 from opentelemetry.sdk.metrics import MeterProvider
@@ -32,14 +35,21 @@ class Exports:
             self.observer(replace(STARTED, invocation=invocation))
 
 
+def exporting() -> list[threading.Thread]:
+    """The threads that export."""
+    return [each for each in threading.enumerate() if each.name == "otel-limits-zeros"]
+
+
 def test_zeros_are_exported_when_an_agent_is_first_seen() -> None:
     """Immediately and in the background, and only once per agent."""
     exports = Exports()
     exports.begin("research")
     exports.times.get(timeout=20)
+    for thread in exporting():
+        thread.join()
     exports.begin("research", "research")
+    assert exporting() == []
     assert exports.times.empty()
-    assert not exports.observer._is_due.locked()
 
 
 def test_a_flood_of_agents_is_one_export_a_second() -> None:
@@ -72,9 +82,19 @@ def test_agent_does_not_wait_for_the_network() -> None:
 def test_a_forked_child_exports_its_own_zeros() -> None:
     """Also where the parent was about to export: the thread that would is not in the child."""
     exports = Exports()
-    exports.observer._is_due.acquire()
-    exports.observer.after_fork()
-    exports.begin("research")
+    exports.begin("first")
+    exports.times.get(timeout=20)
+    exports.begin("second")  # exported a second later
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # this tests forking with threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        exports.observer.after_fork()
+        exports.begin("research")
+        exports.times.get()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
     exports.times.get(timeout=20)
 
 

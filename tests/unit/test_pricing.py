@@ -381,17 +381,25 @@ def test_highest_reached_tier_applies() -> None:
 
 
 @listed
-def test_price_cache_keeps_a_thousand_models() -> None:
+def test_price_cache_keeps_a_thousand_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more resets it: a program that makes up model IDs does not fill the memory with them."""
+    from genai_prices.data_snapshot import DataSnapshot
+
+    asked: list[str] = []
+
+    def find(_: Any, model: str, *__: Any) -> None:
+        asked.append(model)
+        raise LookupError
+
+    monkeypatch.setattr(DataSnapshot, "find_provider_model", find)
     prices = Prices()
-    prices.price("made-up", CALL)
-    assert prices._catalogue is not None
-    remembered = prices._catalogue._found[1]
-    remembered.update(((f"made-up-{number}", "unknown"), None) for number in range(999))
-    prices.price("made-up-998", CALL)
-    assert len(prices._catalogue._found[1]) == 1000
-    prices.price("made-up-999", CALL)
-    assert list(prices._catalogue._found[1]) == [("made-up-999", "unknown")]
+    for number in (*range(1_000), 0, 999):
+        prices.price(f"made-up-{number}", CALL)
+    assert asked == [f"made-up-{number}" for number in range(1_000)]
+    asked.clear()
+    for number in (1_000, 0):
+        prices.price(f"made-up-{number}", CALL)
+    assert asked == ["made-up-1000", "made-up-0"]
 
 
 @listed

@@ -72,17 +72,14 @@ def test_cached_count_after_changes_equals_full_count(
     start: list[int], changes: list[tuple[str, int, int]]
 ) -> None:
     """A conversation may be edited, trimmed and replaced between calls: no old count survives."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(projection, "CHUNK_MESSAGES", 3)
-        patch.setattr(projection, "MAX_SEARCHES", 2)
-        cache = ConversationTokens()
-        messages = [say(words * 100) for words in start]
-        for name, at, words in [("append", 0, 1), *changes]:
-            if messages or name.startswith("append"):
-                CHANGES[name](messages, at % max(len(messages), 1), words * 100)
-            sent = copy.deepcopy(messages)  # as Strands does for each call
-            # Counts are rounded, and texts are joined by line ends; a message has 100 or more.
-            assert abs(cache.count(sent, TO) - tokens_of_content(sent, TO)) <= 2 * len(sent)
+    cache = ConversationTokens(chunk_messages=3, max_searches=2)
+    messages = [say(words * 100) for words in start]
+    for name, at, words in [("append", 0, 1), *changes]:
+        if messages or name.startswith("append"):
+            CHANGES[name](messages, at % max(len(messages), 1), words * 100)
+        sent = copy.deepcopy(messages)  # as Strands does for each call
+        # Counts are rounded, and texts are joined by line ends; a message has 100 or more.
+        assert abs(cache.count(sent, TO) - tokens_of_content(sent, TO)) <= 2 * len(sent)
 
 
 @pytest.fixture

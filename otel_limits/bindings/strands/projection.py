@@ -22,10 +22,7 @@ MAX_DEPTH: Final = 10
 """Maximum nesting of contents; a tool result in a message is seven levels deep."""
 
 CHUNK_MESSAGES: Final = 32
-"""Most messages whose tokens are remembered together."""
-
 MAX_SEARCHES: Final = 8
-"""How many chunks are searched for further back before the rest counts as new."""
 
 IMMUTABLE: Final = (str, int, float, bytes, type(None))
 
@@ -38,16 +35,24 @@ class ConversationTokens:
 
     Messages are compared with copies by value, so edits in place, replacements and trims are
     noticed. Comparing takes a thirtieth of the time of counting: copies share their texts.
+
+    Args:
+        chunk_messages: Most messages whose tokens are remembered together.
+        max_searches: How many chunks are searched for further back before the rest counts as new.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, chunk_messages: int = CHUNK_MESSAGES, max_searches: int = MAX_SEARCHES
+    ) -> None:
         """Create an empty cache."""
+        self._chunk_messages = chunk_messages
+        self._max_searches = max_searches
         self._cached: tuple[Recipient | None, list[Chunk]] = None, []
 
     def count(self, messages: list[Any], to: Recipient) -> int:
         """Return the tokens of `messages` for a model, and remember them."""
         found: list[Chunk] = []
-        position, searches, total = 0, MAX_SEARCHES, 0
+        position, searches, total = 0, self._max_searches, 0
         # Read and assigned as a whole, as several threads may use an agent.
         counted_for, chunks = self._cached
         for chunk in chunks if to == counted_for else ():
@@ -69,16 +74,16 @@ class ConversationTokens:
 
     def _add(self, chunks: list[Chunk], messages: list[Any], to: Recipient) -> int:
         """Count new messages and append them to `chunks`; return their tokens."""
-        total = 0
-        for start in range(0, len(messages), CHUNK_MESSAGES):
-            new = messages[start : start + CHUNK_MESSAGES]
+        total, most = 0, self._chunk_messages
+        for start in range(0, len(messages), most):
+            new = messages[start : start + most]
             total += (tokens := tokens_of_content(new, to))
             try:
                 copies = _copy(new, MAX_DEPTH)
             # Cannot be compared later, or too few frames are left: counted for each call.
             except (TypeError, RecursionError):
                 continue
-            if chunks and len(chunks[-1][0]) + len(copies) <= CHUNK_MESSAGES:
+            if chunks and len(chunks[-1][0]) + len(copies) <= most:
                 before, tokens_before = chunks[-1]
                 chunks[-1] = ([*before, *copies], tokens_before + tokens)
             else:

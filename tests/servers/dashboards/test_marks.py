@@ -13,7 +13,6 @@ from strands.hooks import BeforeModelCallEvent
 
 import otel_limits
 from otel_limits.dashboards.exported_files import directory
-from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.dashboards.panels import TimeRange
 from tests.dashboards.prometheus import Prometheus
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from otel_limits.testing import FakeTime
     from tests.conftest import MakeAgent
 
 STEP = MINUTE * SCRAPES
@@ -41,13 +41,13 @@ MARKS_BY_EVENT: dict[str, set[str]] = {
 
 @pytest.mark.usefixtures("faulty")
 def test_events_are_marked_in_their_step_only(
-    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_agent: MakeAgent, fake_time: FakeTime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Deployments, new policy files, kills and halts, on every dashboard."""
     program("promtool")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.version=1.2.3")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(tmp_path / "limits.yaml"))
-    events = cause_events(make_agent, monkeypatch, tmp_path / "limits.yaml")
+    events = cause_events(make_agent, fake_time, tmp_path / "limits.yaml")
     scrapes = [served() for _ in events]
     end = time.time() // STEP * STEP
     with remembering(tmp_path, past(scrapes, end)) as url:
@@ -66,9 +66,7 @@ def served() -> str:
     return text.decode()
 
 
-def cause_events(
-    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, policy: Path
-) -> Iterator[None]:
+def cause_events(make_agent: MakeAgent, fake_time: FakeTime, policy: Path) -> Iterator[None]:
     """Cause each event in turn."""
     policy.write_text("defaults: {limits: {max_turns: 9}}")
     otel_limits.enable()
@@ -76,8 +74,8 @@ def cause_events(
     yield
     for text in ("limits: {max_turns: 8}", "action: stop", "limits: {max_turns: 1}"):
         policy.write_text(f"defaults: {{{text}}}")
-        # The file is checked every five seconds, when an invocation starts.
-        monkeypatch.setattr(RUNTIME._policy_file, "_next_look", time.monotonic() - 4)
+        # The file is checked at most once a second, when an invocation starts.
+        fake_time.advance(1)
         finish(make_agent)
         yield
     killed = make_agent(ScriptedModel([says("done")]), name="worker")

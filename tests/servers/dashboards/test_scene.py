@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from otel_limits.cli import main
-from otel_limits.cli.top import top_command
 from otel_limits.dashboards.exported_files import directory
 from tests.dashboards import panels
 from tests.dashboards.draw import draw_all
@@ -294,7 +293,7 @@ def test_top_shows_the_same_halts(
     played: Scene, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`otel-limits top` counts from the start of a process that is younger than an hour."""
-    monkeypatch.setattr(top_command, "ONCE_SECONDS", 0.0)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     address = {"--prometheus": played.url, "--scrape": f"127.0.0.1:{played.port}"}[option]
     assert main(["top", "--once", "--json", option, address]) == 0
     fleet = json.loads(capsys.readouterr().out)

@@ -560,7 +560,6 @@ def test_kill_sent_while_disconnected_arrives_on_reconnect(
         return 0
 
     monkeypatch.setattr(LIVE, "kill", kill)
-    monkeypatch.setattr(kill_listener, "RETRY_SECONDS", 0.5)
     hold({}, server.url)
     eventually(listening(server))
     server.client.client_kill_filter(_type="pubsub")

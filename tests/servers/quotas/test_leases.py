@@ -75,7 +75,7 @@ def test_dead_workers_reservations_expire_with_their_leases(fleet: Fleet) -> Non
 def test_reservation_made_in_an_outage_is_renewed_locally(fleet: Fleet) -> None:
     """Calls longer than a lease also use up a share or a local amount."""
     engine = fleet.workers[0].engine
-    reservation = engine._reservations.held()[0]
+    reservation = engine.client.in_flight()[0]
     memory = reservation.reserved_in = MemoryStore(fleet.clock.time)
     asked = fleet.count("r", 0.0)
     (reply,) = memory.run([Reserve(reservation.id, reservation.demands, LEASE_SECONDS)])

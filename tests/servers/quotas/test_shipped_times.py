@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,8 @@ class LostStore(MemoryStore):
         self.arrived: list[str] = []
         self.looks: list[float] = []
         self.asked: list[int] = []
+        self.may_recover = threading.Event()
+        self.may_recover.set()
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
         """Record the operations that arrive."""
@@ -61,6 +64,7 @@ class LostStore(MemoryStore):
         self.looks.append(time.monotonic())
         if len(self.looks) == 1:
             raise StoreError("lost")
+        self.may_recover.wait()
         self.is_lost = False
 
     def expired(self, first: int, most: int) -> list[str]:
@@ -136,12 +140,12 @@ def test_pending_settlements_are_capped_at_ten_thousand(
     store: LostStore, store_worker: StoreWorker
 ) -> None:
     """The oldest are dropped, the newest wait for the store."""
-    with store_worker._wake:  # blocks sending
-        for number in range(10_020):
-            store_worker.send(Settle(str(number), ()))
-        assert len(store_worker._kept) == 10_000
-        kept = list(store_worker._kept)
-        assert (kept[0], kept[-1]) == ("20", "10019")
+    store.may_recover.clear()
+    for number in range(10_020):
+        store_worker.send(Settle(str(number), ()))
+    store.may_recover.set()
+    eventually(lambda: len(store.arrived) == 10_000)
+    assert (store.arrived[0], store.arrived[-1]) == ("20", "10019")
 
 
 def test_process_restores_the_ten_thousand_keys_that_it_saw_last(own_server: Server) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from otel_limits.cli import main
 from otel_limits.cli.parser import make_parser
-from otel_limits.cli.top import top_command
+from otel_limits.cli.top.top_command import feeds_of
 from tests.processes import free_port
 from tests.servers.top.test_endpoints import answering
 from tests.top.pages import page
@@ -49,7 +50,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 @pytest.fixture
 def once(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Query a fleet once, without the wait between the two scrapes that a rate needs."""
-    monkeypatch.setattr(top_command, "ONCE_SECONDS", 0.0)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
 
     def ask(*more: str) -> dict[str, Any]:
         with answering(FLEET) as (place, _):
@@ -111,7 +112,7 @@ def test_an_address_given_twice_is_one(once: Callable[..., dict[str, Any]]) -> N
 
 def test_a_person_is_given_a_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any escape sequence where it goes to a file."""
-    monkeypatch.setattr(top_command, "ONCE_SECONDS", 0.0)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     with answering(FLEET) as (place, _):
         status, out, _ = run("--once", "--scrape", place)
     assert status == 0
@@ -168,5 +169,5 @@ def test_the_local_port_is_read_by_default(
     """That of the settings, otherwise the usual one."""
     for name, value in variables.items():
         monkeypatch.setenv(f"OTEL_LIMITS_PROMETHEUS_{name}", value)
-    (feed,) = top_command.feeds_of(make_parser().parse_args(["top"]))
+    (feed,) = feeds_of(make_parser().parse_args(["top"]))
     assert feed.shown == address

@@ -21,8 +21,11 @@ from strands import Agent, tool
 import otel_limits
 from otel_limits import Limits, enable
 from otel_limits.cli import main
-from otel_limits.ledger import imports, reading, schema_version
+from otel_limits.cli.terminal import working
+from otel_limits.core.pricing import Prices
+from otel_limits.ledger import reading, schema_version
 from otel_limits.ledger.database import Database
+from otel_limits.ledger.imports import import_files
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, Book, Call, Entry, write
@@ -119,7 +122,6 @@ def test_an_import_that_is_broken_off_leaves_what_adds_up(
     exported: Path, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     """Totals are written with the calls, so a concurrent query finds a consistent ledger."""
-    monkeypatch.setattr(imports, "PORTION", 1)
     write_rows, found = Database.write, []
 
     def written(database: Database, rows: Rows) -> dict[str, int]:
@@ -128,7 +130,8 @@ def test_an_import_that_is_broken_off_leaves_what_adds_up(
         return changed
 
     monkeypatch.setattr(Database, "write", written)
-    assert main(["ledger", "import", str(exported)]) == 0
+    with contextlib.closing(Database(ledger.address)) as database, working("Importing") as work:
+        import_files(database, [str(exported)], (), Prices(), work, portion=1)
     assert found == [[0, 0, 0]] * 8
     assert "NOT complete" not in capsys.readouterr().out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,17 +23,19 @@ def test_thousand_calls_of_one_sharer_do_not_delay_another() -> None:
     async def run() -> None:
         lines = WaitQueues(CLOCK)
         line = ("q", uuid.uuid4().hex)
-        waiting = lines.join({line: "a"}, lambda: False)
-        lines.requeue(waiting, [line])
-        for _ in range(999):
-            lines.join({line: "a"}, lambda: False)
+        first = lines.join({line: "a"}, lambda: False)
+        lines.requeue(first, [line])
+        waiting = [lines.join({line: "a"}, lambda: False) for _ in range(999)]
         another = lines.join({line: "b"}, lambda: False)
-        served: list[Any] = []
-        while (first := lines._first(line)) is not None:
-            served.append(first)
-            lines.leave(first)
-        assert served.index(another) == 1
-        assert len(served) == 1_001
+        waiting.append(another)
+        lines.leave(first)
+        served = []
+        while woken := [each for each in waiting if each.is_woken]:
+            served += woken
+            waiting = [each for each in waiting if not each.is_woken]
+            lines.leave(woken[0])
+        assert served.index(another) == 0
+        assert len(served) == 1_000
         lines.close()
 
     asyncio.run(run())

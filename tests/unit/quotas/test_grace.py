@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_limits.core.events import Invocation
 from otel_limits.quotas.fallback import Fallback
-from otel_limits.quotas.needs import QuotaNeed
+from otel_limits.quotas.needs import QuotaNeed, QuotaReservation
 from otel_limits.quotas.store import (
     CountState,
     Demand,
     Reply,
 )
 from otel_limits.quotas.windows import Windows
+from otel_limits.runs.calls import AdmissionRequest
 from otel_limits.runs.clock import CLOCK
 from otel_limits.settings.policy import PolicyFile
 from tests.quotas.fleets import quota
@@ -49,21 +52,29 @@ def test_worker_without_a_refresh_has_no_share_of_the_new_window() -> None:
     fallback.remember(need_of(paced), demand_of(paced, now[0]), CountState(40, 0, 100))
     fallback.looked(fallback.shared(), Reply("looked", 10.0, (CountState(40, 0, 100),), workers=2))
     fallback.on_reply(10.0)
+    request = AdmissionRequest(
+        invocation=Invocation(agent="a", id="i", root_id="i"), model="m", input=1
+    )
 
-    def left() -> int | None:
-        return fallback._left(demand_of(paced, now[0]))
+    def share() -> int | None:
+        """The share of one of two workers, while the store is away."""
+        fallback.enter_outage()
+        demands = (demand_of(paced, now[0]),)
+        reservation = QuotaReservation(uuid.uuid4().hex, request, [need_of(paced)], demands)
+        outcome = fallback.decide(reservation)
+        return outcome.reply.states[0].limit if outcome.reply is not None else None
 
-    assert left() == 60
+    assert share() == 30
     now[0] = 70.0
     assert fallback.shared() == ((paced.count(key, 70.0), 100),)
-    assert left() == 100  # the last reply came before the window began
+    assert share() == 50  # the last reply came before the window began
     fallback.on_reply(65.0)
-    assert left() is None
+    assert share() is None
     fallback.looked(fallback.shared(), Reply("looked", 71.0, (CountState(90, 0, 100),), workers=2))
-    assert left() == 10
+    assert share() == 5
     # A call of the previous window ends: it reveals nothing about this one.
     fallback.remember(need_of(paced), demand_of(paced, 10.0), CountState(41, 0, 0))
-    assert left() == 10
+    assert share() == 5
 
 
 def test_only_keys_with_a_call_in_the_last_minute_are_read(fake_time: FakeTime) -> None:
