@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from otel_limits.quotas.knowledge import MAX_KNOWN, latest
 from otel_limits.quotas.memory import MemoryStore
-from otel_limits.quotas.store import LOOKED_AT, Count, CountState, Demand, Reply, Reserve
+from otel_limits.quotas.store import LOOKED_AT, Count, CountState, Demand, QuotaKey, Reply, Reserve
 
 if TYPE_CHECKING:
     from otel_limits.quotas.needs import Asked, QuotaNeed, QuotaReservation
@@ -29,10 +29,6 @@ MAX_LOOK_SECONDS: Final = 20.0
 
 Rule: TypeAlias = Literal["grace", "deny", "allow", "local"]
 """How a need is decided: by the local share (`grace`), or by `on_store_error`."""
-
-
-QuotaKey: TypeAlias = tuple[str, str, str]
-"""Quota, unit and key ID, without the window."""
 
 
 RECENT_SECONDS: Final = 60.0
@@ -117,24 +113,23 @@ class Fallback:
 
     def known(self, count: Count) -> CountState | None:
         """Return the last known state of a count."""
-        known = self._known.get(_quota_key(count))
-        is_same = known is not None and known.count.window.start == count.window.start
-        return known.state if known is not None and is_same else None
+        known = self._known.get(count.quota_key)
+        return known.state if known is not None and known.count.name == count.name else None
 
     def remember(self, need: QuotaNeed, demand: Demand, state: CountState) -> CountState:
         """Cache the state of a count, and return it with its limit."""
         count = demand.count
         with self._lock:
-            earlier = self._known.get(_quota_key(count))
+            earlier = self._known.get(count.quota_key)
             # The reply to a settlement has no limit: only a reservation looks up the grants.
             if not state.limit:
                 before = self.known(count) or CountState(0, 0, demand.capacity)
                 state = replace(state, limit=before.limit, block=before.block)
             # A call that ends after its window has no data about the current one.
             if earlier is None or earlier.count.window.start <= count.window.start:
-                if earlier is not None and earlier.count.window.start == count.window.start:
+                if earlier is not None and earlier.count.name == count.name:
                     state = latest(earlier.state, state)
-                self._known[_quota_key(count)] = CachedCount(
+                self._known[count.quota_key] = CachedCount(
                     need.quota,
                     count,
                     state,
@@ -143,14 +138,14 @@ class Fallback:
                     called_at=self._clock(),
                     seen=self.looks,
                 )
-                self._known.move_to_end(_quota_key(count))
+                self._known.move_to_end(count.quota_key)
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
         return state
 
     def blocked(self, demand: Demand) -> CountState | None:
         """Return the last known state of a key whose block is active, else `None`."""
-        known = self._known.get(_quota_key(demand.count))
+        known = self._known.get(demand.count.quota_key)
         block = None if known is None else known.state.block
         is_blocked = block is not None and block.until > self._store_time()
         return known.state if known is not None and is_blocked else None
@@ -178,10 +173,10 @@ class Fallback:
             self.workers, self._living = reply.workers, reply.living
             self.looks += 1
             for (count, _), state in zip(counts, reply.states, strict=True):
-                known = self._known.get(_quota_key(count))
+                known = self._known.get(count.quota_key)
                 if known is None or known.count.window.start > count.window.start:
                     continue
-                is_same = known.count.window.start == count.window.start
+                is_same = known.count.name == count.name
                 known.state = latest(known.state, state) if is_same else state
                 known.count, known.seen = count, self.looks
 
@@ -189,8 +184,8 @@ class Fallback:
         """Stop reading these until they are used again: one of them is unreadable."""
         with self._lock:
             for count, _ in counts:
-                if _quota_key(count) in self._known:
-                    self._known[_quota_key(count)].has_share = False
+                if count.quota_key in self._known:
+                    self._known[count.quota_key].has_share = False
 
     # --- without the store ------------------------------------------------------------------------
 
@@ -254,7 +249,7 @@ class Fallback:
 
     def _rule(self, need: QuotaNeed, demand: Demand) -> Rule:
         """Return the rule for a need: its local share while there is one."""
-        known = self._known.get(_quota_key(demand.count))
+        known = self._known.get(demand.count.quota_key)
         # Shares are wrong by no more than the usage of others since the last two reads.
         is_fresh = known is not None and known.seen >= self.looks - 1
         has_share = self.workers > 0 and is_fresh and self._left(demand) is not None
@@ -269,7 +264,7 @@ class Fallback:
             return known.remaining
         # In a window that began during the outage only shares were used, so the whole amount is
         # left. A key never seen before may be blocked, though.
-        is_seen = _quota_key(demand.count) in self._known
+        is_seen = demand.count.quota_key in self._known
         is_new = demand.count.window.start > self._heard_at
         return demand.capacity if is_seen and is_new else None
 
@@ -288,7 +283,3 @@ class Fallback:
         return replace(
             demand, count=count, limit=limit, known=0, alone=alone, lease_seconds=None, waits=0.0
         )
-
-
-def _quota_key(count: Count) -> QuotaKey:
-    return count.quota, count.unit, count.key

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from otel_limits.quotas.store import (
     Count,
+    CountName,
     CountState,
     KnownCount,
     Operation,
@@ -24,16 +25,13 @@ from otel_limits.quotas.store import (
 MAX_KNOWN: Final = 10_000
 """Counts that a process remembers at most: those it saw last."""
 
-Name: TypeAlias = tuple[str, str, str, int]
-"""Quota, unit, key ID and first second of the window."""
-
 
 class Knowledge:
     """The last seen usage of counts. Not thread-safe."""
 
     def __init__(self) -> None:
         """Know nothing yet."""
-        self._known: OrderedDict[Name, KnownCount] = OrderedDict()
+        self._known: OrderedDict[CountName, KnownCount] = OrderedDict()
 
     def __bool__(self) -> bool:
         """Return whether any count is known."""
@@ -43,16 +41,15 @@ class Knowledge:
         """Remember the counts in a reply."""
         # Not strict: an operation that changed nothing has no counts in its reply.
         for count, state in zip(_counts_of(operation), reply.states, strict=False):
-            name = (count.quota, count.unit, count.key, count.window.start)
-            known = self._known.get(name, KnownCount(count, 0))
+            known = self._known.get(count.name, KnownCount(count, 0))
             last = latest(CountState(known.used, 0, 0, reset=known.reset), state)
             # A concurrency quota, for one, has no usage.
             if not last.used and not last.reset:
                 continue
             # A rule may have changed: the store keeps the count for its longest window.
             longest = max(count, known.count, key=lambda each: each.window.end)
-            self._known[name] = KnownCount(longest, last.used, last.reset)
-            self._known.move_to_end(name)
+            self._known[count.name] = KnownCount(longest, last.used, last.reset)
+            self._known.move_to_end(count.name)
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
 

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from otel_limits.quotas.buckets import Bucket, Lease
 from otel_limits.quotas.keys import Key
@@ -22,10 +22,12 @@ from otel_limits.quotas.store import (
     Change,
     Charge,
     Count,
+    CountName,
     CountState,
     Demand,
     Grant,
     Operation,
+    QuotaKey,
     QuotaStore,
     ReadCounts,
     Renew,
@@ -38,9 +40,6 @@ from otel_limits.quotas.store import (
     StorePlace,
 )
 from otel_limits.runs.clock import CLOCK
-
-Name: TypeAlias = tuple[str, str, str, int]
-"""Quota, unit, key and first second of the window."""
 
 SWEEP_AT: Final = 1000
 """Number of counts at which old ones are first dropped."""
@@ -113,10 +112,10 @@ class MemoryStore(QuotaStore):
         """Create an empty store."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._buckets: dict[Name, Bucket] = {}
-        self._grants: dict[tuple[str, str, str], list[Grant]] = {}
-        self._needs: dict[tuple[str, str, str], dict[str, Need]] = {}
-        """Quota, unit and key → needs of waiting calls by their operation."""
+        self._buckets: dict[CountName, Bucket] = {}
+        self._grants: dict[QuotaKey, list[Grant]] = {}
+        self._needs: dict[QuotaKey, dict[str, Need]] = {}
+        """Needs of waiting calls by their operation."""
         self._last_calls: dict[tuple[str, str], OrderedDict[str, deque[int]]] = {}
         """Quota and unit → model → usage of its last calls; the model called last is the last."""
         self._done: OrderedDict[str, CompletedOperation] = OrderedDict()
@@ -151,8 +150,7 @@ class MemoryStore(QuotaStore):
             raise StoreError("counts in memory have neither set amounts nor blocks")
         with self._lock:
             if isinstance(change, Grant):
-                name = count.quota, count.unit, count.key
-                self._grants.setdefault(name, []).append(change)
+                self._grants.setdefault(count.quota_key, []).append(change)
                 return 0
             self._bucket(count, 0).reset(self._clock())
             return 0
@@ -191,7 +189,7 @@ class MemoryStore(QuotaStore):
         """Return the remembered result of an operation, with current counts."""
         if isinstance(operation, Settle):
             counts = [each.count for each in operation.charges]
-            found = [self._buckets.get(_name(count), Bucket(count)) for count in counts]
+            found = [self._buckets.get(count.name, Bucket(count)) for count in counts]
             for bucket in found:
                 bucket.flow(now)
             states = [bucket.state(0) for bucket in found]
@@ -205,7 +203,7 @@ class MemoryStore(QuotaStore):
     def _renew(self, operation: Renew, now: float) -> Reply:
         ends = now + operation.lease_seconds
         for demand in operation.demands:
-            bucket = self._buckets.get(_name(demand.count), Bucket(demand.count))
+            bucket = self._buckets.get(demand.count.name, Bucket(demand.count))
             lease = bucket.leases.get(operation.id)
             if lease is not None and lease.expires > now:
                 lease.expires = ends
@@ -240,7 +238,7 @@ class MemoryStore(QuotaStore):
     def _open(self, demand: Demand, lease: float, now: float) -> OpenDemand:
         """Find the count of a demand, bring it up to date, and compute what is needed of it."""
         count, refill = demand.count, demand.count.refill
-        is_new = _name(count) not in self._buckets
+        is_new = count.name not in self._buckets
         # A lost count is created with the usage that the client knows.
         bucket = self._bucket(count, demand.known)
         limit = whole = demand.limit + self._granted(count, now)
@@ -277,11 +275,11 @@ class MemoryStore(QuotaStore):
         """Drop what a refused call created: another client may know what was lost."""
         for each in demands:
             if each.is_new and not each.bucket.used:
-                self._buckets.pop(_name(each.demand.count), None)
+                self._buckets.pop(each.demand.count.name, None)
 
     def _needs_of(self, count: Count, now: float) -> dict[str, Need]:
         """Return the needs of waiting calls, without those of ended ones."""
-        needs = self._needs.setdefault((count.quota, count.unit, count.key), {})
+        needs = self._needs.setdefault(count.quota_key, {})
         for name in [name for name, each in needs.items() if each.until <= now]:
             del needs[name]
         return needs
@@ -320,7 +318,7 @@ class MemoryStore(QuotaStore):
     def _state(
         self, count: Count, amount: int, now: float, longest: float = float("inf"), known: int = 0
     ) -> CountState:
-        bucket = self._buckets.get(_name(count), Bucket(count, known))
+        bucket = self._buckets.get(count.name, Bucket(count, known))
         bucket.flow(now)
         bucket.purge(now, longest)
         limit = amount + self._granted(count, now)
@@ -328,13 +326,13 @@ class MemoryStore(QuotaStore):
 
     def _granted(self, count: Count, now: float) -> int:
         # Expired grants are kept: operators make them, so there are few.
-        grants = self._grants.get((count.quota, count.unit, count.key), ())
+        grants = self._grants.get(count.quota_key, ())
         return sum(each.amount for each in grants if each.until > now)
 
     def _bucket(self, count: Count, known: int) -> Bucket:
-        bucket = self._buckets.get(_name(count))
+        bucket = self._buckets.get(count.name)
         if bucket is None:
-            bucket = self._buckets[_name(count)] = Bucket(count, known)
+            bucket = self._buckets[count.name] = Bucket(count, known)
         return bucket
 
     def _forget(self, now: float) -> None:
@@ -385,7 +383,3 @@ def require_readable(_name: str, _url: str) -> None:
 def open_store(_: StorePlace) -> MemoryStore:
     """Return a new store for this process."""
     return MemoryStore()
-
-
-def _name(count: Count) -> Name:
-    return count.quota, count.unit, count.key, count.window.start

@@ -100,6 +100,13 @@ class Refill:
         return self.burst or -(-amount // BURSTS)
 
 
+CountName: TypeAlias = tuple[str, str, str, int]
+"""Quota, unit, key ID and first second of the window."""
+
+QuotaKey: TypeAlias = tuple[str, str, str]
+"""Quota, unit and key ID, without the window."""
+
+
 @dataclass(frozen=True, slots=True)
 class Count:
     """One counter: one key of one quota in one window."""
@@ -114,6 +121,16 @@ class Count:
     """The key as displayed."""
     refill: Refill | None = None
     """Set for a token bucket, whose usage flows back; its window never ends."""
+
+    @property
+    def name(self) -> CountName:
+        """Its identity."""
+        return self.quota, self.unit, self.key, self.window.start
+
+    @property
+    def quota_key(self) -> QuotaKey:
+        """The identity of its key."""
+        return self.quota, self.unit, self.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
