@@ -14,7 +14,7 @@ from otel_limits.core.events import Decision, Event, ModelCall, Stop
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.quotas.leases import Leases
 from otel_limits.quotas.needs import UNPRICED, PriceOf, QuotaNeed, QuotaReservation
-from otel_limits.quotas.recorded_calls import encode_charges
+from otel_limits.quotas.recovery import encode_charges
 from otel_limits.quotas.refusals import (
     Denied,
     after_wait,

@@ -16,7 +16,7 @@ from otel_limits.runs.clock import CLOCK
 
 if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
-    from otel_limits.quotas.recorded_calls import CallRecords
+    from otel_limits.quotas.recovery import CallRecords
     from otel_limits.quotas.store import StorePlace
     from otel_limits.quotas.store_thread import StoreThread
     from otel_limits.runs.registry import RunRegistry

@@ -25,8 +25,7 @@ from otel_limits.ledger.database import Database
 from otel_limits.ledger.spill import SpillFiles, restore_spilled
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.recorded_calls import encode_charges
-from otel_limits.quotas.recovery import forget_expired, settle_expired
+from otel_limits.quotas.recovery import encode_charges, forget_expired, settle_expired
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import RECOVERABLE_SECONDS, Charge, Count, CountState, Demand, Reserve
 from otel_limits.quotas.windows import Windows

@@ -13,7 +13,7 @@ from otel_limits.ledger.address import parse
 from otel_limits.ledger.quota_usage import charges_between
 from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.recorded_calls import decode_charges
+from otel_limits.quotas.recovery import decode_charges
 from otel_limits.quotas.store import (
     Charge,
     Count,

@@ -12,7 +12,7 @@ import pytest
 import otel_limits
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.quota import Quota
-from otel_limits.quotas.recorded_calls import decode_charges, encode_charges
+from otel_limits.quotas.recovery import decode_charges, encode_charges
 from otel_limits.quotas.store import (
     FOREVER,
     Block,
