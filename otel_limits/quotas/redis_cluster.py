@@ -13,7 +13,6 @@ from otel_limits.quotas.redis_server import client_settings, redacted_errors, re
 from otel_limits.quotas.redis_store import RedisStore
 
 if TYPE_CHECKING:
-    from otel_limits.quotas.redis_executor import Connect
     from otel_limits.quotas.store import StorePlace
 
 FURTHER_SEED: Final = re.compile(r",([^,/?@]+):(\d+)(?=[,/?]|$)")
@@ -31,22 +30,12 @@ def require_readable(name: str, url: str) -> None:
 
 def open_store(place: StorePlace) -> RedisStore:
     """Make the store on a cluster."""
-    names = KeyNames(place.namespace)
-    return RedisStore(place.url, _connect_to(place, names.tag), names)
-
-
-def _connect_to(place: StorePlace, tag: str) -> Connect:
-    """Return a function that looks for the node with our keys, and returns its client.
-
-    Args:
-        place: The cluster.
-        tag: Beginning of the names of our keys, which are all on one node.
-    """
     settings = client_settings(place)
     first, others = _seeds(place.url)
     known: list[Address] = []
 
     def connect(_: redis.Redis | None) -> redis.Redis:
+        """Return a client of the node with our keys."""
         # redis-py's own refresh uses either the addresses of the URL or the nodes found last
         # (`dynamic_startup_nodes`). Either may be gone for good: the first hosts, or all nodes of a
         # cluster that was replaced behind the same name.
@@ -54,13 +43,13 @@ def _connect_to(place: StorePlace, tag: str) -> Connect:
         cluster = RedisCluster.from_url(first, startup_nodes=nodes, **settings)
         found = cluster.get_nodes()  # type: ignore[no-untyped-call]
         known[:] = [(node.host, int(node.port)) for node in found]
-        node = cluster.get_node_from_key(tag)  # type: ignore[no-untyped-call]
+        node = cluster.get_node_from_key(KeyNames(place.namespace).tag)  # type: ignore[no-untyped-call]
         client = cluster.get_redis_connection(node)
         # Connections of the search. `RedisCluster.close()` leaves them open.
         cluster.disconnect_connection_pools()  # type: ignore[no-untyped-call]
         return client
 
-    return connect
+    return RedisStore(place, connect)
 
 
 def _seeds(url: str) -> tuple[str, list[Address]]:

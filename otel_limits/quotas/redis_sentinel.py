@@ -9,7 +9,6 @@ from urllib.parse import parse_qsl, urlencode
 from redis.connection import parse_url
 from redis.sentinel import Sentinel
 
-from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.redis_server import client_settings, redacted_errors
 from otel_limits.quotas.redis_store import RedisStore
 
@@ -38,11 +37,7 @@ def open_store(place: StorePlace) -> RedisStore:
     """Make the store on the master of a service."""
     settings = client_settings(place)
     # The client queries the sentinels at every new connection.
-    return RedisStore(
-        place.url,
-        lambda previous: previous or _master_of(place.url, settings),
-        KeyNames(place.namespace),
-    )
+    return RedisStore(place, lambda previous: previous or _master_of(place.url, settings))
 
 
 def _master_of(url: str, settings: Mapping[str, Any]) -> redis.Redis:

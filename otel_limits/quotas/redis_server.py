@@ -12,7 +12,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.redis_store import RedisStore
 from otel_limits.quotas.stores import scheme_of
 
@@ -34,11 +33,7 @@ def require_readable(name: str, url: str) -> None:
 def open_store(place: StorePlace) -> RedisStore:
     """Make the store on one server."""
     url, settings = redis_url(place.url), client_settings(place)
-    return RedisStore(
-        place.url,
-        lambda previous: previous or redis.Redis.from_url(url, **settings),
-        KeyNames(place.namespace),
-    )
+    return RedisStore(place, lambda previous: previous or redis.Redis.from_url(url, **settings))
 
 
 def redis_url(url: str) -> str:

@@ -1,28 +1,30 @@
 """The Redis and Valkey quota store, shared by all processes that use the server.
 
-Each operation is one atomic script, and a batch of operations is one round trip.
+Each operation is one atomic script, and a batch of operations is one round trip. `redis_scripts`
+writes the calls of the scripts and reads their replies, and `redis_executor` sends them.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import methodcaller
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
+
+from redis.exceptions import NoPermissionError
 
 from otel_limits.core.secrets import secrets_in
 from otel_limits.quotas import redis_scripts as scripts
 from otel_limits.quotas.keys import Key
-from otel_limits.quotas.redis_executor import Connect, RedisExecutor
-from otel_limits.quotas.redis_listening import messages
+from otel_limits.quotas.redis_executor import FAILURES, Connect, RedisExecutor
 from otel_limits.quotas.redis_rights import missing
 from otel_limits.quotas.redis_scripts import KeyNames, ScriptCall
-from otel_limits.quotas.redis_version import outdated
 from otel_limits.quotas.store import (
     LOOKED_AT,
     RECOVERABLE_SECONDS,
@@ -43,6 +45,8 @@ from otel_limits.quotas.store import (
     Restores,
     SendsKills,
     StoreError,
+    StorePlace,
+    SubscribeDeniedError,
     Withdraw,
 )
 
@@ -52,20 +56,31 @@ REBUILD_SECONDS: Final = 20
 KILL_NOTED_SECONDS: Final = 3600
 """How long kills are kept for processes that missed the message."""
 
+ASK_SECONDS: Final = 5.0
+"""Silence of a subscription after which the server is pinged."""
+LOST_SECONDS: Final = 7.0
+"""Silence after which it is unavailable: `ASK_SECONDS` plus the default store timeout."""
+
+# ZADD GT, which keeps the lists of keys, came with Redis 6.2. 7.2 is the first Valkey.
+OLDEST: Final = {"Redis": (6, 2), "Valkey": (7, 2)}
+"""Oldest supported versions."""
+
+VERSION: Final = re.compile(r"(\d+)\.(\d+)")
+
 
 class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
     """A store on a server. Not thread-safe: each thread uses its own.
 
     Args:
-        url: The server's URL.
+        place: Its settings.
         connect: Returns a client of the server.
-        names: Names of its keys and channels.
     """
 
-    def __init__(self, url: str, connect: Connect, names: KeyNames) -> None:
+    def __init__(self, place: StorePlace, connect: Connect) -> None:
         """Connect on first use."""
-        self._names = replace(names, database=urlsplit(url).path.strip("/") or "0")
-        self._server = RedisExecutor(connect, self._names.beginning(), secrets_in(url))
+        database = urlsplit(place.url).path.strip("/") or "0"
+        self._names = KeyNames(place.namespace, database)
+        self._server = RedisExecutor(connect, self._names.beginning(), secrets_in(place.url))
         self._rebuilding = ""
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
@@ -232,15 +247,32 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
     def subscribe(self, since: float, closing: threading.Event) -> Iterator[Kill | Freed | None]:
         """Wait for messages until `closing` is set; `None` after a second without any.
 
-        Args:
-            since: Server time; kills sent after it, before this subscription, come first.
-            closing: Ends the wait within a second.
-
         Raises:
             SubscribeDeniedError: The user is not allowed to subscribe.
             StoreError: The connection was lost.
         """
-        return messages(self._server, self._names, closing, lambda: self.noted_kills(since))
+        channels = (self._names.kill_channel, self._names.freed_channel)
+        try:
+            with self._server.client().pubsub(ignore_subscribe_messages=True) as subscription:
+                subscription.subscribe(*channels)
+                for _ in channels:
+                    subscription.get_message(timeout=1.0)
+                # Only after subscribing, so that no message is missed in between.
+                yield from self.noted_kills(since)
+                yield Freed()
+                for message in _received(subscription, closing):
+                    if message is None:
+                        yield None
+                    elif message["channel"] == self._names.kill_channel:
+                        yield scripts.kill_of(message["data"])
+                    else:
+                        yield scripts.freed_of(message["data"])
+        except NoPermissionError as error:
+            raise SubscribeDeniedError(self._server.redacted(error)) from error
+        except FAILURES as error:
+            raise StoreError(self._server.redacted(error)) from error
+        finally:
+            self._server.close()
 
     def noted_kills(self, since: float) -> list[Kill]:
         """Return the kills of the last hour that were sent after a time."""
@@ -255,3 +287,41 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
     def close(self) -> None:
         """Close every connection."""
         self._server.close()
+
+
+def _received(subscription: Any, closing: threading.Event) -> Iterator[Any]:
+    """Yield messages of the channels, and `None` after a second without any.
+
+    Ends when `closing` is set.
+
+    Raises:
+        StoreError: The server hangs; its open connections do not reveal it.
+    """
+    received, is_pinged = time.monotonic(), False
+    while not closing.is_set():
+        message = subscription.get_message(timeout=1.0)
+        silent = time.monotonic() - received
+        if message is not None:
+            received, is_pinged = time.monotonic(), False
+        elif silent > LOST_SECONDS:
+            raise StoreError(f"no reply from the server for {silent:.0f} s")
+        elif silent > ASK_SECONDS and not is_pinged:
+            subscription.ping()
+            is_pinged = True
+        yield None if message is None or message["type"] == "pong" else message
+
+
+def outdated(info: Mapping[str, Any]) -> str:
+    """Return what is wrong with a server's version; empty if nothing is, or it is unknown.
+
+    Args:
+        info: The server's reply to `INFO server`.
+    """
+    # Valkey also reports the Redis version that it is compatible with.
+    product = "Valkey" if "valkey_version" in info else "Redis"
+    version = str(info.get(f"{product.lower()}_version", "")).strip()
+    found = VERSION.match(version)
+    if found is None or (int(found[1]), int(found[2])) >= OLDEST[product]:
+        return ""
+    oldest = " or ".join(f"{name} {major}.{minor}" for name, (major, minor) in OLDEST.items())
+    return f"the server is {product} {version}, but quotas need {oldest} or later. Upgrade it."
