@@ -70,8 +70,7 @@ def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, state: CountState) -
         f"quota {quota.name!r} allows {in_words(quota.unit, state.limit)}{burst}"
         f"{_whose(need)}: {figures.used} used{reserved}{needs}; {_ends(need)} at {shown_time(ends)}"
     )
-    refusal = _refusal(need, state, resets_at=ends, retry_after=wait)
-    return _breach(need, state.limit, total, note, refusal)
+    return _breach(need, state, note, observed=total, resets_at=ends, retry_after=wait)
 
 
 def room_at(demand: Demand, state: CountState, now: float) -> float:
@@ -100,8 +99,7 @@ def _no_slot(need: QuotaNeed, state: CountState, total: int, now: float, includi
         f"quota {quota.name!r} allows {in_words(quota.unit, state.limit)}{_whose(need)}: "
         f"{state.reserved} in flight{including}; a slot is released when a call ends"
     )
-    refusal = _refusal(need, state, resets_at=now + retry, retry_after=retry)
-    return _breach(need, state.limit, total, note, refusal)
+    return _breach(need, state, note, observed=total, resets_at=now + retry, retry_after=retry)
 
 
 def after_wait(need: QuotaNeed, breach: Breach, waited: Mapping[str, float]) -> Breach:
@@ -121,8 +119,7 @@ def _blocked(need: QuotaNeed, state: CountState, block: Block, ends: float, now:
         f"{_describe(need, state, ends)}"
     )
     wait = math.ceil(block.until - now)
-    refusal = _refusal(need, state, resets_at=ends, retry_after=wait)
-    return _breach(need, state.limit, state.used, note, refusal)
+    return _breach(need, state, note, observed=state.used, resets_at=ends, retry_after=wait)
 
 
 def unanswered(
@@ -143,14 +140,10 @@ def unanswered(
         f"quota {need.quota.name!r} could not be checked{_whose(need)} because the quota store is "
         f"unavailable{last}"
     )
-    refusal = _refusal(
-        need,
-        known or CountState(0, 0, demand.capacity),
-        resets_at=ends,
-        retry_after=retry,
-    )
-    breach = _breach(need, need.limit, 0, note, refusal)
-    return replace(breach, reason=QUOTA_UNAVAILABLE_STOP_REASON)
+    state = known or CountState(0, 0, demand.capacity)
+    breach = _breach(need, state, note, observed=0, resets_at=ends, retry_after=retry)
+    cap = in_unit(need.quota.unit, need.limit)
+    return replace(breach, cap=cap, reason=QUOTA_UNAVAILABLE_STOP_REASON)
 
 
 def _describe(need: QuotaNeed, state: CountState, ends: float) -> str:
@@ -168,13 +161,9 @@ def without_price(need: QuotaNeed, demand: Demand, known: CountState | None, now
         f"{clean(need.model)!r} is known"
     )
     ends = resets_at(demand.count, known, now)
-    refusal = _refusal(
-        need,
-        known or CountState(0, 0, demand.capacity),
-        resets_at=ends,
-        retry_after=max(0, math.ceil(ends - now)),
-    )
-    return replace(_breach(need, need.limit, 0, note, refusal), uncounted=True)
+    state, wait = known or CountState(0, 0, demand.capacity), max(0, math.ceil(ends - now))
+    breach = _breach(need, state, note, observed=0, resets_at=ends, retry_after=wait)
+    return replace(breach, cap=in_unit(need.quota.unit, need.limit), uncounted=True)
 
 
 def decision_of(
@@ -206,31 +195,33 @@ def use_of(need: QuotaNeed, demand: Demand, state: CountState, now: float) -> Qu
     )
 
 
-def _refusal(
-    need: QuotaNeed, state: CountState, *, resets_at: float, retry_after: float
-) -> QuotaRefusal:
+def _breach(
+    need: QuotaNeed,
+    state: CountState,
+    note: str,
+    *,
+    observed: int,
+    resets_at: float,
+    retry_after: float,
+) -> Breach:
+    """Return a breach of the limit in a state, with the refusal that describes it."""
     figures = need.quota.figures(state)
-    return QuotaRefusal(
-        quota=need.quota.name,
-        key=need.key.shown,
-        unit=figures.unit,
-        used=figures.used,
-        reserved=figures.reserved,
-        limit=figures.limit,
-        resets_at=resets_at,
-        retry_after_seconds=retry_after,
-    )
-
-
-def _breach(need: QuotaNeed, cap: int, observed: int, note: str, refusal: QuotaRefusal) -> Breach:
-    unit = need.quota.unit
     return Breach(
         limit=need.quota.name,
-        cap=in_unit(unit, cap),
-        observed=in_unit(unit, observed),
+        cap=figures.limit,
+        observed=in_unit(need.quota.unit, observed),
         reason=QUOTA_EXCEEDED_STOP_REASON,
-        unit=unit_name(unit),
+        unit=figures.unit,
         note=note,
-        quota=refusal,
+        quota=QuotaRefusal(
+            quota=need.quota.name,
+            key=need.key.shown,
+            unit=figures.unit,
+            used=figures.used,
+            reserved=figures.reserved,
+            limit=figures.limit,
+            resets_at=resets_at,
+            retry_after_seconds=retry_after,
+        ),
         origin=need.quota.origin,
     )
