@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.quotas.fallback import Fallback
+from otel_limits.quotas.leases import Leases
 from otel_limits.quotas.needs import (
     SLOT_LEASE_SECONDS,
     QuotaNeed,
@@ -81,6 +82,11 @@ class StoreClient:
         """How long a reservation lasts that is not renewed."""
         self.in_flight: Callable[[], Sequence[QuotaReservation]] = tuple
         """Returns the reservations of in-flight calls."""
+        self._leases = Leases(
+            clock,
+            lambda: self.in_flight(),  # noqa: PLW0108  the engine sets it afterwards
+            self._renew,
+        )
         self._reset()
 
     def _reset(self) -> None:
@@ -212,11 +218,12 @@ class StoreClient:
         demands = tuple(replace(each, enforced=False) for each in reservation.demands)
         self.executor.send(Reserve(reservation.id, demands, self.lease_seconds))
 
-    def start_lease(self, reservation: QuotaReservation) -> None:
-        """Start the lease of a reservation."""
+    def hold(self, reservation: QuotaReservation) -> None:
+        """Renew the reservation of a call until the call ends."""
         reservation.leased_at = self._clock.now()
+        self._leases.begin()
 
-    def renew(self, reservation: QuotaReservation) -> None:
+    def _renew(self, reservation: QuotaReservation) -> None:
         """Renew the slots of a reservation, and its amounts if due, without waiting."""
         slots = tuple(each for each in reservation.demands if each.lease_seconds)
         if slots:
@@ -250,10 +257,12 @@ class StoreClient:
     def after_fork(self) -> None:
         """Reset inherited state in a forked child."""
         self.executor.after_fork()
+        self._leases.reset()
         self._reset()
 
     def close(self) -> None:
         """Flush pending operations and close the store."""
+        self._leases.close()
         self.executor.close()
 
     async def _ask(self, operation: Operation, deadline: float) -> Reply:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from otel_limits.core.events import Decision, Event, ModelCall, Stop
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
-from otel_limits.quotas.leases import Leases
 from otel_limits.quotas.needs import UNPRICED, PriceOf, QuotaNeed, QuotaReservation
 from otel_limits.quotas.recovery import encode_charges
 from otel_limits.quotas.refusals import (
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.wait_queues import WaitQueues
     from otel_limits.runs.calls import AdmissionRequest
-    from otel_limits.runs.clock import Clock
 
 
 class Engine:
@@ -57,7 +55,6 @@ class Engine:
         publish: Publishes events.
         price: AdmissionRequest and usage → USD, for quotas in USD.
         queues: Queues of calls that wait for quota.
-        clock: The clock of the process.
     """
 
     component = "quotas"
@@ -70,7 +67,6 @@ class Engine:
         publish: Callable[[Event], None],
         price: PriceOf,
         queues: WaitQueues,
-        clock: Clock,
     ) -> None:
         """Create a gate without open reservations."""
         self._publish = publish
@@ -79,7 +75,6 @@ class Engine:
         self._reservations = Reservations(quotas, price, self._client)
         self._queues = queues
         self._client.in_flight = self._reservations.held
-        self._leases = Leases(clock, self._reservations.held, self._client.renew)
         self._admissions = AdmissionQueue(queues, self._client, self._reserve, publish)
 
     @property
@@ -141,12 +136,10 @@ class Engine:
         self._client.after_fork()
         self._reservations.reset()
         self._queues.reset()
-        self._leases.reset()
 
     def close(self) -> None:
         """Cancel all waits, flush pending operations and close the store."""
         self._queues.close()
-        self._leases.close()
         self._client.close()
 
     # --- before a call ----------------------------------------------------------------------------
@@ -198,7 +191,7 @@ class Engine:
         reply = await self._client.reserve(reservation, forced=False)
         self._publish_use(reservation, reply.states)
         if reply.status == "admitted":
-            self._hold(reservation)
+            self._client.hold(reservation)
         return reply
 
     async def _refuse(
@@ -215,7 +208,7 @@ class Engine:
             # without a reservation, the call is still settled.
             with contextlib.suppress(StoreError):
                 await self._client.reserve(reservation, forced=True)
-                self._hold(reservation)
+                self._client.hold(reservation)
         else:
             self._reservations.drop(reservation)
             # Later calls must not leave room for it.
@@ -236,7 +229,7 @@ class Engine:
             self._decide_without_store(reservation, outcome)
             if outcome.is_admitted:
                 self._client.reserve_later(reservation)
-                self._hold(reservation)
+                self._client.hold(reservation)
                 return None
             denied = self._denied(outcome)
         self._reservations.drop(reservation)
@@ -281,11 +274,6 @@ class Engine:
                 self._decide(reservation, need, "degraded_grace_admitted")
             elif rule != "grace":
                 self._decide(reservation, need, local if rule == "local" else "degraded_allowed")
-
-    def _hold(self, reservation: QuotaReservation) -> None:
-        """Renew the reservation of a call until the call ends."""
-        self._client.start_lease(reservation)
-        self._leases.begin()
 
     # --- events -----------------------------------------------------------------------------------
 

@@ -65,7 +65,6 @@ class Quotas:
             publish=runs.observers.publish,
             price=runs.price_of_request,
             queues=queues,
-            clock=CLOCK,
         )
         # In the background: the first call finds the connection open and the scripts loaded.
         self._engine.client.start()

@@ -85,7 +85,6 @@ class Process:
             publish=self.events.append,
             price=lambda *_: Quote(price=Decimal(1)),
             queues=WaitQueues(CLOCK),
-            clock=CLOCK,
         )
         self.engine.client.start()
 

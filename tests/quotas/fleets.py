@@ -50,7 +50,6 @@ class Worker:
             publish=self.events.append,
             price=lambda *_: Quote(price=Decimal(1)),
             queues=self.queues,
-            clock=CLOCK,
         )
         self.engine.client.start()
 

@@ -188,7 +188,6 @@ class Worker:
             publish=lambda _: None,
             price=lambda *_: Quote(price=Decimal(0)),
             queues=self.queues,
-            clock=clock,
         )
         # Of two calls that have waited equally long, that with the smaller ID is the older one.
         self.engine._reservations._owner = f"worker{number:03}"
