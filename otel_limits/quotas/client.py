@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from concurrent.futures import Future, TimeoutError  # noqa: A004  not the built-in one before 3.11
 from dataclasses import replace
 from functools import partial
@@ -165,7 +164,7 @@ class StoreClient:
         """
         if self.executor.is_shared:
             # Also without a count to read: a process that knows counts must notice their loss.
-            look = ReadCounts(uuid.uuid4().hex, self.fallback.shared(), self.executor.worker)
+            look = ReadCounts(self.fallback.shared(), self.executor.worker)
             self.executor.send(look).add_done_callback(partial(self._looked, look))
         return self.fallback.look_seconds
 
@@ -183,7 +182,7 @@ class StoreClient:
 
     def question(self, quota: Quota, key: Key, amount: int) -> ReadCounts:
         """Return the operation that reads one key of a quota with an amount."""
-        return ReadCounts(uuid.uuid4().hex, ((quota.count(key, self.now()), amount),))
+        return ReadCounts(((quota.count(key, self.now()), amount),))
 
     async def ask(self, question: ReadCounts) -> CountState:
         """Read a count.

@@ -141,7 +141,7 @@ class MemoryStore(QuotaStore):
 
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
         """Return the state of counts."""
-        (reply,) = self.run([ReadCounts("", tuple(counts))])
+        (reply,) = self.run([ReadCounts(tuple(counts))])
         return list(reply.states)
 
     def change(self, count: Count, change: Change) -> int:

@@ -198,7 +198,7 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
         states: list[CountState] = []
         for first in range(0, len(counts), LOOKED_AT):
             page = tuple(counts[first : first + LOOKED_AT])
-            (reply,) = self.run([ReadCounts(uuid.uuid4().hex, page)])
+            (reply,) = self.run([ReadCounts(page)])
             if reply.status == "failed":
                 raise StoreError(reply.error)
             states += reply.states

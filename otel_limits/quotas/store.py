@@ -218,7 +218,6 @@ class KnownCount:
 class ReadCounts:
     """Read the state of counts without changing them."""
 
-    id: str
     counts: tuple[tuple[Count, int], ...]
     """Each with the amount of its quota."""
     worker: str = ""

@@ -56,7 +56,7 @@ class LostStore(MemoryStore):
         """Record the operations that arrive."""
         if self.is_lost:
             raise StoreError("lost")
-        self.arrived += [each.id for each in operations]
+        self.arrived += [each.id for each in operations if not isinstance(each, ReadCounts)]
         return super().run(operations)
 
     def check(self) -> None:
@@ -160,7 +160,7 @@ def test_process_restores_the_ten_thousand_keys_that_it_saw_last(own_server: Ser
     assert {each.result().status for each in settled} == {"settled"}
     own_server.stop()
     own_server.start()
-    store_worker.send(ReadCounts("a", ())).result()
+    store_worker.send(ReadCounts(())).result()
     store_worker.close()
     store = open_shared_store(place)
     found = store.look([(count, 1) for count in counts])

@@ -268,7 +268,7 @@ MODEL = "a model: 1"
 def expire_call(bench: Bench, name: str, amount: int) -> None:
     """Reserve for a call that is charged when its lease expires, and let it expire."""
     bench.reserve(name, amount, limit=10**6, model=MODEL)
-    bench.set_clock(bench.run(ReadCounts("", ())).now + LEASE)
+    bench.set_clock(bench.run(ReadCounts(())).now + LEASE)
 
 
 def test_lost_call_without_history_is_charged_all_that_it_reserved(bench: Bench) -> None:
