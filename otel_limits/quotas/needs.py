@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -116,36 +116,6 @@ class QuotaReservation:
             )
             for need, demand in zip(self.needs, self.demands, strict=False)
         )
-
-
-@dataclass(slots=True)
-class InvocationState:
-    """Quota state of an invocation in progress."""
-
-    reservations: dict[str, QuotaReservation] = field(default_factory=dict)
-    """The open reservation of each call in flight, by its ID."""
-    attributes: Mapping[str, object] = field(default_factory=dict)
-    """Trace attributes of its agent."""
-    counted: set[str] = field(default_factory=set)
-    """Names of quotas that already counted the invocation."""
-
-    def counts_invocation(self, quota: str) -> bool:
-        """Return whether a quota has counted the invocation, or is about to."""
-        return quota in self.counted or any(
-            need.quota.name == quota and need.quota.unit == "invocations"
-            for reservation in self.reservations.values()
-            for need in reservation.needs
-        )
-
-    def close(self, call_id: str) -> QuotaReservation | None:
-        """Remove and return the reservation of a call; the caller must settle it."""
-        reservation = self.reservations.pop(call_id, None)
-        # Only after a sent call: a refused call leaves the invocation uncounted.
-        if reservation is not None and reservation.calls:
-            self.counted.update(
-                need.quota.name for need in reservation.needs if need.quota.unit == "invocations"
-            )
-        return reservation
 
 
 def lookup_of(request: AdmissionRequest) -> Lookup:

@@ -5,22 +5,52 @@ from __future__ import annotations
 import itertools
 import threading
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from otel_limits.core.usage import NO_COST
 from otel_limits.quotas.estimates import Estimates
 from otel_limits.quotas.keys import fits
-from otel_limits.quotas.needs import InvocationState, QuotaReservation, lookup_of, need_of
+from otel_limits.quotas.needs import QuotaReservation, lookup_of, need_of
 from otel_limits.runs.calls import AdmissionRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from otel_limits.core.events import ModelCall
     from otel_limits.quotas.client import StoreClient
     from otel_limits.quotas.needs import PriceOf
     from otel_limits.quotas.quota import Quota
+
+
+@dataclass(slots=True)
+class InvocationState:
+    """Quota state of an invocation in progress."""
+
+    reservations: dict[str, QuotaReservation] = field(default_factory=dict)
+    """The open reservation of each call in flight, by its ID."""
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    """Trace attributes of its agent."""
+    counted: set[str] = field(default_factory=set)
+    """Names of quotas that already counted the invocation."""
+
+    def counts_invocation(self, quota: str) -> bool:
+        """Return whether a quota has counted the invocation, or is about to."""
+        return quota in self.counted or any(
+            need.quota.name == quota and need.quota.unit == "invocations"
+            for reservation in self.reservations.values()
+            for need in reservation.needs
+        )
+
+    def close(self, call_id: str) -> QuotaReservation | None:
+        """Remove and return the reservation of a call; the caller must settle it."""
+        reservation = self.reservations.pop(call_id, None)
+        # Only after a sent call: a refused call leaves the invocation uncounted.
+        if reservation is not None and reservation.calls:
+            self.counted.update(
+                need.quota.name for need in reservation.needs if need.quota.unit == "invocations"
+            )
+        return reservation
 
 
 class Reservations:
@@ -105,7 +135,7 @@ class Reservations:
                 if reservation.leased_at is not None
             ]
 
-    def close(self, invocation_id: str, call_id: str = "") -> QuotaReservation | None:
+    def close(self, invocation_id: str, call_id: str) -> QuotaReservation | None:
         """Remove and return the open reservation of a call, if any; the caller settles it."""
         with self._lock:
             state = self._invocations.get(invocation_id)
