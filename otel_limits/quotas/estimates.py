@@ -103,10 +103,6 @@ class ModelHistory:
         self.highest_output.add(output, now)
         self.highest_shortfall.add(shortfall, now)
 
-    def shortfall(self, now: float) -> int:
-        """Return by how much an input may exceed its projection."""
-        return self.highest_shortfall.at(now)
-
     def highest(self, now: float) -> int:
         """Return the highest output to expect."""
         seen = self.highest_output.at(now)
@@ -141,7 +137,7 @@ class Estimates:
             output = expected if output_cap is None else min(expected, output_cap)
         else:
             output = history.highest(now) if output_cap is None else output_cap
-        usage = Usage(input=projected_input + history.shortfall(now), output=output)
+        usage = Usage(input=projected_input + history.highest_shortfall.at(now), output=output)
         return CallEstimate(usage, certain=output == output_cap)
 
     def record(self, model: str, projected_input: int, usage: Usage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -61,27 +62,13 @@ def read_use(
     rows: list[KeyUse] = []
     omitted = 0
     for quota in quotas:
-        # Lazily, because a quota may have more keys than fit in memory.
-        found = Counted(_uses(store, quota, now, glob))
+        # Counted while they are read, because a quota may have more keys than fit in memory.
+        numbers = itertools.count()
+        found = (use for use, _ in zip(_uses(store, quota, now, glob), numbers, strict=False))
         nearest = sorted(found, key=_order) if top is None else nsmallest(top, found, key=_order)
         rows += nearest
-        omitted += found.number - len(nearest)
+        omitted += next(numbers) - len(nearest)
     return Uses(rows, omitted)
-
-
-class Counted(Iterator[KeyUse]):
-    """Counts what is taken out of an iterator."""
-
-    def __init__(self, uses: Iterator[KeyUse]) -> None:
-        """Take the iterator."""
-        self._uses = uses
-        self.number = 0
-
-    def __next__(self) -> KeyUse:
-        """Return the next one."""
-        use = next(self._uses)
-        self.number += 1
-        return use
 
 
 def _order(use: KeyUse) -> tuple[float, str]:

@@ -228,7 +228,10 @@ class MemoryStore(QuotaStore):
             is_waiting = waits and each in refusing
             _leave_room(each.needs, this, each.needed if is_waiting else None, now)
         if refusing:
-            self._drop_new(demands)
+            # Drop what the refused call created: another client may know what was lost.
+            for each in demands:
+                if each.is_new and not each.bucket.used:
+                    self._buckets.pop(each.demand.count.name, None)
             states = tuple(each.state for each in demands)
             ends = min(each.changes_at() for each in refusing)
             return Reply("refused", now, states, unmet, ends)
@@ -270,12 +273,6 @@ class MemoryStore(QuotaStore):
         lease = Lease(opened.amount, demand.certain, now + opened.lease, lost)
         bucket.reserve(operation, lease)
         return bucket.state(opened.state.limit)
-
-    def _drop_new(self, demands: Sequence[OpenDemand]) -> None:
-        """Drop what a refused call created: another client may know what was lost."""
-        for each in demands:
-            if each.is_new and not each.bucket.used:
-                self._buckets.pop(each.demand.count.name, None)
 
     def _needs_of(self, count: Count, now: float) -> dict[str, Need]:
         """Return the needs of waiting calls, without those of ended ones."""

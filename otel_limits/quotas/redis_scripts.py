@@ -357,13 +357,14 @@ def reply_of(operation: Operation, text: str) -> Reply:
 
 
 def states_of(numbers: list[str], amounts: Iterable[int]) -> list[CountState]:
-    """Decode the states of counts; a limit is added to an amount, where there is one."""
+    """Decode the states of counts."""
     states = zip(*[iter(numbers)] * 5, strict=True)
     return [
         CountState(
             int(used),
             int(reserved),
-            _limit(amount, limit),
+            # Complete with "=", and otherwise added to the amount of the quota.
+            int(limit[1:]) if limit.startswith("=") else amount + int(limit),
             reset=reset.strip("-"),
             full_at=int(full_at) / 1000,
         )
@@ -371,8 +372,3 @@ def states_of(numbers: list[str], amounts: Iterable[int]) -> list[CountState]:
             states, chain(amounts, repeat(0)), strict=False
         )
     ]
-
-
-def _limit(amount: int, text: str) -> int:
-    """Decode a limit, which is complete with "=" and otherwise added to an amount."""
-    return int(text[1:]) if text.startswith("=") else amount + int(text)

@@ -98,8 +98,12 @@ class InlineExecutor:
 
     def send(self, operation: Operation) -> Future[Reply]:
         """Apply an operation immediately."""
+        (reply,) = self._store.run([operation])
+        if isinstance(operation, Settle):
+            for charge in operation.charges:
+                self._free((charge.count.quota, charge.count.key))
         future: Future[Reply] = Future()
-        future.set_result(self._do(operation))
+        future.set_result(reply)
         return future
 
     def after_fork(self) -> None:
@@ -108,13 +112,6 @@ class InlineExecutor:
 
     def close(self) -> None:
         """Nothing is open."""
-
-    def _do(self, operation: Operation) -> Reply:
-        (reply,) = self._store.run([operation])
-        if isinstance(operation, Settle):
-            for charge in operation.charges:
-                self._free((charge.count.quota, charge.count.key))
-        return reply
 
 
 class StoreWorker:

@@ -26,6 +26,7 @@ DURATION: Final = re.compile(
 )
 MONTHS: Final[Mapping[str, int]] = {"month": 1, "quarter": 3, "year": 12}
 CALENDAR: Final = ("hour", "day", "week", *MONTHS)
+CALENDAR_TEXT: Final = f"{', '.join(CALENDAR[:-1])} or {CALENDAR[-1]}"
 
 # A number and a unit, as other products write durations. "M" is a month, "m" a minute.
 SPOKEN: Final = re.compile(
@@ -74,7 +75,7 @@ class Windows:
         length_of(self.rule)
         if self.time_zone != UTC:
             raise ValueError(
-                f"time_zone needs the window {_listed()}, got {self.rule!r}. "
+                f"time_zone needs the window {CALENDAR_TEXT}, got {self.rule!r}. "
                 "Use one of them, or remove time_zone: durations are counted in UTC."
             )
 
@@ -156,8 +157,8 @@ def length_of(rule: str) -> int:
         near = _suggest_window(rule)
         hint = f" Did you mean {near}?" if near else ""
         raise ValueError(
-            f"window must be {_listed()}, or an ISO duration in weeks, days, hours, minutes and "
-            f"seconds of up to {LONGEST_DAYS} days, such as PT15M or P7D, got {rule!r}.{hint}"
+            f"window must be {CALENDAR_TEXT}, or an ISO duration in weeks, days, hours, minutes "
+            f"and seconds of up to {LONGEST_DAYS} days, such as PT15M or P7D, got {rule!r}.{hint}"
         )
     return length
 
@@ -187,11 +188,6 @@ def _suggest_window(text: str) -> str | None:
     time = "" if unit in ("D", "W") else "T"
     near = f"P{time}{number}{'M' if unit == 'minutes' else unit}"
     return near if _seconds(near) else None
-
-
-def _listed() -> str:
-    """Return the names of the calendar units."""
-    return f"{', '.join(CALENDAR[:-1])} or {CALENDAR[-1]}"
 
 
 def shown_time(seconds: float) -> str:
