@@ -10,7 +10,7 @@ import otel_limits.docs as pages
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console
 from otel_limits.core.secrets import redact_url
-from otel_limits.core.wording import closest_match
+from otel_limits.core.wording import suggestion
 
 HELP: Final = """\
 Show a documentation page, or list all pages.
@@ -38,8 +38,7 @@ def docs(options: Namespace) -> int:
                 sys.stdout.write(f"  {topic:<{width}}  {line}\n")
         return 0
     if options.topic not in topics:
-        near = closest_match(options.topic, topics)
-        hint = f"Did you mean {near}?" if near else f"Pages: {', '.join(topics)}."
+        hint = suggestion(options.topic, topics, f"Pages: {', '.join(topics)}.")
         return refuse([f"No page named {redact_url(options.topic)!r}. {hint}"])
     markdown = pages.page(options.topic)
     if sys.stdout.isatty():

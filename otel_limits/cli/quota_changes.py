@@ -16,7 +16,7 @@ from otel_limits.cli.fleet_store import exit_status, known_quotas, shared_store
 from otel_limits.core.events import QuotaGrant
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import DATE_TIME
-from otel_limits.core.wording import closest_match, pluralize
+from otel_limits.core.wording import pluralize, suggestion
 from otel_limits.quotas.key_use import find_key
 from otel_limits.quotas.quota import Quota, in_unit, in_words, unit_name
 from otel_limits.quotas.store import (
@@ -236,8 +236,7 @@ def named(store: SharedStore, name: str, text: str) -> tuple[Quota, Key]:
     quotas = {quota.name: quota for quota in known_quotas()}
     quota = quotas.get(name)
     if quota is None:
-        near = closest_match(name, quotas)
-        hint = f"Did you mean {near}?" if near else f"Known quotas: {', '.join(quotas)}."
+        hint = suggestion(name, quotas, f"Known quotas: {', '.join(quotas)}.")
         raise ValueError(f"No quota named {redact_url(name)!r}. {hint}")
     return quota, find_key(store, quota, text)
 

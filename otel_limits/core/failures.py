@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import Final, TypeAlias
 
 from otel_limits.core.labels import clean
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import CheckedKind, InvalidValueError
-from otel_limits.core.wording import closest_match
+from otel_limits.core.wording import suggestion
 
 BEGINNING: Final = 1_000
 """Characters of a result that are examined for a failure."""
@@ -71,8 +70,7 @@ def _rule(value: object) -> FailureRule:
     if value in ("text", "marked"):
         return str(value)
     if not isinstance(value, (list, tuple)) or not value:
-        near = closest_match(value, ("text", "marked")) if isinstance(value, str) else None
-        raise InvalidValueError(f"Did you mean {near}?" if near else "")
+        raise InvalidValueError(suggestion(value, ("text", "marked")))
     for pattern in value:
         _require_pattern(pattern)
     return tuple(value)
@@ -111,12 +109,8 @@ def is_failure(text: str, rule: FailureRule = "text") -> bool:
     start = OPENING.match(beginning).end()  # type: ignore[union-attr]  # it can be empty
     if rule == "text":
         return FAILURE.match(beginning, start) is not None
-    return any(_compiled(pattern).match(beginning, start) for pattern in rule)
-
-
-@functools.lru_cache(maxsize=256)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE)
+    # `re` keeps what it has compiled.
+    return any(re.compile(each, re.IGNORECASE).match(beginning, start) for each in rule)
 
 
 def without_moving_parts(text: str) -> str:

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
 from otel_limits.core.secrets import redact_url
-from otel_limits.core.wording import closest_match
+from otel_limits.core.wording import suggestion
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema, ErrorDetails
@@ -118,7 +118,9 @@ def _sentence(error: ErrorDetails, key: str, part: type[Part], written: str) -> 
         case "value_error":  # continues the key
             return f"{key}{error['ctx']['error']}"
         case "extra_forbidden":
-            return f"Unknown key {key}. {_hint(name, part.keys_of())}"
+            valid = part.keys_of()
+            hint = suggestion(name, valid, f"Valid keys: {', '.join(valid)}.")
+            return f"Unknown key {key}. {hint}"
         case "missing":
             owner = key.removesuffix(f".{name}")
             return f"{owner} needs {name}: {part.model_fields[name].description}"
@@ -138,8 +140,3 @@ def _of_value(error: ErrorDetails, key: str, written: str) -> str:
     except ValueError as reason:
         return str(reason)
     raise AssertionError(f"{key} is valid")  # pragma: no cover
-
-
-def _hint(name: str, names: list[str]) -> str:
-    near = closest_match(name, names)
-    return f"Did you mean {near}?" if near else f"Valid keys: {', '.join(names)}."

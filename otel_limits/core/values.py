@@ -7,14 +7,14 @@ import math
 import operator
 import re
 import reprlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from otel_limits.core.secrets import redact_url
-from otel_limits.core.wording import closest_match
+from otel_limits.core.wording import suggestion
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -353,18 +353,12 @@ TEXT: Final[Kind[str]] = CheckedKind(
 )
 
 
-def _question(value: object, words: Collection[str]) -> str:
-    """Return a question about the closest match, or an empty string."""
-    near = closest_match(value, words) if isinstance(value, str) else None
-    return f"Did you mean {near}?" if near else ""
-
-
 def choice(*words: str) -> CheckedKind[str]:
     """Return the kind that is one of `words`; case is ignored in text."""
 
     def check(value: object) -> str:
         if value not in words:
-            raise InvalidValueError(_question(value, words))
+            raise InvalidValueError(suggestion(value, words))
         return str(value)
 
     # In text only, since variables are often upper case: policy files and code use the exact word.
@@ -384,7 +378,7 @@ def choices(*words: str) -> CheckedKind[tuple[str, ...]]:
             return ()
         unknown = [word for word in value if word not in words]
         if unknown:
-            raise InvalidValueError(_question(unknown[0], words))
+            raise InvalidValueError(suggestion(unknown[0], words))
         return tuple(dict.fromkeys(value))
 
     return CheckedKind(

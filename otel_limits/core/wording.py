@@ -65,6 +65,12 @@ def closest_match(name: str, known: Collection[str]) -> str | None:
     return min(near or abbreviated, key=mistakes, default=None)
 
 
+def suggestion(name: object, known: Collection[str], otherwise: str = "") -> str:
+    """Return a question about the closest match for a misspelled name, or another sentence."""
+    near = closest_match(name, known) if isinstance(name, str) else None
+    return f"Did you mean {near}?" if near else otherwise
+
+
 def _is_prefix(name: str, known: str) -> bool:
     """Return whether one is a prefix of the other, also in the plural."""
     shorter, longer = sorted((name.lstrip("-"), known.lstrip("-")), key=len)

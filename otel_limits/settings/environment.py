@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, TREE_PREFIX, Limits
 from otel_limits.core.policy import Policy
-from otel_limits.core.wording import closest_match
+from otel_limits.core.wording import closest_match, suggestion
 from otel_limits.settings.table import (
     METRICS,
     POLICY_FIELDS,
@@ -113,15 +113,11 @@ def _sentence(name: str, error: Exception) -> str:
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Report variables that have our prefix but are not settings, such as misspelled ones."""
     return [
-        f"{name} is not a setting of otel-limits. {_advice(name)}"
+        f"{name} is not a setting of otel-limits. "
+        + suggestion(name, VARIABLES, "See: otel-limits check --all")
         for name in sorted(environ)
         if name.startswith(PREFIX) and name not in VARIABLES and not KUBERNETES.fullmatch(name)
     ]
-
-
-def _advice(name: str) -> str:
-    near = closest_match(name, VARIABLES)
-    return f"Did you mean {near}?" if near else "See: otel-limits check --all"
 
 
 def near_misses(environ: Mapping[str, str]) -> list[str]:
