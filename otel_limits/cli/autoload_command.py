@@ -20,9 +20,9 @@ from otel_limits.runtime.autoload import (
     outdated_autoload,
     remove_autoload,
 )
-from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
 from otel_limits.settings.policy.file import policy_mistakes
+from otel_limits.settings.settings_reader import VARIABLES, read_settings
 from otel_limits.settings.table import PREFIX
 from otel_limits.settings.variables import environment
 
@@ -122,8 +122,8 @@ def _mistakes(settings: dict[str, str]) -> list[str]:
         f"{name} contains a secret, which all users of this environment could read. Set it in the "
         "program's environment."
         for name, value in settings.items()
-        if name in config.VARIABLES
-        if config.VARIABLES[name].is_secret or redact_url(value) != value
+        if name in VARIABLES
+        if VARIABLES[name].is_secret or redact_url(value) != value
     ]
     mistakes += [f"{name} has no value." for name, value in settings.items() if not value]
     mistakes += [
@@ -131,7 +131,7 @@ def _mistakes(settings: dict[str, str]) -> list[str]:
     ]
     if mistakes:
         return mistakes
-    reading = config.read(settings)
+    reading = read_settings(settings)
     return [
         *reading.mistakes,
         *policy_mistakes(reading, PolicyFile(reading.settings.policy_path)),

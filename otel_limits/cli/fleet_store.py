@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.cli.command import refuse
 from otel_limits.quotas.store import StoreError, StorePlace
 from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
-from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.settings_reader import read_settings
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -44,7 +44,7 @@ def known_quotas() -> list[Quota]:
     Raises:
         ValueError: It has none, or is invalid.
     """
-    settings = config.read().settings
+    settings = read_settings().settings
     policy = PolicyFile(settings.policy_path)
     if policy.mistakes:
         # One line per mistake, with the prefix of all lines on standard error.
@@ -78,7 +78,7 @@ def fleet_store(unset: str) -> SharedStore:
     Raises:
         ValueError: Quotas are kept in memory, or the URL is invalid.
     """
-    reading = config.read()
+    reading = read_settings()
     # An invalid setting falls back to memory, and the error below would mislead.
     wrong = [each for each in reading.mistakes if "OTEL_LIMITS_QUOTA_STORE" in each]
     if wrong:

@@ -23,8 +23,8 @@ from otel_limits.cli.ledger_options import (
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import pluralize
-from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.settings_reader import read_settings
 
 HELP: Final = """\
 Maintain the ledger: prune, export, import, reprice, merge.
@@ -138,7 +138,7 @@ def export_focus(arguments: Namespace) -> int:
     arguments.format = arguments.format or "csv"
     if arguments.format == "jsonl" or arguments.what != "calls":
         raise LedgerError("--focus exports charges as csv. Remove the other options.")
-    settings = config.read().settings
+    settings = read_settings().settings
     if not settings.billing_account:
         raise LedgerError(
             "FOCUS needs a billing account. Set its ID, e.g. "
@@ -174,7 +174,7 @@ def import_spans(arguments: Namespace) -> int:
     from otel_limits.ledger.imports import import_files
 
     # By the current price list, as imported calls have no prices.
-    settings = config.read().settings
+    settings = read_settings().settings
     prices = Prices(PolicyFile(settings.policy_path).document.price_list())
     with open_ledger(arguments, create=True) as database, working("Importing") as work:
         done = import_files(database, arguments.files, settings.audit_keys, prices, work)

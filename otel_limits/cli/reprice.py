@@ -11,8 +11,8 @@ from otel_limits.cli.ledger_options import add_ledger_command, add_option, open_
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import pluralize
-from otel_limits.settings import environment as config
 from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.settings_reader import read_settings
 
 if TYPE_CHECKING:
     from otel_limits.core.pricing import Prices
@@ -52,7 +52,7 @@ def _present_prices() -> Prices:
     """
     from otel_limits.core.pricing import MISSING, Prices
 
-    policy = PolicyFile(config.read().settings.policy_path)
+    policy = PolicyFile(read_settings().settings.policy_path)
     if policy.mistakes:
         raise LedgerError(" ".join(policy.mistakes))
     prices = Prices(policy.document.price_list())

@@ -16,10 +16,10 @@ from otel_limits.cli.isolation import is_other_program, isolation_problem
 from otel_limits.cli.launch import replace_process
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import BOOLEAN, CAP, SWITCHABLE_CAP, WHOLE_NUMBER
-from otel_limits.settings import environment as config
 from otel_limits.settings.children import HANDED, environment_for_run
 from otel_limits.settings.ledgers import default_ledger
 from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.table import PREFIX, SETTINGS, Setting
 from otel_limits.settings.variables import environment
 
@@ -104,7 +104,7 @@ def run(options: Namespace) -> int:
     variables = {setting.variable: text for setting, text in given}
     environ = environment_for_run(inherited, variables)
     # As the program will read them, so mistakes are found before it starts.
-    reading = config.read(inherited | variables)
+    reading = read_settings(inherited | variables)
     settings = reading.settings
     installed = know_installed()  # also for what is examined next
     mistakes = [
@@ -150,7 +150,7 @@ def setting_mistakes(
             mistakes.append(str(error))
     overridden = {setting.variable for setting, _ in given}
     rest = {name: text for name, text in inherited.items() if name not in overridden}
-    return [*mistakes, *config.read(rest).mistakes]
+    return [*mistakes, *read_settings(rest).mistakes]
 
 
 def program_mistakes(

@@ -24,7 +24,7 @@ from otel_limits.core.events import Event, Stop
 from otel_limits.core.stop_json import stop_to_json
 from otel_limits.core.version import own_version
 from otel_limits.runtime.runtime import RUNTIME
-from otel_limits.settings import environment as config
+from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.table import PREFIX
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def play(framework: Framework, scenario: Scenario) -> ScenarioOutcome:
     events: list[Event] = []
     logger, recorder = logging.getLogger("otel_limits"), Recorder()
     # Quiet, as the demo prints the limits itself.
-    settings = config.read({**scenario.variables, "OTEL_LIMITS_QUIET": "true"}).settings
+    settings = read_settings({**scenario.variables, "OTEL_LIMITS_QUIET": "true"}).settings
     logger.addHandler(recorder)
     try:
         RUNTIME.start(settings, [events.append])

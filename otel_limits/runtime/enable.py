@@ -28,7 +28,6 @@ from otel_limits.runtime.guard import Source, end_process
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.runtime.shutdown import report_unscraped
 from otel_limits.runtime.sigterm import flush_on_sigterm
-from otel_limits.settings import environment as config
 from otel_limits.settings.children import (
     CHILD_ENVIRONMENT,
     HANDED,
@@ -38,6 +37,7 @@ from otel_limits.settings.children import (
     obstacle_of_children,
 )
 from otel_limits.settings.policy.file import PolicyFile, price_mistakes
+from otel_limits.settings.settings_reader import Reading, read_settings
 from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def enable(
         near = closest_match(unknown, (*LIMITS, *ARGUMENTS))
         hint = f". Did you mean {near}?" if near else ""
         raise TypeError(f"enable() got an unexpected keyword argument {unknown!r}{hint}")
-    reading = config.read()
+    reading = read_settings()
     policy_file = PolicyFile(reading.settings.policy_path)
     mistakes = [*reading.mistakes, *policy_file.mistakes]
     try:
@@ -192,7 +192,7 @@ def enable_leniently(source: Source) -> None:
         parent = inherited() or parent
     except ValueError as error:
         unreadable.append(str(error))
-    reading = config.read(parent.variables or None)
+    reading = read_settings(parent.variables or None)
     policy_file = PolicyFile(reading.settings.policy_path)
     policy = reading.settings.policy.overridden_by(parent.own)
     settings = replace(reading.settings, policy=policy)
@@ -228,7 +228,7 @@ def enable_leniently(source: Source) -> None:
         )
 
 
-def _warn(reading: config.Reading) -> None:
+def _warn(reading: Reading) -> None:
     """Log variables that look misspelled, and the limits of a preset."""
     for warning in reading.warnings:
         logger.warning("otel-limits: %s", warning)
@@ -253,7 +253,7 @@ def enable_for_autoload() -> None:
 
     A misspelled name counts: its author believes that a limit is set.
     """
-    reading = config.read()
+    reading = read_settings()
     is_set = "environment" in reading.sources.values()
     if not (is_set or reading.mistakes or reading.warnings):
         return

@@ -28,9 +28,9 @@ from otel_limits.runs.registry import LIVE, RunRegistry
 from otel_limits.runtime.framework_imports import FrameworkImports
 from otel_limits.runtime.guard import Enforcement, Guard, Source
 from otel_limits.runtime.wiring import Wiring, make_otlp_providers, make_tracer_provider
-from otel_limits.settings import environment as config
 from otel_limits.settings.children import note_agent
 from otel_limits.settings.policy.file import NO_FILE, PolicyFile, price_mistakes
+from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.variables import variable
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Runtime:
             remaining = [suppress_errors("binding")(each.release)() for each in self._frameworks]
             if any(remaining):
                 # From the environment, because the arguments of `enable()` no longer apply.
-                self._wire(_settings_without_start(config.read().settings))
+                self._wire(_settings_without_start(read_settings().settings))
                 self._wiring.serve()
                 return
             # Only now, after the events of the released invocations.
@@ -303,7 +303,7 @@ class Runtime:
         Raises:
             ConfigurationError: A cost limit is set, but prices are not available.
         """
-        settings = config.read().settings
+        settings = read_settings().settings
         if settings.disabled:
             return None
         mistakes = price_mistakes([own.limits, own.tree], self._policy_file.document)
@@ -349,7 +349,7 @@ class Runtime:
         if requested: not earlier, because the program may still set one. Existing tracers use it.
         """
         if has_own and not self._follows:
-            self._follow_own(config.read().settings)
+            self._follow_own(read_settings().settings)
         if self._loads_prices:
             self._load_prices()
         self._carry_into_threads()

@@ -19,7 +19,7 @@ from otel_limits import disable
 from otel_limits.cli import main
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
-from otel_limits.settings import environment as config
+from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.table import SETTINGS
 from otel_limits.testing import ScriptedModel, uses
 from tests.fuzz import garbage
@@ -181,7 +181,7 @@ def limited(
     """
     model = model or ScriptedModel([uses("search")] * MOST_CALLS)
     settings = {"OTEL_LIMITS_MAX_TURNS": str(CAP), **settings}
-    cap = config.read(settings).settings.policy.limits.max_turns
+    cap = read_settings(settings).settings.policy.limits.max_turns
     assert cap is not None
     obstacles: tuple[str, ...] = ()
     with (

@@ -60,7 +60,7 @@ def test_each_kind_of_case_notices_that_limits_are_off(
 
 
 BREAKABLE = {
-    "environment": "otel_limits.settings.environment.near_misses",
+    "environment": "otel_limits.settings.settings_reader.near_misses",
     "policy": "otel_limits.settings.policy.reader.yaml_tree.read",
     "stores": "otel_limits.runtime.runtime.Runtime._follow",
     "chunks": "otel_limits.bindings.strands.tracked_requests.SentRequest.read_part",

@@ -25,9 +25,9 @@ from otel_limits.core.wording import closest_match
 from otel_limits.ledger.otlp import spans_in
 from otel_limits.ledger.spill import rows_in
 from otel_limits.observers.toollog import TYPES
-from otel_limits.observers.toollog import read as read_log
-from otel_limits.settings import environment
+from otel_limits.observers.toollog import _parse as parse_logged
 from otel_limits.settings.policy.reader import parse as parse_policy
+from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.table import SETTINGS
 from otel_limits.top.endpoints import samples_of
 from otel_limits.usage.pages import pages_of
@@ -57,12 +57,12 @@ def identify(model: str) -> None:
 def configure(value: str) -> None:
     """Read the value as that of every setting."""
     for setting in SETTINGS:
-        environment.read({setting.variable: value})
+        read_settings({setting.variable: value})
 
 
 def misspell(name: str) -> None:
     """Read a setting with an unknown name."""
-    environment.read({f"OTEL_LIMITS_{name}": "1"})
+    read_settings({f"OTEL_LIMITS_{name}": "1"})
     closest_match(name, [setting.name for setting in SETTINGS])
 
 
@@ -135,7 +135,7 @@ DOORS: Final[Mapping[str, tuple[Callable[[str], object], int, tuple[str, ...]]]]
     ),
     "setting": (configure, 2_500, ("a", "9", "1,", "@", "{")),
     "address": (
-        lambda text: environment.read({"OTEL_LIMITS_QUOTA_STORE": f"redis://{text}"}),
+        lambda text: read_settings({"OTEL_LIMITS_QUOTA_STORE": f"redis://{text}"}),
         5_000,
         ("/", "/a", ",a:1", "?a=b&"),
     ),

@@ -52,9 +52,9 @@ def test_strict_ends_a_process_with_such_a_ledger() -> None:
 NEW_SETTING = """    {name}: int = setting(1, WHOLE_NUMBER, "A setting that a test adds.")
 """
 SHOW_NEW_SETTINGS = """
-from otel_limits.settings import environment
+from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.policy import PolicyFile
-settings = environment.read().settings
+settings = read_settings().settings
 policy = PolicyFile(settings.policy_path).document.effective("any", settings.policy)
 print(settings.process_number, settings.policy.agent_number, policy.agent_number)
 """

@@ -39,11 +39,11 @@ from otel_limits.core.pricing import Prices
 from otel_limits.core.usage import Usage
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
-from otel_limits.settings import environment as settings
 from otel_limits.settings.policy import NO_DOCUMENT, Document, PolicyFile
 from otel_limits.settings.policy.document import SECTION_KEYS
 from otel_limits.settings.policy.policy_schema import schema
 from otel_limits.settings.policy.reader import parse
+from otel_limits.settings.settings_reader import read_settings
 from otel_limits.testing import FakeTime, ScriptedModel, endless, says, uses
 from tests.paths import ROOT
 
@@ -410,7 +410,7 @@ models:
 tools:
   "poll_*": {exempt: true}
 """
-    reading = settings.read(
+    reading = read_settings(
         {
             "OTEL_LIMITS_MAX_TOOL_CALLS": "9",
             "OTEL_LIMITS_MAX_CALLS_PER_TOOL": "fetch=5,search=7",
@@ -432,7 +432,7 @@ tools:
 
 def test_caps_of_single_tools_have_a_row_each() -> None:
     """The row that says that there are none is only there where there are none."""
-    reading = settings.read({})
+    reading = read_settings({})
 
     def names(text: str) -> list[str]:
         rows = understood(text).rows(reading.values, reading.sources)
@@ -446,7 +446,7 @@ def test_caps_of_single_tools_have_a_row_each() -> None:
 
 def test_rows_without_a_name_are_those_of_everybody() -> None:
     """Without an agent only the defaults are shown."""
-    reading = settings.read({})
+    reading = read_settings({})
     document = understood("agents: {'*': {limits: {max_turns: 2}}}")
     rows = {row.name: row.source for row in document.rows(reading.values, reading.sources)}
     assert rows["max_turns"] == rows["max_calls_per_tool"] == "default"

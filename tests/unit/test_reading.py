@@ -13,7 +13,7 @@ import otel_limits
 from otel_limits import ConfigurationError, enable
 from otel_limits.cli import main
 from otel_limits.core.values import CheckedKind
-from otel_limits.settings import environment as config
+from otel_limits.settings.settings_reader import near_misses, read_settings
 from otel_limits.settings.table import POLICY_FIELDS, PREFIX, PROCESS_FIELDS, SETTINGS
 from otel_limits.testing import ScriptedModel, says, uses
 
@@ -48,7 +48,7 @@ def test_no_command_shows_a_traceback(
 def test_a_whole_path_needs_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where a ledger lies is known without one."""
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "l.db"))
-    reading = config.read()
+    reading = read_settings()
     assert reading.mistakes == ()
     assert reading.settings.ledger is not None
     assert reading.settings.ledger.spills[0] == tmp_path / "l.db"
@@ -77,10 +77,10 @@ def test_unexpected_error_is_one_mistake(
         dataclasses.replace(each, kind=broken) if each.name == "preset" else each
         for each in SETTINGS
     )
-    monkeypatch.setattr(config, "SETTINGS", changed)
+    monkeypatch.setattr("otel_limits.settings.settings_reader.SETTINGS", changed)
     monkeypatch.setenv("OTEL_LIMITS_PRESET", "hunter2")
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "3")
-    reading = config.read()
+    reading = read_settings()
     assert reading.mistakes == (f"OTEL_LIMITS_PRESET cannot be read ({error.__name__}).",)
     assert reading.settings.policy.limits.max_turns == 3
 
@@ -163,7 +163,7 @@ def test_a_prefix_that_is_almost_ours_is_asked_about(
 )
 def test_third_party_variables_are_ignored(name: str) -> None:
     """Names of OpenTelemetry or of another product."""
-    assert config.near_misses({name: "3"}) == []
+    assert near_misses({name: "3"}) == []
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_third_party_variables_are_ignored(name: str) -> None:
 )
 def test_kubernetes_service_variables_are_ignored(name: str) -> None:
     """A Kubernetes Service named otel-limits gives these to every container."""
-    reading = config.read({f"OTEL_LIMITS_{name}": "tcp://10.0.0.11:9464"})
+    reading = read_settings({f"OTEL_LIMITS_{name}": "tcp://10.0.0.11:9464"})
     assert (reading.mistakes, reading.warnings) == ((), ())
 
 

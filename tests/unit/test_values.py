@@ -30,7 +30,7 @@ from otel_limits.core.values import (
 from otel_limits.instrumentor import OtelLimitsInstrumentor
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
-from otel_limits.settings import environment as config
+from otel_limits.settings.settings_reader import read_settings
 from otel_limits.testing import ScriptedModel, endless, only, says, uses
 from tests.rules import over
 
@@ -199,14 +199,14 @@ def test_a_mistake_is_logged_where_it_must_not_raise(
 def test_only_true_is_true(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:  # noqa: FBT001
     """Booleans are those of OpenTelemetry."""
     monkeypatch.setenv("OTEL_LIMITS_STRICT", text)
-    assert config.read().settings.strict is value
+    assert read_settings().settings.strict is value
 
 
 @pytest.mark.parametrize("text", ["1", "yes", "on", "t"])
 def test_other_booleans_are_false_and_a_mistake(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """They count as false, and say so."""
     monkeypatch.setenv("OTEL_LIMITS_DISABLED", text)
-    reading = config.read()
+    reading = read_settings()
     assert not reading.settings.disabled
     assert reading.mistakes == (
         f"OTEL_LIMITS_DISABLED must be true or false, got {text!r}. Using false.",
@@ -216,7 +216,7 @@ def test_other_booleans_are_false_and_a_mistake(monkeypatch: pytest.MonkeyPatch,
 def test_an_empty_variable_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     """As OpenTelemetry has it."""
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "  ")
-    reading = config.read()
+    reading = read_settings()
     assert (reading.values["max_turns"], reading.mistakes) == (None, ())
 
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from otel_limits.bindings.installed import importable_frameworks
 from otel_limits.bindings.known import installed_entry_points, know
-from otel_limits.settings import environment as config
 from otel_limits.settings.policy import Document, PolicyFile
+from otel_limits.settings.settings_reader import read_settings
 
 if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework
     from otel_limits.bindings.third_party import Installed
     from otel_limits.cli.doctor.launcher import Launcher, UnknownLauncherError
     from otel_limits.core.policy import Policy
-    from otel_limits.settings.environment import Reading
+    from otel_limits.settings.settings_reader import Reading
     from otel_limits.settings.table import Settings
 
 
@@ -39,7 +39,7 @@ class Context:
     @cached_property
     def reading(self) -> Reading:
         """Its settings with their sources and mistakes."""
-        return config.read(self.environ)
+        return read_settings(self.environ)
 
     @property
     def settings(self) -> Settings:

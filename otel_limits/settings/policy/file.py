@@ -23,7 +23,7 @@ from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 
 if TYPE_CHECKING:
     from otel_limits.core.limits import Limits
-    from otel_limits.settings.environment import Reading
+    from otel_limits.settings.settings_reader import Reading
 
 logger = logging.getLogger("otel_limits")
 

@@ -39,7 +39,7 @@ from otel_limits.quotas.store import (
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import RUNTIME
-from otel_limits.settings import environment as config
+from otel_limits.settings.settings_reader import read_settings
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.drills import deployments
 from tests.processes import free_port, tied
@@ -611,7 +611,7 @@ def test_url_that_the_client_can_read_is_accepted(
 ) -> None:
     """No server has to be reachable yet."""
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", url)
-    reading = config.read()
+    reading = read_settings()
     assert (reading.settings.quota_store, reading.mistakes) == (url, ())
 
 

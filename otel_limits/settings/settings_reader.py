@@ -61,7 +61,7 @@ class Reading:
     """About variables of other products that may be misspelled settings."""
 
 
-def read(environ: Mapping[str, str] | None = None) -> Reading:
+def read_settings(environ: Mapping[str, str] | None = None) -> Reading:
     """Read the settings from the environment.
 
     Each invalid value is one sentence in `mistakes`; all other values apply.
