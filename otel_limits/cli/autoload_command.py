@@ -20,8 +20,7 @@ from otel_limits.runtime.autoload import (
     outdated_autoload,
     remove_autoload,
 )
-from otel_limits.settings.policy import PolicyFile
-from otel_limits.settings.policy.file import policy_mistakes
+from otel_limits.settings.policy.file import PolicyFile, policy_mistakes
 from otel_limits.settings.settings_reader import VARIABLES, read_settings
 from otel_limits.settings.table import PREFIX
 from otel_limits.settings.variables import environment

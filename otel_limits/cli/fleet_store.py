@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.cli.command import refuse
 from otel_limits.quotas.store import StoreError, StorePlace
 from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
-from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.settings_reader import read_settings
 
 if TYPE_CHECKING:

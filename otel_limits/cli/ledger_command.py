@@ -23,7 +23,7 @@ from otel_limits.cli.ledger_options import (
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import pluralize
-from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.settings_reader import read_settings
 
 HELP: Final = """\

@@ -18,7 +18,7 @@ from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import BOOLEAN, CAP, SWITCHABLE_CAP, WHOLE_NUMBER
 from otel_limits.settings.children import HANDED, environment_for_run
 from otel_limits.settings.ledgers import default_ledger
-from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.policy.file import PolicyFile, policy_mistakes
 from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.table import PREFIX, SETTINGS, Setting
 from otel_limits.settings.variables import environment
@@ -95,8 +95,6 @@ def summary(setting: Setting) -> str:
 
 def run(options: Namespace) -> int:
     """Replace this process with the program, unless a setting or the command is invalid."""
-    from otel_limits.settings.policy.file import policy_mistakes
-
     # argparse leaves the `--` in the remaining arguments.
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     inherited = environment()

@@ -53,7 +53,7 @@ NEW_SETTING = """    {name}: int = setting(1, WHOLE_NUMBER, "A setting that a te
 """
 SHOW_NEW_SETTINGS = """
 from otel_limits.settings.settings_reader import read_settings
-from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.policy.file import PolicyFile
 settings = read_settings().settings
 policy = PolicyFile(settings.policy_path).document.effective("any", settings.policy)
 print(settings.process_number, settings.policy.agent_number, policy.agent_number)

@@ -39,8 +39,8 @@ from otel_limits.core.pricing import Prices
 from otel_limits.core.usage import Usage
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
-from otel_limits.settings.policy import NO_DOCUMENT, Document, PolicyFile
-from otel_limits.settings.policy.document import SECTION_KEYS
+from otel_limits.settings.policy.document import NO_DOCUMENT, SECTION_KEYS, Document
+from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.policy.policy_schema import schema
 from otel_limits.settings.policy.reader import parse
 from otel_limits.settings.settings_reader import read_settings

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from otel_limits.settings.policy import PolicyFile
-from otel_limits.settings.policy.file import LOOK_INTERVAL_SECONDS, MAX_BYTES
+from otel_limits.settings.policy.file import LOOK_INTERVAL_SECONDS, MAX_BYTES, PolicyFile
 from otel_limits.settings.policy.reader import parse
 from otel_limits.settings.policy.yaml_tree import MAX_NODES
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from otel_limits.bindings.installed import importable_frameworks
 from otel_limits.bindings.known import installed_entry_points, know
-from otel_limits.settings.policy import Document, PolicyFile
+from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.settings_reader import read_settings
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.third_party import Installed
     from otel_limits.cli.doctor.launcher import Launcher, UnknownLauncherError
     from otel_limits.core.policy import Policy
+    from otel_limits.settings.policy.document import Document
     from otel_limits.settings.settings_reader import Reading
     from otel_limits.settings.table import Settings
 

@@ -19,7 +19,7 @@ from otel_limits.quotas.store import (
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.calls import AdmissionRequest
 from otel_limits.runs.clock import CLOCK
-from otel_limits.settings.policy import PolicyFile
+from otel_limits.settings.policy.file import PolicyFile
 from tests.quotas.fleets import quota
 
 if TYPE_CHECKING:
