@@ -133,7 +133,7 @@ def _mistakes(settings: dict[str, str]) -> list[str]:
     reading = read_settings(settings)
     return [
         *reading.mistakes,
-        *policy_mistakes(reading, PolicyFile(reading.settings.policy_path)),
+        *policy_mistakes(reading.settings.policy, PolicyFile(reading.settings.policy_path)),
     ]
 
 

@@ -108,7 +108,7 @@ def run(options: Namespace) -> int:
     mistakes = [
         *setting_mistakes(inherited, given),
         *(installed.broken if settings.strict else ()),
-        *policy_mistakes(reading, PolicyFile(settings.policy_path)),
+        *policy_mistakes(settings.policy, PolicyFile(settings.policy_path)),
         *program_mistakes(command, environ, is_strict=settings.strict and not settings.disabled),
     ]
     if mistakes:

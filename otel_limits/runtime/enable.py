@@ -112,7 +112,7 @@ def enable(
     except ValueError as error:
         raise ConfigurationError([*mistakes, str(error)]) from None
     policy = reading.settings.policy.overridden_by(own)
-    mistakes += price_mistakes([policy.limits, policy.tree], policy_file.document)
+    mistakes += price_mistakes(policy, policy_file.document)
     if mistakes:
         raise ConfigurationError(mistakes)
     settings = replace(reading.settings, policy=policy)
@@ -196,7 +196,7 @@ def enable_leniently(source: Source) -> None:
     policy_file = PolicyFile(reading.settings.policy_path)
     policy = reading.settings.policy.overridden_by(parent.own)
     settings = replace(reading.settings, policy=policy)
-    unpriced = price_mistakes([policy.limits, policy.tree], policy_file.document)
+    unpriced = price_mistakes(policy, policy_file.document)
     mistakes = (*unreadable, *reading.mistakes, *policy_file.mistakes, *unpriced)
     if mistakes and settings.strict:
         end_process(mistakes)

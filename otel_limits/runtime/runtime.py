@@ -306,7 +306,7 @@ class Runtime:
         settings = read_settings().settings
         if settings.disabled:
             return None
-        mistakes = price_mistakes([own.limits, own.tree], self._policy_file.document)
+        mistakes = price_mistakes(own, self._policy_file.document)
         if mistakes:
             raise ConfigurationError(mistakes)
         self._used.add(framework)

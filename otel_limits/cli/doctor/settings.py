@@ -28,7 +28,8 @@ from otel_limits.quotas.stores import is_shared, open_shared_store, version_prob
 from otel_limits.quotas.windows import Window
 from otel_limits.runtime.wiring import PORT_IS_TAKEN
 from otel_limits.settings.ledgers import default_ledger, ledger_address
-from otel_limits.settings.policy.file import access_warning, policy_mistakes, unlisted_models
+from otel_limits.settings.policy.changeable import CHANGEABLE, is_changeable
+from otel_limits.settings.policy.file import policy_mistakes
 
 if TYPE_CHECKING:
     from otel_limits.cli.doctor.check_context import Context
@@ -61,7 +62,7 @@ def values(context: Context) -> Iterator[Finding]:
 
 def policy(context: Context) -> Iterator[Finding]:
     """Report mistakes in the policy file."""
-    for mistake in policy_mistakes(context.reading, context.policy_file):
+    for mistake in policy_mistakes(context.settings.policy, context.policy_file):
         yield fail("policy", mistake)
     if context.settings.policy_path is None:
         yield skipped("policy", "OTEL_LIMITS_POLICY is not set.")
@@ -71,8 +72,9 @@ def policy(context: Context) -> Iterator[Finding]:
 
 def policy_access(context: Context) -> Iterator[Finding]:
     """Report that agents can change the policy file."""
-    if (warning := access_warning(context.policy_file)) is not None:
-        yield warn("policy file", warning)
+    path = context.settings.policy_path
+    if path is not None and is_changeable(path):
+        yield warn("policy file", CHANGEABLE.format(path=redact_url(path)))
 
 
 def limits(context: Context) -> Iterator[Finding]:
@@ -104,9 +106,15 @@ def quotas(context: Context) -> Iterator[Finding]:
 
 
 def models(context: Context) -> Iterator[Finding]:
-    """Report models of the policy file that no price list knows."""
-    for sentence in unlisted_models(context.document):
-        yield warn("models", sentence)
+    """Report models of the policy file that need a price list if none is installed."""
+    document = context.document
+    for glob, entry in () if Prices().has_list else document.prices.items():
+        if entry.value.price is None and entry.value.priced_as is not None:
+            yield warn(
+                "models",
+                f'{document.path}:{entry.line}: models["{glob}"].as needs the price list; its '
+                "calls have no price. Run: pip install 'otel-limits[prices]'",
+            )
 
 
 def action(context: Context) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -22,8 +22,7 @@ from otel_limits.settings.policy.changeable import CHANGEABLE, is_changeable, is
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 
 if TYPE_CHECKING:
-    from otel_limits.core.limits import Limits
-    from otel_limits.settings.settings_reader import Reading
+    from otel_limits.core.policy import Overrides
 
 logger = logging.getLogger("otel_limits")
 
@@ -184,39 +183,17 @@ def _loosened(before: Document, after: Document, base: Policy) -> tuple[str, ...
     )
 
 
-def access_warning(policy_file: PolicyFile) -> str | None:
-    """Return a warning if agents that run as this user can change the policy file."""
-    path = policy_file.path
-    return CHANGEABLE.format(path=redact_url(path)) if path and is_changeable(path) else None
-
-
-def unlisted_models(document: Document) -> list[str]:
-    """Return a warning for each `as`, if the price list is not installed."""
-    if Prices().has_list:
-        return []
-    return [
-        f'{document.path}:{entry.line}: models["{glob}"].as needs the price list; its calls have '
-        "no price. Run: pip install 'otel-limits[prices]'"
-        for glob, entry in document.prices.items()
-        if entry.value.price is None and entry.value.priced_as is not None
-    ]
-
-
-def price_mistakes(limits: Iterable[Limits], document: Document) -> list[str]:
+def price_mistakes(policy: Policy | Overrides, document: Document) -> list[str]:
     """Report a cost limit set outside the policy file if prices are not available."""
-    capped = any(each.max_cost_usd is not None for each in limits)
+    capped = any(each.max_cost_usd is not None for each in (policy.limits, policy.tree))
     if not capped or Prices(document.price_list()).available:
         return []
     return [f"max_cost_usd {MISSING}"]
 
 
-def policy_mistakes(reading: Reading, policy_file: PolicyFile) -> list[str]:
+def policy_mistakes(policy: Policy, policy_file: PolicyFile) -> list[str]:
     """Return the mistakes of the policy file, and of the environment in combination with it."""
-    policy = reading.settings.policy
-    return [
-        *policy_file.mistakes,
-        *price_mistakes([policy.limits, policy.tree], policy_file.document),
-    ]
+    return [*policy_file.mistakes, *price_mistakes(policy, policy_file.document)]
 
 
 def _content(path: str) -> bytes:
