@@ -17,10 +17,10 @@ from otel_limits.cli.launch import replace_process
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import BOOLEAN, CAP, SWITCHABLE_CAP, WHOLE_NUMBER
 from otel_limits.settings.children import HANDED, environment_for_run
-from otel_limits.settings.ledgers import default_ledger
+from otel_limits.settings.ledgers import LEDGER_VARIABLE, default_ledger
 from otel_limits.settings.policy.file import PolicyFile, policy_mistakes
 from otel_limits.settings.settings_reader import read_settings
-from otel_limits.settings.table import PREFIX, SETTINGS, Setting
+from otel_limits.settings.table import SETTINGS, Setting
 from otel_limits.settings.variables import environment
 
 HELP: Final = """\
@@ -59,8 +59,6 @@ GROUPS: Final = {
     "general": r"\w+",
 }
 """Groups of options in the help, with a pattern of their settings; the first match counts."""
-
-LEDGER: Final = PREFIX + "LEDGER"
 
 NUMBERS: Final = (CAP, SWITCHABLE_CAP, WHOLE_NUMBER)
 
@@ -117,10 +115,10 @@ def run(options: Namespace) -> int:
     if not settings.quiet and not settings.disabled and is_other_program(command, environ):
         sys.stderr.write(f"otel-limits: {NOTICE.format(shown(command))}\n")
     variables[HANDED] = installed.text
-    if not inherited.get(LEDGER, "").strip():
+    if not inherited.get(LEDGER_VARIABLE, "").strip():
         # So the cost of a program can be queried afterwards without configuring anything.
         with contextlib.suppress(ValueError):  # the user has no home directory
-            variables.setdefault(LEDGER, default_ledger())
+            variables.setdefault(LEDGER_VARIABLE, default_ledger())
     # Returns only if the program cannot be started.
     status, sentence = replace_process(command, environment_for_run(inherited, variables))
     return refuse([sentence], status)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from otel_limits.core.limits import TREE_PREFIX, Limits
 from otel_limits.core.policy import NO_OVERRIDES, Overrides
 from otel_limits.core.secrets import redact_url
-from otel_limits.settings.table import PREFIX
+from otel_limits.settings.table import PREFIX, variable_of
 from otel_limits.settings.variables import environment, set_variable, variable
 
 ON_PATH: Final = Path(__file__).parents[1] / "startup" / "on_path"
@@ -37,7 +37,7 @@ HANDED: Final = "_OTEL_LIMITS_FRAMEWORKS"
 NOTE: Final = "_OTEL_LIMITS_RAN"
 """Variable with a file that a child of `otel-limits run` creates when it has called an agent."""
 
-PLACES: Final = tuple(PREFIX + name for name in ("POLICY", "QUOTA_STORE", "QUOTA_NAMESPACE"))
+PLACES: Final = tuple(map(variable_of, ("policy", "quota_store", "quota_namespace")))
 """Variables that children need even if the parent changes them, or its directory, afterwards."""
 
 SINGLE: Final = ("action", "halt_message")
@@ -164,7 +164,7 @@ def inherited() -> Inherited | None:
             for name, value in environ.items()
             if name.startswith(PREFIX) and value.strip() and value != seen.get(name)
         }
-        singles = {name: content[name] for name in SINGLE if PREFIX + name.upper() not in own}
+        singles = {name: content[name] for name in SINGLE if variable_of(name) not in own}
         return Inherited(
             own=Overrides(
                 limits=_without_own(content["limits"], own, ""),
@@ -182,16 +182,16 @@ def inherited() -> Inherited | None:
 def _without_own(caps: Mapping[str, Any], own: Mapping[str, str], prefix: str) -> Limits:
     """Return the inherited caps that the child's own variables do not set."""
     return Limits(
-        **{name: cap for name, cap in caps.items() if PREFIX + (prefix + name).upper() not in own}
+        **{name: cap for name, cap in caps.items() if variable_of(prefix + name) not in own}
     )
 
 
 def _places() -> dict[str, str]:
     """Return where policy and quotas are, without secrets."""
     found = {name: (variable(name) or "").strip() for name in PLACES}
-    policy = found[PREFIX + "POLICY"]
-    if policy:
-        found[PREFIX + "POLICY"] = str(Path(policy).absolute())
+    policy = variable_of("policy")
+    if found[policy]:
+        found[policy] = str(Path(found[policy]).absolute())
     # A URL with a password is left to the environment, where it is already.
     return {name: text for name, text in found.items() if text and redact_url(text) == text}
 
@@ -199,9 +199,9 @@ def _places() -> dict[str, str]:
 def _seen(own: Overrides) -> dict[str, str]:
     """Return this process's variables for everything that children inherit."""
     names = (
-        *(PREFIX + name.upper() for name, _ in own.limits.items()),
-        *(PREFIX + (TREE_PREFIX + name).upper() for name, _ in own.tree.items()),
-        *(PREFIX + name.upper() for name in SINGLE),
+        *(variable_of(name) for name, _ in own.limits.items()),
+        *(variable_of(TREE_PREFIX + name) for name, _ in own.tree.items()),
+        *map(variable_of, SINGLE),
         *PLACES,
     )
     environ = environment()

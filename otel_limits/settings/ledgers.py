@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from otel_limits.ledger.address import Address
 
-VARIABLE: Final = "OTEL_LIMITS_LEDGER"
+LEDGER_VARIABLE: Final = "OTEL_LIMITS_LEDGER"
 ZONE_VARIABLE: Final = "OTEL_LIMITS_TIME_ZONE"
 
 
@@ -25,8 +25,10 @@ def ledger_address(name: str, text: str) -> Address | None:
     Raises:
         ValueError: It is not an address, or the driver of its server is not installed.
     """
-    if text.lower() == "none":
-        return None
+    return None if text.lower() == "none" else _parse(name, text)
+
+
+def _parse(name: str, text: str) -> Address:
     # Imported here, because most processes don't have a ledger.
     from otel_limits.ledger.address import parse
 
@@ -89,15 +91,13 @@ def audited_ledger(option: str | None, name: str = "--ledger") -> Address:
     Raises:
         ValueError: The option, or the environment, has an invalid location.
     """
-    from otel_limits.ledger.address import parse
-
-    named = _named()
     if option is not None:
-        return parse(name, option, _data_directory())
+        return _parse(name, option)
+    named = _named()
     # "none" disables recording; queries still use the default ledger.
     if named and named.lower() != "none":
-        return parse(VARIABLE, named, _data_directory())
-    return parse("The ledger", default_ledger(), _data_directory())
+        return _parse(LEDGER_VARIABLE, named)
+    return _parse("The ledger", default_ledger())
 
 
 def recorded_ledger() -> Address | None:
@@ -110,4 +110,4 @@ def recorded_ledger() -> Address | None:
 
 
 def _named() -> str:
-    return environment().get(VARIABLE, "").strip()
+    return environment().get(LEDGER_VARIABLE, "").strip()

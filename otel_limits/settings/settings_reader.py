@@ -1,7 +1,6 @@
 """Reads all settings from the environment, with one sentence per mistake.
 
-Precedence: an argument in code, then the environment, then the preset, then the default. As in
-OpenTelemetry, an empty variable is unset, and only `true` is true.
+As in OpenTelemetry, an empty variable is unset, and only `true` is true.
 
 Misspelled names are reported: their authors believe that a limit is set.
 """
@@ -25,6 +24,7 @@ from otel_limits.settings.table import (
     PROCESS_FIELDS,
     SETTINGS,
     Settings,
+    variable_of,
 )
 from otel_limits.settings.variables import environment, otlp_protocol
 
@@ -79,7 +79,9 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Reading:
             values[setting.name] = setting.kind.of_text(setting.variable, text)
             sources[setting.name] = "environment"
         except Exception as error:  # noqa: BLE001  all other settings must apply
-            mistakes.append(_sentence(setting.variable, error))
+            # An unexpected error may quote the value, which may be a secret.
+            unexpected = f"{setting.variable} cannot be read ({type(error).__name__})."
+            mistakes.append(str(error) if isinstance(error, ValueError) else unexpected)
             sources[setting.name] = "default (environment value is invalid)"
     # Its default depends on other settings.
     if values["metrics"] is None:
@@ -100,14 +102,6 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Reading:
         mistakes=tuple(mistakes),
         warnings=tuple(near_misses(environ)),
     )
-
-
-def _sentence(name: str, error: Exception) -> str:
-    """Return the message of an error; of an unexpected error only its type."""
-    # An unexpected error may quote the value, which may be a secret.
-    if isinstance(error, ValueError):
-        return str(error)
-    return f"{name} cannot be read ({type(error).__name__})."
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
@@ -173,13 +167,13 @@ def default_metrics(environ: Mapping[str, str], prometheus_port: int | None) -> 
 def _origins(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that sets each cap, or that overrides the preset."""
     caps = (*LIMIT_NAMES, *(TREE_PREFIX + name for name in TREE_LIMITS))
-    variables = {name: PREFIX + name.upper() for name in caps if values[name] is not None}
     return {
         # The variable is named although it is unset, because setting it overrides the preset.
-        name: f"{sources[name]} (override it with {variable})"
+        name: f"{sources[name]} (override it with {variable_of(name)})"
         if sources[name].startswith(PRESET)
-        else variable
-        for name, variable in variables.items()
+        else variable_of(name)
+        for name in caps
+        if values[name] is not None
     }
 
 

@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "OTEL_LIMITS_"
 
+
+def variable_of(name: str) -> str:
+    """Return the name in the environment of a setting such as `max_turns`."""
+    return PREFIX + name.upper()
+
+
 PRESETS: Final[Mapping[str, Mapping[str, int]]] = {
     "none": {},
     "recommended": {
@@ -225,7 +231,7 @@ class Setting:
     @property
     def variable(self) -> str:
         """Its name in the environment."""
-        return PREFIX + self.name.upper()
+        return variable_of(self.name)
 
     @property
     def flag(self) -> str:

@@ -1,8 +1,7 @@
 """The content of a policy file, and what it means for an agent or a model.
 
-A plugin overrides the file, and the file overrides `enable()` and the environment, cap by cap. In
-the file, an agent's value overrides the defaults. If several globs match an agent's name, the most
-specific one applies; of two equally specific globs, the later one.
+Everything is overridden cap by cap. If several globs match an agent's name, the most specific one
+applies; of two equally specific globs, the later one.
 """
 
 from __future__ import annotations

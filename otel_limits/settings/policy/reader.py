@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from otel_limits.core.file_parts import Part, Path, mistakes_in
 from otel_limits.core.limits import TREE_PREFIX
 from otel_limits.core.origins import file_name
+from otel_limits.core.policy import COST
 from otel_limits.core.pricing import MISSING, Prices
 from otel_limits.settings.policy import yaml_tree
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document, Entry
 from otel_limits.settings.policy.models import File, Section, WrittenModel
 from otel_limits.settings.policy.yaml_tree import Mistake, Node
-
-COST: Final = "max_cost_usd"
 
 
 def parse(text: str, path: str) -> tuple[Document, tuple[str, ...]]:

@@ -106,7 +106,9 @@ def read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
     try:
         return _read(text)
     except yaml.MarkedYAMLError as error:
-        mistake = _syntax_mistake(error)
+        mark = error.problem_mark or error.context_mark
+        reasons = ", ".join(filter(None, (error.context, error.problem)))
+        mistake = Mistake(mark.line + 1 if mark else 1, f"Invalid YAML: {reasons}.")
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         mistake = Mistake(line, "The file has a character that is not allowed in YAML.")
@@ -131,21 +133,13 @@ def _size(node: yaml.Node, sizes: dict[yaml.Node, int]) -> int:
     """Count the values below a node. Aliases count each time but are visited once."""
     if node not in sizes:
         sizes[node] = 1  # an alias may refer to its own parent
-        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
-        below = (_size(each, sizes) for part in parts for each in _nodes_of(part))
-        sizes[node] = 1 + sum(below)
+        size = 1
+        for part in node.value if isinstance(node, yaml.CollectionNode) else ():
+            # An item of a list, or key and value of a mapping.
+            below = part if isinstance(part, tuple) else (part,)
+            size += sum(_size(each, sizes) for each in below)
+        sizes[node] = size
     return sizes[node]
-
-
-def _nodes_of(part: yaml.Node | tuple[yaml.Node, yaml.Node]) -> tuple[yaml.Node, ...]:
-    """Return an item of a list, or key and value of a mapping."""
-    return part if isinstance(part, tuple) else (part,)
-
-
-def _syntax_mistake(error: yaml.MarkedYAMLError) -> Mistake:
-    mark = error.problem_mark or error.context_mark
-    reasons = [part for part in (error.context, error.problem) if part]
-    return Mistake(mark.line + 1 if mark else 1, f"Invalid YAML: {', '.join(reasons)}.")
 
 
 class _Converter:
