@@ -103,8 +103,15 @@ def _kind_and_place(error: BaseException) -> str:
 INTERNAL_ERRORS = ErrorReporter()
 
 
-def suppress_errors(component: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Suppress and report errors; return `None` on failure."""
+def suppress_errors(
+    component: str, is_lapse: Callable[[], object] = lambda: False
+) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Suppress and report errors; return `None` on failure.
+
+    Args:
+        component: The component.
+        is_lapse: Whether what follows an error has no limits, although it should.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(function)
@@ -113,6 +120,8 @@ def suppress_errors(component: str) -> Callable[[Callable[P, R]], Callable[P, R 
                 return function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  errors must not reach the agent
                 report_suppressed(component, error)
+                if is_lapse():
+                    INTERNAL_ERRORS.report_lapse(component, error)
                 return None
 
         return guarded
@@ -129,21 +138,7 @@ def suppress_lapses(
         component: The component.
         is_limited: Whether anything would have limited it.
     """
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
-        @functools.wraps(function)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            try:
-                return function(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001  errors must not reach the agent
-                report_suppressed(component, error)
-                if is_limited():
-                    INTERNAL_ERRORS.report_lapse(component, error)
-                return None
-
-        return guarded
-
-    return decorate
+    return suppress_errors(component, is_limited)
 
 
 def suppress_errors_async(

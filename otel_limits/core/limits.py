@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
@@ -411,7 +412,7 @@ class Limits:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy the caps alone, because the table of limits contains functions."""
-        return _limits_of, (dict(self.items()),)
+        return partial(Limits, **dict(self.items())), ()
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Yield the caps that are set, by name."""
@@ -503,10 +504,6 @@ class Caps(TypedDict, total=False):
     max_consecutive_tool_failures: int | None
     max_consecutive_failures_per_tool: Mapping[str, int] | None
     max_consecutive_handoffs: int | None
-
-
-def _limits_of(caps: Mapping[str, Any]) -> Limits:
-    return Limits(**caps)
 
 
 NO_LIMITS: Final = Limits()

@@ -107,7 +107,9 @@ def listing_of(model: str, provider: str, *, known: bool) -> ModelListing | None
         listing = ModelListing("google", found[1])
     # The name of a gateway does not identify the vendor.
     elif known and provider not in gateways():
-        listing = ModelListing(provider, _without_own_prefix(model, provider))
+        prefix, slash, rest = model.partition("/")
+        own = rest if slash and canonical(prefix) == provider else model
+        listing = ModelListing(provider, _bare_id(own, provider))
     else:
         listing = _by_name(model, provider if known and provider != "litellm" else None)
     # An operator's alias or private endpoint is on no list.
@@ -129,11 +131,6 @@ def _by_name(model: str, vendor: str | None) -> ModelListing:
         return ModelListing(named, _bare_id(rest, named))
     # A tag, as in `deepseek-r1:8b`, means a local server.
     return ModelListing(LOCAL if ":" in model and not model.startswith(ARN) else vendor, model)
-
-
-def _without_own_prefix(model: str, vendor: str) -> str:
-    prefix, slash, rest = model.partition("/")
-    return _bare_id(rest if slash and canonical(prefix) == vendor else model, vendor)
 
 
 def _bare_id(reference: str, vendor: str) -> str:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from itertools import takewhile
+from os.path import commonprefix
 from typing import Final
 from urllib.parse import quote, unquote, unquote_plus
 
@@ -137,12 +137,9 @@ def _without(text: str, secret: str) -> str:
     if len(secret) < TELLING:
         return re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", STARS, text)
     first, *others = text.split(secret[:CUT])
-    return STARS.join([first, *(each[_common(each, secret[CUT:]) :] for each in others)])
-
-
-def _common(one: str, other: str) -> int:
-    """Return the length of the common beginning."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    # Without what follows of the secret.
+    known = (commonprefix([each, secret[CUT:]]) for each in others)  # noqa: RUF071  by letters
+    return STARS.join([first, *map(str.removeprefix, others, known)])
 
 
 def _masked_user(credentials: str, scheme: str) -> str:
