@@ -174,6 +174,11 @@ def add_group(commands: Any, name: str, text: str) -> Any:
     return group.add_subparsers(title="commands", metavar="COMMAND")
 
 
+def without_separator(words: list[str]) -> list[str]:
+    """Return the words of a program, without the `--` that argparse leaves before them."""
+    return words[1:] if words[:1] == ["--"] else words
+
+
 def file_name(text: str) -> str:
     """Parse a file name. A URL is rejected: it may contain a password, and names no file.
 

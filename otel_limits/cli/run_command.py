@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from otel_limits.bindings.known import know_installed
-from otel_limits.cli.command import add_command, refuse
+from otel_limits.cli.command import add_command, refuse, without_separator
 from otel_limits.cli.isolation import is_other_program, isolation_problem
 from otel_limits.cli.launch import replace_process
 from otel_limits.core.secrets import redact_url
@@ -93,8 +93,7 @@ def summary(setting: Setting) -> str:
 
 def run(options: Namespace) -> int:
     """Replace this process with the program, unless a setting or the command is invalid."""
-    # argparse leaves the `--` in the remaining arguments.
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    command = without_separator(options.command)
     inherited = environment()
     given = given_options(options)
     variables = {setting.variable: text for setting, text in given}

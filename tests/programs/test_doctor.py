@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from otel_limits.bindings.known import FRAMEWORKS
-from otel_limits.cli.doctor.doctor_command import run_options
 from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
 from tests.launching import (
     BIN,
@@ -204,7 +203,7 @@ def test_python_of_an_installed_script_is_read(programs: Path, quote: str) -> No
     script = programs / "gunicorn"
     text = f"#!/bin/sh\n'''exec' {quote}{python}{quote} \"$0\" \"$@\"\n' '''\nimport app\n"
     script.write_text(text)
-    read = read_launcher(["otel-limits", "run", "gunicorn", "app:app"], run_options)
+    read = read_launcher(["otel-limits", "run", "gunicorn", "app:app"])
     assert read.words == ("otel-limits", "run", "--", str(python))
     assert read.replaced == "gunicorn"
 
@@ -214,7 +213,7 @@ def test_script_of_a_shell_is_refused(programs: Path, second: str) -> None:
     """It is not known what another shell script starts."""
     (programs / "gunicorn").write_text(f"#!/bin/sh\n{second}\n")
     with pytest.raises(UnknownLauncherError, match="gunicorn is not a launcher"):
-        read_launcher(["gunicorn", "app:app"], run_options)
+        read_launcher(["gunicorn", "app:app"])
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
@@ -248,7 +247,7 @@ def test_only_the_added_program_runs(launcher: str, programs: Path) -> None:
     """The words that are left are run as the doctor runs them, with a program of the test."""
     own = programs / "own.py"
     own.write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).touch()")
-    words = read_launcher(shlex.split(launcher), run_options).words
+    words = read_launcher(shlex.split(launcher)).words
     ran = programs / "ran"
     execute_in(programs, *words, str(own), str(ran), PATH=os.environ["PATH"], **NO_EXPORT)
     assert (ran.exists(), (programs / "mark").exists()) == (True, False)

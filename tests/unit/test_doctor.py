@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from otel_limits.cli.doctor.doctor_command import run_options
 from otel_limits.cli.doctor.finding import as_text, fail
 from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
 from otel_limits.cli.doctor.program_imports import read_imports
@@ -92,7 +91,7 @@ def test_imports_of_a_program_are_read(
     (programs / "serve").write_text(f"#!{PYTHON}\nimport agents\n")
     sys.path.append(str(programs / "dependencies"))
     try:
-        words = read_launcher(shlex.split(program), run_options).program
+        words = read_launcher(shlex.split(program)).program
         read = read_imports(words, {"PYTHONPATH": "dependencies"})
     finally:
         sys.path.remove(str(programs / "dependencies"))
@@ -191,7 +190,7 @@ def test_program_of_the_user_is_put_aside(
     launcher: str, words: str, replaced: str, programs: Path
 ) -> None:
     """The remaining words start a Python, and the doctor adds its own program."""
-    read = read_launcher(shlex.split(launcher), run_options)
+    read = read_launcher(shlex.split(launcher))
     assert (" ".join(read.words), read.replaced) == (words, replaced)
 
 
@@ -221,7 +220,7 @@ def test_program_of_the_user_is_put_aside(
 def test_command_of_unknown_form_is_refused(launcher: str, named: str, programs: Path) -> None:
     """With the line that tests it."""
     with pytest.raises(UnknownLauncherError) as refused:
-        read_launcher(shlex.split(launcher), run_options)
+        read_launcher(shlex.split(launcher))
     assert refused.value.text.startswith(f"{named} ")
     assert refused.value.text.endswith("was not started: it could be your program.")
     run = "otel-limits run -- " if launcher.startswith("otel-limits") else ""
@@ -253,7 +252,7 @@ def test_the_settings_of_a_launcher_are_taken_out_of_it(
     words: str, kept: str, settings: dict[str, str]
 ) -> None:
     """They are examined with the others, and don't reach the runaway."""
-    launcher = read_launcher(words.split(), run_options)
+    launcher = read_launcher(words.split())
     assert " ".join(launcher.words) == kept
     assert launcher.settings == {f"OTEL_LIMITS_{name}": text for name, text in settings.items()}
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from otel_limits.cli import main
 from otel_limits.cli.doctor import runaway
-from otel_limits.cli.doctor.doctor_command import run_options
 from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
 from otel_limits.core.secrets import redact_secrets, redact_url, secrets_in
 
@@ -78,7 +77,7 @@ def test_refusal_of_doctor_shows_no_secret(url: str) -> None:
     """Not of an unknown command, and not of a value before it."""
     for command in ((url,), ("env", f"URL={url}", "x"), ("uv", "run", url), ("timeout", url, "x")):
         with pytest.raises(UnknownLauncherError) as refused:
-            read_launcher(command, run_options)
+            read_launcher(command)
         assert SECRET not in refused.value.text + refused.value.advice
 
 

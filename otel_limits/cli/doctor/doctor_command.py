@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import sys
 from argparse import REMAINDER, Namespace
-from collections.abc import Sequence
 from typing import Any, Final
 
-from otel_limits.cli.command import add_command
+from otel_limits.cli.command import add_command, without_separator
 from otel_limits.settings.variables import environment
 
 HELP: Final = """\
@@ -55,35 +52,13 @@ def examine(options: Namespace) -> int:
     from otel_limits.cli.doctor.finding import as_json, as_text, exit_status
     from otel_limits.cli.doctor.launcher import Launcher, UnknownLauncherError, read_launcher
 
-    # argparse leaves the `--` in the remaining arguments.
-    words = options.launcher[1:] if options.launcher[:1] == ["--"] else options.launcher
     environ = environment()
     launcher: Launcher | UnknownLauncherError
     try:
-        launcher = read_launcher(words, run_options)
+        launcher = read_launcher(without_separator(options.launcher))
         environ |= launcher.settings
     except UnknownLauncherError as error:
         launcher = error
     findings = findings_of("doctor", Context(environ, model=options.model, launcher=launcher))
     sys.stdout.write(as_json(findings) if options.json else as_text(findings))
     return exit_status(findings)
-
-
-def run_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Parse the arguments of `otel-limits run` into variables and a command."""
-    from otel_limits.cli.doctor.launcher import UnknownLauncherError
-    from otel_limits.cli.parser import make_parser
-    from otel_limits.cli.run_command import given_options
-
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            options = make_parser().parse_args(["run", *arguments])
-    except SystemExit as exited:
-        if exited.code:
-            raise
-        raise UnknownLauncherError(
-            "otel-limits run shows its help and starts no program.", "Remove --help."
-        ) from None
-    given = {setting.variable: text for setting, text in given_options(options)}
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    return given, list(command)

@@ -7,16 +7,21 @@ be the user's program, so it is refused.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
+from otel_limits.cli.command import without_separator
 from otel_limits.cli.isolation import PYTHON, first_line, pex_problem, split_python
+from otel_limits.cli.parser import make_parser
+from otel_limits.cli.run_command import given_options
 from otel_limits.core.secrets import redact_url
 from otel_limits.settings.table import PREFIX
 
@@ -108,9 +113,6 @@ INSTRUMENT_OPTION: Final = re.compile(r"--(limits_\w+)(?:=(.*))?", re.DOTALL)
 ASSIGNMENT: Final = re.compile(rf"({PREFIX}\w+)=(.*)", re.DOTALL)
 """A setting as an argument of `env`."""
 
-RunOptions = Callable[[Sequence[str]], "tuple[dict[str, str], list[str]]"]
-"""Parses the arguments of `otel-limits run` into variables and a command."""
-
 
 class UnknownLauncherError(ValueError):
     """A command that the doctor does not start, since it could be the user's program."""
@@ -145,7 +147,7 @@ class Launcher:
         return any(PurePath(word).name == program for word in self.words)
 
 
-def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
+def read_launcher(words: Sequence[str]) -> Launcher:
     """Separate a launcher from its settings and from the program that it would start.
 
     Raises:
@@ -163,10 +165,7 @@ def read_launcher(words: Sequence[str], run_options: RunOptions) -> Launcher:
                 return reading.ended_by(*python)
             reading.kept += python
         if count := words_of_run(reading.rest):
-            # Keep `run`, without options, as it is the launcher under test.
-            reading.kept += [*reading.rest[:count], "--"]
-            variables, reading.rest = run_options(reading.rest[count:])
-            reading.settings |= variables
+            reading.keep_run(count)
         elif name in WRAPPERS:
             reading.keep(WRAPPERS[name])
         elif name in RUNNERS:
@@ -256,6 +255,25 @@ class _LauncherWords:
         options, _script = split_python(arguments)
         self.rest = list(_program_of(arguments, options))
         return [python, *_without_imports(options)]
+
+    def keep_run(self, count: int) -> None:
+        """Keep `otel-limits run`, the launcher under test, without its options.
+
+        Raises:
+            UnknownLauncherError: It starts no program.
+        """
+        self.kept += [*self.rest[:count], "--"]
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                options = make_parser("run").parse_args(["run", *self.rest[count:]])
+        except SystemExit as exited:
+            if exited.code:
+                raise
+            raise UnknownLauncherError(
+                "otel-limits run shows its help and starts no program.", "Remove --help."
+            ) from None
+        self.settings |= {setting.variable: text for setting, text in given_options(options)}
+        self.rest = without_separator(options.command)
 
     def keep_runner(self) -> None:
         """Keep a runner, which looks for the command in its own environment.

@@ -64,7 +64,8 @@ def read_imports(program: Sequence[str], environ: Mapping[str, str]) -> Imports:
     folders = _folders(words, environ)
     for word in words:
         name = word.rpartition("=")[2]
-        shown[_shown(name)] = list(_named(name, folders, is_command=word is program[0]))
+        file = Path(name.partition(":")[0]).name
+        shown[file] = list(_named(name, folders, is_command=word is program[0]))
     shown = {name: sources for name, sources in shown.items() if sources}
     packages = _foreign_packages([each for found in shown.values() for each in found], folders)
     needed = packages | _with_requirements(packages)
@@ -74,10 +75,6 @@ def read_imports(program: Sequence[str], environ: Mapping[str, str]) -> Imports:
         if not needed.isdisjoint({*framework.packages, framework.distribution})
     ]
     return Imports(", ".join(shown), frozenset(used))
-
-
-def _shown(word: str) -> str:
-    return Path(word.partition(":")[0]).name
 
 
 def _folders(words: Iterable[str], environ: Mapping[str, str]) -> list[Path]:
