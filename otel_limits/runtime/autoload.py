@@ -167,17 +167,13 @@ def _files(settings: Mapping[str, str]) -> list[tuple[Path, str]]:
     line = PTH_WITH_SETTINGS if settings else PTH
     path = autoload_file()
     kept = "".join(f"{name}={value}\n" for name, value in settings.items())
+    found = installed_entry_points().text
+    module = MODULE.read_text(encoding="utf-8").replace(FOUND.format(""), FOUND.format(found))
     return [
-        (path.with_name(MODULE.name), _module()),
+        (path.with_name(MODULE.name), module),
         *([(_settings_file(), kept)] if settings else ()),
         (path, START if _has_start_files() else line),
     ]
-
-
-def _module() -> str:
-    """Return the module with the frameworks of other distributions that are installed now."""
-    found = installed_entry_points().text
-    return MODULE.read_text(encoding="utf-8").replace(FOUND.format(""), FOUND.format(found))
 
 
 def autoloads(python: Sequence[str], environ: Mapping[str, str]) -> bool:

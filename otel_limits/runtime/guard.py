@@ -7,12 +7,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 
-from otel_limits.bindings.probing import gaps_on_disk
 from otel_limits.bindings.recognition import is_importable
-from otel_limits.bindings.third_party import BindingError, ThirdPartyFramework
+from otel_limits.bindings.third_party import BindingError
 from otel_limits.core.events import Enforcing, Event
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.secrets import redact_url
@@ -205,24 +204,6 @@ def probed(frameworks: Iterable[Framework]) -> Enforcement:
     return Enforcement(
         obstacles=(*failures, *obstacles(gaps)), fallbacks=tuple(fallback_warnings(gaps))
     )
-
-
-def read_only(frameworks: Iterable[Framework]) -> Enforcement:
-    """Look for what the frameworks lack without importing them, unless only that could show it."""
-    known: list[Gap] = []
-    unclear = []
-    broken: list[str] = []
-    for framework in frameworks:
-        if isinstance(framework, ThirdPartyFramework):
-            if (sentence := framework.obstacle_on_disk()) is not None:
-                broken.append(sentence)
-            continue
-        gaps, is_unclear = gaps_on_disk(framework)
-        known += gaps
-        if is_unclear and not gaps:
-            unclear.append(framework)
-    found = probed(unclear)
-    return replace(found, obstacles=(*obstacles(known), *found.obstacles, *broken))
 
 
 def failure(framework: Framework, action: str, error: BaseException) -> str:

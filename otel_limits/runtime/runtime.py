@@ -109,8 +109,7 @@ class Runtime:
             self._follow(settings)
             self._settings = settings  # only now, as `_follow` may fail
             self._guard.forget_failure()
-            # An error in quotas must not disable the other limits.
-            suppress_errors("quotas")(self._wiring.hold_quotas)()
+            self._hold_quotas()
         wrapt.register_post_import_hook(lambda _: self._export_state(), "prometheus_client")
         self._find_frameworks()
         # After the observers are connected, and without the lock.
@@ -290,8 +289,7 @@ class Runtime:
         document = self._policy_file.document
         self._wiring.use_document(document)
         if document.quotas and not self._wiring.has_quotas:
-            # The first quotas of the file. An error in them must not disable the other limits.
-            suppress_errors("quotas")(self._hold_quotas)()
+            self._hold_quotas()  # the first of the file
         base = document.effective(agent, base)
         return base if own is NO_OVERRIDES else base.overridden_by(own)
 
@@ -331,7 +329,9 @@ class Runtime:
             return None
         return self._wiring.unscraped()
 
+    @suppress_errors("quotas")
     def _hold_quotas(self) -> None:
+        """Apply quotas. An error in them must not disable the other limits."""
         with self._lock:
             self._wiring.hold_quotas()
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_limits.bindings.installed import missing_framework
-from otel_limits.bindings.probing import outside_supported
+from otel_limits.bindings.probing import gaps_on_disk, outside_supported
+from otel_limits.bindings.third_party import ThirdPartyFramework
 from otel_limits.cli.doctor.finding import Finding, fail, warn
 from otel_limits.runtime.autoload import OUTDATED, RENEW, installed_autoload, outdated_autoload
-from otel_limits.runtime.guard import probed, read_only
+from otel_limits.runtime.guard import Enforcement, obstacles, probed
 
 if TYPE_CHECKING:
+    from otel_limits.bindings.framework import Framework, Gap
     from otel_limits.cli.doctor.check_context import Context
 
 NOT_ENFORCED = "Limits cannot be enforced: {}"
@@ -28,11 +31,29 @@ def bindings(context: Context) -> Iterator[Finding]:
 
 def needed_names(context: Context) -> Iterator[Finding]:
     """Report what the frameworks lack."""
-    found = (probed if context.probe else read_only)(context.frameworks)
+    found = (probed if context.probe else _read_on_disk)(context.frameworks)
     for sentence in found.fallbacks:
         yield warn("frameworks", f"{sentence} Limits are still enforced.")
     for sentence in found.obstacles:
         yield fail("frameworks", NOT_ENFORCED.format(sentence))
+
+
+def _read_on_disk(frameworks: Sequence[Framework]) -> Enforcement:
+    """Look for what the frameworks lack without importing them, unless only that could show it."""
+    known: list[Gap] = []
+    unclear = []
+    broken: list[str] = []
+    for framework in frameworks:
+        if isinstance(framework, ThirdPartyFramework):
+            if (sentence := framework.obstacle_on_disk()) is not None:
+                broken.append(sentence)
+            continue
+        gaps, is_unclear = gaps_on_disk(framework)
+        known += gaps
+        if is_unclear and not gaps:
+            unclear.append(framework)
+    found = probed(unclear)
+    return replace(found, obstacles=(*obstacles(known), *found.obstacles, *broken))
 
 
 def releases(context: Context) -> Iterator[Finding]:
