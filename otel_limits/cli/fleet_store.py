@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.cli.command import refuse
+from otel_limits.core.errors import ConfigurationError
 from otel_limits.quotas.store import StoreError, StorePlace
 from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
-from otel_limits.settings.policy.file import PolicyFile
+from otel_limits.settings.policy.file import valid_document
 from otel_limits.settings.settings_reader import read_settings
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], i
     def call(options: Namespace) -> int:
         try:
             command(options)
+        except ConfigurationError as error:
+            return refuse(error.mistakes)
         except ValueError as error:
             return refuse([str(error)])
         except StoreError as error:
@@ -42,14 +45,10 @@ def known_quotas() -> list[Quota]:
     """Return the quotas of the policy file.
 
     Raises:
-        ValueError: It has none, or is invalid.
+        ConfigurationError: It contains mistakes.
+        ValueError: It has none.
     """
-    settings = read_settings().settings
-    policy = PolicyFile(settings.policy_path)
-    if policy.mistakes:
-        # One line per mistake, with the prefix of all lines on standard error.
-        raise ValueError("\notel-limits: ".join(policy.mistakes))
-    quotas = [entry.value for entry in policy.document.quotas.values()]
+    quotas = [entry.value for entry in valid_document().quotas.values()]
     if not quotas:
         raise ValueError("No quotas found. Set OTEL_LIMITS_POLICY to a policy file with quotas.")
     return quotas

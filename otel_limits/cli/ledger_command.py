@@ -23,7 +23,7 @@ from otel_limits.cli.ledger_options import (
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import pluralize
-from otel_limits.settings.policy.file import PolicyFile
+from otel_limits.settings.policy.file import valid_document
 from otel_limits.settings.settings_reader import read_settings
 
 HELP: Final = """\
@@ -144,7 +144,7 @@ def export_focus(arguments: Namespace) -> int:
             "FOCUS needs a billing account. Set its ID, e.g. "
             "OTEL_LIMITS_BILLING_ACCOUNT=123456789012"
         )
-    prices = Prices(PolicyFile(settings.policy_path).document.price_list())
+    prices = Prices(valid_document().price_list())
     with open_query(arguments) as inquiry:
         inquiry.require_known()
         found = focus.Charges()
@@ -175,7 +175,7 @@ def import_spans(arguments: Namespace) -> int:
 
     # By the current price list, as imported calls have no prices.
     settings = read_settings().settings
-    prices = Prices(PolicyFile(settings.policy_path).document.price_list())
+    prices = Prices(valid_document().price_list())
     with open_ledger(arguments, create=True) as database, working("Importing") as work:
         done = import_files(database, arguments.files, settings.audit_keys, prices, work)
     # On standard error if nothing was imported: scripts see the exit status, people the reason.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from otel_limits.audit.question import AuditQuery, Option
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import working
-from otel_limits.core.errors import LedgerError
+from otel_limits.core.errors import ConfigurationError, LedgerError
 from otel_limits.settings import ledgers
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def report_ledger_errors(call: Callable[[Namespace], int]) -> Callable[[Namespac
             return call(arguments)
         except LedgerError as error:
             return refuse([str(error)])
+        except ConfigurationError as error:
+            return refuse(error.mistakes)
 
     return call_or_refuse
 

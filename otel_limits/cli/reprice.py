@@ -11,8 +11,7 @@ from otel_limits.cli.ledger_options import add_ledger_command, add_option, open_
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import pluralize
-from otel_limits.settings.policy.file import PolicyFile
-from otel_limits.settings.settings_reader import read_settings
+from otel_limits.settings.policy.file import valid_document
 
 if TYPE_CHECKING:
     from otel_limits.core.pricing import Prices
@@ -48,14 +47,12 @@ def _present_prices() -> Prices:
     """Read the current prices.
 
     Raises:
-        LedgerError: The policy file is invalid, or there are no prices.
+        ConfigurationError: The policy file contains mistakes.
+        LedgerError: There are no prices.
     """
     from otel_limits.core.pricing import MISSING, Prices
 
-    policy = PolicyFile(read_settings().settings.policy_path)
-    if policy.mistakes:
-        raise LedgerError(" ".join(policy.mistakes))
-    prices = Prices(policy.document.price_list())
+    prices = Prices(valid_document().price_list())
     if not prices.available:
         raise LedgerError(f"Pricing {MISSING}")
     return prices

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.events import PolicyRead
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import Policy
@@ -20,6 +21,7 @@ from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings.policy.changeable import CHANGEABLE, is_changeable, is_shared
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
+from otel_limits.settings.settings_reader import read_settings
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Overrides
@@ -181,6 +183,18 @@ def _loosened(before: Document, after: Document, base: Policy) -> tuple[str, ...
         for name in names
         for what in after.effective(name, base).loosened(before.effective(name, base))
     )
+
+
+def valid_document() -> Document:
+    """Return the content of the policy file of this process, for a command that needs it.
+
+    Raises:
+        ConfigurationError: It contains mistakes.
+    """
+    policy_file = PolicyFile(read_settings().settings.policy_path)
+    if policy_file.mistakes:
+        raise ConfigurationError(policy_file.mistakes)
+    return policy_file.document
 
 
 def price_mistakes(policy: Policy | Overrides, document: Document) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from otel_limits import enable
 from otel_limits.cli.parser import main
 from otel_limits.testing import ScriptedModel, says
+from tests.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,11 +132,32 @@ def test_unknowable_price_stays_unpriced(
     )
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("reprice",),
+        ("import", str(ROOT / "tests/emitters/strands.jsonl")),
+        ("export", "--focus"),
+    ],
+    ids=lambda command: command[0],
+)
 def test_a_mistake_in_the_policy_file_is_a_refusal(
-    recorded: LedgerFile, policy: Path, capsys: pytest.CaptureFixture[str]
+    command: tuple[str, ...],
+    recorded: LedgerFile,
+    policy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nothing is priced by half of it."""
-    policy.write_text("models: {scripted: {price: {input: 1}}}\n")
-    assert main(["ledger", "reprice"]) == 2
-    assert "needs output" in capsys.readouterr().err
-    assert {call["price_pico"] for call in recorded.calls()} == {None}
+    """Nothing is priced by half of it, or by the list instead."""
+    monkeypatch.setenv("OTEL_LIMITS_BILLING_ACCOUNT", "123456789012")
+    policy.write_text("models: {scripted: {price: {input: 1}}}\nagent: {}\n")
+    calls = recorded.calls()
+    assert main(["ledger", *command]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        f'otel-limits: {policy}:1: models["scripted"].price needs output: USD per million output '
+        "tokens.\n"
+        f"otel-limits: {policy}:2: Unknown key agent. Did you mean agents?\n"
+    )
+    assert recorded.calls() == calls
