@@ -149,9 +149,7 @@ class RunRegistry(Services):
         _, run.task_scope = current_scope()
         if span_id and not unsampled:
             self.spans.begin(span_id, run)
-        # Inlined here and in three places below, because a function call may fail. The invocation
-        # is then started once more, and the first one must not be active or counted yet, since it
-        # would never end.
+        # Only now: after an error above, nothing would end an active invocation.
         with self.lock:
             for budget in run.budgets.all:
                 budget.members += 1
