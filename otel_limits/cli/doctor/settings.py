@@ -6,6 +6,7 @@ import errno
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
@@ -203,13 +204,11 @@ def prices(context: Context) -> Iterator[Finding]:
 
 def port(context: Context) -> Iterator[Finding]:
     """Report whether the metrics port can be served."""
-    yield _port(context.settings)
-
-
-def _port(settings: Settings) -> Finding:
-    host, port = settings.prometheus_host, settings.prometheus_port
+    host, port = context.settings.prometheus_host, context.settings.prometheus_port
     if port is None:
-        return skipped("metrics port", "OTEL_LIMITS_PROMETHEUS_PORT is not set.")
+        yield skipped("metrics port", "OTEL_LIMITS_PROMETHEUS_PORT is not set.")
+        return
+    shown = f"{redact_url(host)} port {port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
@@ -220,18 +219,13 @@ def _port(settings: Settings) -> Finding:
     except (OSError, UnicodeError) as error:
         if getattr(error, "errno", None) == errno.EADDRINUSE and _is_served(host, port):
             # E.g. by the agents of this container.
-            return ok(
-                "metrics port",
-                f"{redact_url(host)} port {port} is already served by a process with otel-limits.",
-                PORT_IS_TAKEN,
-            )
-        reason = getattr(error, "strerror", None) or error
-        return fail(
-            "metrics port",
-            f"Cannot listen on {redact_url(host)} port {port}: {reason}.",
-            PORT_IS_TAKEN,
-        )
-    return ok("metrics port", f"{redact_url(host)} port {port} is free.")
+            text = f"{shown} is already served by a process with otel-limits."
+            yield ok("metrics port", text, PORT_IS_TAKEN)
+        else:
+            reason = getattr(error, "strerror", None) or error
+            yield fail("metrics port", f"Cannot listen on {shown}: {reason}.", PORT_IS_TAKEN)
+    else:
+        yield ok("metrics port", f"{shown} is free.")
 
 
 def _is_served(host: str, port: int) -> bool:
@@ -289,33 +283,33 @@ def spilled(context: Context) -> Iterator[Finding]:
 
 def store(context: Context) -> Iterator[Finding]:
     """Report whether the quota store does what agents need."""
-    yield _store(context.settings)
-
-
-def _store(settings: Settings) -> Finding:
-    timeout = settings.quota_store_timeout
-    place = StorePlace(settings.quota_store, timeout, settings.quota_namespace)
+    place = _place(context.settings)
     if not is_shared(place.url):
-        return skipped("quota store", "Quotas are counted separately in each process.")
+        yield skipped("quota store", "Quotas are counted separately in each process.")
+        return
     try:
-        store = open_shared_store(place)
-        try:
-            problem = version_problem(store)
-            seconds = 0.0 if problem else _round_trip(store)
-        finally:
-            store.close()
+        with closing(open_shared_store(place)) as opened:
+            problem = version_problem(opened)
+            seconds = 0.0 if problem else _round_trip(opened)
     except StoreError as error:
-        return fail(
+        yield fail(
             "quota store",
             f"Unavailable: {error}.",
             "Check OTEL_LIMITS_QUOTA_STORE, and that its user can write keys and run scripts.",
         )
+        return
+    text = f"Round trip: {seconds * 1000:.1f} ms (timeout: {place.timeout * 1000:.0f} ms)."
     if problem:
-        return fail("quota store", f"Unsupported: {problem}")
-    text = f"Round trip: {seconds * 1000:.1f} ms (timeout: {timeout * 1000:.0f} ms)."
-    if seconds > timeout / 2:
-        return fail("quota store", text, "Move the store closer, or calls will often time out.")
-    return ok("quota store", text)
+        yield fail("quota store", f"Unsupported: {problem}")
+    elif seconds > place.timeout / 2:
+        advice = "Move the store closer, or calls will often time out."
+        yield fail("quota store", text, advice)
+    else:
+        yield ok("quota store", text)
+
+
+def _place(settings: Settings) -> StorePlace:
+    return StorePlace(settings.quota_store, settings.quota_store_timeout, settings.quota_namespace)
 
 
 def _round_trip(store: SharedStore) -> float:
@@ -332,45 +326,37 @@ def _round_trip(store: SharedStore) -> float:
 
 def permissions(context: Context) -> Iterator[Finding]:
     """Report a quota store that is too old, or whose user lacks permissions."""
-    if context.document.quotas and not context.reading.mistakes:
-        warnings, wrong = store_mistakes(context.settings)
-        yield from (warn("permissions", sentence) for sentence in warnings)
-        yield from (fail("permissions", sentence) for sentence in wrong)
-
-
-def store_mistakes(settings: Settings) -> tuple[list[str], list[str]]:
-    """Test the quota store's version and its user's permissions; return warnings and mistakes."""
-    if not is_shared(settings.quota_store):
-        return [], []
-    place = StorePlace(settings.quota_store, settings.quota_store_timeout, settings.quota_namespace)
-    store = open_shared_store(place)
-    try:
-        missing = store.missing_rights() if isinstance(store, Diagnoses) else []
-        problem = version_problem(store)
-    except StoreAuthenticationError as error:
-        sentence = f"authentication failed ({redact_url(str(error))})"
-        return [], [f"OTEL_LIMITS_QUOTA_STORE: {sentence}. Check its user and password."]
-    except StoreError as error:
-        return [f"Quota store unavailable ({error}); permissions not tested."], []
-    else:
-        wrong = [f"OTEL_LIMITS_QUOTA_STORE: {problem}"] if problem else []
-        if not missing:
-            return cannot_write(store), wrong
-    finally:
-        store.close()
+    place = _place(context.settings)
+    has_quotas = context.document.quotas and not context.reading.mistakes
+    if not (has_quotas and is_shared(place.url)):
+        return
+    variable = "OTEL_LIMITS_QUOTA_STORE"
+    with closing(open_shared_store(place)) as opened:
+        try:
+            missing = opened.missing_rights() if isinstance(opened, Diagnoses) else []
+            problem = version_problem(opened)
+        except StoreAuthenticationError as error:
+            sentence = f"authentication failed ({redact_url(str(error))})"
+            yield fail("permissions", f"{variable}: {sentence}. Check its user and password.")
+            return
+        except StoreError as error:
+            sentence = f"Quota store unavailable ({error}); permissions not tested."
+            yield warn("permissions", sentence)
+            return
+        try:
+            # It may be full, or a read-only replica.
+            if not missing:
+                opened.check()
+        except StoreError as error:
+            sentence = "Until it is writable, each quota follows its on_store_error"
+            yield warn("permissions", f"Cannot write to the quota store ({error}). {sentence}.")
     rule = f"Run on the server: ACL SETUSER <user> {' '.join(missing)}"
     # Quotas work without these.
-    if all(each == "+subscribe" or each.startswith("&") for each in missing):
+    is_optional = all(each == "+subscribe" or each.startswith("&") for each in missing)
+    if missing and is_optional:
         sentence = "cannot subscribe; polling once a second for kills and freed quota"
-        return [f"OTEL_LIMITS_QUOTA_STORE: {sentence}. {rule}"], wrong
-    return [], [*wrong, f"OTEL_LIMITS_QUOTA_STORE: its user lacks permissions. {rule}"]
-
-
-def cannot_write(store: SharedStore) -> list[str]:
-    """Return a warning if a store is full or a read-only replica."""
-    try:
-        store.check()
-    except StoreError as error:
-        sentence = "Until it is writable, each quota follows its on_store_error"
-        return [f"Cannot write to the quota store ({error}). {sentence}."]
-    return []
+        yield warn("permissions", f"{variable}: {sentence}. {rule}")
+    if problem:
+        yield fail("permissions", f"{variable}: {problem}")
+    if not is_optional:
+        yield fail("permissions", f"{variable}: its user lacks permissions. {rule}")
