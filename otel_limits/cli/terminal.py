@@ -21,8 +21,6 @@ PLAIN_WIDTH: Final = 100
 """Width of tables if there is no terminal."""
 PATIENCE_SECONDS: Final = 1.0
 """Delay before a progress bar appears."""
-EVERY: Final = 500
-"""Steps between updates of the bar."""
 
 T = TypeVar("T")
 
@@ -72,12 +70,8 @@ class Bar:
 
     def through(self, items: Iterable[T], total: int | None = None) -> Iterator[T]:
         """Yield `items`, each a step of `total`."""
-        self._progress.update(self._task, total=total)
-        for number, item in enumerate(items):
-            # Updating the bar takes longer than most steps.
-            if number % EVERY == 0:
-                self._progress.update(self._task, completed=number)
-            yield item
+        # In intervals, because updating the bar takes longer than most steps.
+        return iter(self._progress.track(items, total=total, task_id=self._task))
 
 
 class NoProgress:

@@ -174,13 +174,7 @@ def shortened(text: str, width: int, *, keep_beginning: bool = False) -> str:
 
 
 def _beginning(text: str, width: int) -> str:
-    kept, used = [], 0
-    for character in text:
-        used += cell_len(character)
-        if used > width:
-            break
-        kept.append(character)
-    return "".join(kept)
+    return chop_cells(text, width)[0] if width > 0 else ""
 
 
 def wrapped(text: str, width: int) -> list[str]:
