@@ -9,6 +9,9 @@ from typing import Final, Protocol, TypeVar
 
 T = TypeVar("T")
 
+STEPS: Final = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
+"""Sizes and their suffixes."""
+
 LETTERS_PER_MISTAKE: Final = 4
 """A short name may have one mistake, one of eight letters two: `colour` does not mean `hour`."""
 
@@ -43,6 +46,15 @@ def shortest(number: float | Decimal) -> str:
         return str(number)
     digits = f"{number:f}"
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+def abbreviated(number: float) -> str:
+    """Return a number in at most five characters, e.g. `1.23M`."""
+    for size, suffix in STEPS:
+        # After rounding: 999.7 thousand is 1M, not 1000k.
+        if number >= size * 0.9995:
+            return f"{number / size:.3g}{suffix}"
+    return f"{number:.3g}"
 
 
 def closest_match(name: str, known: Collection[str]) -> str | None:

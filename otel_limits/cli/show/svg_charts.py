@@ -9,6 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.audit.formatting import money, written
+from otel_limits.core.wording import abbreviated
 
 if TYPE_CHECKING:
     from otel_limits.audit.answer import CellKind, Chart, ChartSeries, Mark
@@ -43,7 +44,7 @@ HATCHES: Final = {
 """Patterns over the colors of series, as 8 by 8 tiles, so that no series is identified by color
 alone; the first is plain."""
 
-SUFFIXES: Final = ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "k"))
+THOUSAND: Final = 1_000
 
 
 def draw(chart: Chart) -> str:
@@ -90,9 +91,8 @@ def nice_top(highest: float, *, whole: bool) -> float:
 def short(value: float, kind: CellKind) -> str:
     """Format a value for an axis, as short as possible."""
     sign = "$" if kind == "money" else ""
-    for size, suffix in SUFFIXES:
-        if abs(value) >= size:
-            return f"{sign}{value / size:.3g}{suffix}"
+    if value >= THOUSAND:
+        return sign + abbreviated(value)
     if not sign:
         return f"{value:g}"
     return f"${value:.2f}" if CENT <= value != int(value) else f"${value:.3g}"

@@ -12,27 +12,23 @@ from rich.text import Text
 
 from otel_limits.audit.formatting import UNKNOWN
 from otel_limits.cli.show.layout import printable, shortened
+from otel_limits.core.wording import abbreviated
 from otel_limits.top.fleet import NEAR_END
 
 if TYPE_CHECKING:
     from otel_limits.top.fleet import AgentRow, CapShare
 
-STEPS: Final = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 FULL: Final = "█"
 EMPTY: Final = "░"
 CENT: Final = 0.01
+THOUSAND: Final = 1_000
+"""From here on, cents are left out."""
 
 
 def count(number: float | None) -> str:
     """Format a number in at most five characters; a dash if unknown."""
-    if number is None:
-        return UNKNOWN
-    for size, suffix in STEPS:
-        # After rounding: 999.7 thousand is 1M, not 1000k.
-        if number >= size * 0.9995:
-            return f"{number / size:.3g}{suffix}"
-    return f"{number:.3g}"
+    return UNKNOWN if number is None else abbreviated(number)
 
 
 def usd(amount: float | None, *, at_least: bool = False) -> str:
@@ -40,7 +36,7 @@ def usd(amount: float | None, *, at_least: bool = False) -> str:
     if amount is None:
         return UNKNOWN
     sign = "≥$" if at_least else "$"
-    if amount >= STEPS[-1][0]:
+    if amount >= THOUSAND:
         return f"{sign}{count(amount)}"
     if 0 < amount < CENT:
         return f"<{sign}0.01" if not at_least else f"{sign}0.00"

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.cells import cell_len
 
+from otel_limits.audit.answer import Chart, ChartSeries
 from otel_limits.audit.formatting import UNKNOWN
+from otel_limits.cli.show.svg_charts import draw as draw_chart
 from otel_limits.cli.top.columns import bar, count, percent, usd
 from otel_limits.cli.top.screen import draw, page
 from otel_limits.cli.top.view import ORDERS, View, press
@@ -217,6 +219,19 @@ def test_a_file_has_every_row() -> None:
 def test_a_number_has_five_characters_at_most(number: float | None, text: str) -> None:
     """Three digits and a suffix."""
     assert count(number) == text
+
+
+def test_charts_abbreviate_numbers_like_top() -> None:
+    """Also those that round to the next suffix, without an exponent."""
+    bars = Chart(
+        name="tokens",
+        title="Tokens",
+        labels=["coder", "critic"],
+        series=[ChartSeries("Input", [999_700, 1_234])],
+        horizontal=True,
+    )
+    values = re.findall(r'class="value"[^>]*>([^<]*)<', draw_chart(bars))
+    assert values == [count(999_700), count(1_234)] == ["1M", "1.23k"]
 
 
 @pytest.mark.parametrize(
