@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from otel_limits.settings.policy import policy_schema
-from tests import pages, picture, readme, surface
+from tests import pages, picture, policy_schema, readme, surface
 from tests.top import picture as top_picture
 
 

@@ -19,9 +19,9 @@ from otel_limits.core.errors import limit_reached
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach, Caps, Limit
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import WHY
-from otel_limits.settings.policy.policy_schema import PATH
 from otel_limits.settings.table import SETTINGS
 from tests.paths import ROOT
+from tests.policy_schema import PATH
 from tests.unit.test_every_limit import CASES
 
 if TYPE_CHECKING:

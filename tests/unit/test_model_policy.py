@@ -16,9 +16,9 @@ from otel_limits.core.price import Price, PriceTier, Quote
 from otel_limits.core.pricing import PriceOverride, Prices
 from otel_limits.core.terms import PricingTerms, billable_call
 from otel_limits.core.usage import Usage
-from otel_limits.settings.policy.policy_schema import schema
 from otel_limits.settings.policy.reader import parse
 from otel_limits.testing import ScriptedModel, endless, uses
+from tests.policy_schema import schema
 from tests.price_list import listed
 
 if TYPE_CHECKING:

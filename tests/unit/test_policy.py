@@ -41,11 +41,11 @@ from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.policy.document import NO_DOCUMENT, SECTION_KEYS, Document
 from otel_limits.settings.policy.file import PolicyFile
-from otel_limits.settings.policy.policy_schema import schema
 from otel_limits.settings.policy.reader import parse
 from otel_limits.settings.settings_reader import read_settings
 from otel_limits.testing import FakeTime, ScriptedModel, endless, says, uses
 from tests.paths import ROOT
+from tests.policy_schema import schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,22 +1,19 @@
-"""Generates the JSON Schema of the policy file.
+"""The JSON Schema of the policy file, from the models that check the file.
 
-`python -m tests.generate schema` writes it.
-
-Editors use it to complete keys and mark mistakes. It is generated from the models that check the
-file.
+Editors use it to complete keys and mark mistakes. `python -m tests.generate schema` writes it into
+the package.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, Final
 
 from otel_limits.quotas.section import schema as quotas_schema
 from otel_limits.settings.policy.models import File
+from tests.paths import ROOT
 
-PATH: Final = Path(__file__).parents[2] / "policy.schema.json"
-"""Its path in the package."""
+PATH: Final = ROOT / "otel_limits/policy.schema.json"
 
 
 def schema() -> dict[str, Any]:
@@ -31,7 +28,7 @@ def schema() -> dict[str, Any]:
 
 
 def write() -> None:
-    """Write it into the package."""
+    """Write it."""
     PATH.write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
 
 
