@@ -11,6 +11,7 @@ For LangChain, with `create_agent(ScriptedChatModel(endless(uses("search"))), [s
 OpenAI Agents SDK, with `Agent("boss", model=ScriptedAgentsModel(endless(uses("search"))))`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.bindings.installed import require
@@ -40,21 +41,17 @@ __all__ = [
 ]
 
 
+MODELS = {
+    "ScriptedModel": (STRANDS, "strands.scripted_model"),
+    "ScriptedChatModel": (LANGCHAIN, "langchain.scripted_chat_model"),
+    "ScriptedAgentsModel": (OPENAI_AGENTS, "openai_agents.scripted_agents_model"),
+}
+
+
 def __getattr__(name: str) -> Any:
     """Import a model on first use, as only one framework may be installed."""
-    if name == "ScriptedModel":
-        require(STRANDS, f"otel_limits.testing.{name}")
-        from otel_limits.bindings.strands.scripted_model import ScriptedModel
-
-        return ScriptedModel
-    if name == "ScriptedChatModel":
-        require(LANGCHAIN, f"otel_limits.testing.{name}")
-        from otel_limits.bindings.langchain.scripted_chat_model import ScriptedChatModel
-
-        return ScriptedChatModel
-    if name == "ScriptedAgentsModel":
-        require(OPENAI_AGENTS, f"otel_limits.testing.{name}")
-        from otel_limits.bindings.openai_agents.scripted_agents_model import ScriptedAgentsModel
-
-        return ScriptedAgentsModel
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in MODELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    framework, module = MODELS[name]
+    require(framework, f"otel_limits.testing.{name}")
+    return getattr(import_module(f"otel_limits.bindings.{module}"), name)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import secrets
 import sys
+import tempfile
 from argparse import REMAINDER, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from otel_limits.bindings.known import know_installed
 from otel_limits.cli.command import add_command, refuse, without_separator
 from otel_limits.cli.isolation import is_other_program, isolation_problem
-from otel_limits.cli.launch import replace_process
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import BOOLEAN, CAP, SWITCHABLE_CAP, WHOLE_NUMBER
-from otel_limits.settings.children import HANDED, environment_for_run
+from otel_limits.settings.children import HANDED, NOTE, environment_for_run
 from otel_limits.settings.ledgers import LEDGER_VARIABLE, default_ledger
 from otel_limits.settings.policy.file import PolicyFile, policy_mistakes
 from otel_limits.settings.settings_reader import read_settings
@@ -45,6 +47,10 @@ REFUSAL: Final = (
     "OTEL_LIMITS_STRICT is set. Start that Python with otel-limits run, or call "
     "otel_limits.enable() in its code."
 )
+
+NOT_FOUND: Final = 127
+NOT_EXECUTABLE: Final = 126
+"""Exit statuses, as of a shell."""
 
 LOOPS: Final = r"max_(consecutive|identical|repeated|no_progress)_\w+"
 
@@ -121,6 +127,23 @@ def run(options: Namespace) -> int:
     # Returns only if the program cannot be started.
     status, sentence = replace_process(command, environment_for_run(inherited, variables))
     return refuse([sentence], status)
+
+
+def replace_process(command: list[str], environ: Mapping[str, str]) -> tuple[int, str]:
+    """Replace this process with the program, so signals and exit status are its own.
+
+    Returns:
+        Exit status and error message, only if the program cannot be started.
+    """
+    note = ""  # unless a file can be written
+    with contextlib.suppress(OSError):
+        note = str(Path(tempfile.gettempdir(), f"otel-limits-run-{secrets.token_hex(8)}"))
+    try:
+        os.execvpe(command[0], command, {**environ, NOTE: note})  # noqa: S606  the user's own
+    except FileNotFoundError:
+        return NOT_FOUND, f"{command[0]}: command not found."
+    except OSError as error:
+        return NOT_EXECUTABLE, f"Cannot start {command[0]}: {error.strerror}."
 
 
 def given_options(options: Namespace) -> list[tuple[Setting, str]]:
