@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.ledger import files
@@ -14,6 +13,8 @@ from otel_limits.ledger.insertion import write_rows
 from otel_limits.ledger.schema_version import require_version
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import sqlalchemy as sa
 
     from otel_limits.ledger.address import Address
@@ -71,17 +72,13 @@ class Database:
             require_version(connection)
             return write_rows(connection, rows)
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[sa.Connection]:
+    def reading(self) -> AbstractContextManager[sa.Connection]:
         """Open a connection for queries."""
-        with self.engine().connect() as connection:
-            yield connection
+        return self.engine().connect()
 
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[sa.Connection]:
+    def changing(self) -> AbstractContextManager[sa.Connection]:
         """Open a transaction, committed at the end."""
-        with writing(self.engine()) as connection:
-            yield connection
+        return writing(self.engine())
 
     def engine(self) -> sa.Engine:
         """Return the engine, opened on first use, with its tables."""

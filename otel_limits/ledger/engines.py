@@ -78,7 +78,7 @@ def make_engine(address: Address) -> sa.Engine:
             isolation_level=None,  # the driver's own transactions begin too late
         ),
     )
-    sa.event.listen(engine, "connect", _set_up_or_close)
+    sa.event.listen(engine, "connect", _set_up_sqlite)
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -147,23 +147,19 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _set_up_or_close(connection: Any, record: object) -> None:
-    """Set up a new connection. SQLAlchemy would only drop one that cannot be, and Python warn."""
+def _set_up_sqlite(connection: Any, _: object) -> None:
     try:
-        _set_up_sqlite(connection, record)
+        # With a write-ahead log, only FULL syncs each commit. NORMAL, the default of some builds,
+        # keeps the file consistent in a power failure, but loses the last commits.
+        connection.execute("PRAGMA synchronous = FULL")
+        # 64 MiB: the log is truncated to this after a larger transaction, such as an import.
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        # As in PostgreSQL, so patterns mean the same in both.
+        connection.execute("PRAGMA case_sensitive_like = ON")
     except BaseException:
+        # SQLAlchemy would only drop it, and Python warn.
         connection.close()
         raise
-
-
-def _set_up_sqlite(connection: Any, _: object) -> None:
-    # With a write-ahead log, only FULL syncs each commit. NORMAL, the default of some builds, keeps
-    # the file consistent in a power failure, but loses the last commits.
-    connection.execute("PRAGMA synchronous = FULL")
-    # 64 MiB: the log is truncated to this after a larger transaction, such as an import.
-    connection.execute("PRAGMA journal_size_limit = 67108864")
-    # As in PostgreSQL, so patterns mean the same in both.
-    connection.execute("PRAGMA case_sensitive_like = ON")
 
 
 def _set_up_file(engine: sa.Engine) -> None:
@@ -176,20 +172,15 @@ def _set_up_file(engine: sa.Engine) -> None:
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Enable concurrent readers. Another process may be doing the same right now."""
+    """Enable concurrent readers, where the file system supports it."""
     deadline = time.monotonic() + BUSY_SECONDS
-    while not _has_write_ahead_log(connection):
-        if time.monotonic() > deadline:
-            raise sqlite3.OperationalError("write-ahead logging cannot be enabled")
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            # Another process may be doing the same right now, and SQLite does not queue for this.
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+        else:
+            return
         time.sleep(BUSY_SECONDS / 100)
-
-
-def _has_write_ahead_log(connection: sqlite3.Connection) -> bool:
-    """Enable it. SQLite does not queue for this, and a file system may not support it."""
-    try:
-        connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    except sqlite3.OperationalError as error:
-        if "locked" in str(error):
-            return False
-        raise
-    return True

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 MAGIC: Final = b"SQLite format 3\x00"
 LOG_HEADER_BYTES: Final = 32
 MOVED: Final = "The ledger changed during the query. Try again."
-SET_UP: Final = ("PRAGMA case_sensitive_like = ON",)
 
 ADDS_EXACTLY: Final = "otel_limits_adds_exactly"
 """Marks a connection whose sums have no bound; those of another one would."""
@@ -39,7 +38,9 @@ def open_for_query(address: Address) -> Iterator[tuple[sa.Connection, WaitingRow
     """
     waiting = WaitingRows()
     if SpillFiles(address).files():
-        _refuse_other_version(address)
+        # Before rows are written to it. If it moved, a process of this version has opened it.
+        with contextlib.suppress(LedgerMovedError), contextlib.ExitStack() as stack:
+            has_tables(_connection(address, stack, has_spilled=True))
         waiting = restore_waiting_rows(address)
     with contextlib.ExitStack() as stack:
         connection = _connection(address, stack, has_spilled=bool(waiting.files))
@@ -48,13 +49,6 @@ def open_for_query(address: Address) -> Iterator[tuple[sa.Connection, WaitingRow
             connection = _connected(_empty_engine(), stack)
         require_tables(connection, address)
         yield connection, waiting
-
-
-def _refuse_other_version(address: Address) -> None:
-    """Check that a ledger with spill files, which may have no tables yet, is of this version."""
-    # If it moved, a process of this version has opened it.
-    with contextlib.suppress(LedgerMovedError), contextlib.ExitStack() as stack:
-        has_tables(_connection(address, stack, has_spilled=True))
 
 
 def _connection(
@@ -70,8 +64,11 @@ def _connection(
     # A full disk leaves an empty file of a new ledger.
     if (not file.exists() or not file.stat().st_size) and has_spilled:
         return _connected(_empty_engine(), stack)
-    require_ledger_file(address)
-    return _connected(_file_engine(file, stack), stack)
+    _require_ledger_file(file, address)
+    connect = _open_strategy(file, stack)
+    engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.pool.QueuePool)
+    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    return _connected(engine, stack)
 
 
 def _connected(engine: sa.Engine, stack: contextlib.ExitStack) -> sa.Connection:
@@ -87,15 +84,12 @@ def _empty_engine() -> sa.Engine:
     return engine
 
 
-def require_ledger_file(address: Address) -> None:
+def _require_ledger_file(file: Path, address: Address) -> None:
     """Check that a file exists and is a database.
 
     Raises:
         LedgerError: There is none.
     """
-    file = address.file
-    if file is None:
-        return
     if not file.exists():
         raise LedgerError(
             f"No ledger found at {address}. Set one with --ledger or OTEL_LIMITS_LEDGER."
@@ -129,12 +123,9 @@ def require_ledger(address: Address) -> None:
     Raises:
         LedgerError: There is none.
     """
-    require_ledger_file(address)
     # Another process may open it at the same time, which does not change its version.
     with contextlib.suppress(LedgerMovedError), contextlib.ExitStack() as stack:
-        engine = make_engine(address) if address.file is None else _file_engine(address.file, stack)
-        stack.callback(engine.dispose)
-        require_tables(stack.enter_context(engine.connect()), address)
+        require_tables(_connection(address, stack, has_spilled=False), address)
 
 
 def require_tables(connection: sa.Connection, address: Address) -> None:
@@ -152,13 +143,6 @@ def require_tables(connection: sa.Connection, address: Address) -> None:
 # --- read-only SQLite ----------------------------------------------------------------------------
 
 
-def _file_engine(file: Path, stack: contextlib.ExitStack) -> sa.Engine:
-    connect = _open_strategy(file, stack)
-    engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.pool.QueuePool)
-    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
-    return engine
-
-
 def _open_strategy(file: Path, stack: contextlib.ExitStack) -> Any:
     """Choose how to open a file: with a write-ahead log, SQLite needs auxiliary files."""
 
@@ -171,8 +155,7 @@ def _open_strategy(file: Path, stack: contextlib.ExitStack) -> Any:
             isolation_level=None,
         )
         try:
-            for statement in SET_UP:
-                connection.execute(statement)
+            connection.execute("PRAGMA case_sensitive_like = ON")
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except BaseException:
             connection.close()
