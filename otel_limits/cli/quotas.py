@@ -116,7 +116,7 @@ def settle_for_killed_workers(store: SharedStore) -> int:
     ledger = recorded_ledger()
     if ledger is None or not isinstance(store, NotesExpired):
         return 0
-    from otel_limits.ledger.queries import charges_in
+    from otel_limits.ledger.quota_usage import charges_in
 
     return settle_expired(store, functools.partial(charges_in, ledger))
 

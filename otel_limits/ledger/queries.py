@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import sqlalchemy as sa
 
-from otel_limits.core.errors import LedgerError
 from otel_limits.core.events import HALTED
-from otel_limits.ledger.engines import DatabaseError
-from otel_limits.ledger.reading import open_for_query
 from otel_limits.ledger.rows import LOST, MAX_INTEGER, UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
     CALL_TOKENS,
@@ -27,9 +23,6 @@ from otel_limits.ledger.schema import (
 from otel_limits.ledger.selection import WOULD_BE, Joins, Selection
 from otel_limits.ledger.spending import SUMS, columns_for, grouped, keyed
 from otel_limits.ledger.totals import COST
-
-if TYPE_CHECKING:
-    from otel_limits.ledger.address import Address
 
 PORTION: Final = 1_000
 """Rows fetched together: few enough to stay in the processor's cache until they are read. Fetching
@@ -268,25 +261,6 @@ def turns_by_day(
 
 
 # --- quotas ---------------------------------------------------------------------------------------
-
-
-def charges_in(address: Address, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Return those of `operations` that are in a ledger, with their quota charges.
-
-    An unreadable ledger returns none: it is queried again later.
-    """
-    statement = (
-        sa.select(CALLS.quota_operation, CALLS.quota_charges)
-        .where(CALLS.quota_operation.in_(operations))
-        .order_by(CALLS.number)
-    )
-    with (
-        contextlib.suppress(LedgerError, DatabaseError, OSError),
-        open_for_query(address) as (connection, _),
-    ):
-        # Read before the ledger is closed, which a generator would defer.
-        return {each[0]: each[1] for each in connection.execute(statement)}.items()
-    return ()
 
 
 def quota_changes(connection: sa.Connection, selection: Selection) -> Sequence[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
@@ -36,6 +37,25 @@ class ChargedCall(NamedTuple):
     """Seconds since the epoch."""
     operation: str
     charges: str
+
+
+def charges_in(address: Address, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Return those of `operations` that are in a ledger, with their quota charges.
+
+    An unreadable ledger returns none: it is queried again later.
+    """
+    statement = (
+        sa.select(CALLS.quota_operation, CALLS.quota_charges)
+        .where(CALLS.quota_operation.in_(operations))
+        .order_by(CALLS.number)
+    )
+    with (
+        contextlib.suppress(LedgerError, DatabaseError, OSError),
+        open_for_query(address) as (connection, _),
+    ):
+        # Read before the ledger is closed, which a generator would defer.
+        return {each[0]: each[1] for each in connection.execute(statement)}.items()
+    return ()
 
 
 def charges_between(address: Address, since: float, until: float) -> Iterator[ChargedCall]:

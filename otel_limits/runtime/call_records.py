@@ -36,7 +36,7 @@ class LedgerRecords:
         if address is None:
             return ()
         # Imported here, because most processes never query their ledger.
-        from otel_limits.ledger.queries import charges_in
+        from otel_limits.ledger.quota_usage import charges_in
 
         return charges_in(address, operations)
 
