@@ -35,7 +35,7 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.maintenance import pruned_before
 from otel_limits.ledger.repricing import RECORDED_PICO, UNPRICED
 from otel_limits.ledger.retention import retained_trees
-from otel_limits.ledger.rows import LOST, dollars
+from otel_limits.ledger.rows import FORMER_PRICE, LOST, dollars
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
     CALLS,
@@ -46,6 +46,7 @@ from otel_limits.ledger.schema import (
     QUOTA_CHANGE_TABLE,
     RUNS,
     TOOL_CALL_TABLE,
+    insertable_columns,
 )
 from otel_limits.ledger.selection import Joins, Selection, audit_keys
 from otel_limits.ledger.totals import SUMMED
@@ -123,11 +124,11 @@ class Sealed:
 
 
 def _columns(table: sa.Table, *left_out: str) -> tuple[sa.ColumnElement[Any], ...]:
+    columns = (table.c[name] for name in insertable_columns(table) if name not in left_out)
     return tuple(
         # SQLite has no booleans.
         sa.cast(column, sa.Integer) if isinstance(column.type, sa.Boolean) else column
-        for column in table.columns
-        if column.name not in left_out
+        for column in columns
     )
 
 
@@ -149,7 +150,7 @@ SEALED: Final = (
         (
             *_columns(
                 MODEL_CALL_TABLE,
-                *("id", "day", "cache_saved_pico", *PRICE, *(f"former_{name}" for name in PRICE)),
+                *("cache_saved_pico", *PRICE, *FORMER_PRICE),
             ),
             *map(_recorded, PRICE),
         ),
@@ -158,7 +159,7 @@ SEALED: Final = (
     # prices, change them.
     Sealed("invocations", INVOCATION_TABLE, RUNS.ended_us, _columns(INVOCATION_TABLE, *SUMMED)),
     Sealed("attributes", ATTRIBUTE_TABLE, RUNS.ended_us, _columns(ATTRIBUTE_TABLE)),
-    Sealed("tools", TOOL_CALL_TABLE, RUNS.ended_us, _columns(TOOL_CALL_TABLE, "id")),
+    Sealed("tools", TOOL_CALL_TABLE, RUNS.ended_us, _columns(TOOL_CALL_TABLE)),
     Sealed("grants", QUOTA_CHANGE_TABLE, QUOTA_CHANGE_TABLE.c.at_us, _columns(QUOTA_CHANGE_TABLE)),
     Sealed(
         "maintenance",

@@ -17,7 +17,12 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import escape_formula
 from otel_limits.ledger.options import KEY_PREFIX
 from otel_limits.ledger.rows import dollar_text, time_of
-from otel_limits.ledger.schema import INVOCATION_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE
+from otel_limits.ledger.schema import (
+    INVOCATION_TABLE,
+    MODEL_CALL_TABLE,
+    TOOL_CALL_TABLE,
+    insertable_columns,
+)
 from otel_limits.ledger.selection import Joins, Selection, audit_keys
 
 if TYPE_CHECKING:
@@ -33,8 +38,6 @@ TABLES: Final = {
     "invocations": INVOCATION_TABLE,
     "tools": TOOL_CALL_TABLE,
 }
-LEFT_OUT: Final = ("day",)
-"""Columns derived from others."""
 
 PORTION: Final = 1_000
 """Rows that are in memory together, and in the cache of a processor."""
@@ -97,11 +100,7 @@ def write_rows(fields: Sequence[ExportedColumn], rows: Iterable[Portion], chosen
 
 def fields_of(joins: Joins, table: sa.Table, keys: Iterable[str]) -> list[ExportedColumn]:
     """List the columns of a table, and one per audit key."""
-    own = [
-        field_of(column, joins)
-        for column in table.columns
-        if column.name not in LEFT_OUT and column is not table.autoincrement_column
-    ]
+    own = [field_of(table.c[name], joins) for name in insertable_columns(table)]
     taken = {each.name for each in own}
     audited = [
         ExportedColumn(
