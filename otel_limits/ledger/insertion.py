@@ -6,6 +6,7 @@ import functools
 import importlib
 import operator
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
@@ -49,8 +50,9 @@ def write_rows(connection: sa.Connection, rows: Rows) -> dict[str, int]:
     of_table: defaultdict[str, list[Row]] = defaultdict(list)
     for name, row in rows:
         of_table[name].append(row)
-    of_table[INVOCATIONS] = latest(of_table[INVOCATIONS])
-    of_table[MAINTENANCE] = furthest(of_table[MAINTENANCE])
+    # PostgreSQL rejects a statement that changes a row twice.
+    of_table[INVOCATIONS] = _one_per_id(of_table[INVOCATIONS], _replaces_end)
+    of_table[MAINTENANCE] = _one_per_id(of_table[MAINTENANCE], _is_later)
     changed = {
         table.name: insert(connection, table, of_table[table.name])
         for table in TABLES
@@ -64,31 +66,25 @@ def write_rows(connection: sa.Connection, rows: Rows) -> dict[str, int]:
     return changed
 
 
-def latest(rows: list[Row]) -> list[Row]:
-    """Keep one row per invocation: the first with its end, or else with an assumed one, or any.
-
-    PostgreSQL rejects a statement that changes a row twice.
-    """
+def _one_per_id(rows: list[Row], replaces: Callable[[Row, Row], bool]) -> list[Row]:
+    """Keep the first row of each ID, unless a later one replaces it."""
     kept: dict[str, Row] = {}
     for row in rows:
         before = kept.get(row["id"])
-        if (
-            before is None
-            or before["ended_us"] is None
-            or (before["action"] == LOST and row["ended_us"] is not None and row["action"] != LOST)
-        ):
+        if before is None or replaces(row, before):
             kept[row["id"]] = row
     return list(kept.values())
 
 
-def furthest(rows: list[Row]) -> list[Row]:
-    """Keep one row per intervention, that of retention with the latest time, as `latest` does."""
-    kept: dict[str, Row] = {}
-    for row in rows:
-        before = kept.get(row["id"])
-        if before is None or (row["until_us"] or 0) > (before["until_us"] or 0):
-            kept[row["id"]] = row
-    return list(kept.values())
+def _replaces_end(row: Row, before: Row) -> bool:
+    """Return whether an invocation had no end before, or only an assumed one."""
+    is_real = row["ended_us"] is not None and row["action"] != LOST
+    return before["ended_us"] is None or (before["action"] == LOST and is_real)
+
+
+def _is_later(row: Row, before: Row) -> bool:
+    """Return whether retention deleted up to a later time; other records have none."""
+    return bool((row["until_us"] or 0) > (before["until_us"] or 0))
 
 
 def insert(connection: sa.Connection, table: sa.Table, rows: list[Row]) -> int:

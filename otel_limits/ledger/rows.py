@@ -103,10 +103,7 @@ def invocation_row(started: Started, stop: Stop | None) -> Row:
 
 def called_row(event: ModelCall) -> Row:
     """The row of an invocation that is only known from a call."""
-    started = Started(
-        invocation=event.invocation, limits=Limits(), action="none", unsampled=False, at=event.at
-    )
-    return invocation_row(started, None)
+    return _unstarted_row(event.invocation, event.at, None)
 
 
 def recount(event: ModelCall) -> tuple[str, Row]:
@@ -122,9 +119,12 @@ def stopped_row(stop: Stop) -> Row:
         root_id=stop.invocation_id,
         trace_id=stop.trace_id,
     )
-    started = Started(
-        invocation=invocation, limits=Limits(), action="none", unsampled=False, at=stop.started
-    )
+    return _unstarted_row(invocation, stop.started, stop)
+
+
+def _unstarted_row(invocation: Invocation, at: float, stop: Stop | None) -> Row:
+    """The row of an invocation whose start was not recorded."""
+    started = Started(invocation=invocation, limits=Limits(), action="none", unsampled=False, at=at)
     return invocation_row(started, stop)
 
 
