@@ -1,4 +1,4 @@
-"""Checks whether a ledger is writable, without writing to it or upgrading it."""
+"""Checks whether a ledger is writable, without writing to it."""
 
 from __future__ import annotations
 

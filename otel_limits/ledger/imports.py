@@ -2,8 +2,7 @@
 
 Model calls are counted once, not again in the sums of the spans above them. A model call within
 another is the same call, seen by another instrumentation, and so is one in another trace that shows
-the same response at the same time. Calls that the ledger recorded live are
-unchanged.
+the same response at the same time. Calls that the ledger recorded live are unchanged.
 
 The functions that live recording uses decide the kind of a span, the call that it shows and the
 meaning of its usage: `otel/kinds.py` and `usage/normaliser.py`. Deliberate differences: the outer

@@ -23,7 +23,7 @@ class PendingRows:
         waiting: Rows that are not being written yet.
         is_wanted: A caller waits for rows to be durable.
         is_stuck: A caller has waited in vain; until a write succeeds, no other caller waits.
-        lost: Rows dropped for lack of space.
+        dropped_rows: Rows lost for lack of space.
         spills: How often rows went to a spill file.
     """
 

@@ -145,8 +145,7 @@ def damage(connection: sa.Connection) -> list[str]:
 
 
 def _damage_of_file(connection: sa.Connection) -> list[str]:
-    # Without the temporary views, which show rows in spill files too.
-    there = connection.exec_driver_sql("SELECT name FROM main.sqlite_master WHERE type = 'table'")
+    there = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")
     missing = {table.name for table in TABLES} - set(there.scalars())
     if missing:
         return [f"no such table: {name}" for name in sorted(missing)]
@@ -158,8 +157,7 @@ def _damage_of_file(connection: sa.Connection) -> list[str]:
     # Remainders, which add up to 64 bits at most.
     sums = ", ".join(["count(*)", *(f"sum({name} % 1000000007)" for name in measured)])
     of_rows, of_index = (
-        # The table itself: a view of its name may hide it.
-        connection.exec_driver_sql(f"SELECT {sums} FROM main.{MODEL_CALLS} {how}").one()  # noqa: S608
+        connection.exec_driver_sql(f"SELECT {sums} FROM {MODEL_CALLS} {how}").one()  # noqa: S608
         for how in ("NOT INDEXED", f"INDEXED BY {SPEND_INDEX.name}")
     )
     return [] if of_rows == of_index else [f"{SPEND_INDEX.name} differs from its rows"]

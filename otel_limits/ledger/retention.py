@@ -40,10 +40,12 @@ def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterato
     Yields:
         Deleted invocations, portion by portion.
     """
+    has_younger = _last_seen_after(before_us, RUNS.root_id)
+    oldest = sa.select(RUNS.id).where(RUNS.started_us < before_us, ~has_younger).limit(portion)
     # Calls are deleted with their invocations, then those whose invocation was never recorded.
     while True:
         with database.changing() as connection:
-            ids = _oldest(connection, before_us, portion)
+            ids = list(connection.scalars(oldest))
             for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE, ATTRIBUTE_TABLE):
                 connection.execute(table.delete().where(table.c.invocation_id.in_(ids)))
             deleted = connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
@@ -103,12 +105,6 @@ def _vacuum_tables(database: Database, *, is_full: bool) -> list[str]:
             option = "(FULL, ANALYZE)" if is_full else "(ANALYZE)"
             connection.exec_driver_sql(f"VACUUM {option} {table.name}")
     return refused
-
-
-def _oldest(connection: sa.Connection, before_us: int, portion: int) -> list[str]:
-    has_younger = _last_seen_after(before_us, RUNS.root_id)
-    statement = sa.select(RUNS.id).where(RUNS.started_us < before_us, ~has_younger).limit(portion)
-    return list(connection.scalars(statement))
 
 
 def _last_seen_after(before_us: int, root_id: sa.ColumnElement[Any]) -> sa.Exists:

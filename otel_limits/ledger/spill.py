@@ -190,7 +190,9 @@ class SpillFile:
         if not self._end:
             lines = self._begin + lines
         try:
-            self._write(lines)
+            written = 0
+            while written < len(lines):
+                written += self._file.write(lines[written:]) or 0
             if to_disk:
                 os.fsync(self._file.fileno())
         except OSError:
@@ -228,11 +230,6 @@ class SpillFile:
         """Close it, which releases its lock."""
         with contextlib.suppress(OSError):
             self._file.close()
-
-    def _write(self, lines: bytes) -> None:
-        written = 0
-        while written < len(lines):
-            written += self._file.write(lines[written:]) or 0
 
 
 # --- ownership -----------------------------------------------------------------------------------

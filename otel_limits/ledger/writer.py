@@ -250,13 +250,11 @@ class Writer:
                     return
                 pending.changed.wait(None if seconds == math.inf else seconds)
             # One transaction for many rows: a commit costs a sync to disk, whatever its size.
-            pending.changed.wait_for(self._has_gathered_enough, GATHER_SECONDS)
+            pending.changed.wait_for(
+                lambda: pending.is_wanted or self._is_closing or len(pending.waiting) >= BATCH_ROWS,
+                GATHER_SECONDS,
+            )
             pending.is_wanted = False
-
-    def _has_gathered_enough(self) -> bool:
-        return (
-            self._pending.is_wanted or self._is_closing or len(self._pending.waiting) >= BATCH_ROWS
-        )
 
     def _flush(self) -> None:
         """Write queued rows: to the database, or to the spill file."""

@@ -60,7 +60,7 @@ class ImageTiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedTiles:
-    """ImageTiles of a size, without scaling; a small image is one."""
+    """Tiles of a size, without scaling; a small image is one."""
 
     each: int
     small: int
