@@ -6,9 +6,7 @@ import functools
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from otel_limits.usage.durations import seconds_of
-from otel_limits.usage.pages import pages_of
-from otel_limits.usage.pictures import size_of
+from otel_limits.usage.media_files import pages_of, seconds_of, size_of
 from otel_limits.usage.text import tokens_of_text
 from otel_limits.vendors.records import media_rules, other_media, vendors_of_classes
 

@@ -12,7 +12,6 @@ import pytest
 
 from otel_limits.bindings.strands.projection import projected_input
 from otel_limits.testing import ScriptedModel
-from otel_limits.usage.durations import seconds_of
 from otel_limits.usage.media import (
     recipient,
     tokens_of_audio,
@@ -20,8 +19,7 @@ from otel_limits.usage.media import (
     tokens_of_image,
     tokens_of_video,
 )
-from otel_limits.usage.pages import pages_of
-from otel_limits.usage.pictures import size_of
+from otel_limits.usage.media_files import pages_of, seconds_of, size_of
 
 WIDTH, HEIGHT = 1_000, 800
 

@@ -1,10 +1,105 @@
-"""Reads the duration of audio and video from the container header."""
+"""Reads the size of an image, the pages of a PDF, and the duration of audio and video."""
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from typing import Final
+
+# --- images ---------------------------------------------------------------------------------------
+
+PNG: Final = b"\x89PNG\r\n\x1a\n"
+GIFS: Final = (b"GIF87a", b"GIF89a")
+JPEG: Final = b"\xff\xd8"
+MARK: Final = 0xFF
+"""First byte of a JPEG marker, and the fill byte before one."""
+FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""JPEG's frame markers; the others in this range are for tables."""
+WITHOUT_LENGTH: Final = frozenset((0x01, *range(0xD0, 0xDA)))
+
+
+def size_of(data: bytes) -> tuple[int, int] | None:
+    """Return width and height in pixels, or `None` if unreadable."""
+    size = None
+    if data.startswith(PNG):
+        size = _big(data[16:20]), _big(data[20:24])
+    elif data.startswith(GIFS):
+        size = _little(data[6:8]), _little(data[8:10])
+    elif data.startswith(JPEG):
+        size = _jpeg(data)
+    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        size = _webp(data)
+    return size if size is not None and min(size) > 0 else None
+
+
+def _jpeg(data: bytes) -> tuple[int, int] | None:
+    """Skip from segment to segment, up to the frame."""
+    at = 2
+    while at + 9 <= len(data) and data[at] == MARK:
+        marker = data[at + 1]
+        if marker in FRAMES:
+            return _big(data[at + 7 : at + 9]), _big(data[at + 5 : at + 7])
+        if marker == MARK:
+            at += 1
+        else:
+            at += 2 if marker in WITHOUT_LENGTH else 2 + max(2, _big(data[at + 2 : at + 4]))
+    return None
+
+
+def _webp(data: bytes) -> tuple[int, int] | None:
+    """Read any of its three formats: https://developers.google.com/speed/webp/docs/riff_container."""
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return _little(data[24:27]) + 1, _little(data[27:30]) + 1
+    if kind == b"VP8L":
+        bits = _little(data[21:25])
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if kind == b"VP8 ":
+        return _little(data[26:28]) & 0x3FFF, _little(data[28:30]) & 0x3FFF
+    return None
+
+
+def _big(part: bytes) -> int:
+    return int.from_bytes(part, "big")
+
+
+def _little(part: bytes) -> int:
+    return int.from_bytes(part, "little")
+
+
+# --- PDF ------------------------------------------------------------------------------------------
+
+PAGE: Final = re.compile(rb"/Type\s*/Page(?![a-zA-Z])")
+OBJECTS: Final = re.compile(rb"/Type\s*/ObjStm\b[^>]{0,1000}>>\s*stream\r?\n")
+"""Packed objects, possible since PDF 1.5: ISO 32000-1, 7.5.7. Bounded, so no file takes long."""
+MAX_PACKED: Final = 1 << 20
+"""Maximum bytes of packed objects that are searched, each time."""
+MAX_STREAMS: Final = 256
+BYTES_A_PAGE: Final = 50_000
+"""Assumed if no page is found, for example in an encrypted file."""
+
+
+def pages_of(data: bytes) -> int:
+    """Return the number of pages of a PDF, at least one."""
+    found = len(PAGE.findall(data)) + sum(len(PAGE.findall(each)) for each in _packed(data))
+    return found or max(1, len(data) // BYTES_A_PAGE)
+
+
+def _packed(data: bytes) -> Iterator[bytes]:
+    """Yield the packed objects, decompressed."""
+    for number, found in enumerate(OBJECTS.finditer(data)):
+        if number == MAX_STREAMS:
+            return
+        try:
+            unpack = zlib.decompressobj()
+            yield unpack.decompress(data[found.end() : found.end() + MAX_PACKED], MAX_PACKED)
+        except zlib.error:  # another compression, or encrypted
+            continue
+
+
+# --- audio and video ------------------------------------------------------------------------------
 
 HEADER: Final = 1 << 20
 """Bytes at the start and at the end that are searched for a header."""
