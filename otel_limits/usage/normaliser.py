@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Sure, Usage, UsageRecord
@@ -143,22 +144,8 @@ def completed(record: UsageRecord, input_estimate: int, output_estimate: int) ->
     rest = max(0, (record.total or 0) - sent - output)
     # The rest is assigned to the missing part, or else to the larger one.
     if record.has_input:
-        return _changed(known, sent, output + rest)
-    return _changed(known, sent + rest, output)
-
-
-def _changed(usage: Usage, sent: int, output: int) -> Usage:
-    return Usage(
-        input=sent,
-        output=output,
-        cache_read=usage.cache_read,
-        cache_write=usage.cache_write,
-        cache_write_1h=usage.cache_write_1h,
-        reasoning=usage.reasoning,
-        input_audio=usage.input_audio,
-        output_audio=usage.output_audio,
-        web_searches=usage.web_searches,
-    )
+        return replace(known, input=sent, output=output + rest)
+    return replace(known, input=sent + rest, output=output)
 
 
 NEEDED: Final = (fields.INPUT, fields.OUTPUT, fields.TOTAL)

@@ -90,14 +90,6 @@ def _amazon() -> str:
     return f"(?:{'|'.join(map(re.escape, _shared()['amazon']))})"
 
 
-def _classes(classes: Mapping[str, Any]) -> dict[str, UsageRule]:
-    return {module: UsageRule(**rule) for module, rule in classes.items()}
-
-
-def _media(rules: Iterable[Mapping[str, Any]]) -> tuple[MediaRule, ...]:
-    return tuple(map(_media_rule, rules))
-
-
 def _media_rule(known: Mapping[str, Any]) -> MediaRule:
     ((kind, sizes),) = known["image"].items()
     image, models = IMAGE_RULES[kind](**sizes), re.compile(known["models"])
@@ -123,9 +115,9 @@ def _premium(known: Mapping[str, Any]) -> Premium:
 READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "aliases": frozenset,
     "hosts": _hosts,
-    "classes": _classes,
+    "classes": lambda classes: {module: UsageRule(**rule) for module, rule in classes.items()},
     "apart": frozenset,
-    "media": _media,
+    "media": lambda rules: tuple(map(_media_rule, rules)),
     "page_as_text": int,
     "token_tools": frozenset,
     "place": _place,
