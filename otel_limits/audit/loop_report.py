@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,14 +17,14 @@ from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.question import AuditQuery, Option, Question
-from otel_limits.audit.repeats import RepeatGroup, calls_by_turn, cost_after, group_repeats
+from otel_limits.audit.repeats import RepeatGroup, group_repeats
 from otel_limits.core.events import HALTED
 from otel_limits.core.limits import LOOP_DETECTED_STOP_REASON
 from otel_limits.ledger.rows import MICROSECONDS, dollars, portions
 
 PORTION: Final = 500
 
-LOOPS: Final = (
+COLUMNS: Final = (
     Column("agent", "Agent", is_key=True),
     Column("tool", "Tool", is_key=True),
     Column("repeats", "Repeated calls", "count", is_key=True),
@@ -93,7 +94,7 @@ class Repeating:
             self.halted.add(loop.run.id)
 
     def figures(self, calls: int | None) -> tuple[Any, ...]:
-        """The values of `LOOPS` after its names; `calls` is the total of the tool."""
+        """The values of `COLUMNS` after its names; `calls` is the total of the tool."""
         return (
             self.repeats,
             self.repeats / calls if calls else None,
@@ -150,12 +151,45 @@ def found(inquiry: AuditQuery) -> Iterator[Loop]:
         calls = tooling.tool_calls_of(connection, ids)
         for identity, rows in itertools.groupby(calls, operator.attrgetter("invocation_id")):
             groups = group_repeats(rows)
-            counts = calls_by_turn(groups)
+            counts = _calls_by_turn(groups)
             for group in groups:
                 # Calls may precede the row of their invocation, which another process writes.
                 if group.repeats and identity in runs:
-                    used = cost_after(group, counts, turns.get(identity, {}))
+                    used = _cost_after(group, counts, turns.get(identity, {}))
                     yield Loop(runs[identity], group, *used)
+
+
+def _calls_by_turn(groups: Iterable[RepeatGroup]) -> Mapping[int, int]:
+    """Count the tool calls of each turn."""
+    return Counter(turn for group in groups for turn in group.turns if turn is not None)
+
+
+def _cost_after(
+    group: RepeatGroup, counts: Mapping[int, int], turns: Mapping[int, Any]
+) -> tuple[int, int, bool]:
+    """Return the usage of the model calls that received the results of repeated calls.
+
+    A request with the results of several tool calls is split among them.
+
+    Args:
+        group: Identical calls.
+        counts: Tool calls of each turn of the invocation.
+        turns: Usage of the model calls of each turn.
+
+    Returns:
+        Tokens, picodollars, and whether any price is known.
+    """
+    tokens = pico = 0
+    is_known = False
+    # The first call was useful, so the turn after it is not a cost of the loop.
+    for turn in group.turns[1:] if group.repeats else ():
+        # The next turn received the results.
+        following = turns.get(turn + 1) if turn is not None else None
+        if turn is not None and following is not None:
+            tokens += int(following.tokens) // counts[turn]
+            pico += int(following.price_pico or 0) // counts[turn]
+            is_known |= following.price_pico is not None
+    return tokens, pico, is_known
 
 
 def _worst(loops: Sequence[Loop], top: int) -> list[Loop]:
@@ -175,7 +209,7 @@ def loops_table(
     return Table(
         name="loops",
         title="Repeated tool calls by agent and tool",
-        columns=LOOPS,
+        columns=COLUMNS,
         rows=[(*key, *each.figures(counts.get(key))) for key, each in in_order],
         total=("total", "", *total.figures(sum(counts.values()))),
         note="A repeated call had the same arguments and result as an earlier one of its "
@@ -207,10 +241,10 @@ def worst_table(loops: Sequence[Loop]) -> Table:
     )
 
 
-LOOPS_QUESTION: Final = Question(
+LOOPS: Final = Question(
     name="loops",
     help="Find repeated tool calls and their cost.",
     answer=loops,
-    tables={"loops": LOOPS, "worst": WORST},
+    tables={"loops": COLUMNS, "worst": WORST},
     options=(Option("--top", "N", parsing.cap, "loops to list (default: 10)", default=10),),
 )

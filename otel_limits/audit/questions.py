@@ -12,7 +12,7 @@ from typing import Final
 from otel_limits.audit.anomalies import ANOMALIES
 from otel_limits.audit.backtest import BACKTEST
 from otel_limits.audit.grants import GRANTS
-from otel_limits.audit.loop_report import LOOPS_QUESTION
+from otel_limits.audit.loop_report import LOOPS
 from otel_limits.audit.reconcile import RECONCILE
 from otel_limits.audit.show import SHOW
 from otel_limits.audit.spend import SPEND
@@ -24,7 +24,7 @@ QUESTIONS: Final = (
     SPEND,
     STOPS,
     SHOW,
-    LOOPS_QUESTION,
+    LOOPS,
     RECONCILE,
     BACKTEST,
     SUGGEST,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,41 +59,3 @@ def group_repeats(rows: Iterable[Any]) -> list[RepeatGroup]:
         key = (row.tool, row.fingerprint)
         found.setdefault(key, RepeatGroup(*key)).add(row)
     return sorted(found.values(), key=lambda each: (-each.repeats, -each.calls, each.tool))
-
-
-def calls_by_turn(groups: Iterable[RepeatGroup]) -> Mapping[int, int]:
-    """Count the tool calls of each turn."""
-    counts: dict[int, int] = {}
-    for group in groups:
-        for turn in group.turns:
-            if turn is not None:
-                counts[turn] = counts.get(turn, 0) + 1
-    return counts
-
-
-def cost_after(
-    group: RepeatGroup, counts: Mapping[int, int], turns: Mapping[int, Any]
-) -> tuple[int, int, bool]:
-    """Return the usage of the model calls that received the results of repeated calls.
-
-    A request with the results of several tool calls is split among them.
-
-    Args:
-        group: Identical calls.
-        counts: Tool calls of each turn of the invocation.
-        turns: Usage of the model calls of each turn.
-
-    Returns:
-        Tokens, picodollars, and whether any price is known.
-    """
-    tokens = pico = 0
-    is_known = False
-    # The first call was useful, so the turn after it is not a cost of the loop.
-    for turn in group.turns[1:] if group.repeats else ():
-        # The next turn received the results.
-        following = turns.get(turn + 1) if turn is not None else None
-        if turn is not None and following is not None:
-            tokens += int(following.tokens) // counts[turn]
-            pico += int(following.price_pico or 0) // counts[turn]
-            is_known |= following.price_pico is not None
-    return tokens, pico, is_known

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from otel_limits import Limits, enable
-from otel_limits.audit.loop_report import LOOPS_QUESTION
+from otel_limits.audit.loop_report import LOOPS
 from otel_limits.audit.repeats import RepeatGroup
 from otel_limits.audit.show import SHOW
 from otel_limits.cli import main
@@ -40,7 +40,7 @@ def asked(capsys: Output, name: str, *arguments: str) -> Any:
     capsys.readouterr()
     assert main(["audit", name, "--format", "json", *arguments]) == 0, capsys.readouterr().err
     document = json.loads(capsys.readouterr().out)
-    question = SHOW if name == "show" else LOOPS_QUESTION
+    question = SHOW if name == "show" else LOOPS
     checks = jsonschema.Draft202012Validator(schema_of(question))
     assert list(checks.iter_errors(document)) == []
     return document
