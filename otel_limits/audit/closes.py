@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -76,14 +77,6 @@ class Closes:
         except (DatabaseError, sqlite3.Error) as error:
             self.errors.append(reason_of(error))
 
-    def counts(self) -> dict[str, int]:
-        """Count the days and tables that differ, by kind."""
-        counts: dict[str, int] = {}
-        for _, difference in self._found:
-            for kind in difference.counts:
-                counts[kind] = counts.get(kind, 0) + 1
-        return counts
-
     @property
     def failures(self) -> int:
         """Days and tables with rows that are missing or changed."""
@@ -94,7 +87,8 @@ class Closes:
     @property
     def details(self) -> str:
         """Summarize the differences in one line."""
-        counts = ", ".join(f"{kind} on {days}" for kind, days in sorted(self.counts().items()))
+        days = Counter(kind for _, difference in self._found for kind in difference.counts)
+        counts = ", ".join(f"{kind} on {number}" for kind, number in sorted(days.items()))
         return f"{counts} (days and tables)" if counts else ", ".join(self.names)
 
     def table(self) -> Table:

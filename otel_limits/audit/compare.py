@@ -44,21 +44,16 @@ class TwoPeriods:
     @property
     def about(self) -> str:
         """Describe both periods."""
-        parts = [f"{_when(each)} ({_length(each)})" for each in (self.now, self.before)]
-        return " against ".join(parts)
+        return f"{_described(self.now)} against {_described(self.before)}"
 
 
-def _when(selection: Selection) -> str:
+def _described(selection: Selection) -> str:
     since, until = selection.since_us or 0, selection.until_us or 0
-    return f"{written(since, 'time')} to {written(until, 'time')} UTC"
-
-
-def _length(selection: Selection) -> str:
-    days = ((selection.until_us or 0) - (selection.since_us or 0)) / DAY_MICROSECONDS
-    # An hour would be 0.0 days.
-    if days >= 1:
-        return f"{days:,.1f} days"
-    return f"{days * 24:,.1f} hours" if days * 24 >= 1 else f"{days * 24 * 60:,.1f} minutes"
+    days = (until - since) / DAY_MICROSECONDS
+    length = f"{days:,.1f} days"
+    if days < 1:  # an hour would be 0.0 days
+        length = f"{days * 24:,.1f} hours" if days * 24 >= 1 else f"{days * 24 * 60:,.1f} minutes"
+    return f"{written(since, 'time')} to {written(until, 'time')} UTC ({length})"
 
 
 def periods_of(selection: Selection, against: Against, by: Sequence[str]) -> TwoPeriods:

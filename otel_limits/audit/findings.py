@@ -90,7 +90,8 @@ def find_all(inquiry: AuditQuery, balance: Balance, suspects: int, findings: Fin
     # Only then: finding invocations without calls reads all of them.
     if findings.found[DIFFERS] or not balance.is_balanced:
         for row in proof.without_calls(connection):
-            findings.add(DIFFERS, row.id, _none_there, row.model_calls)
+            detail = f"0 of {pluralize(row.model_calls, 'call')} found"
+            findings.add(DIFFERS, row.id, detail.format)
     for row in proof.counted_twice(connection):
         detail = "imported row {} is the same as row {}".format
         findings.add(TWICE, row.invocation_id, detail, row.id, row.live_id)
@@ -102,7 +103,8 @@ def _suspect(connection: Connection, row: Any, findings: Findings) -> None:
     """Find the problems of an invocation and its calls."""
     name, is_live = str(row.invocation_id), row.source == "live"
     if row.id is None:
-        findings.add(DIFFERS, name, _ownerless, row.calls, command=EXPORT)
+        detail = f"{pluralize(row.calls, 'call has', 'calls have')} no invocation"
+        findings.add(DIFFERS, name, detail.format, command=EXPORT)
         return
     if not row.first_agent == row.last_agent == row.agent:
         of_calls = sorted({row.first_agent, row.last_agent} - {row.agent})
@@ -144,14 +146,6 @@ def _suspect_tools(row: Any, findings: Findings) -> None:
     else:
         ran = pluralize(row.ran or 0, "tool call", "tool calls")
         findings.add(TOOLS, name, f"{row.tool_calls} recorded; {ran} found".format)
-
-
-def _none_there(calls: int) -> str:
-    return f"0 of {pluralize(calls, 'call')} found"
-
-
-def _ownerless(calls: int) -> str:
-    return f"{pluralize(calls, 'call has', 'calls have')} no invocation"
 
 
 def _amounts(totals: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
@@ -177,9 +178,7 @@ def predicted(seen: Mapping[date, float], ahead: Sequence[date]) -> Prediction:
     # One variance for all weekdays: seven from three or four days each would be guesses.
     freedom = len(seen) - len(groups)
     spread = math.fsum((amount - means[group(day)]) ** 2 for day, amount in seen.items()) / freedom
-    counts: dict[int, int] = {}
-    for day in ahead:
-        counts[group(day)] = counts.get(group(day), 0) + 1
+    counts = Counter(map(group, ahead))
     return Prediction(
         mean=sum(means[each] * count for each, count in counts.items()),
         variance=spread * sum(n + n * n / len(groups[each]) for each, n in counts.items()),

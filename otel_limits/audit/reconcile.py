@@ -143,7 +143,7 @@ def compared(
 
     def both(read: Any) -> tuple[Counts, Counts]:
         spans = ((since_us, until_us), (max(since_us, scraped_us), until_us))
-        whole, late = (_summed(read(inquiry.connection, *span)) for span in spans)
+        whole, late = (dict(read(inquiry.connection, *span)) for span in spans)
         return whole, late
 
     calls, late_calls = both(reconciling.calls)
@@ -172,15 +172,6 @@ def _credentials(authorization: Secret | None) -> str | None:
     except ValueError as error:
         raise LedgerError(str(error)) from None
     return found.value if found else None
-
-
-def _summed(rows: Iterable[tuple[LabelPair, Mapping[str, int]]]) -> Counts:
-    summed: dict[LabelPair, dict[str, int]] = {}
-    for pair, figures in rows:
-        into = summed.setdefault(pair, dict.fromkeys(figures, 0))
-        for name, figure in figures.items():
-            into[name] += figure
-    return summed
 
 
 def _in_order(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:

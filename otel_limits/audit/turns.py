@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,10 +86,9 @@ def turns_table(inquiry: AuditQuery, runs: Iterable[Any], tools: Tools) -> Table
 def in_words(rows: Iterable[Any]) -> str:
     """Format tool calls, e.g. `2 search, fetch error`."""
     # In the order of their first request.
-    counts: dict[tuple[str, str], int] = {}
-    for row in rows:
-        key = (row.tool, "" if row.status == "success" else f" {row.status}")
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter(
+        (row.tool, "" if row.status == "success" else f" {row.status}") for row in rows
+    )
     return ", ".join(
         f"{count} {tool}{status}" if count > 1 else tool + status
         for (tool, status), count in counts.items()
@@ -111,9 +111,9 @@ def tools_table(runs: Iterable[Any], tools: Tools) -> Table:
 
 
 def _row(run: Any, each: RepeatGroup) -> tuple[Any, ...]:
-    named = (run.agent, each.tool)
     return (
-        *named,
+        run.agent,
+        each.tool,
         each.calls,
         each.errors,
         each.seconds,
