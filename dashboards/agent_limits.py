@@ -111,13 +111,15 @@ SELECTED_RANGE: Final = (
 STOP_REASONS: Final = (
     panels.bars(
         "Halts by agent and reason",
-        "Click an exemplar (diamond) to open its trace.",
+        "Also tool calls that were refused at a cap, after which the agent continues. Click an "
+        "exemplar (diamond) to open its trace.",
         SHORT,
         Target(
             queries.per_bar(queries.HALTS, "agent", "reason"),
             "{{agent}}: {{reason}}",
             exemplars=True,
         ),
+        Target(queries.per_bar(queries.REFUSALS, "agent", "tool"), "{{agent}}: {{tool}} refused"),
     ),
     panels.bars(
         "Finished invocations by stop reason",
@@ -140,9 +142,14 @@ STOP_REASONS: Final = (
     ),
     panels.bars(
         "Would-be halts by agent and reason",
-        "Invocations that reached a limit but continued because the action is observe.",
+        "Invocations that reached a limit, and tool calls at a cap, that continued because the "
+        "action is observe.",
         SHORT,
         Target(queries.per_bar(queries.WOULD_BE_HALTS, "agent", "reason"), "{{agent}}: {{reason}}"),
+        Target(
+            queries.per_bar(queries.WOULD_BE_REFUSALS, "agent", "tool"),
+            "{{agent}}: {{tool}} refused",
+        ),
     ),
 )
 

@@ -105,6 +105,8 @@ INVOCATION_DURATION: Final = select("otel_limits_invocation_duration_seconds", A
 INVOCATION_TOKENS: Final = select("otel_limits_invocation_tokens", AGENT)
 IN_PROGRESS: Final = select("otel_limits_invocations_in_progress", AGENT)
 TOOL_CALLS: Final = select("otel_limits_tool_calls_total", AGENT)
+REFUSALS: Final = select("otel_limits_tool_refusals_total", AGENT, 'action="refused"')
+WOULD_BE_REFUSALS: Final = select("otel_limits_tool_refusals_total", AGENT, OBSERVED)
 LIMITS: Final = select("otel_limits_limit", AGENT)
 UNSAMPLED: Final = select("otel_limits_unsampled_invocations_total", AGENT)
 

@@ -1,4 +1,4 @@
-"""The question `stops`: stop reasons, and the costliest halts."""
+"""The question `stops`: stop reasons, refused tool calls, and the costliest halts."""
 
 from __future__ import annotations
 
@@ -45,6 +45,14 @@ COLUMNS: Final = (
 KEYS: Final = sum(column.kind == "text" for column in COLUMNS)
 """Number of the columns that identify a row."""
 
+REFUSALS: Final = (
+    Column("agent", "Agent", is_key=True),
+    Column("tool", "Tool", is_key=True),
+    Column("limit", "Limit", is_key=True),
+    Column("refused_calls", "Refused calls", "count", is_key=True),
+    Column("would_be_refusals", "Would-be refusals", "count", is_key=True),
+)
+
 COSTLIEST: Final = (
     Column("trace_id", "Trace", "id", is_key=True),
     Column("agent", "Agent", is_key=True),
@@ -75,7 +83,11 @@ def stops(inquiry: AuditQuery, top: int) -> Answer:
         question="stops",
         title="Stops",
         about=inquiry.about,
-        tables=[table, costliest_table(queries.costliest_halted(connection, selection, top))],
+        tables=[
+            table,
+            refusals_table(queries.refused_tools(connection, selection)),
+            costliest_table(queries.costliest_halted(connection, selection, top)),
+        ],
         charts=overview(inquiry),
         totals=[
             (column.title, column.kind, value)
@@ -139,6 +151,18 @@ def _figures(ended: Ended) -> tuple[Any, ...]:
     )
 
 
+def refusals_table(rows: Iterable[Any]) -> Table:
+    """Build a table of the tool calls at a cap, which halt no agent."""
+    return Table(
+        name="refused_tool_calls",
+        title="Refused tool calls",
+        columns=REFUSALS,
+        rows=[(row.agent, row.tool, row.breach_limit, row.refused, row.would_be) for row in rows],
+        note="A limit refused these calls, and the agent continued unless it is listed above. A "
+        "would-be refusal is one that the action observe left out. Imported spans show neither.",
+    )
+
+
 def costliest_table(rows: Iterable[Any]) -> Table:
     """Build a table of the costliest halted invocations, with what identifies them in a trace."""
     return Table(
@@ -167,9 +191,9 @@ def costliest_table(rows: Iterable[Any]) -> Table:
 
 STOPS: Final = Question(
     name="stops",
-    help="Show stop reasons and the costliest halts.",
+    help="Show stop reasons, refused tool calls and the costliest halts.",
     answer=stops,
-    tables={"stops": COLUMNS, "costliest_halted": COSTLIEST},
+    tables={"stops": COLUMNS, "refused_tool_calls": REFUSALS, "costliest_halted": COSTLIEST},
     options=(
         Option("--top", "N", parsing.cap, "halted invocations to list (default: 10)", default=10),
     ),

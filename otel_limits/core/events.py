@@ -210,7 +210,8 @@ class ToolCall:
     turn: int = 0
     """Number of the turn that requested it."""
     limit: str | None = None
-    """The limit that refused it, or would have refused it if it were not only observed."""
+    """The limit that refused it, or would have refused it if it were not only observed: then its
+    status is that of a call that ran."""
     at: float = field(default_factory=time.time)
     """Wall clock time at which its end was seen, in seconds since the epoch."""
 

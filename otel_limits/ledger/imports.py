@@ -494,4 +494,5 @@ def _tool_row(span: Span, around: Sequence[Span]) -> Row:
         "status": "error" if failed else "success",
         "fingerprint": None,
         "turn": None,
+        "breach_limit": None,  # a call that a limit refused has no span
     }

@@ -19,6 +19,8 @@ from otel_limits.ledger.schema import (
     QUOTA_CHANGE_TABLE,
     RUN_TOKENS,
     RUNS,
+    TOOL_CALL_TABLE,
+    TOOLS,
 )
 from otel_limits.ledger.selection import WOULD_BE, Joins, Selection
 from otel_limits.ledger.spending import SUMS, columns_for, grouped, keyed
@@ -83,6 +85,22 @@ def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
         .join(call, call.c.invocation_id == RUNS.id)
         .where(call.c.id.in_(candidates), call.c.state.in_(("zero", *UNKNOWN_SIZE)))
         .group_by(*keys, call.c.state)
+    )
+    yield from connection.execute(statement)
+
+
+def refused_tools(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
+    """Count the tool calls that a limit refused, or would have refused, the most first."""
+    keys = (TOOLS.agent, TOOLS.tool, TOOLS.breach_limit)
+    is_refused = TOOLS.status == "refused"
+    refused = sa.func.count().filter(is_refused).label("refused")
+    would_be = sa.func.count().filter(~is_refused).label("would_be")
+    statement = (
+        _of_runs(selection, *keys, refused, would_be)
+        .join(TOOL_CALL_TABLE, TOOLS.invocation_id == RUNS.id)
+        .where(TOOLS.breach_limit.is_not(None))  # an index has only these calls
+        .group_by(*keys)
+        .order_by(sa.func.count().desc(), *keys)
     )
     yield from connection.execute(statement)
 

@@ -229,6 +229,7 @@ def tool_call_row(event: ToolCall) -> Row:
         # 64 bits are enough to distinguish the calls of an invocation.
         "fingerprint": event.fingerprint and event.fingerprint[:FINGERPRINT],
         "turn": event.turn,
+        "breach_limit": event.limit,
         "source": "live",
     }
 

@@ -170,13 +170,19 @@ PARTIAL_INDEXES: Final = (
     WHERE source = 'import'
     """,
     """
+    CREATE INDEX ix_otel_limits_tool_calls_breached
+    ON otel_limits_tool_calls (invocation_id)
+    WHERE breach_limit IS NOT NULL
+    """,
+    """
     CREATE INDEX ix_otel_limits_invocations_open
     ON otel_limits_invocations (started_us)
     WHERE ended_us IS NULL
     """,
 )
 """For the few calls without a measured size; for calls that a killed worker did not settle; for
-imported rows, which only their span IDs identify; and for invocations without an end.
+imported rows, which only their span IDs identify; for the few tool calls at a cap; and for
+invocations without an end.
 
 Text, since SQLAlchemy's own partial indexes import every dialect that they name.
 """
@@ -197,9 +203,12 @@ TOOL_CALL_TABLE: Final = sa.Table(
     sa.Column("status", TEXT, nullable=False),
     sa.Column("fingerprint", TEXT),
     sa.Column("turn", BIG),
+    sa.Column("breach_limit", TEXT),
     sa.Column("source", TEXT, nullable=False),
     sa.UniqueConstraint("invocation_id", "number"),
 )
+"""`breach_limit` is the limit that refused a call, if its status is `refused`, and else the one that
+would have refused it. It is null for imported calls: a call that was refused has no span."""
 
 ATTRIBUTE_TABLE: Final = sa.Table(
     ATTRIBUTES,

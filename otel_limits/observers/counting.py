@@ -146,6 +146,10 @@ class CountingObserver(SeriesKeeper):
             self.series(table.STOPS, agent, reason, action)
             if action in events.SYNTHETIC:
                 self.series(table.SYNTHETIC_MESSAGES, agent, reason)
+        action = "observed" if event.action == "observed" else "refused"
+        for name in event.limits.max_calls_per_tool or ():
+            tool = self._labels.tool(name, agent)
+            self.series(table.TOOL_REFUSALS, agent, tool, "max_calls_per_tool", action)
         if event.model is not None:
             model = self._labels.model(event.model)
             self.series(table.MODEL_CALLS, agent, model, "measured")
@@ -194,6 +198,9 @@ class CountingObserver(SeriesKeeper):
         agent = self._labels.agent(event.invocation.agent)
         tool = self._labels.tool(event.tool, agent)
         self.series(table.TOOL_CALLS, agent, tool, event.status)(1)
+        if event.limit is not None:
+            action = "refused" if event.status == "refused" else "observed"
+            self.series(table.TOOL_REFUSALS, agent, tool, clean(event.limit), action)(1)
 
     def _warned(self, event: events.LimitWarning) -> None:
         agent, limit = self._labels.agent(event.invocation.agent), clean(event.level.limit)

@@ -90,6 +90,13 @@ TOOL_CALLS: Final = MetricSpec(
     unit="{call}",
     values=get_args(ToolStatus),
 )
+TOOL_REFUSALS: Final = MetricSpec(
+    name="otel_limits_tool_refusals_total",
+    labels=("agent", "tool", "limit", "action"),
+    help="Tool calls that a limit on tool calls refused (action=refused), or would have refused "
+    "(observed).",
+    unit="{call}",
+)
 SYNTHETIC_MESSAGES: Final = MetricSpec(
     name="otel_limits_synthetic_messages_total",
     labels=("agent", "reason"),

@@ -55,6 +55,8 @@ class AgentRow:
     """p95 utilization of caps by finished invocations, highest first."""
     halts: Mapping[str, int]
     """Halts by reason, most frequent first."""
+    refusals: Mapping[str, int]
+    """Refused tool calls by tool, most frequent first."""
     errors: Mapping[str, int]
     """Failed model calls, tool calls and invocations."""
 
@@ -62,6 +64,11 @@ class AgentRow:
     def halt_count(self) -> int:
         """Total number of halts."""
         return sum(self.halts.values())
+
+    @property
+    def refusal_count(self) -> int:
+        """Total number of refused tool calls."""
+        return sum(self.refusals.values())
 
     @property
     def error_count(self) -> int:
@@ -113,6 +120,7 @@ class Totals:
     in_progress: int
     rates: Rates
     halts: int
+    refusals: int
     errors: int
 
 
@@ -127,7 +135,7 @@ class Fleet:
     """Window of turn and token rates. `None` if it is still too short."""
     usd_seconds: float | None
     halts_since: float
-    """Start of the window of halts and errors, at most one hour ago."""
+    """Start of the window of halts, refusals and errors, at most one hour ago."""
     totals: Totals
     agents: Sequence[AgentRow] = ()
     quotas: Sequence[QuotaRow] = ()

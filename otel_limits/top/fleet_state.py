@@ -134,6 +134,7 @@ class FleetTracker:
                 in_progress=sum(row.in_progress or 0 for row in rows),
                 rates=total,
                 halts=sum(row.halt_count for row in rows),
+                refusals=sum(row.refusal_count for row in rows),
                 errors=sum(row.error_count for row in rows),
             ),
             agents=rows,
@@ -164,6 +165,7 @@ class FleetTracker:
             for what in set(MEASURED.values())
         }
         halts = {key[2]: round(n) for key, n in hour.items() if key[:2] == ("halt", agent)}
+        refusals = {key[2]: round(n) for key, n in hour.items() if key[:2] == ("refusal", agent)}
         errors = {key[2]: round(n) for key, n in hour.items() if key[:2] == ("error", agent)}
         return AgentRow(
             agent=agent,
@@ -177,6 +179,7 @@ class FleetTracker:
             ),
             hour=nearest(hour_shares(agent, hour, caps)),
             halts=dict(sorted(halts.items(), key=lambda each: -each[1])),
+            refusals=dict(sorted(refusals.items(), key=lambda each: -each[1])),
             errors=errors,
         )
 

@@ -218,6 +218,8 @@ def hourly_key(sample: ScrapedSample) -> Key | None:
     labels, agent = sample.labels, sample.agent
     if sample.name == table.STOPS.name and labels.get("action") in CUT_SHORT:
         return ("halt", agent, labels.get("reason", ""))
+    if sample.name == table.TOOL_REFUSALS.name and labels.get("action") == "refused":
+        return ("refusal", agent, labels.get("tool", ""))
     if sample.name in ERRORS:
         label, value, what = ERRORS[sample.name]
         return ("error", agent, what) if labels.get(label) == value else None

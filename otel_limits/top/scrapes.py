@@ -17,6 +17,7 @@ NUMBERS: Final = frozenset(
     spec.name
     for spec in (
         *(table.TURNS, table.TOKENS, table.COST, table.UNPRICED_TOKENS, table.STOPS),
+        table.TOOL_REFUSALS,
         *(table.IN_PROGRESS, table.LIMIT, table.INTERNAL_ERRORS, table.POLICY_VALID),
         *(table.QUOTA_USED, table.QUOTA_RESERVED, table.QUOTA_LIMIT, table.QUOTA_RESETS),
         *(table.ENFORCING, table.BUILD_INFO),

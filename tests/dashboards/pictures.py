@@ -64,6 +64,8 @@ class Worker:
     would_be: float = 0.0
     """Share of invocations that only reach max_turns in observe mode."""
     seconds_per_turn: float = 2.5
+    tool_cap: bool = False
+    """Whether its first tool has a cap."""
 
 
 FLEET: Final = (
@@ -168,6 +170,7 @@ FLEET: Final = (
         limits={"max_turns": 50, "max_cost_usd": 5},
         halts={"max_cost_usd": 0.05, "max_turns": 0.03},
         tools=("web_search", "fetch_page"),
+        tool_cap=True,
         seconds_per_turn=5.0,
     ),
 )
@@ -312,6 +315,9 @@ class Fleet:
             status = "error" if self.random.random() < 0.04 else "success"
             tool = self.random.choice(worker.tools)
             self.add("tool_calls_total", worker, 1, tool=tool, status=status)
+        if worker.tool_cap and turns > 1.5 * worker.turns:
+            labels = {"tool": worker.tools[0], "limit": "max_calls_per_tool", "action": "refused"}
+            self.add("tool_refusals_total", worker, 1, **labels)
         self.observe("invocation_turns", worker, turns)
         self.observe("invocation_tokens", worker, sum(prompts) + output)
         seconds = turns * worker.seconds_per_turn * self.random.uniform(0.7, 1.5)

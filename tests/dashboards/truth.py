@@ -122,6 +122,16 @@ def agents_and_reasons(chosen: Callable[[Produces], bool]) -> dict[str, float]:
     return by(key, one)
 
 
+def refusals(action: str) -> dict[str, float]:
+    """Return the tool calls of one round at a cap by agent and tool."""
+    return merged(
+        {f"{actor.name}: {tool} refused": n}
+        for actor in ACTORS
+        for (tool, taken), n in actor.produces.refusals.items()
+        if taken == action
+    )
+
+
 def one(_: Produces) -> int:
     """Count one."""
     return 1
@@ -197,7 +207,7 @@ def _agent_limits(played: Scene) -> dict[str, list[Expected]]:
         **_last_hour(played),
         "Finished invocations": increases({ONE: len(ACTORS)}),
         "Halt rate": [Expected({ONE: total(enforced) / len(ACTORS)}, exact=True)],
-        "Halts by agent and reason": increases(agents_and_reasons(enforced)),
+        "Halts by agent and reason": increases(agents_and_reasons(enforced), refusals("refused")),
         "Finished invocations by stop reason": increases(
             reasons(enforced), reasons(lambda produces: produces.action == "none")
         ),
@@ -208,7 +218,8 @@ def _agent_limits(played: Scene) -> dict[str, list[Expected]]:
             )
         ],
         "Would-be halts by agent and reason": increases(
-            agents_and_reasons(lambda produces: produces.action == "observed")
+            agents_and_reasons(lambda produces: produces.action == "observed"),
+            refusals("observed"),
         ),
         "Limit utilization, p95": [Expected(quantiles_of_utilization(), exact=True)],
         "Turns per invocation, p95": [

@@ -68,6 +68,8 @@ class Produces:
     """Model calls by kind."""
     tools: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Tool calls by name and status."""
+    refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Tool calls at a cap by name and action."""
     input: int
     output: int
     cache_read: int = 0
@@ -202,7 +204,7 @@ ACTORS = (
         name="trial",
         model=PRICED,
         script=lambda: [*[uses("search", usage=CALL)] * 3, says("done", usage=CALL)],
-        limits=otel_limits.Limits(max_turns=2),
+        limits=otel_limits.Limits(max_turns=2, max_calls_per_tool={"search": 2}),
         action="observe",
         produces=Produces(
             reason="max_turns",
@@ -210,10 +212,26 @@ ACTORS = (
             turns=4,
             calls={"measured": 4},
             tools={("search", "success"): 3},
+            refusals={("search", "observed"): 1},
             input=400,
             output=80,
             warnings={("max_turns", "0.5"): 1, ("max_turns", "0.8"): 1},
             used={"max_turns": 2.0},
+        ),
+    ),
+    Actor(
+        name="capped",
+        model=UNPRICED,
+        script=lambda: [uses("search", "search", usage=CALL), says("done", usage=CALL)],
+        limits=otel_limits.Limits(max_calls_per_tool={"search": 1}),
+        produces=Produces(
+            reason="end_turn",
+            turns=2,
+            calls={"measured": 2},
+            tools={("search", "success"): 1, ("search", "refused"): 1},
+            refusals={("search", "refused"): 1},
+            input=200,
+            output=40,
         ),
     ),
     Actor(

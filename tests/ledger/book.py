@@ -15,6 +15,7 @@ from otel_limits.core.events import (
     Started,
     Stop,
     ToolCall,
+    ToolStatus,
 )
 from otel_limits.core.limits import Breach, Limits
 from otel_limits.core.policy import Verdict
@@ -48,7 +49,8 @@ class Call:
     estimated: bool = False
     turn: int | None = None
     tools: Sequence[str] = ()
-    """Its tool calls; `search!` fails, and the part after `=` is the fingerprint."""
+    """Its tool calls; `search!` fails, and the part after `=` is the fingerprint. `search?` is
+    refused at its cap, and `search??` only observed to be there."""
     side: bool = False
 
     @property
@@ -162,7 +164,7 @@ class Book:
 
 def name_of(tool: str) -> str:
     """The tool of `search!=1`."""
-    return tool.partition("=")[0].rstrip("!")
+    return tool.partition("=")[0].rstrip("!?")
 
 
 def tool_call(invocation: Invocation, number: int, turn: int, tool: str, at: float) -> ToolCall:
@@ -172,12 +174,19 @@ def tool_call(invocation: Invocation, number: int, turn: int, tool: str, at: flo
         invocation=invocation,
         number=number,
         tool=name_of(tool),
-        status="error" if called.endswith("!") else "success",
+        status=_status(called),
         seconds=0.5,
         fingerprint=f"{told_by:0<32}" if told_by else None,
         turn=turn,
+        limit="max_calls_per_tool" if called.endswith("?") else None,
         at=at,
     )
+
+
+def _status(called: str) -> ToolStatus:
+    if called.endswith("?") and not called.endswith("??"):
+        return "refused"
+    return "error" if called.endswith("!") else "success"
 
 
 def stop_of(invocation: Invocation, entry: Entry) -> Stop:

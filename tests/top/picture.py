@@ -23,13 +23,14 @@ HEIGHT: Final = 23
 WEB_FONT: Final = re.compile(r",\s*url\([^)]*\) format\([^)]*\)")
 """A font from the network, which a picture in a README may not load."""
 
-# agent, running, turns a minute and of what runs, tokens a minute, USD in 5 minutes, halts, errors
-AGENTS: Final[tuple[tuple[str, int, int, int, int, float, dict[str, int], int], ...]] = (
-    ("researcher", 4, 62, 88, 214_000, 1.9, {"max_cost_usd": 3, "loop_detected": 1}, 2),
-    ("invoice-reader", 11, 140, 66, 96_000, 0.42, {"max_turns": 2}, 0),
-    ("support-chat", 7, 51, 21, 38_000, 0.17, {}, 5),
-    ("nightly-report", 1, 9, 19, 41_000, 0.13, {"quota_exceeded": 6}, 0),
-    ("translator", 0, 0, 0, 0, 0.0, {}, 0),
+# agent, running, turns a minute and of what runs, tokens a minute, USD in 5 minutes, halts,
+# refusals, errors
+AGENTS: Final[tuple[tuple[str, int, int, int, int, float, dict[str, int], int, int], ...]] = (
+    ("researcher", 4, 62, 88, 214_000, 1.9, {"max_cost_usd": 3, "loop_detected": 1}, 17, 2),
+    ("invoice-reader", 11, 140, 66, 96_000, 0.42, {"max_turns": 2}, 0, 0),
+    ("support-chat", 7, 51, 21, 38_000, 0.17, {}, 0, 5),
+    ("nightly-report", 1, 9, 19, 41_000, 0.13, {"quota_exceeded": 6}, 0, 0),
+    ("translator", 0, 0, 0, 0, 0.0, {}, 0, 0),
 )
 QUOTA: Final = """
     quota_used{quota="acme-day",key="(all)"} 4790000
@@ -43,7 +44,7 @@ TRACE: Final = 'stops_total{agent="%s",reason="%s",action="halted"} %d'
 def counters(part: float) -> str:
     """Write what all agents have counted when a part of five minutes is over."""
     lines = [QUOTA % (BEGAN + 36_000), YOUNG]
-    for agent, running, turns, open_turns, tokens, usd, halts, errors in AGENTS:
+    for agent, running, turns, open_turns, tokens, usd, halts, refusals, errors in AGENTS:
         labels = f'{{agent="{agent}"'
         counted = 1000 + turns * 5 * part
         lines += [
@@ -54,6 +55,7 @@ def counters(part: float) -> str:
             f'tokens_total{labels},model="m",type="input"}} {tokens * 5 * part}',
             f'cost_usd_total{labels},model="m"}} {usd * part}',
             f'tool_calls_total{labels},tool="t",status="error"}} {errors}',
+            f'tool_refusals_total{labels},tool="web_search",action="refused"}} {refusals}',
             f'budget_used_ratio_bucket{labels},limit="max_turns",le="0.8"}} {90 if halts else 99}',
             f'budget_used_ratio_bucket{labels},limit="max_turns",le="1.0"}} 100',
             f'budget_used_ratio_bucket{labels},limit="max_turns",le="+Inf"}} 100',

@@ -215,6 +215,7 @@ COLUMNS: Final = (
         natural=lambda row: len(halts_text(row)),
         whole=lambda row: len(count(row.halt_count)),
     ),
+    number("Refusals", "Ref", 3, lambda row: count(row.refusal_count), from_width=100),
     number("Errors", "Err", 3, lambda row: count(row.error_count)),
 )
 

@@ -44,8 +44,9 @@ EXPLAINED: Final = (
     ("Cap now", "highest cap utilization by running invocations, mean, of:"),
     ("", "max_turns, max_iterations and max_token_budget"),
     ("Cap 1 h", "highest cap utilization by finished invocations, p95, last hour"),
-    ("Halts, errors", "in the last hour, or since the time shown above"),
-    ("Errors", "failed model calls and tool calls"),
+    ("Halts, refusals", "in the last hour, or since the time shown above"),
+    ("Refusals", "tool calls that a limit refused; the agent continued"),
+    ("Errors", "failed model calls and tool calls, in the same time"),
     (UNKNOWN, "not known yet"),
     ("", ""),
     ("↑ ↓ PgUp PgDn", "select an agent"),
@@ -110,7 +111,8 @@ def header(fleet: Fleet, view: View, width: int) -> list[Text]:
     sentences = [
         f"otel-limits top · {clock(fleet.at, seconds=True)} · {feeds}",
         sums,
-        f"{count_of(totals.halts, 'halt')}, {count_of(totals.errors, 'error')} {since}",
+        f"{count_of(totals.halts, 'halt')}, {count_of(totals.refusals, 'refusal')}, "
+        f"{count_of(totals.errors, 'error')} {since}",
     ]
     lines = [Text(line, style="bold") for line in pack_lines(sentences, width)]
     if view.filter and view.mode != "filter":
@@ -162,11 +164,12 @@ def detail(row: AgentRow | None, width: int) -> list[Text]:
         return []
     now = ", ".join(f"{each.limit} {percent(each.share)}" for each in row.now)
     hour = ", ".join(f"{each.limit} {bound_text(each)}" for each in row.hour)
+    refusals = ", ".join(f"{tool} {count(n)}" for tool, n in row.refusals.items())
     errors = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in row.errors.items())
     text = (
         f"{name_of(row)}: spend per hour {money_of(row)}, {percent(row.usd_share)} of the fleet · "
         f"caps now {now or UNKNOWN} · last hour {hour or UNKNOWN} · "
-        f"halts {halts_text(row)} · errors {errors or 0}"
+        f"halts {halts_text(row)} · refused calls {printable(refusals) or 0} · errors {errors or 0}"
     )
     return [Text(), *(Text(line, style="cyan") for line in wrapped(text, width))]
 

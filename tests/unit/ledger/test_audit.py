@@ -250,6 +250,32 @@ def halts(ledger: LedgerFile) -> LedgerFile:
     return ledger
 
 
+def test_refused_tool_calls_are_beside_the_stops(ledger: LedgerFile, ask: Ask) -> None:
+    """By agent, tool and limit; a call that was only observed at its cap is none."""
+    write(
+        ledger.address,
+        Entry(tools=["search", "search?", "search?", "fetch?", "fetch!"]),
+        Entry(agent="trial", tools=["search??", "search", "pay"]),
+        Entry(tools=["search?"]),
+    )
+    assert ask("stops")["refused_tool_calls"] == [
+        {
+            "agent": agent,
+            "tool": tool,
+            "limit": "max_calls_per_tool",
+            "refused_calls": refused,
+            "would_be_refusals": would_be,
+        }
+        for agent, tool, refused, would_be in (
+            ("worker", "search", 3, 0),
+            ("trial", "search", 0, 1),
+            ("worker", "fetch", 1, 0),
+        )
+    ]
+    found = ask("stops", "--where", "agent=trial")["refused_tool_calls"]
+    assert [row["tool"] for row in found] == ["search"]
+
+
 def test_stops_by_reason(halts: LedgerFile, ask: Ask) -> None:
     """Synthetic halts, real zero-token calls and unmeasured calls are three columns."""
     rows = {(row["reason"], row["agent"]): row for row in ask("stops")["stops"]}

@@ -167,6 +167,21 @@ def test_halts_are_counted_by_reason() -> None:
     assert fleet.totals.halts == 3
 
 
+def test_refused_tool_calls_are_counted_by_tool() -> None:
+    """In addition to halts; one that was only observed at its cap is none."""
+    counted = 'tool_refusals_total{{agent="a",tool="{}",limit="{}",action="{}"}} {}'
+    before = [counted.format("search", "max_calls_per_tool", "refused", 4)]
+    after = [
+        counted.format("search", "max_calls_per_tool", "refused", 6),
+        counted.format("fetch", "max_calls_per_tool", "refused", 3),
+        counted.format("fetch", "max_tool_calls", "refused", 1),
+        counted.format("pay", "max_calls_per_tool", "observed", 9),
+    ]
+    fleet = watched(scrape("\n".join(before), 0), scrape("\n".join(after), 5))
+    assert row_of(fleet).refusals == {"fetch": 4, "search": 2}
+    assert (fleet.totals.refusals, fleet.totals.halts) == (6, 0)
+
+
 def test_last_halts_begin_with_the_first_scrape() -> None:
     """The newest first; one that was there before is not among them."""
     fleet = watched(

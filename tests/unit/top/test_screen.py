@@ -44,6 +44,7 @@ def busy(agent: str = LONG, **more: Any) -> AgentRow:
             CapShare(limit="max_turns", cap=5, share=0.8),
         ],
         "halts": {"max_token_budget": 1234, "quota_exceeded": 12, "killed": 1},
+        "refusals": {"web_search": 4321, "fetch_page": 3},
         "errors": {"model_calls": 7, "tool_calls": 1},
     }
     return row(agent, 1, **values | more)
@@ -107,6 +108,7 @@ def test_selected_row_is_shown_in_full(width: int) -> None:
         "max_cost_usd >100%",
         "max_turns ≤80%",
         "max_token_budget 1.23k, quota_exceeded 12, killed 1",
+        "refused calls web_search 4.32k, fetch_page 3",
         "7 model calls, 1 tool calls",
     ):
         assert part in re.sub(r" +", " ", told)
@@ -167,7 +169,7 @@ def test_the_first_look_has_nothing() -> None:
     """Before any answer."""
     empty = fleet_of(feeds={}, rate_seconds=None)
     empty = dataclasses.replace(
-        empty, totals=Totals(agents=0, in_progress=0, rates=Rates(), halts=0, errors=0)
+        empty, totals=Totals(agents=0, in_progress=0, rates=Rates(), halts=0, refusals=0, errors=0)
     )
     told = "\n".join(shown(80, fleet=empty))
     assert "connecting" in told
@@ -186,7 +188,7 @@ def test_halts_are_known_since_a_time() -> None:
     """It is said where that is less than an hour."""
     assert "in the last hour" in " ".join(shown(120))
     later = dataclasses.replace(BUSY, halts_since=BEGAN - 60)
-    assert re.search(r"6 halts, 6 errors since \d\d:\d\d", " ".join(shown(120, fleet=later)))
+    assert re.search(r"6 halts, 6 refusals, 6 errors since \d\d:\d\d", " ".join(shown(120, fleet=later)))
 
 
 def test_the_help_fits_a_small_terminal() -> None:

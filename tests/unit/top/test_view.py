@@ -25,6 +25,7 @@ def row(agent: str, number: int, **more: Any) -> AgentRow:
         "now": [CapShare(limit="max_turns", cap=10, share=number / 10)],
         "hour": [],
         "halts": {"max_turns": number},
+        "refusals": {"search": number},
         "errors": {"tool_calls": number},
     }
     return AgentRow(agent=agent, **values | more)
@@ -43,6 +44,7 @@ def fleet_of(*rows: AgentRow, **more: Any) -> Fleet:
             in_progress=sum(each.in_progress or 0 for each in rows),
             rates=Rates(turns_per_minute=6, tokens_per_minute=6000, usd_per_hour=0.6),
             halts=6,
+            refusals=6,
             errors=6,
         ),
     }
