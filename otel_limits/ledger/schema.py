@@ -207,8 +207,8 @@ TOOL_CALL_TABLE: Final = sa.Table(
     sa.Column("source", TEXT, nullable=False),
     sa.UniqueConstraint("invocation_id", "number"),
 )
-"""`breach_limit` is the limit that refused a call, if its status is `refused`, and else the one that
-would have refused it. It is null for imported calls: a call that was refused has no span."""
+"""`breach_limit` is the limit that refused a call, if its status is `refused`, and else the limit
+that would have refused it. It is null for imported calls: a call that was refused has no span."""
 
 ATTRIBUTE_TABLE: Final = sa.Table(
     ATTRIBUTES,

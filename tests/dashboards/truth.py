@@ -347,6 +347,7 @@ def _health(played: Scene) -> dict[str, list[Expected]]:
         labels(agent=actor.name, limit=limit): float(cap)
         for actor in ACTORS
         for limit, cap in actor.limits.items()
+        if limit != "max_calls_per_tool"
     }
 
     def increases(values: Values) -> list[Expected]:

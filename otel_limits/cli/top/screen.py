@@ -108,11 +108,11 @@ def header(fleet: Fleet, view: View, width: int) -> list[Text]:
         f"{count(rates.turns_per_minute)} turns/min · "
         f"{count(rates.tokens_per_minute)} tokens/min · {spent}/h"
     )
+    ended = f"{count_of(totals.halts, 'halt')}, {count_of(totals.refusals, 'refusal')}"
     sentences = [
         f"otel-limits top · {clock(fleet.at, seconds=True)} · {feeds}",
         sums,
-        f"{count_of(totals.halts, 'halt')}, {count_of(totals.refusals, 'refusal')}, "
-        f"{count_of(totals.errors, 'error')} {since}",
+        f"{ended}, {count_of(totals.errors, 'error')} {since}",
     ]
     lines = [Text(line, style="bold") for line in pack_lines(sentences, width)]
     if view.filter and view.mode != "filter":

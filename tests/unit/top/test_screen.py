@@ -188,7 +188,8 @@ def test_halts_are_known_since_a_time() -> None:
     """It is said where that is less than an hour."""
     assert "in the last hour" in " ".join(shown(120))
     later = dataclasses.replace(BUSY, halts_since=BEGAN - 60)
-    assert re.search(r"6 halts, 6 refusals, 6 errors since \d\d:\d\d", " ".join(shown(120, fleet=later)))
+    told = " ".join(shown(120, fleet=later))
+    assert re.search(r"6 halts, 6 refusals, 6 errors since \d\d:\d\d", told)
 
 
 def test_the_help_fits_a_small_terminal() -> None:
