@@ -130,7 +130,7 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
         note="A would-be halt is one that the action observe left out; metrics count the "
         "invocation under its reason. A synthetic halt added a message that no model wrote. For "
         "a zero-token call the provider reported zero; for an unmeasured one it reported "
-        "nothing. Cost covers calls with a known price.",
+        "nothing, or the stream ended before that. Cost covers calls with a known price.",
     )
 
 

@@ -32,7 +32,7 @@ from otel_limits.audit.formatting import written
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.reconcile import AUTHORIZATION_FILE, reconcile
 from otel_limits.core.wording import pluralize
-from otel_limits.ledger.rows import MICROSECONDS
+from otel_limits.ledger.rows import MICROSECONDS, UNKNOWN_SIZE
 
 if TYPE_CHECKING:
     from otel_limits.core.secrets import Secret
@@ -276,7 +276,7 @@ def _unknown(inquiry: AuditQuery, balance: Balance) -> Iterator[Check]:
     calls, tokens = balance.calls.calls, balance.calls.tokens
     found = balance.unmeasured_calls
     share = f"{found / calls:.1%} of all" if calls else ""
-    look = "audit spend --by model --where state=unmeasured,state=estimated"
+    look = "audit spend --by model --where " + ",".join(f"state={each}" for each in UNKNOWN_SIZE)
     # Never a failure: the provider reported nothing.
     yield Check("Unmeasured calls", found, OK, share, command_on(inquiry, look) if found else "")
     found = balance.unpriced_tokens

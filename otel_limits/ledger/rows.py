@@ -44,10 +44,12 @@ RECOUNTS: Final = "recount"
 LOST: Final = "lost"
 """Stop reason and action of an invocation whose process vanished, as an operator declared it."""
 
-State = Literal["measured", "zero", "unmeasured", "estimated", "failed"]
+State = Literal["measured", "zero", "unmeasured", "estimated", "failed", "interrupted"]
 
-UNKNOWN_SIZE: Final = ("unmeasured", "estimated")
-"""States of a call whose provider reported no usage."""
+UNKNOWN_SIZE: Final = ("unmeasured", "estimated", "interrupted")
+"""States of a call that the provider billed without reporting its usage."""
+UNANSWERED: Final = ("failed", "interrupted")
+"""States of a call without a whole answer."""
 
 SAME_CALL_MICROSECONDS: Final = 60_000_000
 """An imported span with the IDs of a recorded call is another call if their times differ by more:
@@ -286,7 +288,9 @@ def is_estimate(usage: Usage, *, estimated: bool) -> bool:
 
 
 def state_of(kind: CallKind, usage: Usage, *, estimated: bool) -> State:
-    """Return how the tokens of a call are known. See `estimated` for a failed call."""
+    """Return how the tokens of a call are known."""
+    if kind == "failed" and estimated:  # its answer ended before its usage was reported
+        return "interrupted"
     if kind == "unmeasured":
         return "estimated" if is_estimate(usage, estimated=estimated) else "unmeasured"
     return "zero" if kind == "zero_token" else kind

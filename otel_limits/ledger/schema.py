@@ -152,7 +152,7 @@ PARTIAL_INDEXES: Final = (
     """
     CREATE INDEX ix_otel_limits_model_calls_unknown_size
     ON otel_limits_model_calls (day, agent, model, at_us)
-    WHERE state IN ('unmeasured', 'estimated')
+    WHERE state IN ('unmeasured', 'estimated', 'interrupted')
     """,
     """
     CREATE INDEX ix_otel_limits_model_calls_quota_operation

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from otel_limits.ledger.rows import LOST, tokens
+from otel_limits.ledger.rows import LOST, UNANSWERED, tokens
 from otel_limits.ledger.schema import CALLS, INVOCATION_TABLE, IS_UNPRICED, RUNS, TOOLS
 
 COST: Final[sa.ColumnElement[Any]] = sa.func.coalesce(
@@ -46,7 +46,7 @@ SUMMED: Final[dict[str, Any]] = {
 """How calls determine the columns of their invocation."""
 
 
-ANSWERED: Final = _sum(sa.case((CALLS.state != "failed", 1), else_=0))
+ANSWERED: Final = _sum(sa.case((CALLS.state.not_in(UNANSWERED), 1), else_=0))
 
 
 def recount(connection: sa.Connection, ids: Sequence[str]) -> None:

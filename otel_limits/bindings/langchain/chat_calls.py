@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messages
@@ -16,6 +16,7 @@ from otel_limits.bindings.langchain.chat_readers import (
     answer_in,
     call_to,
     chunk_of,
+    has_usage,
     is_blocked,
     is_cached,
     messages_in,
@@ -194,6 +195,8 @@ class ChatRequest(ModelCallInProgress):
     """The name by which the conversations were given; empty if by position."""
     has_several: bool = field(kw_only=True)
     chunks: list[Any] = field(default_factory=list, kw_only=True)
+    has_usage: bool = field(default=False, kw_only=True)
+    """True while the chunks report the usage of all texts in them."""
 
     # --- the request ------------------------------------------------------------------------------
 
@@ -243,7 +246,8 @@ class ChatRequest(ModelCallInProgress):
         call, chunk = self.calls[0], chunk_of(part)
         call.has_content = True
         self.chunks.append(chunk)
-        call.parts.append(answer_in(chunk))
+        call.parts.append(text := answer_in(chunk))
+        self.has_usage = has_usage(chunk) or (self.has_usage and not text)
         return False
 
     def note_end_of_parts(self) -> None:
@@ -277,13 +281,16 @@ class ChatRequest(ModelCallInProgress):
         text = "" if any(call.parts) else answer_in(message)
         self.note(call, message if is_answer else None, usage, text)
 
-    def note_failure(self, error: BaseException) -> None:
+    def note_failure(self, error: BaseException) -> None:  # noqa: ARG002  of every request
         """Note the node of the call, and the usage of an answer that was broken off."""
         if self.invocation is not None:
             self.invocation.place = _place() or {}
-        if self.chunks and not self.answers and isinstance(error, Exception):
+        if self.chunks and not self.answers:
             self.note_end_of_parts()
             self.answers.clear()  # it does not count as a turn
+            call = self.calls[0]
+            if call.record.sure == "measured" and not self.has_usage:  # only the input is known
+                call.record = replace(call.record, sure="partial", has_output=False)
 
     def text_of(self, answer: Any) -> str:
         """Return the text of a message."""

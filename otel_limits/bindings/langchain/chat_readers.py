@@ -146,6 +146,12 @@ def usage_of(message: Any, output: Mapping[str, Any] | None, provider: str) -> U
     return record_of_usage(None, provider)
 
 
+def has_usage(chunk: Any) -> bool:
+    """Return whether a part of a response reports usage."""
+    metadata = getattr(chunk, "response_metadata", None) or {}
+    return bool(getattr(chunk, "usage_metadata", None)) or any(map(metadata.get, OF_VENDOR))
+
+
 def _others_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the vendor's fields that LangChain's usage does not have."""
     holders = [metadata, *(metadata.get(name) for name in OF_VENDOR)]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import uuid
 from typing import TYPE_CHECKING, Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from langchain.agents import create_agent
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessageChunk
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import RetryPolicy
@@ -36,7 +41,7 @@ from otel_limits.testing import (
 from tests.langchain.graphs import ASK, STEPS, agent, halt_of, looping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 
 def test_span_of_a_failed_graph_ends_once(spans: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -155,6 +160,60 @@ def test_kill_ends_a_synchronous_stream_at_the_next_part(events: list[Event]) ->
 
 
 # --- the rest of a program ------------------------------------------------------------------------
+
+
+class Chunks(ScriptedChatModel):
+    """Streams chunks: texts and counts of tokens, then an error or nothing more."""
+
+    async def _astream(self, *_: Any, **__: Any) -> AsyncIterator[ChatGenerationChunk]:
+        chunks, error = next(self._script)  # type: ignore[misc]
+        for each in chunks:
+            text, usage = (each, None) if isinstance(each, str) else ("", each)
+            yield ChatGenerationChunk(message=AIMessageChunk(text, usage_metadata=usage))
+        if error is not None:
+            raise error
+        await asyncio.Event().wait()
+
+
+def counts(sent: int, output: int) -> dict[str, int]:
+    """Usage in a chunk."""
+    return {"input_tokens": sent, "output_tokens": output, "total_tokens": sent + output}
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), None], ids=["broken off", "left"])
+@pytest.mark.parametrize(
+    ("chunks", "estimated", "read"),
+    [
+        ([counts(70, 0), "once ", "upon "], True, (70, 2)),
+        (["once ", "upon ", counts(70, 9)], False, (70, 9)),
+    ],
+    ids=["text at the end", "usage at the end"],
+)
+def test_usage_in_a_stream_that_ends_early_is_measured_unless_text_follows(
+    events: list[Event],
+    chunks: list[Any],
+    estimated: bool,  # noqa: FBT001  of the table
+    read: tuple[int, int],
+    error: Exception | None,
+) -> None:
+    """Anthropic reports the input first, and the output at the end."""
+    enable(observers=[events.append])
+    graph = create_agent(Chunks([(chunks, error)]), [], name="boss")  # type: ignore[list-item]
+
+    async def leave() -> None:
+        parts = graph.astream(ASK, stream_mode="messages")
+        with contextlib.suppress(OSError):
+            async for chunk, _ in parts:
+                if error is None and chunk.usage_metadata == chunks[-1]:
+                    break
+                if error is None and chunk.content == chunks[-1]:
+                    break
+        await parts.aclose()
+
+    asyncio.run(leave())
+    (call,) = [each for each in events if isinstance(each, ModelCall)]
+    assert (call.kind, call.estimated) == ("failed", estimated)
+    assert (call.usage.input, call.usage.output) == read
 
 
 def test_model_in_a_tool_is_a_side_call(events: list[Event]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import decimal
 import json
 import random
@@ -32,6 +34,7 @@ from otel_limits.ledger.rows import (
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, fails, says, tokens, uses
+from tests.features.page import SUBJECTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,9 +122,10 @@ def test_tokens_are_kept_as_counted_and_as_reported(
         (says("x", usage=None), "estimate", "estimated", 1),
         (says("x", usage=None), "ignore", "unmeasured", 0),
         (fails(ConnectionError("gone")), "estimate", "failed", 0),
-        (says("x", usage=None, error=ConnectionError("gone")), "estimate", "failed", 1),
+        (says("x", usage=None, error=ConnectionError("gone")), "estimate", "interrupted", 1),
+        (says("x", usage=None, error=ConnectionError("gone")), "ignore", "interrupted", 0),
     ],
-    ids=["measured", "zero", "estimated", "unmeasured", "failed", "broken off"],
+    ids=["measured", "zero", "estimated", "unmeasured", "failed", "broken off", "and ignored"],
 )
 def test_how_much_is_known_of_a_call(  # noqa: PLR0913, PLR0917  fixtures
     source: str,
@@ -133,7 +137,7 @@ def test_how_much_is_known_of_a_call(  # noqa: PLR0913, PLR0917  fixtures
     state: str,
     estimated: int,
 ) -> None:
-    """Measured, zero, unmeasured, estimated and failed calls are distinguished."""
+    """Measured, zero, unmeasured, estimated, failed and interrupted calls are distinguished."""
     monkeypatch.setenv("OTEL_LIMITS_UNMEASURED", unmeasured)
     enable()
     agent = make_agent(ScriptedModel([answer]))
@@ -559,3 +563,36 @@ def test_a_plugin_records_too(ledger: LedgerFile, make_agent: MakeAgent) -> None
     plugin = otel_limits.LimitsPlugin(Limits(max_turns=1))
     make_agent(ScriptedModel(endless(uses("search"))), plugins=[plugin])("go")
     assert [row["reason"] for row in ledger.invocations()] == ["max_turns"]
+
+
+# --- streams that end early -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+@pytest.mark.parametrize(
+    ("answer", "unmeasured"),
+    [
+        (says("an answer"), 0),
+        (says("an answer", usage=None), 1),
+        (says("half an ans", error=ConnectionError("gone")), 1),
+        (fails(ConnectionError("gone")), 0),
+    ],
+    ids=["whole", "unreported", "broken off", "not sent"],
+)
+def test_stream_that_ends_early_is_unmeasured(
+    ledger: LedgerFile,
+    capsys: pytest.CaptureFixture[str],
+    subject: Any,
+    answer: Any,
+    unmeasured: int,
+) -> None:
+    """Its tokens are an estimate, so the audit does not call them measured."""
+    enable()
+    agent = subject.agent(subject.model([answer]))
+    with contextlib.suppress(Exception):  # each framework has another exception
+        asyncio.run(subject.stream(agent))
+    (row,) = ledger.calls()
+    assert main(["audit", "spend", "--format", "json"]) == 0
+    spent = json.loads(capsys.readouterr().out)
+    assert (spent["totals"]["spend"]["unmeasured_calls"], row["estimated"]) == (unmeasured,) * 2
+    assert ("100.0% of calls are unmeasured" in spent["complete"]) == (unmeasured == 1)
