@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from langgraph.errors import GraphBubbleUp
+
 from otel_limits.bindings.invocation import InvocationInProgress, ToolAnswer
 
 if TYPE_CHECKING:
@@ -25,6 +27,17 @@ class GraphHaltedError(BaseException):
     # No `__init__`: an error raised in it would reach the application.
     invocation: GraphInvocation
     """The invocation that was halted."""
+    has_left_node = False
+    """True once no code of its node can handle it, but nodes next to it may still run."""
+
+    @property
+    def __class__(self) -> type:
+        """What `isinstance` takes it for.
+
+        LangGraph cancels the other nodes of a step, unless an exception is a `GraphBubbleUp`, such
+        as that of a node that waits for a human.
+        """
+        return GraphBubbleUp if self.has_left_node else GraphHaltedError
 
 
 UNANSWERED: Final = object()

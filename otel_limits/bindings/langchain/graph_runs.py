@@ -29,13 +29,18 @@ from otel_limits.bindings.langchain.graph_invocation import (
 from otel_limits.bindings.langchain.graph_questions import Resumed, aresumed, can_ask, resumed
 from otel_limits.bindings.langchain.graph_streams import GraphStream
 from otel_limits.bindings.langchain.halt_marks import mark, with_mark_of
+from otel_limits.bindings.langchain.halted_nodes import with_node_ends
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.langchain.last_answers import is_own_loop
 from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.bindings.owned_streams import owned
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError
-from otel_limits.core.internal_errors import report_suppressed, suppress_errors, suppress_lapses
+from otel_limits.core.internal_errors import (
+    suppress_errors,
+    suppress_errors_async,
+    suppress_lapses,
+)
 from otel_limits.core.policy import KILLED
 from otel_limits.core.texts import not_run_note
 from otel_limits.runs.current import current_scope
@@ -43,6 +48,8 @@ from otel_limits.runs.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+    from langgraph.types import StateSnapshot
 
     from otel_limits.core.policy import Policy, Verdict
 
@@ -72,7 +79,7 @@ def track_stream(original: Any) -> Any:
         if call is None:
             yield from original(graph, input, config, **options)
             return
-        chunks = original(graph, input, config, **call.stream.options)
+        chunks = original(graph, input, call.config, **call.stream.options)
         try:
             try:
                 while True:
@@ -84,7 +91,8 @@ def track_stream(original: Any) -> Any:
                     yield from call.stream.passed(chunk)
                 saved = call.succeed()
             except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
-                saved = call.halted_by(error)
+                is_halt = call.is_halted_by(error)
+                saved = call.halt(_stored(graph, call.thread)) if is_halt else None
             if saved is not None:
                 _save(graph, saved)
             yield from call.last_chunks()
@@ -117,7 +125,7 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
                 async for chunk in chunks:
                     yield chunk
             return
-        chunks = owned(original(graph, input, config, **call.stream.options))
+        chunks = owned(original(graph, input, call.config, **call.stream.options))
         try:
             try:
                 while True:
@@ -130,7 +138,8 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
                         yield each
                 saved = call.succeed()
             except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
-                saved = call.halted_by(error)
+                is_halt = call.is_halted_by(error)
+                saved = call.halt(await _astored(graph, call.thread)) if is_halt else None
             if saved is not None:
                 await _asave(graph, saved)
             call.note_end(ends)
@@ -147,17 +156,29 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
 
 
 @suppress_errors("binding")
+def _stored(graph: Any, thread: Any) -> StateSnapshot | None:
+    """Return the state of a halted graph as its checkpoints have it; `None` if it has none."""
+    state: StateSnapshot | None = thread and graph.get_state(thread)
+    return state
+
+
+@suppress_errors_async("binding")
+async def _astored(graph: Any, thread: Any) -> StateSnapshot | None:
+    """Do the same without blocking the event loop."""
+    state: StateSnapshot | None = thread and await graph.aget_state(thread)
+    return state
+
+
+@suppress_errors("binding")
 def _save(graph: Any, saved: Saved) -> None:
     """Store the end of a halted graph in its checkpoints."""
     graph.bulk_update_state(*saved)
 
 
+@suppress_errors_async("binding")
 async def _asave(graph: Any, saved: Saved) -> None:
     """Do the same without blocking the event loop."""
-    try:
-        await graph.abulk_update_state(*saved)
-    except Exception as error:  # noqa: BLE001  the graph must not feel it
-        report_suppressed("binding", error)
+    await graph.abulk_update_state(*saved)
 
 
 # --- one invocation -------------------------------------------------------------------------------
@@ -174,7 +195,7 @@ def _begun(
     host.prepare(has_own=False)
     stream = GraphStream(graph, config, options)
     questions = () if resume is None else resume.questions
-    return GraphCall(graph, merge_configs(graph.config, config), stream, questions)
+    return GraphCall(graph, config, stream, questions)
 
 
 class GraphCall:
@@ -183,13 +204,15 @@ class GraphCall:
     def __init__(
         self,
         graph: Any,
-        config: Mapping[str, Any],
+        config: Any,
         stream: GraphStream,
         questions: Sequence[LimitQuestion],
     ) -> None:
         """Begin an invocation."""
         host, name = LANGCHAIN.host, graph.get_name()
         assert host is not None  # checked before
+        self.config = with_node_ends(graph, config)
+        config = merge_configs(graph.config, config)
         self.stream = stream
         self._graph, self._config = graph, config
         configurable = config.get("configurable") or {}
@@ -226,18 +249,46 @@ class GraphCall:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def halted_by(self, error: BaseException) -> Saved | None:
-        """End with the halt that an exception carries; raise any other exception again.
+    def is_halted_by(self, error: BaseException) -> bool:
+        """Return whether an exception is a halt, which must be written; raise any other one again.
 
-        Returns:
-            What to store in the graph's checkpoints, if it has any.
+        If the graph's own code has failed at the last answer, that has the halt already.
         """
-        if not self._is_halt(error) and not self._is_caused_by_halt(error):
-            if self._has_failed_at_last_answer(error):
-                return None
+        if self._is_halt(error) or self._is_caused_by_halt(error):
+            return True
+        if not self._has_failed_at_last_answer(error):
             self._fail(error)
             raise  # noqa: PLE0704  called while it is handled
+        return False
+
+    @property
+    def thread(self) -> dict[str, Any] | None:
+        """The configuration of the thread of the graph's checkpoints, if it has any."""
+        configurable = dict(self._config.get("configurable") or {})
+        if not isinstance(self._graph.checkpointer, BaseCheckpointSaver):
+            return None
+        if "thread_id" not in configurable:
+            return None
+        configurable.pop("checkpoint_id", None)  # of where this call began
+        return {"configurable": configurable}
+
+    def halt(self, stored: StateSnapshot | None) -> Saved | None:
+        """End with the halt.
+
+        Args:
+            stored: The graph's state as its checkpoints have it, if it has any.
+
+        Returns:
+            What to store there, if anything.
+        """
+        is_parallel = stored is not None and bool(stored.next) and len(stored.tasks) > 1
+        self.stream.end_step(stored.values if stored is not None and is_parallel else {})
         self._halt()
+        # LangGraph can continue with the nodes that are pending, and has what the others wrote. But
+        # a conversation that waits for the results of tools must not stay so.
+        waits_for_tools = len(self._last) > 1
+        if is_parallel and not waits_for_tools and self.invocation.answer is None:
+            return None
         return self._checkpoint()
 
     def _is_halt(self, error: BaseException) -> bool:
@@ -340,16 +391,14 @@ class GraphCall:
     @suppress_errors("binding")
     def _checkpoint(self) -> Saved | None:
         """Return the updates that let the thread continue after our message."""
-        graph, configurable = self._graph, dict(self._config.get("configurable") or {})
-        has_thread = isinstance(graph.checkpointer, BaseCheckpointSaver)
-        if not has_thread or "thread_id" not in configurable or not self._last:
+        graph, thread = self._graph, self.thread
+        if thread is None or not self._last:
             return None
-        configurable.pop("checkpoint_id", None)  # of where this call began
         # Conditional edges of the node would run now, with our message and without limits.
         branches = getattr(getattr(graph, "builder", None), "branches", {})
         nodes = [each for each in graph.nodes if not each.startswith("__")]
         node = min(nodes, key=lambda each: (bool(branches.get(each)), each != self._halted_node))
-        return {"configurable": configurable}, [
+        return thread, [
             [StateUpdate(None, END)],  # what ended in this step is kept, the rest is dropped
             *([StateUpdate(each, node)] for each in self.stream.updates_with(self._last)),
             [StateUpdate(None, END)],  # nor does anything follow our message

@@ -7,6 +7,7 @@ asked for is passed on. `invoke` requests both itself.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,11 @@ OURS: Final = ("updates", "values")
 
 INTERRUPT: Final = "__interrupt__"
 
+NONE: Final = object()
+
+ABOUT: Final = frozenset({INTERRUPT, "__metadata__"})
+"""Keys of a chunk of `updates` next to its nodes."""
+
 
 class GraphStream:
     """Reads a graph's stream along.
@@ -59,6 +65,7 @@ class GraphStream:
         self._is_v2 = options.get("version") == "v2"
         keys = options.get("output_keys")
         self._keys = graph.stream_channels_asis if keys is None else keys
+        self._channels = graph.channels
         self._has_channel = MESSAGES in graph.channels
         self._is_replaced = isinstance(graph.channels.get(MESSAGES), LastValue)
         reducer = getattr(graph.channels.get(MESSAGES), "operator", None)
@@ -67,8 +74,10 @@ class GraphStream:
         self.options = {**options, "stream_mode": modes}
         self.values: Any = {}
         """The last values of the state."""
-        self.updates: list[Any] = []
-        """Messages of nodes that ended since."""
+        self.updates: list[Mapping[str, Any]] = []
+        """Updates of nodes that ended since."""
+        self.has_more = False
+        """True if the values have changed since the reader got them."""
         self.is_interrupted = False
         """True if the graph waits for a human."""
 
@@ -101,15 +110,44 @@ class GraphStream:
             self.values, self.updates = payload, []
         elif mode == "updates" and isinstance(payload, dict):
             self.is_interrupted = self.is_interrupted or INTERRUPT in payload
-            for update in payload.values():
-                self.updates += messages_of(update)
+            for node, written in payload.items():
+                each = written if isinstance(written, list) else [written]
+                if node not in ABOUT:
+                    self.updates += [update for update in each if isinstance(update, dict)]
+
+    @suppress_errors("binding")
+    def end_step(self, stored: Mapping[str, Any]) -> None:
+        """Take what nodes wrote in the halted step into the state.
+
+        Args:
+            stored: Values of its checkpoint, which has the order of the nodes.
+        """
+        if isinstance(self._keys, str):  # its values are those of one channel
+            return
+        ended = {**self._changed(), **stored}
+        shown = {key: ended[key] for key in ended if key in self._keys}
+        self.values, self.updates = self._values_with(shown), []
+        self.has_more = bool(shown)
+
+    def _changed(self) -> dict[str, Any]:
+        """Return the values that updates have changed, by the reducers of the graph."""
+        changed = {}
+        for name, channel in self._channels.items():
+            writes = [update[name] for update in self.updates if name in update]
+            if not writes:
+                continue
+            value = self.values
+            value = value.get(name, NONE) if isinstance(value, dict) else getattr(value, name, NONE)
+            # A copy, as some channels change what they begin with.
+            now = channel.copy() if value is NONE else channel.from_checkpoint(copy.copy(value))
+            now.update(writes)
+            changed[name] = now.get()
+        return changed
 
     @property
     def messages(self) -> list[Any]:
-        """The messages of the state, with those of nodes that ended since."""
-        if self._is_replaced and self.updates:
-            return [*self.updates]
-        return [*messages_of(self.values), *self.updates]
+        """The messages of the state."""
+        return messages_of(self.values)
 
     @property
     def has_conversation(self) -> bool:
@@ -154,12 +192,14 @@ class GraphStream:
 
     def values_with(self, messages: Sequence[Any]) -> Any:
         """Return the state with the messages of a halt."""
-        every = {MESSAGES: self.conversation_with(messages)}
+        return self._values_with({MESSAGES: self.conversation_with(messages)})
+
+    def _values_with(self, changed: dict[str, Any]) -> Any:
         if isinstance(self.values, dict):
-            return {**self.values, **every}
+            return {**self.values, **changed}
         if isinstance(self.values, BaseModel):
-            return self.values.model_copy(update=every)
-        return dataclasses.replace(self.values, **every)
+            return self.values.model_copy(update=changed)
+        return dataclasses.replace(self.values, **changed)
 
     def of_halt(
         self, messages: Sequence[Any], place: Mapping[str, Any], *, is_streamed: bool
@@ -171,14 +211,15 @@ class GraphStream:
             place: Metadata of the model call that was refused.
             is_streamed: The reader got the text in parts, and now gets the mark.
         """
-        if not messages:
-            return
-        values = self.values_with(messages)
-        payloads: dict[str, list[Any]] = {
-            "messages": [(_mark_of(each) if is_streamed else each, {**place}) for each in messages],
-            "updates": [{place.get("langgraph_node", "otel_limits"): {"messages": [*messages]}}],
-            "values": [values],
-        }
+        payloads: dict[str, list[Any]] = {}
+        if messages:
+            node = place.get("langgraph_node", "otel_limits")
+            shown = [_mark_of(each) for each in messages] if is_streamed else messages
+            payloads["messages"] = [(each, {**place}) for each in shown]
+            payloads["updates"] = [{node: {"messages": [*messages]}}]
+            payloads["values"] = [self.values_with(messages)]
+        elif self.has_more:
+            payloads["values"] = [self.values]
         for mode in self._asked:
             for payload in payloads.get(mode, ()):
                 yield self._shaped(mode, payload)

@@ -11,13 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import pytest
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph, add_messages
 from langgraph.types import Send
+from pydantic import BaseModel
 
+import otel_limits
 from otel_limits import (
     Event,
     LimitReachedError,
@@ -311,3 +313,308 @@ def test_tree_cap_holds_over_agents_in_branches(events: list[Event]) -> None:
     assert helper.calls == 7
     assert unanswered(state["messages"]) == []
     assert len([each for each in events if isinstance(each, ModelCall)]) == 7
+
+
+# --- work that was paid for -----------------------------------------------------------------------
+
+
+class Summaries(MessagesState):
+    """A conversation, and what branches have found."""
+
+    found: Annotated[list[str], operator.add]
+
+
+def map_reduce(model: Any, *, is_async: bool = False, branches: int = 10, **options: Any) -> Any:
+    """A graph that collects what its branches find, and then ends without a model call."""
+
+    def work(state: Any) -> Any:
+        return {"found": [model.invoke(f"find {state['number']}").text]}
+
+    async def awork(state: Any) -> Any:
+        answer = await model.ainvoke(f"find {state['number']}")
+        await asyncio.sleep(0)  # such as a database
+        return {"found": [answer.text]}
+
+    def reduce(state: Any) -> Any:
+        return {"messages": [AIMessage(f"report of {len(state['found'])}")]}
+
+    return (
+        StateGraph(Summaries)
+        .add_node("work", awork if is_async else work)
+        .add_node("reduce", reduce)
+        .add_conditional_edges(
+            START, lambda _: [Send("work", {"number": n}) for n in range(branches)], ["work"]
+        )
+        .add_edge("work", "reduce")
+        .compile(name="map-reduce", **options)
+    )
+
+
+def finding() -> ScriptedChatModel:
+    """A model that always finds something else."""
+    return ScriptedChatModel(says(f"finding {n}") for n in range(40))
+
+
+ONE_BY_ONE = {"max_concurrency": 1}
+ASKED = {**ASK, "found": ["known"]}
+KNOWN = ["known", *(f"finding {n}" for n in range(6))]
+
+
+@pytest.mark.parametrize("how", sorted(CALLS))
+@pytest.mark.parametrize("saver", [None, InMemorySaver], ids=["no saver", "saver"])
+def test_cut_fan_out_returns_what_was_paid_for(how: str, saver: Any) -> None:
+    """Its findings cost as much as those of a graph that was not cut."""
+    enable(tree=Limits(max_model_calls=6))
+    model = finding()
+    graph = map_reduce(model, is_async=how.startswith("a"), checkpointer=saver and saver())
+    state = CALLS[how](graph, ASKED, config("1", **ONE_BY_ONE))
+    assert state["found"] == KNOWN
+    assert halt_of(state).reason == "max_model_calls"
+    assert [each.type for each in state["messages"]] == ["human", "ai"]
+    assert model.calls == 6
+
+
+@pytest.mark.parametrize("action", ["halt", "raise", "wrap_up"])
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_refused_branches_stay_pending(action: Any, how: str, durability: Any) -> None:
+    """`invoke(None)` pays only for them, with a new budget."""
+    enable(tree=Limits(max_model_calls=6), action=action)
+    model = finding()
+    graph = map_reduce(model, is_async=how == "ainvoke", checkpointer=InMemorySaver())
+    options = config("1", **ONE_BY_ONE)
+
+    def call(given: Any) -> Any:
+        if how == "ainvoke":
+            return asyncio.run(graph.ainvoke(given, options, durability=durability))
+        return graph.invoke(given, options, durability=durability)
+
+    with contextlib.suppress(LimitReachedError):
+        state = call(ASKED)
+        assert action != "raise"
+        assert state["found"] == graph.get_state(options).values["found"]
+    stored = graph.get_state(options)
+    assert (stored.next, stored.values["found"]) == (("work",) * 4, KNOWN)
+    state = call(None)
+    assert (stop_of(state), model.calls) == (None, 10)
+    assert [each.text for each in state["messages"]] == ["go", "report of 11"]
+    assert graph.get_state(options).next == ()
+
+
+def test_branches_that_are_cut_again_keep_what_was_paid_for() -> None:
+    """Each further call pays for as much as its budget allows."""
+    enable(tree=Limits(max_model_calls=4))
+    model = finding()
+    graph = map_reduce(model, checkpointer=InMemorySaver())
+    options = config("1", **ONE_BY_ONE)
+    found = [
+        len(graph.invoke(given, options)["found"]) for given in ({**ASK, "found": []}, None, None)
+    ]
+    assert (found, model.calls) == ([4, 8, 10], 10)
+
+
+def test_new_input_after_a_cut_fan_out_begins_anew() -> None:
+    """LangGraph drops what is pending."""
+    enable(tree=Limits(max_model_calls=6))
+    model = finding()
+    graph = map_reduce(model, checkpointer=InMemorySaver())
+    options = config("1", **ONE_BY_ONE)
+    graph.invoke(ASKED, options)
+    otel_limits.disable()
+    graph.invoke(ASK, options)
+    assert model.calls == 16
+
+
+class AfterAll(ScriptedChatModel):
+    """A model whose asynchronous answers arrive once a number of requests are in flight."""
+
+    def __init__(self, parties: int) -> None:
+        """Wait for that many."""
+        super().__init__(says(f"finding {n}") for n in range(40))
+        self._parties, self._event = parties, asyncio.Event()
+
+    async def _agenerate(self, *args: Any, **options: Any) -> Any:
+        result = await super()._agenerate(*args, **options)
+        if self.calls >= self._parties:
+            self._event.set()
+        await self._event.wait()
+        await asyncio.sleep(0)  # the refusals of the others come first
+        return result
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+def test_calls_in_flight_at_a_cut_keep_their_results(how: str) -> None:
+    """Their requests were sent, and are billed: LangGraph would cancel their branches."""
+    enable(tree=Limits(max_model_calls=6))
+    is_async = how == "ainvoke"
+    model = AfterAll(6) if is_async else Together(6)
+    graph = map_reduce(model, is_async=is_async, checkpointer=InMemorySaver())
+    state = CALLS[how](graph, ASKED, config("1"))
+    assert (len(state["found"]), model.calls) == (7, 6)
+    assert graph.get_state(config("1")).next == ("work",) * 4
+    otel_limits.disable()
+    if not is_async:
+        model = Together(4)
+        graph = map_reduce(model, checkpointer=graph.checkpointer)
+    state = CALLS[how](graph, None, config("1"))
+    assert len(state["found"]) == 11
+    assert model.calls == (10 if is_async else 4)
+
+
+def test_cut_step_of_different_nodes_keeps_what_was_paid_for() -> None:
+    """Edges lead to parallel nodes as well as `Send` does."""
+    enable(tree=Limits(max_model_calls=2))
+    model = finding()
+    builder: Any = StateGraph(Summaries)
+    for name in "abc":
+        builder.add_node(name, lambda _: {"found": [model.invoke("go").text]})
+        builder.add_edge(START, name)
+    builder.add_node("last", lambda state: {"messages": [AIMessage(str(len(state["found"])))]})
+    builder.add_edge(["a", "b", "c"], "last")
+    graph = builder.compile(name="edges", checkpointer=InMemorySaver())
+    options = config("1", **ONE_BY_ONE)
+    assert graph.invoke({**ASK, "found": []}, options)["found"] == ["finding 0", "finding 1"]
+    assert graph.get_state(options).next == ("c",)
+    state = graph.invoke(None, options)
+    assert (state["messages"][-1].text, model.calls) == ("3", 3)
+
+
+@pytest.mark.parametrize("saver", [None, InMemorySaver], ids=["no saver", "saver"])
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("way", ["node", "call"])
+def test_graph_around_a_cut_fan_out_has_what_was_paid_for(saver: Any, how: str, way: str) -> None:
+    """The graph within has ended there, so nothing of it is pending."""
+    enable(tree=Limits(max_model_calls=6))
+    model = finding()
+    inner = map_reduce(model, is_async=how == "ainvoke")
+
+    async def acall(state: Any) -> Any:
+        return {"found": (await inner.ainvoke(state, ONE_BY_ONE))["found"]}
+
+    call = {"node": inner, "invoke": lambda state: inner.invoke(state, ONE_BY_ONE)}
+    node = inner if way == "node" else acall if how == "ainvoke" else call["invoke"]
+    graph: Any = (
+        StateGraph(Summaries)
+        .add_node("inner", node)
+        .add_node("last", lambda _: {"messages": [AIMessage("done")]})
+        .add_edge(START, "inner")
+        .add_edge("inner", "last")
+        .compile(name="outer", checkpointer=saver and saver())
+    )
+    options = config("1", **ONE_BY_ONE)
+    state = CALLS[how](graph, {**ASK, "found": []}, options)
+    assert state["found"] == KNOWN[1:]
+    assert model.calls == 6
+    if saver:
+        stored = graph.get_state(options)
+        assert (stored.next, stored.values["found"]) == ((), KNOWN[1:])
+
+
+def test_agents_in_branches_of_a_cut_graph_are_paid_for_once() -> None:
+    """An agent that was halted has ended: its branch is not pending."""
+    enable(tree=Limits(max_model_calls=3))
+    model = ScriptedChatModel(says(f"finding {n}") for n in range(40))
+    helper = agent(model, name="helper")
+
+    def ask(state: Any) -> Any:
+        return {"found": [helper.invoke(state)["messages"][-1].text]}
+
+    graph: Any = (
+        StateGraph(Summaries)
+        .add_node("ask", ask)
+        .add_conditional_edges(START, lambda _: [Send("ask", ASK) for _ in range(4)], ["ask"])
+        .compile(name="outer", checkpointer=InMemorySaver())
+    )
+    options = config("1", **ONE_BY_ONE)
+    state = graph.invoke({**ASK, "found": []}, options)
+    assert state["found"][:3] == [f"finding {n}" for n in range(3)]
+    assert (graph.get_state(options).next, model.calls) == ((), 3)
+
+
+def test_conversation_that_waits_for_tools_is_not_left_pending() -> None:
+    """No vendor accepts a tool call without a result, and the user may go on with a message."""
+    enable(tree=Limits(max_model_calls=3))
+    model = ScriptedChatModel([uses("search", "search", "search"), *[says("x") for _ in range(9)]])
+
+    def plan(state: Any) -> Any:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    def work(call: Any) -> Any:
+        return {"messages": [ToolMessage(model.invoke("go").text, tool_call_id=call["id"])]}
+
+    graph: Any = (
+        StateGraph(MessagesState)
+        .add_node("plan", plan)
+        .add_node("work", work)
+        .add_edge(START, "plan")
+        .add_conditional_edges(
+            "plan", lambda s: [Send("work", each) for each in s["messages"][-1].tool_calls]
+        )
+        .compile(name="outer", checkpointer=InMemorySaver())
+    )
+    options = config("1", **ONE_BY_ONE)
+    state = graph.invoke(ASK, options)
+    stored = graph.get_state(options)
+    assert unanswered(stored.values["messages"]) == unanswered(state["messages"]) == []
+    assert [each.text for each in state["messages"]] == [
+        each.text for each in stored.values["messages"]
+    ]
+    assert (stored.next, model.calls) == ((), 3)
+    assert halt_of(stored.values).reason == "max_model_calls"
+
+
+@pytest.mark.parametrize("how", ["invoke", "v2"])
+@pytest.mark.parametrize("saver", [None, InMemorySaver], ids=["no saver", "saver"])
+def test_result_of_a_cut_graph_has_its_form(how: str, saver: Any) -> None:
+    """The output schema hides what is the graph's own."""
+
+    class Shown(TypedDict):
+        messages: Annotated[list[AnyMessage], add_messages]
+        found: list[str]
+
+    class Hidden(BaseModel):
+        messages: Annotated[list[AnyMessage], add_messages]
+        found: Annotated[list[str], operator.add] = []
+        notes: Annotated[list[str], operator.add] = []
+
+    enable(max_model_calls=2)
+    model = finding()
+    graph: Any = (
+        StateGraph(Hidden, output_schema=Shown)
+        .add_node("work", lambda _: {"found": [model.invoke("go").text], "notes": ["n"]})
+        .add_conditional_edges(START, lambda _: [Send("work", {})] * 3, ["work"])
+        .compile(name="typed", checkpointer=saver and saver())
+    )
+    state = CALLS[how](graph, ASK, config("1", **ONE_BY_ONE))
+    assert sorted(state) == ["found", "messages"]
+    assert state["found"] == ["finding 0", "finding 1"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_finished_tasks_of_the_functional_api_are_not_paid_for_again(*, is_async: bool) -> None:
+    """The results of a function's tasks are stored, as they are after any exception."""
+    enable(max_model_calls=4)
+    model = finding()
+
+    @task
+    def work(_: int) -> str:
+        return str(model.invoke("go").text)
+
+    @task
+    async def awork(_: int) -> str:
+        return str((await model.ainvoke("go")).text)
+
+    @entrypoint(checkpointer=InMemorySaver())
+    def flow(_: str) -> list[str]:
+        return [work(n).result() for n in range(6)]
+
+    @entrypoint(checkpointer=InMemorySaver())
+    async def aflow(_: str) -> list[str]:
+        return [await awork(n) for n in range(6)]
+
+    run: Any = aflow if is_async else flow
+    call = CALLS["ainvoke" if is_async else "invoke"]
+    with pytest.raises(LimitReachedError):
+        call(run, "go", config("1"))
+    assert call(run, None, config("1")) == [f"finding {n}" for n in range(6)]
+    assert model.calls == 6
