@@ -236,7 +236,7 @@ class Admission:
         if pending is not None:  # nothing is sent after the last answer
             return self._refused(pending, call, asks=pending.asks_again and can_ask)
         can_be_last = can_be_last and not run.budget.wrapped_up
-        verdict = run.calls.admit(call, turn=True, last=can_be_last)
+        verdict = run.calls.admit(call, turn=not call.formats_answer, last=can_be_last)
         can_be_last = can_be_last and call.reservation is not None
         for each in (verdict, against):
             if each is None:

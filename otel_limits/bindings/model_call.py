@@ -721,7 +721,7 @@ class ModelCallInProgress(ABC):
     def count_turn(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
         """Count the turn of a call, or let the outer request decide whether it is one."""
         invocation = self.invocation
-        if invocation is None:
+        if invocation is None or call.formats_answer:
             return
         answer = self._used(number, error)
         if answer is None and (error is not None or not self.is_unread):

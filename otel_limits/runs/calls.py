@@ -48,6 +48,8 @@ class InFlightCall:
     """True once a part of an answer, or usage, has arrived."""
     forces_output = False
     """True if it only forces structured output, which some limits yield to."""
+    formats_answer = False
+    """True if it only gives the loop's answer another form, which is not a turn."""
     is_unbilled = False
     """True once the answer is marked as not written by the model: a guardrail wrote it."""
     counted: Usage = NO_USAGE

@@ -26,7 +26,7 @@ from otel_limits.bindings.langchain.graph_invocation import GraphInvocation
 from otel_limits.bindings.langchain.graph_questions import ask, unanswered
 from otel_limits.bindings.langchain.halt_marks import mark
 from otel_limits.bindings.langchain.inner_streams import AnswerEndedError, AnswerReader, with_reader
-from otel_limits.bindings.langchain.last_answers import obstacle_to_last_answer
+from otel_limits.bindings.langchain.last_answers import formats_answer, obstacle_to_last_answer
 from otel_limits.bindings.langchain.notes_for_chat import as_texts, nudged, with_note
 from otel_limits.bindings.model_call import (
     IDS,
@@ -140,6 +140,10 @@ def _read(
         for call, each in zip(calls, conversations, strict=True):
             call.id = str(next(IDS))
             invocation.end_turns_before(each)
+        told["formats"] = formats_answer(invocation, options, conversations[0])
+        # Once, so that limits see a loop of answers without the form.
+        calls[0].formats_answer = told["formats"] and not invocation.has_formatted
+        invocation.has_formatted = invocation.has_formatted or told["formats"]
     return ChatRequest(
         run, invocation, calls, can_ask=invocation is not None and invocation.can_ask, **told
     )
@@ -194,6 +198,8 @@ class ChatRequest(ModelCallInProgress):
     keyword: str = field(kw_only=True)
     """The name by which the conversations were given; empty if by position."""
     has_several: bool = field(kw_only=True)
+    formats: bool = field(default=False, kw_only=True)
+    """True if it only gives the graph's answer another form."""
     chunks: list[Any] = field(default_factory=list, kw_only=True)
     has_usage: bool = field(default=False, kw_only=True)
     """True while the chunks report the usage of all texts in them."""
@@ -338,7 +344,7 @@ class ChatRequest(ModelCallInProgress):
         """End the graph."""
         invocation = self.invocation
         assert invocation is not None  # side calls are never halted
-        invocation.wrapping = None
+        invocation.wrapping, invocation.has_answered = None, self.formats
         raise invocation.refuse(verdict, _place() or {}) from cause
 
 

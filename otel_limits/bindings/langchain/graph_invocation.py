@@ -30,7 +30,7 @@ class GraphHaltedError(BaseException):
     has_left_node = False
     """True once no code of its node can handle it, but nodes next to it may still run."""
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         """What `isinstance` takes it for.
 
@@ -72,6 +72,10 @@ class GraphInvocation(InvocationInProgress):
     graph: Any = field(kw_only=True)
     answer: Any = field(default=None, kw_only=True)
     """The model's last answer after a limit, if it gave one."""
+    has_formatted: bool = field(default=False, kw_only=True)
+    """True once the model was asked to give its answer another form."""
+    has_answered: bool = field(default=False, kw_only=True)
+    """True if the model call that was refused was for that."""
     place: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """Metadata of the model call that was refused or failed: its node, among others."""
     is_refused: bool = field(default=False, kw_only=True)

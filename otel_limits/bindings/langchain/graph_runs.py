@@ -244,6 +244,8 @@ class GraphCall:
         """The error of the graph at the last answer of its model."""
         self._last: list[Any] = []
         """The messages of a halt."""
+        self._is_late = False
+        """True if the halt came after the answer, which the reader has then."""
         self._unseen: list[Any] = []
         """The model's last answer, if its reader got parts without the mark only."""
 
@@ -339,11 +341,18 @@ class GraphCall:
         if invocation.answer is not None:  # the model gave a last answer, and the graph continued
             self._show(invocation.answer)
             return
+        if invocation.has_answered and self._ends_with_answer:
+            self._halt_late(verdict)
+            return
         text = invocation.halt(verdict, can_show=self.stream.can_carry) or ""
         message = AIMessage(text, id=str(uuid.uuid4()), name=self._name_of_answers)
         mark(message, run.stop(verdict.reason), synthetic=True)
         if self.stream.has_conversation:
             self._last = [*_results_of_unanswered(self.stream.messages, verdict), message]
+
+    @property
+    def _ends_with_answer(self) -> bool:
+        return isinstance(next(reversed(self.stream.messages), None), AIMessage)
 
     @property
     def _name_of_answers(self) -> str | None:
@@ -374,7 +383,7 @@ class GraphCall:
     def _last_chunks(self) -> list[Any]:
         if self._run.raised:
             return []
-        is_streamed = self.invocation.answer is not None
+        is_streamed = self.invocation.answer is not None or self._is_late
         messages, place = self._last or self._unseen, self.invocation.place
         return list(self.stream.of_halt(messages, place, is_streamed=is_streamed))
 
@@ -450,8 +459,9 @@ class GraphCall:
     def _halt_late(self, verdict: Verdict) -> None:
         """Publish a halt that came after the answer, and show it there."""
         run, stream = self._run, self.stream
-        self._reason = verdict.reason
-        run.halt(verdict, "raised" if run.policy.action == "raise" else "halted")
+        self._reason, self._is_late = verdict.reason, True
+        is_raised = (verdict.action or run.policy.action) == "raise"
+        run.halt(verdict, "raised" if is_raised else "halted")
         if stream.is_interrupted:
             return
         answer = next(reversed(stream.messages), None)

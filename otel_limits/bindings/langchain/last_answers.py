@@ -1,4 +1,4 @@
-"""Decides which model call of a graph can be its last answer (`wrap_up`).
+"""Decides which model call of a graph can be its last answer (`wrap_up`), or comes after it.
 
 The answer is text without tool calls. An agent's own loop ends with it, and so does a loop of tools
 that was written by hand. Any other node expects something else of its call, such as a route, and
@@ -11,13 +11,17 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from langchain_core.messages import AIMessage
 from langchain_core.runnables.config import ensure_config
 from langgraph.graph import END
 from langgraph.graph.state import CompiledStateGraph
 
+from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.graph_invocation import DEFAULT_NAME
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from otel_limits.bindings.langchain.graph_invocation import GraphInvocation
 
 BUILDERS: Final = (
@@ -51,7 +55,7 @@ def obstacle_to_last_answer(invocation: GraphInvocation, options: Mapping[str, A
 
 def _reason_against(invocation: GraphInvocation, options: Mapping[str, Any]) -> str:
     graph, run = invocation.graph, invocation.run
-    node = str((ensure_config().get("metadata") or {}).get("langgraph_node", ""))
+    node = _node_of_call()
     place = f"the call in node {node!r}" if node else "the call"
     is_agent = is_own_loop(graph, node)
     answers_for_tree = run.invocation.agent != DEFAULT_NAME and run.answers_for_tree
@@ -68,6 +72,22 @@ def _reason_against(invocation: GraphInvocation, options: Mapping[str, Any]) -> 
     return f"no edge from node {node!r} leads to END"
 
 
+def formats_answer(
+    invocation: GraphInvocation, options: Mapping[str, Any], messages: Sequence[Any]
+) -> bool:
+    """Return whether a call only gives the answer of a graph another form, with which it ends.
+
+    Args:
+        invocation: The graph that makes the call.
+        options: The options of the request.
+        messages: Its conversation.
+    """
+    last = messages[-1] if messages else None
+    is_answer = isinstance(last, AIMessage) and not last.tool_calls and bool(text_of(last))
+    has_form = bool(options.get(WITH_SCHEMA)) or _is_bound(options)
+    return is_answer and has_form and _must_end_at(invocation.graph, _node_of_call())
+
+
 def is_own_loop(graph: Any, node: str = "") -> bool:
     """Return whether a node, or any node if it is unknown, is the model's in an agent's own loop.
 
@@ -78,6 +98,10 @@ def is_own_loop(graph: Any, node: str = "") -> bool:
     nodes = graph.builder.nodes if isinstance(graph, CompiledStateGraph) else {}
     asked = [nodes[node]] if node in nodes else [] if node else nodes.values()
     return any(getattr(_code_of(each), "__module__", None) in makers for each in asked)
+
+
+def _node_of_call() -> str:
+    return str((ensure_config().get("metadata") or {}).get("langgraph_node", ""))
 
 
 def _code_of(node: Any) -> Any:
@@ -104,8 +128,7 @@ def _can_end_at(graph: Any, node: str) -> bool:
     builder = graph.builder
     if node not in builder.nodes:
         return False
-    followers = {target for source, target in builder.edges if source == node}
-    followers |= {target for sources, target in builder.waiting_edges if node in sources}
+    followers = _followers(builder, node)
     if followers - {END}:
         return False
     # Without a list of targets, a condition or a `Command` can choose any.
@@ -113,3 +136,18 @@ def _can_end_at(graph: Any, node: str) -> bool:
     ends = builder.nodes[node].ends
     targets = followers.union(*(way.values() for way in ways if way), ends or ())
     return END in targets or any(way is None for way in ways) or not targets
+
+
+def _must_end_at(graph: Any, node: str) -> bool:
+    """Return whether a graph always ends right after a node."""
+    if not isinstance(graph, CompiledStateGraph) or node not in graph.builder.nodes:
+        return False
+    builder = graph.builder
+    has_choice = bool(builder.branches.get(node) or builder.nodes[node].ends)
+    return not has_choice and not _followers(builder, node) - {END}
+
+
+def _followers(builder: Any, node: str) -> set[str]:
+    """Return the nodes to which edges lead from a node."""
+    followers = {target for source, target in builder.edges if source == node}
+    return followers | {target for sources, target in builder.waiting_edges if node in sources}

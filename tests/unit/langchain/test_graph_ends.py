@@ -24,6 +24,7 @@ from otel_limits import (
     Event,
     LimitReachedError,
     Limits,
+    ModelCall,
     Stop,
     enable,
     is_synthetic,
@@ -654,6 +655,111 @@ def test_kill_after_the_last_call_shows_in_the_result(action: Any) -> None:
         state = boss.invoke(ASK, STEPS)
         assert (state["messages"][-1].text, halt_of(state).reason) == ("done", "killed")
         assert not is_synthetic(state["messages"][-1])
+
+
+# --- formatting an answer -------------------------------------------------------------------------
+
+FINE = "It is fine."
+
+
+def formatting(model: Any, **options: Any) -> Any:
+    """A loop of tools, then a node that gives its answer another form."""
+    asked = model.with_structured_output(Route)
+    if retries := options.pop("retries", 0):
+        asked = asked.with_retry(stop_after_attempt=retries, wait_exponential_jitter=False)
+
+    class Formatted(MessagesState):
+        route: Route
+
+    graph = loop(model, after="publish", state=Formatted).builder
+    graph.nodes.pop("publish")
+    graph.add_node("publish", lambda state: {"route": asked.invoke(state["messages"])})
+    return graph.compile(name="boss", **options)
+
+
+FORMATTING: dict[str, Callable[..., Any]] = {
+    "create_react_agent": lambda model, **options: create_react_agent(
+        model, [search], response_format=Route, name="boss", **options
+    ),
+    "by-hand": formatting,
+}
+
+
+def answering(*forms: Answer) -> ScriptedChatModel:
+    """A model that answers after a tool, and then gives its answer another form."""
+    forms = forms or (uses("Route", arguments={"next": "done"}),)
+    return ScriptedChatModel([uses("search", arguments={"query": "x"}), says(FINE), *forms])
+
+
+@pytest.mark.parametrize("name", ["max_turns", "max_iterations", "tree"])
+@pytest.mark.parametrize("how", ["invoke", AINVOKE, "stream"])
+@pytest.mark.parametrize("build", FORMATTING.values(), ids=FORMATTING)
+def test_formatting_an_answer_is_not_a_turn(
+    build: Callable[..., Any], how: str, name: str, events: list[Event]
+) -> None:
+    """The agent has answered with its last turn, and the user would read that it has not."""
+    limits: Any = {"tree": Limits(max_turns=2)} if name == "tree" else {name: 2}
+    enable(**limits, observers=[events.append])
+    model = answering()
+    state = CALLS[how](build(model), ASK, STEPS)
+    assert stop_of(state) is None
+    assert state.get("structured_response", state.get("route")) == Route(next="done")
+    (stop,) = [each for each in events if isinstance(each, Stop)]
+    assert (model.calls, stop.model_calls, stop.turns) == (3, 3, 2)
+    assert [each.side for each in events if isinstance(each, ModelCall)] == [False, False, True]
+
+
+@pytest.mark.parametrize("action", ["halt", "raise", "wrap_up"])
+@pytest.mark.parametrize("how", ["invoke", AINVOKE, "stream", "v2"])
+@pytest.mark.parametrize("build", FORMATTING.values(), ids=FORMATTING)
+def test_answer_stays_readable_if_formatting_it_is_refused(
+    build: Callable[..., Any], how: str, action: Any
+) -> None:
+    """It has the stop as well, in the result and in the thread."""
+    enable(max_model_calls=2, action=action)
+    model = answering()
+    graph = build(model, checkpointer=InMemorySaver())
+    if action == "raise":
+        with pytest.raises(LimitReachedError):
+            CALLS[how](graph, ASK, config("1"))
+    else:
+        state = CALLS[how](graph, ASK, config("1"))
+        assert (state["messages"][-1].text, halt_of(state).reason) == (FINE, "max_model_calls")
+        assert not is_synthetic(state["messages"][-1])
+    assert model.calls == 2
+    stored = graph.get_state(config("1"))
+    assert [each.type for each in stored.values["messages"]] == ["human", "ai", "tool", "ai"]
+    assert (stored.values["messages"][-1].text, stored.next) == (FINE, ())
+    assert halt_of(stored.values).reason == "max_model_calls"
+
+
+def test_reader_of_a_stream_gets_an_answer_once_if_formatting_it_is_refused() -> None:
+    """Only the mark follows."""
+    enable(max_model_calls=2)
+    graph = FORMATTING["create_react_agent"](answering())
+    parts = [part for part, _ in graph.stream(ASK, STEPS, stream_mode="messages")]
+    assert "".join(each.text for each in parts if isinstance(each, AIMessage)) == FINE
+    assert halt_of(parts[-1]).reason == "max_model_calls"
+
+
+def test_formatting_again_is_a_turn() -> None:
+    """Limits on turns see a model whose output never has the form."""
+    enable(max_turns=4)
+    model = answering(*[uses("Route", arguments={"next": "nowhere"}) for _ in range(9)])
+    state = formatting(model, retries=9).invoke(ASK, STEPS)
+    assert (state["messages"][-1].text, halt_of(state).reason) == (FINE, "max_turns")
+    assert (model.calls, halt_of(state).turns) == (5, 4)
+
+
+def test_human_is_asked_before_formatting_is_refused() -> None:
+    """Like any call of the graph."""
+    enable(max_model_calls=2, action="ask")
+    model = answering()
+    graph = FORMATTING["create_react_agent"](model, checkpointer=InMemorySaver())
+    state = graph.invoke(ASK, config("1"))
+    assert "__interrupt__" in state
+    state = graph.invoke(Command(resume="yes"), config("1"))
+    assert (stop_of(state), state["structured_response"]) == (None, Route(next="done"))
 
 
 # --- streams --------------------------------------------------------------------------------------
