@@ -25,7 +25,7 @@ from otel_limits.core.wording import closest_match
 from otel_limits.ledger.otlp import spans_in
 from otel_limits.ledger.spill import rows_in
 from otel_limits.observers.toollog import TYPES
-from otel_limits.observers.toollog import _parse as parse_logged
+from otel_limits.observers.toollog import read as read_log
 from otel_limits.settings.policy.reader import parse as parse_policy
 from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.table import SETTINGS
