@@ -105,9 +105,11 @@ class LangChainFramework(BaseFramework):
 
     def _wrap(self, owner: Any, methods: Mapping[str, tuple[str, str]]) -> None:
         for name, (ours, wrapper) in methods.items():
+            wrap = functools.partial(_wrapped, ours, wrapper)
             if _is_method(vars(owner).get(name)):
-                wrap = functools.partial(_wrapped, ours, wrapper)
                 self.patches.wrap(owner, name, wrap)
+            elif (owner.__name__, name) == INHERITED:
+                self.patches.put(owner, name, wrap(getattr(owner, name)))
 
     def release(self) -> bool:
         """Stop tracking graphs. No graph has its own limits."""
@@ -133,6 +135,9 @@ class LangChainFramework(BaseFramework):
 
         return run_away(most_calls, observe)
 
+
+INHERITED: Final = ("Pregel", "astream_events")
+"""A class and its method that LangGraph 1.0 inherits from LangChain's `Runnable`."""
 
 ANSWERS: Final = {
     "generate": ("chat_calls", "track_generate"),

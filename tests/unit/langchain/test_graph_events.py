@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of previews and deprecations in LangChain
 
+third_version = pytest.mark.skipif(
+    not hasattr(BaseChatModel, "stream_events"), reason="This LangChain has no third version."
+)
+
 
 def one_node(work: Callable[..., Any]) -> Any:
     """A graph of one node."""
@@ -133,6 +137,7 @@ def test_stream_outside_of_graphs_that_its_reader_leaves_is_closed() -> None:
     asyncio.run(leave())
 
 
+@third_version
 @pytest.mark.parametrize("is_async", [False, True])
 def test_events_of_the_third_version_end_with_the_halt(*, is_async: bool) -> None:
     """A preview in LangGraph."""
@@ -151,6 +156,7 @@ def test_events_of_the_third_version_end_with_the_halt(*, is_async: bool) -> Non
     assert halt_of(state).reason == "max_turns"
 
 
+@third_version
 @pytest.mark.parametrize("is_async", [False, True])
 def test_model_stream_of_the_third_version_is_limited(
     events: list[Event], *, is_async: bool
