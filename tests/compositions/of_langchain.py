@@ -9,7 +9,6 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import ModelRetryMiddleware
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -20,6 +19,7 @@ from otel_limits.testing import ScriptedChatModel
 from tests.compositions.program import ATTEMPTS
 from tests.compositions.run import Framework
 from tests.compositions.ways import BUILDERS, one
+from tests.langchain.retries import ModelRetries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -120,7 +120,7 @@ class LangChainProgram:
 
     def _agent(self, name: str, **options: Any) -> Any:
         asked = self._run.program[name]
-        retries: Any = ModelRetryMiddleware(
+        retries = ModelRetries(
             max_retries=ATTEMPTS - 1,
             retry_on=(BusyError,),
             on_failure="error",

@@ -131,7 +131,9 @@ async def cancelled(model: Any, _: list[Any]) -> str:
     return parts[0]
 
 
-SYNC: list[Callable[..., str]] = [closed, dropped, left, thrown, kept, typed, with_events]
+SYNC: list[Callable[..., str]] = [closed, dropped, left, thrown, kept, typed]
+if hasattr(ScriptedChatModel, "stream_events"):
+    SYNC.append(with_events)
 ASYNC: list[Callable[..., Any]] = [aclosed, adropped, aleft, akept, cancelled]
 
 

@@ -10,7 +10,6 @@ from langchain.agents.middleware import (
     AgentMiddleware,
     HumanInTheLoopMiddleware,
     ModelFallbackMiddleware,
-    ModelRetryMiddleware,
     ToolRetryMiddleware,
 )
 from langchain_core.tools import tool
@@ -30,6 +29,7 @@ from tests.langchain.graphs import (
     search,
     unanswered,
 )
+from tests.langchain.retries import ModelRetries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -74,7 +74,7 @@ def test_halt_after_a_resume_leaves_a_valid_thread() -> None:
     "middleware",
     [
         ModelFallbackMiddleware(looping(), looping()),
-        ModelRetryMiddleware(max_retries=3, initial_delay=0.01),
+        ModelRetries(max_retries=3, initial_delay=0.01),
         ToolRetryMiddleware(max_retries=3, initial_delay=0.01),
     ],
     ids=lambda each: type(each).__name__,
@@ -146,7 +146,7 @@ def test_last_answer_that_fails_without_a_fallback_halts() -> None:
     """Although a middleware would repeat it: no answer before was repeated."""
     enable(max_turns=3, action="wrap_up")
     model = ScriptedChatModel([uses("search")] * 3 + [fails(ConnectionError("gone"))] * 9)
-    retries = ModelRetryMiddleware(max_retries=3, initial_delay=0.01)
+    retries = ModelRetries(max_retries=3, initial_delay=0.01)
     state = CALLS["invoke"](agent(model, middleware=[retries]))
     assert (model.calls, halt_of(state).action) == (4, "halted")
 

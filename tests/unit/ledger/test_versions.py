@@ -223,6 +223,7 @@ def test_file_of_another_schema_keeps_every_byte(
     assert files(ledger) == before
 
 
+@listed
 @pytest.mark.parametrize("version", IMPOSSIBLE)
 def test_impossible_version_is_that_of_a_development_version(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str], version: object
