@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware, wrap_tool_call
+from langchain.tools import InjectedState, InjectedToolCallId
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import ToolException, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
-from langgraph_swarm import create_handoff_tool, create_swarm
+from langgraph_swarm import create_swarm
 
 from otel_limits.bindings import langchain
 from otel_limits.testing import ScriptedChatModel, uses
@@ -31,6 +32,22 @@ if TYPE_CHECKING:
 
 OPTIONS: Final[Any] = {"recursion_limit": 99, "configurable": {"thread_id": "1"}}
 """The configuration of each call: every agent has its own checkpointer."""
+
+
+def handing_to(agent: str) -> Any:
+    """Return a tool that hands over; LangChain 1.0 gives that of langgraph-swarm no state."""
+    name = f"transfer_to_{agent}"
+
+    @tool(name)
+    def transfer(
+        state: Annotated[Any, InjectedState], tool_call_id: Annotated[str, InjectedToolCallId]
+    ) -> Any:
+        """Hand over."""
+        message = ToolMessage(f"handed over to {agent}", name=name, tool_call_id=tool_call_id)
+        update = {"messages": [*state["messages"], message], "active_agent": agent}
+        return Command(goto=agent, graph=Command.PARENT, update=update)
+
+    return transfer
 
 
 class PausingModel(ScriptedChatModel):
@@ -158,7 +175,7 @@ class LangChainSubject:
     def handing_off(self, models: tuple[Any, Any]) -> Any:
         """Return a swarm."""
         agents: Any = [
-            create_agent(model, [create_handoff_tool(agent_name=other)], name=name)
+            create_agent(model, [handing_to(other)], name=name)
             for model, name, other in zip(models, "ab", "ba", strict=True)
         ]
         swarm = create_swarm(agents, default_active_agent="a")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-class RepeatsCalls(AgentMiddleware[Any, Any]):
+class RepeatsCalls(AgentMiddleware):
     """Repeats calls immediately, and at last raises the error."""
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import operator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
@@ -197,6 +198,12 @@ def router(model: Any, **options: Any) -> Any:
 def summarizing(model: Any) -> Any:
     """An agent whose conversation is too long after its third turn."""
     options: Any = {"trigger": ("messages", 7), "keep": ("messages", 1)}
+    if "trigger" not in inspect.signature(SummarizationMiddleware).parameters:  # LangChain 1.0
+        options = {
+            "max_tokens_before_summary": 7,
+            "messages_to_keep": 1,
+            "token_counter": len,
+        }
     middleware: Any = [SummarizationMiddleware(model, **options)]
     return create_agent(model, [search], middleware=middleware, name="boss")
 

@@ -116,7 +116,7 @@ def test_last_answer_falls_back_as_the_answers_before(name: str, how: str) -> No
     assert halt_of(state).action == ("halted" if remark else "wrapped_up")
 
 
-class FallsBackAtFirst(AgentMiddleware[Any, Any, Any]):
+class FallsBackAtFirst(AgentMiddleware):
     """Asks another model after an error, but not at the last turn."""
 
     def __init__(self, other: Any) -> None:
