@@ -7,13 +7,17 @@ import subprocess
 import sys
 import textwrap
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
 
-from otel_limits.otel.export import OwnMeters
+from otel_limits.otel import export
+from otel_limits.otel.export import OwnMeters, OwnReader
 from tests.otlp.receiver import Received, http_receiver
 from tests.programs.otlp.test_otlp import PROGRAM, attributes, bare_environment
+
+if TYPE_CHECKING:
+    import pytest
 
 BEFORE, AFTER, OF_THE_CHILD = 2, 1, 3
 
@@ -103,12 +107,21 @@ def test_forked_process_exports_its_own_counts() -> None:
     ]
 
 
-def test_the_reader_of_the_parent_exports_nothing_in_the_child() -> None:
+def test_the_reader_of_the_parent_exports_nothing_in_the_child(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The SDK starts it again there, and what it would say of the parent is of the past."""
     said = io.StringIO()
+    readers: list[OwnReader] = []
+
+    def make_reader(exporter: Any) -> OwnReader:
+        readers.append(OwnReader(exporter))
+        return readers[-1]
+
+    monkeypatch.setattr(export, "OwnReader", make_reader)
     own = OwnMeters(ConsoleMetricExporter(out=said))
     own.get_meter("otel_limits").create_counter("halts").add(BEFORE)
-    of_parent = own._reader
+    (of_parent,) = readers
     own.reset_after_fork()
     of_parent.collect()
     assert said.getvalue() == ""

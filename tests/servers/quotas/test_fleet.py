@@ -18,18 +18,17 @@ import pytest
 import redis
 from strands.middleware import InvokeModelStage
 
-import otel_limits
 from otel_limits.core.events import ModelCall
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.spill import SpillFiles, restore_spilled
-from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.recovery import encode_charges, forget_expired, settle_expired
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import RECOVERABLE_SECONDS, Charge, Count, CountState, Demand, Reserve
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
+from otel_limits.runtime.call_records import LedgerRecords
 from otel_limits.testing import ScriptedModel, says, tokens
 from tests.paths import ROOT
 from tests.processes import tied
@@ -205,23 +204,17 @@ def test_killed_workers_reservations_are_released_and_their_spend_counted(
 
 
 def test_surviving_worker_settles_for_killed_worker(
-    fleet: Fleet,
-    server: Server,
-    store: RedisStore,
-    ledger: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fleet: Fleet, store: RedisStore, ledger: Path
 ) -> None:
     """Two workers are killed between a call and its settlement; a third one settles for them."""
     fleet({"tokens": 1000, "window": "month"}, "die", 2, -signal.SIGKILL, lease=0.1)
     assert recorded(ledger) == 200
     eventually(lambda: standing(store, 1000) == CountState(0, 0, 1000))
 
-    monkeypatch.setattr(recovery, "INTERVAL_SECONDS", 0.01)
-    for name, value in variables(server, ledger).items():
-        monkeypatch.setenv(name, value)
-    otel_limits.enable()
-    eventually(lambda: standing(store, 1000) == CountState(200, 0, 1000))
-    eventually(lambda: store.expired(0, 10) == [])
+    address = parse("ledger", str(ledger), ledger.parent)
+    settle_expired(store, LedgerRecords(lambda: address).charges_of)
+    assert standing(store, 1000) == CountState(200, 0, 1000)
+    assert store.expired(0, 10) == []
 
 
 def test_killed_workers_calls_are_charged_until_they_are_settled(

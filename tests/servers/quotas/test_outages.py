@@ -14,7 +14,6 @@ import pytest
 import otel_limits
 from otel_limits.core.events import InternalError, QuotaDecision, QuotaUse
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
-from otel_limits.quotas import engine, store_worker
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import LOADED, KeyNames, sha_of
 from otel_limits.quotas.store import (
@@ -112,14 +111,6 @@ def place(own_server: Server) -> Iterator[Place]:
     own_server.thaw()
     place.wire.close()
     place.store.close()
-
-
-@pytest.fixture(autouse=True)
-def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the interval between recovery checks."""
-    monkeypatch.setattr(store_worker, "LOOK_INTERVAL_SECONDS", 0.02)
-    # Here too: a first import now would keep the patched value for the following tests.
-    monkeypatch.setattr(engine, "LOOK_INTERVAL_SECONDS", 0.02)
 
 
 @pytest.fixture(params=["refuse", "hang", "be_read_only", "be_full", "be_slow"])
@@ -448,39 +439,6 @@ def close_gate() -> None:
     gate = LIVE.observers.gate
     assert gate is not None
     gate.close()
-
-
-def test_pending_settlements_are_capped(
-    hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The oldest is dropped and reported; a refused call leaves nothing to send."""
-    said: list[str] = []
-    monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda _, error: said.append(str(error)))
-    monkeypatch.setattr(store_worker, "MAX_KEPT", 3)
-    place.refuse()
-    quotas = {"calls": CALLS | {"on_store_error": "allow"}}
-    hold(quotas, place.url, timeout=TIMEOUT)
-    agent = make_agent(ScriptedModel(endless(says("done"))))
-    for _ in range(6):
-        agent("go")
-    close_gate()
-    dropped = ["settlement dropped: buffer full"] * 3
-    assert said == [*dropped, "3 settlements lost at exit"]
-
-
-def test_a_refused_call_leaves_nothing_to_be_sent(
-    hold: Hold, make_agent: MakeAgent, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten thousand refusals during an outage must not displace pending settlements."""
-    said: list[str] = []
-    monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda _, error: said.append(str(error)))
-    monkeypatch.setattr(store_worker, "MAX_KEPT", 1)
-    place.refuse()
-    hold({"calls": CALLS}, place.url, timeout=TIMEOUT)
-    agent = make_agent(ScriptedModel([]))
-    assert {agent("go").stop_reason for _ in range(6)} == {"quota_unavailable"}
-    close_gate()
-    assert said == []
 
 
 @pytest.mark.parametrize("way", ["deny", "allow"])

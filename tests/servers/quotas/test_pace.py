@@ -11,7 +11,6 @@ import pytest
 
 import otel_limits
 from otel_limits import cli
-from otel_limits.quotas import store_worker
 from otel_limits.quotas.quota import Quota
 from otel_limits.quotas.store import (
     CountState,
@@ -187,10 +186,9 @@ def test_call_that_waits_in_vain_is_refused_immediately(
 
 @pytest.mark.usefixtures("faulty")
 def test_usage_survives_a_restart_without_data(
-    own_server: Server, monkeypatch: pytest.MonkeyPatch
+    own_server: Server,
 ) -> None:
     """Like that of windows, and it flows back from then on."""
-    monkeypatch.setattr(store_worker, "LOOK_INTERVAL_SECONDS", 0.1)
     held = Quota(
         name="q", unit="model_calls", amount=60, windows=Windows("PT1H"), pace="smooth", grace=0.0
     )

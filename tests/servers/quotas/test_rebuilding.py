@@ -11,7 +11,6 @@ import otel_limits
 from otel_limits import cli
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.quota_usage import charges_between
-from otel_limits.quotas import recovery
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.recovery import decode_charges
 from otel_limits.quotas.store import (
@@ -44,10 +43,9 @@ QUOTA = {"model_calls": AMOUNT, "window": "P366D", "key": "baggage.user.id", "gr
 
 @pytest.fixture(autouse=True)
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record every call in a ledger, and rebuild without delay."""
+    """Record every call in a ledger."""
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "ledger.db"))
     monkeypatch.setenv("OTEL_LIMITS_LEDGER_SYNC", "call")
-    monkeypatch.setattr(recovery, "REBUILD_SECONDS", 0.1)
 
 
 def call(make_agent: MakeAgent, calls: int, user: str = "joe") -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from otel_limits.quotas import store_worker
+from otel_limits.quotas import fallback
 from otel_limits.quotas.quota import Quota
 from otel_limits.quotas.store import CountState, Reset, StorePlace
 from otel_limits.quotas.stores import open_shared_store
@@ -144,12 +144,6 @@ def open_worker() -> Iterator[type[Worker]]:
         yield opened  # type: ignore[misc]
 
 
-@pytest.fixture(autouse=True)
-def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the interval between recovery checks."""
-    monkeypatch.setattr(store_worker, "LOOK_INTERVAL_SECONDS", 0.1)
-
-
 def state(loss: Loss, held: Quota) -> CountState:
     """The state of a quota in the store."""
     store = open_shared_store(StorePlace(loss.url, 2.0))
@@ -249,16 +243,16 @@ def test_process_that_starts_after_the_loss_is_served_immediately(
 def test_process_that_starts_around_the_loss_is_part_of_the_fleet(
     own_server: Server, open_worker: type[Worker], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Others have not seen it yet, or it has not seen them; with the intervals that ship."""
-    monkeypatch.setattr(store_worker, "LOOK_INTERVAL_SECONDS", 1.0)
+    """Others have not seen it yet, or it has not seen them."""
     held = quota(amount=AMOUNT, grace=0.0)
-    old = open_worker(own_server.url, held)
-    old.look()
-    new = None
-    if moment == "before":
-        # It does not see the other.
-        old.engine.client.executor._next_tick = time.monotonic() + 3600  # type: ignore[union-attr]
-        new = open_worker(own_server.url, held)
+    with monkeypatch.context() as patch:
+        if moment == "before":
+            # The old one does not see the new one: its next regular read is due in a minute.
+            patch.setattr(fallback, "look_seconds", lambda _: 60.0)
+        old = open_worker(own_server.url, held)
+        old.look()
+        old.look()  # after the first regular one
+    new = open_worker(own_server.url, held) if moment == "before" else None
     use(new or old, USED)
     own_server.stop()
     own_server.start()

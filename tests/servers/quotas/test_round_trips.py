@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 import otel_limits
 from otel_limits import ConfigurationError, QuotaUnavailableError, disable, enable
 from otel_limits.core.events import QuotaUse
-from otel_limits.quotas import store_worker
+from otel_limits.quotas import setup
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.redis_store import RedisStore
@@ -36,10 +37,10 @@ from otel_limits.quotas.store import (
     StoreError,
     StorePlace,
 )
+from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
-from otel_limits.runtime.runtime import RUNTIME
-from otel_limits.settings.settings_reader import read_settings
+from otel_limits.settings import environment as config
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.drills import deployments
 from tests.processes import free_port, tied
@@ -132,15 +133,9 @@ def test_first_call_finds_everything_prepared(
 
 @pytest.mark.usefixtures("rare_looks")
 def test_call_right_after_enabling_waits_for_few_round_trips(
-    hold: Hold,
-    make_agent: MakeAgent,
-    server: Server,
-    wire: Wire,
-    monkeypatch: pytest.MonkeyPatch,
+    hold: Hold, make_agent: MakeAgent, server: Server, wire: Wire
 ) -> None:
     """Over a slow network it would otherwise miss the timeout: at 250 ms, eight fit."""
-    # A slow machine would add regular reads.
-    monkeypatch.setattr(store_worker, "LOOK_INTERVAL_SECONDS", 60.0)
     hold({"calls": CALLS}, wire.url, timeout=PATIENCE)  # each timeout adds some
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
     # Two for the client, scripts, run, joining, the call's two, and one for a read in between. The
@@ -208,13 +203,20 @@ def test_client_that_fails_to_close_is_an_internal_error(
 ) -> None:
     """It is logged as such, and no thread of the application dies with a traceback."""
 
-    def fail() -> None:
-        raise RuntimeError("no")
+    def open_failing(place: StorePlace) -> SharedStore:
+        opened = open_shared_store(place)
+        close = opened.close
 
+        def fail_in_thread() -> None:
+            close()
+            if threading.current_thread() is not threading.main_thread():
+                raise RuntimeError("no")
+
+        monkeypatch.setattr(opened, "close", fail_in_thread)
+        return opened
+
+    monkeypatch.setattr(setup, "open_shared_store", open_failing)
     hold({"calls": CALLS}, server.url)
-    quotas: Any = RUNTIME._wiring._quotas
-    for thread in quotas._threads:
-        monkeypatch.setattr(thread._store, "close", fail)
     disable()
     no_listeners()
     eventually(lambda: "quotas failed with RuntimeError" in caplog.text)
@@ -454,12 +456,10 @@ def test_cluster_slot_migration_is_followed(
 ) -> None:
     """A restarted node returns the new location."""
     hold({"calls": CALLS}, cluster)
-    gate: Any = LIVE.observers.gate
     agent = make_agent(ScriptedModel(endless(says("done"))))
     agent("go")
-    gate.client.executor._store._server.client().execute_command(
-        "CLIENT KILL TYPE normal SKIPME no"
-    )
+    with closing(redis.Redis.from_url(cluster.replace("+cluster", ""))) as operator:
+        assert operator.client_kill_filter(_type="normal", skipme=True) > 0
     assert agent("go").stop_reason == "end_turn"
 
 

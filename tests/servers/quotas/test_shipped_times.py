@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_limits import enable
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.recovery import Recovery
 from otel_limits.quotas.store import (
     Charge,
     Count,
+    Demand,
     Operation,
     ReadCounts,
     Reply,
+    Reserve,
     Settle,
     StoreError,
     StorePlace,
@@ -137,15 +140,31 @@ def test_agents_resume_within_seconds_of_a_recovery(
 
 
 def test_pending_settlements_are_capped_at_ten_thousand(
-    store: LostStore, store_worker: StoreWorker
+    store: LostStore, store_worker: StoreWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest are dropped, the newest wait for the store."""
+    """The oldest are dropped and reported, the newest wait for the store."""
+    said: list[str] = []
+    monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda _, error: said.append(str(error)))
     store.may_recover.clear()
     for number in range(10_020):
         store_worker.send(Settle(str(number), ()))
     store.may_recover.set()
     eventually(lambda: len(store.arrived) == 10_000)
     assert (store.arrived[0], store.arrived[-1]) == ("20", "10019")
+    assert said == ["settlement dropped: buffer full"] * 21
+
+
+def test_refused_calls_displace_no_settlements(store: LostStore, store_worker: StoreWorker) -> None:
+    """An agent may be refused ten thousand times during an outage."""
+    store.may_recover.clear()
+    count = Count("q", "k", Windows("P366D").at(time.time()), "tokens")
+    demand = Demand(count=count, amount=1, limit=1)
+    for number in range(10_001):
+        store_worker.send(Reserve(str(number), (demand,), 60.0))
+    store.may_recover.set()
+    eventually(lambda: store_worker.send(Settle("second", ())).exception() is None)
+    assert store.arrived[0] == "first"
+    assert set(store.arrived) == {"first", "second"}
 
 
 def test_process_restores_the_ten_thousand_keys_that_it_saw_last(own_server: Server) -> None:
