@@ -24,6 +24,7 @@ from otel_limits.ledger.maintenance import dropped_row
 from otel_limits.ledger.pending import MAX_KEPT, PendingRows
 from otel_limits.ledger.rows import MAINTENANCE, microseconds
 from otel_limits.ledger.spill import MARK, SpillFiles, restore_spilled
+from otel_limits.runs.clock import CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,11 +245,10 @@ class Writer:
         with pending.changed:
             # Without anything to restore it sleeps until notified: nothing is polled.
             while not (pending.waiting or self._is_closing):
-                due = min(self._restore_at, self._prune_at)
-                seconds = max(due, self._retry_at) - time.monotonic()
-                if seconds <= 0:
+                due = max(min(self._restore_at, self._prune_at), self._retry_at)
+                if due <= CLOCK.now():
                     return
-                pending.changed.wait(None if seconds == math.inf else seconds)
+                CLOCK.wait_for_notice(pending.changed, due)
             # One transaction for many rows: a commit costs a sync to disk, whatever its size.
             pending.changed.wait_for(
                 lambda: pending.is_wanted or self._is_closing or len(pending.waiting) >= BATCH_ROWS,
@@ -265,7 +265,7 @@ class Writer:
             return
         # Straight to the file: each attempt at a dead database costs a timeout, during which rows
         # pile up.
-        if time.monotonic() < self._retry_at:
+        if CLOCK.now() < self._retry_at:
             self._spill_everything(to_disk=True)
         elif self._write(rows):
             self._pending.mark_persisted(mark)
@@ -275,7 +275,7 @@ class Writer:
         try:
             self._with_losses(rows, self._database.write)
         except Exception as error:  # noqa: BLE001  no error may lose a row
-            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._retry_at = CLOCK.now() + RETRY_SECONDS
             self._pending.is_stuck = False
             self._report_outage(error, spilled=self._spill_everything(to_disk=True))
             return False
@@ -293,7 +293,7 @@ class Writer:
 
     def _restore(self, *, only_own: bool = False) -> None:
         """Move rows from spill files to the database, new rows first."""
-        if time.monotonic() < max(self._restore_at, self._retry_at):
+        if CLOCK.now() < max(self._restore_at, self._retry_at):
             return
         self._restore_at = math.inf
         spills = self._pending.spills
@@ -304,14 +304,14 @@ class Writer:
             for _ in () if only_own else restore_spilled(self._database, self._spill):
                 self._flush()
         except Exception as error:  # noqa: BLE001  the rows stay where they are
-            self._restore_at = time.monotonic() + RESTORE_SECONDS
+            self._restore_at = CLOCK.now() + RESTORE_SECONDS
             self._report_outage(error, spilled=True)
 
     def _prune(self) -> None:
         """Delete what is too old, in steps so small that rows hardly wait."""
-        if self._max_age is None or time.monotonic() < max(self._prune_at, self._retry_at):
+        if self._max_age is None or CLOCK.now() < max(self._prune_at, self._retry_at):
             return
-        self._prune_at = time.monotonic() + PRUNE_SECONDS
+        self._prune_at = CLOCK.now() + PRUNE_SECONDS
         before = time.time() - self._max_age.total_seconds()
         try:
             for _ in retention.prune(self._database, microseconds(before), retention.SMALL_PORTION):

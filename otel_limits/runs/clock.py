@@ -84,6 +84,17 @@ class Clock:
         finally:
             self.cancel(number)
 
+    def wait_for_notice(self, condition: threading.Condition, until: float) -> None:
+        """Wait until `condition`, which is held, is notified, or until a time; `inf` for never."""
+        if self._frozen is None or until == math.inf:
+            condition.wait(None if until == math.inf else max(0.0, until - self.now()))
+            return
+        number = self.schedule(until, partial(_notify, condition))
+        try:
+            condition.wait()
+        finally:
+            self.cancel(number)
+
     # --- callbacks --------------------------------------------------------------------------------
 
     @property
@@ -222,6 +233,11 @@ def _end_in(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> No
         loop.call_soon_threadsafe(_end, future)
 
 
+def _notify(condition: threading.Condition) -> None:
+    with condition:
+        condition.notify_all()
+
+
 def _end(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
@@ -243,8 +259,9 @@ class FakeTime:
         time.advance(30)
 
     In this process, it moves `max_duration_seconds`, durations of invocations, waits for a quota
-    and for its store, windows of quotas in memory, and checks of the policy file. It does not move
-    timestamps in a ledger, a shared quota store, or the sleeps of a program and of its framework.
+    and for its store, windows of quotas in memory, checks of the policy file, and pauses of a ledger
+    after a failure. It does not move timestamps in a ledger, a shared quota store, or the sleeps of a
+    program and of its framework.
 
     Time is frozen between two calls of `advance`. Only one can be active in a process. Afterwards,
     time passes again.

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from otel_limits.ledger import access
 from otel_limits.ledger.address import Address, parse
 from otel_limits.ledger.spill import candidates
 from tests.ledger.book import DAY, NINE, Call, Entry, write
@@ -68,7 +67,7 @@ class LedgerFile:
         """Let another program lock it, so that rows in spill files have to wait."""
         with (
             contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as connection,
-            unittest.mock.patch.object(access, "BUSY_SECONDS", 0.01),
+            waiting_for_locks(0.01),
         ):
             connection.execute("BEGIN IMMEDIATE")
             yield
@@ -76,6 +75,20 @@ class LedgerFile:
     def spills(self) -> list[Path]:
         """Spill files, wherever they may be."""
         return candidates(self.address)
+
+
+@contextlib.contextmanager
+def waiting_for_locks(seconds: float) -> Iterator[None]:
+    """Let connections that otel-limits opens now wait this long for the locks of others."""
+    connect = sqlite3.connect
+
+    def connected(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        if "timeout" in options:  # those of tests have the default
+            options["timeout"] = seconds
+        return connect(*arguments, **options)
+
+    with unittest.mock.patch.object(sqlite3, "connect", connected):
+        yield
 
 
 @pytest.fixture

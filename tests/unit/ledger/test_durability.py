@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,29 +25,28 @@ from otel_limits import Limits, disable, enable
 from otel_limits.cli import main
 from otel_limits.core.internal_errors import LOG_INTERVAL_SECONDS
 from otel_limits.ledger import database as database_module
-from otel_limits.ledger import engines, files
-from otel_limits.ledger import writer as writer_module
+from otel_limits.ledger import files
 from otel_limits.ledger.spill import MARK, SpillFiles, restore_spilled
-from otel_limits.ledger.writer import Writer
+from otel_limits.ledger.writer import RETRY_SECONDS, Writer
 from otel_limits.observers.ledger import LedgerObserver
-from otel_limits.runtime.runtime import RUNTIME
+from otel_limits.runs.clock import CLOCK
 from otel_limits.testing import ScriptedModel, endless, says, uses
-from tests.ledger.fixtures import eventually
+from tests.ledger.fixtures import eventually, waiting_for_locks
 
 if TYPE_CHECKING:
     from strands import Agent
 
     from otel_limits.ledger.rows import Rows
+    from otel_limits.testing import FakeTime
     from tests.conftest import MakeAgent, Metric
     from tests.ledger.fixtures import LedgerFile
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry a broken database immediately, so that a test need not wait."""
-    monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(writer_module, "RESTORE_SECONDS", 0.05)
-    monkeypatch.setattr(engines, "BUSY_SECONDS", 0.05)
+def impatient() -> Iterator[None]:
+    """Wait briefly for a lock, so that a test need not wait."""
+    with waiting_for_locks(0.05):
+        yield
 
 
 @pytest.fixture
@@ -76,6 +74,16 @@ def restore(ledger: LedgerFile) -> None:
     for _ in restore_spilled(database, SpillFiles(ledger.address)):
         pass
     database.close()
+
+
+def await_restored(ledger: LedgerFile, fake_time: FakeTime) -> None:
+    """Let time pass until no row waits in a spill file."""
+
+    def are_restored() -> bool:
+        fake_time.advance(RETRY_SECONDS)
+        return not ledger.spills()
+
+    eventually(are_restored)
 
 
 def has_tables(ledger: LedgerFile) -> bool:
@@ -110,14 +118,14 @@ def locked(ledger: LedgerFile, _request: object = None) -> Callable[[], None]:
 
 
 def vanished_for_good(ledger: LedgerFile, _request: pytest.FixtureRequest) -> Callable[[], None]:
-    """The file was replaced by a directory."""
+    """The file was replaced by a link to nowhere."""
     aside = ledger.path.with_name("aside.db")
     ledger.path.rename(aside)
-    ledger.path.mkdir()
+    ledger.path.symlink_to(aside.with_name("nowhere") / "ledger.db")
+    # In one step: rows of an attempt in between would go into a file that is replaced.
 
     def repair() -> None:
-        ledger.path.rmdir()
-        aside.rename(ledger.path)
+        aside.replace(ledger.path)
 
     return repair
 
@@ -199,6 +207,7 @@ def collected() -> Iterator[None]:
 def test_an_outage_loses_nothing(  # noqa: PLR0913, PLR0917  fixtures
     faulty: None,
     impatient: None,
+    fake_time: FakeTime,
     ledger: LedgerFile,
     worker: Agent,
     metric: Metric,
@@ -221,14 +230,16 @@ def test_an_outage_loses_nothing(  # noqa: PLR0913, PLR0917  fixtures
     results: list[str] = []
     before = failures()
     while failures() < before + 3 and len(results) < 1_000:
+        fake_time.advance(RETRY_SECONDS)
         results.append(worker("go").stop_reason)
     count = len(results)
     assert results == ["end_turn"] * count
     assert failures() >= before + 3
     assert ledger.spills()
     repair()
-    eventually(lambda: not ledger.spills())
+    await_restored(ledger, fake_time)
     worker("go")
+    await_restored(ledger, fake_time)  # a slow write causes a spill file
     assert (len(ledger.invocations()), whole(ledger)) == (count + 2, count + 2)
     told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     minutes = int((time.monotonic() - began) / LOG_INTERVAL_SECONDS)  # none but on a slow machine
@@ -236,26 +247,32 @@ def test_an_outage_loses_nothing(  # noqa: PLR0913, PLR0917  fixtures
 
 
 def test_spill_files_are_left_alone_for_ten_seconds_after_a_failure(
-    faulty: None, ledger: LedgerFile, worker: Agent, monkeypatch: pytest.MonkeyPatch
+    faulty: None,
+    ledger: LedgerFile,
+    worker: Agent,
+    fake_time: FakeTime,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As shipped, since each attempt at a dead database costs a timeout."""
-    now = 1_000.0
-    clock = SimpleNamespace(monotonic=lambda: now, time=time.time)
-    monkeypatch.setattr(writer_module, "time", clock)
-    monkeypatch.setattr(Writer, "_start", lambda _writer: None)  # the test does what it would do
+    """Each attempt at a dead database costs a timeout."""
+    attempts: list[float] = []
+
+    def fail(*_: object) -> Any:
+        attempts.append(CLOCK.now())
+        return open_nothing()
+
     enable()
-    worker("go")
-    opened: Any = RUNTIME._wiring.opened("ledger")
-    assert ledger.spills()
     with monkeypatch.context() as outage:
-        outage.setattr(database_module.Database, "write", lambda *_: open_nothing())
-        opened.writer._restore()
-    now += 9.9
-    opened.writer._restore()
+        outage.setattr(database_module.Database, "write", fail)
+        worker("go")
+        eventually(lambda: len(attempts) == 1)
+        fake_time.advance(RETRY_SECONDS)  # until then, not even new rows are written
+        eventually(lambda: len(attempts) == 2)
+    fake_time.advance(9.9)
     assert ledger.spills()
-    now += 0.1
-    opened.writer._restore()
-    assert (ledger.spills(), whole(ledger)) == ([], 1)
+    fake_time.advance(0.1)
+    eventually(lambda: not ledger.spills())
+    assert whole(ledger) == 1
+    assert len(attempts) == 2
 
 
 def test_a_file_that_vanishes_is_made_anew(
@@ -389,13 +406,13 @@ def test_memory_takes_what_no_file_takes(
 
 def test_rows_in_memory_are_written_at_exit_after_recovery(
     faulty: None,
+    impatient: None,
     ledger: LedgerFile,
     worker: Agent,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A program may end before the database would have been tried again."""
-    monkeypatch.setattr(engines, "BUSY_SECONDS", 0.05)
     refuse_spill_files(monkeypatch, lambda: True)
     enable()
     worker("go")
@@ -493,7 +510,6 @@ def test_long_lock_does_not_delay_agents(
     ledger: LedgerFile, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends while the lock is held and the write still waits, and the event loop turns."""
-    monkeypatch.setattr(engines, "BUSY_SECONDS", 60.0)  # longer than any caller may wait for it
     waits, has_ended = threading.Event(), threading.Event()
     write = database_module.Database.write
 
@@ -515,11 +531,12 @@ def test_long_lock_does_not_delay_agents(
     def script() -> Any:
         yield from (uses("search"), says("x"), uses("search"), says("x"))
 
-    enable()
     agent = make_agent(ScriptedModel(script()), tools=[search])
-    waits.set()
-    agent("go")
-    eventually(lambda: whole(ledger) == 1)
+    with waiting_for_locks(60.0):  # longer than any caller may wait for it
+        enable()
+        waits.set()
+        agent("go")
+        eventually(lambda: whole(ledger) == 1)
     waits.clear()
     release = locked(ledger)
     monkeypatch.setattr(database_module.Database, "write", watched)
