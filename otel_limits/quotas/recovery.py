@@ -328,13 +328,14 @@ class Recovery(StoreThread):
     def _rebuild(self) -> None:
         # Before, because another restart can be reported in the meantime.
         self._is_rebuilt = True
-        with contextlib.suppress(StoreError, LedgerError):
-            if not self._records.source or not isinstance(self._store, Restores):
-                return
-            self._is_rebuilt = rebuild_counts(self._store, self._quotas(), self._records)
+        if not self._records.source or not isinstance(self._store, Restores):
             return
-        # Tried again: the store or the ledger is unavailable.
-        self._is_rebuilt = False
+        is_done = False
+        # The store or the ledger is unavailable: tried again.
+        with contextlib.suppress(StoreError, LedgerError):
+            is_done = rebuild_counts(self._store, self._quotas(), self._records)
+        if not is_done:
+            self._is_rebuilt = False
 
     @suppress_errors("quotas")
     def _look(self) -> None:

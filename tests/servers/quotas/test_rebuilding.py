@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -30,6 +32,7 @@ from tests.quotas.fixtures import eventually, open_redis
 from tests.unit.quotas.test_agents import carrying
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.conftest import MakeAgent
@@ -157,6 +160,28 @@ def test_another_process_rebuilds_until_one_is_done(
     assert second.begin_rebuilding("another ledger") == 0
     first.close()
     second.close()
+
+
+def test_counts_are_rebuilt_again_if_the_store_restarts_meanwhile(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the first attempt must not pass for that of the second."""
+    store, records = open_redis(StorePlace(server.url, 5.0)), SimpleNamespace(source="ledger")
+    attempts: list[str] = []
+    restart: Future[Callable[[], None]] = Future()
+
+    def begin(source: str) -> float:
+        """Restart during the first attempt, and leave nothing to be rebuilt."""
+        attempts.append(source)
+        if len(attempts) == 1:
+            restart.result()()
+        return 0.0
+
+    monkeypatch.setattr(store, "begin_rebuilding", begin)
+    found = recovery.Recovery(store, cast("Any", records), lambda: ())
+    restart.set_result(found.rebuild)
+    eventually(lambda: len(attempts) == 2)
+    found.close()
 
 
 def late_settlements(ledger: Path) -> list[Settle]:
