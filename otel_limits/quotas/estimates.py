@@ -31,7 +31,6 @@ LEAST_EXPECTED: Final = 1024
 """Minimum output tokens reserved with `reserve: expected`."""
 
 Reserved = Literal["worst_case", "expected"]
-RESERVED: Final[tuple[Reserved, ...]] = ("worst_case", "expected")
 
 
 @dataclass(frozen=True, slots=True)

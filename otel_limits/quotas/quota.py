@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from otel_limits.core.usage import EXACT
 from otel_limits.core.wording import pluralize
@@ -22,19 +22,11 @@ if TYPE_CHECKING:
     from otel_limits.quotas.windows import Window, Windows
 
 Unit = Literal["tokens", "usd", "model_calls", "invocations", "concurrency"]
-UNITS: Final[tuple[Unit, ...]] = ("tokens", "usd", "model_calls", "invocations", "concurrency")
-
-BackendError = Literal["deny", "allow", "local"]
-BACKEND_ERRORS: Final[tuple[BackendError, ...]] = ("deny", "allow", "local")
-
-Lost = Literal["free", "charge"]
-LOST: Final[tuple[Lost, ...]] = ("free", "charge")
-
-Exceeded = Literal["refuse", "wait"]
-EXCEEDED: Final[tuple[Exceeded, ...]] = ("refuse", "wait")
-
+UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
+OnStoreError = Literal["deny", "allow", "local"]
+OnLost = Literal["free", "charge"]
+OnExceeded = Literal["refuse", "wait"]
 Pace = Literal["window", "smooth"]
-PACES: Final[tuple[Pace, ...]] = ("window", "smooth")
 
 MAX_WAIT_SECONDS: Final = 30.0
 """Default of `max_wait`."""
@@ -97,11 +89,11 @@ class Quota:
     """The amount reserved for a call."""
     grace: float = GRACE_SECONDS
     """Seconds of an outage during which a worker may use its local share."""
-    on_store_error: BackendError = "deny"
+    on_store_error: OnStoreError = "deny"
     """Behavior during an outage without a local share."""
-    on_lost: Lost = "free"
+    on_lost: OnLost = "free"
     """Whether a call whose reservation expired is charged until it is settled."""
-    on_exceeded: Exceeded = "refuse"
+    on_exceeded: OnExceeded = "refuse"
     """Whether a call is refused immediately or waits if too little is left."""
     max_wait: float = MAX_WAIT_SECONDS
     """Maximum wait in seconds."""

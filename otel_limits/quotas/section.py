@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, get_args
 
 from pydantic import ConfigDict, WithJsonSchema
 
@@ -25,16 +25,16 @@ from otel_limits.core.values import (
     count_up_to,
     money_up_to,
 )
-from otel_limits.quotas.estimates import RESERVED
+from otel_limits.quotas.estimates import Reserved
 from otel_limits.quotas.keys import Template, require_source
 from otel_limits.quotas.quota import (
-    BACKEND_ERRORS,
-    EXCEEDED,
-    LOST,
     MAX_PARTS,
-    PACES,
     PARTS_PER_USD,
     UNITS,
+    OnExceeded,
+    OnLost,
+    OnStoreError,
+    Pace,
     Quota,
     Unit,
     parts_of_usd,
@@ -250,7 +250,7 @@ class WrittenQuota(Part):
         "hour, day, week (from Monday), month, quarter, year, or an ISO duration such as PT15M or "
         "P7D, counted from 1970-01-01 UTC."
     )
-    pace: Annotated[Any, Of(choice(*PACES))] = optional(
+    pace: Annotated[Any, Of(choice(*get_args(Pace)))] = optional(
         "window (default: the amount is available at the start of each window) or smooth (it flows "
         "back evenly; windows of up to an hour)."
     )
@@ -283,15 +283,15 @@ class WrittenQuota(Part):
     action: Annotated[Any, Of(choice(*(each for each in ACTIONS if each != "ask")))] = optional(
         "Action when reached; defaults to that of the agent's policy."
     )
-    reserve: Annotated[Any, Of(choice(*RESERVED))] = optional(
+    reserve: Annotated[Any, Of(choice(*get_args(Reserved)))] = optional(
         "Amount reserved for a call: worst_case (default) or expected (twice the average of the "
         "model's recent answers)."
     )
-    on_lost: Annotated[Any, Of(choice(*LOST))] = optional(
+    on_lost: Annotated[Any, Of(choice(*get_args(OnLost)))] = optional(
         "What happens to the reservation of a call whose process was killed, when it expires: free "
         "(default) or charge (the mean of the model's last 20 calls)."
     )
-    on_exceeded: Annotated[Any, Of(choice(*EXCEEDED))] = optional(
+    on_exceeded: Annotated[Any, Of(choice(*get_args(OnExceeded)))] = optional(
         "Behavior when too little is left: refuse (default) or wait."
     )
     max_wait: Annotated[Any, Of(MAX_WAIT)] = optional("Maximum wait, e.g. 5m; default 30s.")
@@ -303,7 +303,7 @@ class WrittenQuota(Part):
         "How long a process may use its local share of the remainder during a store outage; "
         "default 30s, 0 for none."
     )
-    on_store_error: Annotated[Any, Of(choice(*BACKEND_ERRORS))] = optional(
+    on_store_error: Annotated[Any, Of(choice(*get_args(OnStoreError)))] = optional(
         "Behavior during a store outage without a local share: deny (default), allow, or local "
         "(each process uses the last known remainder)."
     )
