@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Any, Final, TypeAlias, get_args
 
 from pydantic import ConfigDict, WithJsonSchema
@@ -111,13 +112,6 @@ COUNT: Final = AmountKind(each=count_up_to(MAX_PARTS))
 MONEY: Final = AmountKind(each=money_up_to(MAX_PARTS // PARTS_PER_USD))
 
 
-def _as_written(amount: object) -> object:
-    MONEY.each.check(amount)
-    return amount
-
-
-BURST: Final = replace(MONEY.each, check=_as_written)
-"""An amount of any unit: the unit, which is another key, says more."""
 MAX_WAIT: Final = CheckedKind[float](
     phrase="a duration above 0 such as 30s or 5m",
     check=_wait,
@@ -136,8 +130,8 @@ AMOUNTS: Final[Mapping[Unit, AmountKind]] = dict.fromkeys(UNITS, COUNT) | {"usd"
 
 CountAmount: TypeAlias = Annotated[Any, Of(COUNT)]
 Source: TypeAlias = Annotated[Any, Of(TextKind(read=require_source))]
-# Checked with the unit of the quota.
-KeyAmount: TypeAlias = Annotated[Any, WithJsonSchema({"type": "number", "exclusiveMinimum": 0})]
+# Checked with the unit of the quota, which is another key.
+UnitAmount: TypeAlias = Annotated[Any, WithJsonSchema({"type": "number", "exclusiveMinimum": 0})]
 
 
 # --- rules between keys ---------------------------------------------------------------------------
@@ -254,7 +248,7 @@ class WrittenQuota(Part):
         "window (default: the amount is available at the start of each window) or smooth (it flows "
         "back evenly; windows of up to an hour)."
     )
-    burst: Annotated[Any, Of(BURST)] = optional(
+    burst: UnitAmount = optional(
         "With pace: smooth, the amount that a full bucket holds; default a tenth of the amount."
     )
     time_zone: Annotated[Any, Of(TextKind(read=lambda _, text: zone_of(text).key))] = optional(
@@ -269,7 +263,7 @@ class WrittenQuota(Part):
         "Source of a call's plan, such as attribute.plan or baggage.plan, for amounts by plan as "
         "tokens: {free: 1000, pro: 50000, default: 1000}."
     )
-    keys: dict[str, KeyAmount] = optional(
+    keys: dict[str, UnitAmount] = optional(
         "Amounts for single keys, whatever their plan, such as acme: 5000000.",
         examples=[{"acme": 5_000_000}],
         min_length=1,
@@ -360,7 +354,9 @@ class WrittenQuota(Part):
         with _about_key("burst"):
             if self.burst is None:
                 return 0
-            return parts_in(unit, AMOUNTS[unit].each.of_value("burst", self.burst))
+            # A fraction as in the file: `repr` of a Decimal differs.
+            written = str(self.burst) if isinstance(self.burst, Decimal) else None
+            return parts_in(unit, AMOUNTS[unit].each.of_value("burst", self.burst, written))
 
 
 class UnfitError(ValueError):

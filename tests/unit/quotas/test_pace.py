@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import otel_limits
 from otel_limits import cli
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.store import (
@@ -142,6 +143,7 @@ def test_no_interval_of_the_windows_length_has_more_than_amount_and_burst(
         ({"tokens": 5, "window": "day", "pace": "smooth"}, "window of up to an hour"),
         ({"tokens": 5, "window": "PT1M", "burst": 2}, "its pace is window"),
         ({"tokens": 5, "window": "PT1M", "pace": "smooth", "burst": 0.5}, "burst must be a whole"),
+        ({"tokens": 5, "window": "PT1M", "pace": "smooth", "burst": 2.5}, r"number .*, got 2\.5\."),
         ({"concurrency": 5, "pace": "smooth"}, "which have no pace"),
         (
             {"tokens": 5, "window": "hour", "pace": "smooth", "time_zone": "Europe/Berlin"},
@@ -155,6 +157,12 @@ def test_pace_that_contradicts_the_quota_is_an_error(
     """Its author expects an effect."""
     with pytest.raises(ValueError, match=problem):
         hold({"q": quota})
+
+
+def test_burst_of_tokens_has_the_range_of_tokens(hold: Hold) -> None:
+    """Not that of USD, which are counted in smaller parts."""
+    hold({"q": {"tokens": 10**9, "window": "PT1M", "pace": "smooth", "burst": 10**8}})
+    assert otel_limits.remaining("q").limit == 10**8
 
 
 @listed
