@@ -33,7 +33,7 @@ from otel_limits.quotas.store import (
     StoreOutageError,
 )
 from otel_limits.quotas.store_worker import LOOK_INTERVAL_SECONDS
-from otel_limits.quotas.waiting import AdmissionOutcome, AdmissionQueue, WaitCancelledError
+from otel_limits.quotas.waiting import AdmissionOutcome, Admissions, WaitCancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -57,8 +57,6 @@ class Engine:
         queues: Queues of calls that wait for quota.
     """
 
-    component = "quotas"
-
     def __init__(
         self,
         quotas: Callable[[], Sequence[Quota]],
@@ -75,7 +73,7 @@ class Engine:
         self._reservations = Reservations(quotas, price, self._client)
         self._queues = queues
         self._client.in_flight = self._reservations.held
-        self._admissions = AdmissionQueue(queues, self._client, self._reserve, publish)
+        self._admissions = Admissions(queues, self._client, self._reserve, publish)
 
     @property
     def holds_quotas(self) -> bool:
@@ -101,7 +99,7 @@ class Engine:
                 return None
             return self._leave_unpriced(reservation) or await self._admit(reservation)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
-            INTERNAL_ERRORS.report(self.component, error)
+            INTERNAL_ERRORS.report("quotas", error)
             return None
 
     async def settle(self, invocation_id: str, call_id: str = "") -> None:
@@ -116,7 +114,7 @@ class Engine:
         except StoreError:
             return
         except Exception as error:  # noqa: BLE001  the agent must not feel it
-            INTERNAL_ERRORS.report(self.component, error)
+            INTERNAL_ERRORS.report("quotas", error)
 
     @suppress_errors("quotas")
     def __call__(self, event: Event) -> Event:

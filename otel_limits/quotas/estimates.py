@@ -19,7 +19,7 @@ FIRST_OUTPUT: Final = 4096
 ENOUGH_CALLS: Final = 20
 """Calls after which the highest output seen is taken for the highest to come."""
 
-REMEMBERED_CALLS: Final = 100
+SAMPLED_CALLS: Final = 100
 MAX_MODELS: Final = 256
 
 # Only admitted calls teach. Without forgetting, one long answer would refuse every later call, and
@@ -76,7 +76,7 @@ class DecayingMax:
             self._falling.pop()
         self._calls += 1
         self._falling.append((self._calls, Sample(tokens, now)))
-        if self._falling[0][0] <= self._calls - REMEMBERED_CALLS:
+        if self._falling[0][0] <= self._calls - SAMPLED_CALLS:
             self._falling.popleft()
 
     def at(self, now: float) -> int:
@@ -88,7 +88,7 @@ class DecayingMax:
 class ModelHistory:
     """Recent output sizes of one model."""
 
-    outputs: deque[Sample] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CALLS))
+    outputs: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLED_CALLS))
     # The floor for unknown models is always reserved: only the excess decays.
     highest_output: DecayingMax = field(default_factory=lambda: DecayingMax(FIRST_OUTPUT))
     # The worst of recent calls, not their mean: too low a reservation lets a fleet exceed its

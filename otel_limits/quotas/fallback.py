@@ -216,7 +216,7 @@ class Fallback:
         while True:
             outcome = self._try(reservation, rules)
             short = () if outcome.reply is None else outcome.reply.unmet
-            used_up = [need for need, _ in (outcome.asked[n] for n in short)]
+            used_up = [outcome.asked[n][0] for n in short]
             # Only if a share is used up: then `on_store_error` applies.
             passed = [
                 n

@@ -32,7 +32,7 @@ logger = logging.getLogger("otel_limits")
 RETRY_SECONDS: Final = 0.5
 """Delay before reconnecting."""
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 """Polling interval of a process that cannot subscribe."""
 
 COMPARISONS: Final = 5
@@ -79,7 +79,7 @@ class KillListener(StoreThread):
         self._seen: deque[str] = deque(maxlen=MAX_SEEN)
         while not closing.is_set():
             self._receive(closing)
-            closing.wait(LOOK_SECONDS if self._is_polling else RETRY_SECONDS)
+            closing.wait(POLL_SECONDS if self._is_polling else RETRY_SECONDS)
 
     @suppress_errors("kill")
     def _receive(self, closing: threading.Event) -> None:
@@ -128,7 +128,7 @@ class KillListener(StoreThread):
             "otel-limits: cannot subscribe to kills (%s); polling every %g s. Allow its user to "
             "subscribe to the channels of otel-limits.",
             error,
-            LOOK_SECONDS,
+            POLL_SECONDS,
         )
 
     def _apply(self, kill: Kill) -> None:

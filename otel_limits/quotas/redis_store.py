@@ -50,7 +50,7 @@ from otel_limits.quotas.store import (
     Withdraw,
 )
 
-REBUILD_SECONDS: Final = 20
+CLAIM_SECONDS: Final = 20
 """For how long other processes leave the rebuilding of counts to one that has begun."""
 
 KILL_NOTED_SECONDS: Final = 3600
@@ -132,12 +132,12 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
             return None
         self._rebuilding = self._names.rebuilt(source, name)
         # Not for long: this process may be killed before it is done.
-        claim = methodcaller("set", self._rebuilding, "1", px=REBUILD_SECONDS * 1000, nx=True)
+        claim = methodcaller("set", self._rebuilding, "1", px=CLAIM_SECONDS * 1000, nx=True)
         if self._server.ask(claim):
             return int(name.partition("-")[0]) / 1000
         # The claim of a process that failed or was killed expires, and another attempt follows.
         left = int(self._server.ask(methodcaller("pttl", self._rebuilding)))
-        return 0.0 if left > REBUILD_SECONDS * 1000 else None
+        return 0.0 if left > CLAIM_SECONDS * 1000 else None
 
     def count_from_ledger(self, operations: Sequence[str]) -> set[str]:
         """Settle calls of earlier runs, whose usage is being rebuilt; return those of this run."""

@@ -93,8 +93,8 @@ def waiting_helps(
     return (0 if ends <= seconds else state.used) + least <= state.limit
 
 
-class AdmissionQueue:
-    """Serializes admission attempts per quota.
+class Admissions:
+    """Reserves quota for the calls of a process, which may wait for it in queues.
 
     Args:
         queues: Queues of the process.
@@ -110,7 +110,7 @@ class AdmissionQueue:
         ask: Callable[[QuotaReservation], Awaitable[Reply]],
         publish: Callable[[Event], None],
     ) -> None:
-        """Create an empty queue."""
+        """Begin with no call."""
         self._queues = queues
         self._client = client
         self._now = queues.clock.now
