@@ -1,1 +1,21 @@
-"""Budgets over time windows, shared by many processes. `stores` lists where they are counted."""
+"""Budgets over time windows, shared by many processes.
+
+A model call, from its reservation to its settled count:
+
+1. `engine` is the gate of model calls. `reservations` opens a reservation. `needs` computes the
+   amount that the call needs of each quota, from the tokens that `estimates` expects. An amount
+   belongs to one count: that of a key (`keys`) in a window (`windows`).
+2. `waiting` reserves these amounts, or lets the call wait in the queues of `wait_queues`.
+3. `client` sends the operation and waits for the reply, within a timeout. `store_worker` is the
+   thread that sends operations in batches. `leases` renews a reservation until its call ends.
+4. The store applies the operation. `store` is the protocol, and `stores` the table of all stores:
+   `memory` and `buckets` count in this process, `redis_store` on a server, by its Lua scripts.
+5. When the call has ended, its event carries its usage to `engine`, which settles the reservation.
+
+If the store is unavailable, `engine` decides by `fallback`, and `store_worker` keeps settlements
+until it recovers. Lost counts are restored from `knowledge`, the counts that each process saw, and
+by `recovery` from a ledger. `kill_listener` receives kills and releases from other processes.
+
+`section` reads the quotas of a policy file into `quota`. `refusals` writes the reasons of refused
+calls. `remaining` and `key_use` are queries. `setup` connects all of them.
+"""
