@@ -170,15 +170,13 @@ class StoreClient:
 
     @suppress_errors("quotas")
     def _looked(self, look: ReadCounts, future: Future[Reply]) -> None:
-        error = None if future.cancelled() else future.exception()
+        error = future.exception()
         if isinstance(error, PermanentStoreError):
             self.fallback.unshare(look.counts)
         elif error is not None:
             self.fallback.enter_outage()
-        if future.cancelled() or error is not None:
-            return
-        self._on_reply(future.result())
-        self.fallback.looked(look.counts, future.result())
+        else:
+            self.fallback.looked(look.counts, self._on_reply(future.result()))
 
     def question(self, quota: Quota, key: Key, amount: int) -> ReadCounts:
         """Return the operation that reads one key of a quota with an amount."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Collection, Sequence
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from redis import exceptions
@@ -97,8 +98,16 @@ class RedisExecutor:
         # An error if it is denied, or not offered by a hosted service.
         return dict(INFO_LINE.findall(str(info)))
 
+    def command(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the client.
+
+        Raises:
+            StoreError: The server is unavailable, or refuses the command.
+        """
+        return self.ask(methodcaller(name, *arguments, **options))
+
     def ask(self, question: Callable[[Any], Any]) -> Any:
-        """Send a command, and retry once if the connection was cut: operations are idempotent."""
+        """Use the client, and retry once if the connection was cut: operations are idempotent."""
         try:
             try:
                 return question(self.client())

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from operator import methodcaller
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -126,17 +125,15 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
     def begin_rebuilding(self, source: str) -> float | None:
         """Let this process rebuild counts of the current run."""
         now = self.now() * 1000
-        read = methodcaller("hmget", self._names.marker, ("name", "opens"))
-        name, opens = self._server.ask(read)
+        name, opens = self._server.command("hmget", self._names.marker, ("name", "opens"))
         if not name or not opens or int(opens) > now:
             return None
         self._rebuilding = self._names.rebuilt(source, name)
         # Not for long: this process may be killed before it is done.
-        claim = methodcaller("set", self._rebuilding, "1", px=CLAIM_SECONDS * 1000, nx=True)
-        if self._server.ask(claim):
+        if self._server.command("set", self._rebuilding, "1", px=CLAIM_SECONDS * 1000, nx=True):
             return int(name.partition("-")[0]) / 1000
         # The claim of a process that failed or was killed expires, and another attempt follows.
-        left = int(self._server.ask(methodcaller("pttl", self._rebuilding)))
+        left = int(self._server.command("pttl", self._rebuilding))
         return 0.0 if left > CLAIM_SECONDS * 1000 else None
 
     def count_from_ledger(self, operations: Sequence[str]) -> set[str]:
@@ -148,7 +145,7 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
 
     def end_rebuilding(self) -> None:
         """Record that counts were rebuilt."""
-        self._server.ask(methodcaller("pexpire", self._rebuilding, RETENTION_SECONDS * 1000))
+        self._server.command("pexpire", self._rebuilding, RETENTION_SECONDS * 1000)
 
     def warm(self) -> str:
         """Connect and load the scripts that a process uses; return a problem of its version."""
@@ -157,14 +154,14 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
     def outdated(self) -> str:
         """Return what is wrong with the server's version; empty if nothing is, or it is unknown."""
         try:
-            return outdated(self._server.ask(lambda client: client.info("server")))
+            return outdated(self._server.command("info", "server"))
         except StoreError:  # unavailable, denied, or not offered by a hosted service
             return ""
 
     def check(self) -> None:
         """Verify that the server accepts writes."""
         # Write, because a replica or a server with a full disk still answers PING.
-        self._server.ask(lambda client: client.set(self._names.check, "1", px=1000))
+        self._server.command("set", self._names.check, "1", px=1000)
 
     def missing_rights(self) -> list[str]:
         """Return the ACL rules that this user lacks.
@@ -176,7 +173,7 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
 
     def now(self) -> float:
         """Return the server's time."""
-        seconds, microseconds = self._server.ask(lambda client: client.time())
+        seconds, microseconds = self._server.command("time")
         return float(seconds) + float(microseconds) / 1e6
 
     def keys(self, quota: str) -> Iterator[Key]:
@@ -184,8 +181,7 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
         now, cursor, index = self.now() * 1000, 0, self._names.index(quota)
         seen: set[str] = set()  # a cursor may return a member twice
         while True:
-            look = methodcaller("zscan", index, cursor, count=LOOKED_AT)
-            cursor, page = self._server.ask(look)
+            cursor, page = self._server.command("zscan", index, cursor, count=LOOKED_AT)
             for member, ends in page:
                 if ends > now and member not in seen:
                     seen.add(member)
@@ -213,14 +209,14 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
             # Best effort: the change itself is already stored.
             freed = scripts.encode_freed(count)
             with suppress(StoreError):
-                self._server.ask(lambda client: client.publish(self._names.freed_channel, freed))
+                self._server.command("publish", self._names.freed_channel, freed)
         return int(reply) if isinstance(change, Withdraw) else 0
 
     def expired(self, first: int, most: int) -> list[str]:
         """Return IDs of reservations that expired unsettled, latest first."""
         since = int((self.now() - RECOVERABLE_SECONDS) * 1000)
-        found: list[str] = self._server.ask(
-            lambda client: client.zrevrangebyscore(self._names.expired, "+inf", since, first, most)
+        found: list[str] = self._server.command(
+            "zrevrangebyscore", self._names.expired, "+inf", since, first, most
         )
         return found
 
@@ -228,15 +224,11 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
         """Drop reservations that are too old to be settled; return their number."""
         until = int((self.now() - RECOVERABLE_SECONDS) * 1000) - 1
         # Atomic: each is counted by one process only.
-        return int(
-            self._server.ask(
-                lambda client: client.zremrangebyscore(self._names.expired, "-inf", until)
-            )
-        )
+        return int(self._server.command("zremrangebyscore", self._names.expired, "-inf", until))
 
     def mark_settled(self, ids: Sequence[str]) -> None:
         """Mark these expired reservations as settled."""
-        self._server.ask(lambda client: client.zrem(self._names.expired, *ids))
+        self._server.command("zrem", self._names.expired, *ids)
 
     def kill(self, pattern: str) -> int:
         """Send a kill to all processes; return how many subscribers received it."""
@@ -277,8 +269,8 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
     def noted_kills(self, since: float) -> list[Kill]:
         """Return the kills of the last hour that were sent after a time."""
         first = f"({int(since * 1000)}"
-        read = methodcaller("zrangebyscore", self._names.kills, first, "+inf")
-        return [scripts.kill_of(order) for order in self._server.ask(read)]
+        found = self._server.command("zrangebyscore", self._names.kills, first, "+inf")
+        return [scripts.kill_of(order) for order in found]
 
     def after_fork(self) -> None:
         """Use new connections in a child, and never touch those of its parent."""
