@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from otel_limits.core.limits import Breach
-    from otel_limits.quotas.keys import Key
-    from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.store_worker import StoreExecutor
     from otel_limits.runs.clock import Clock
 
@@ -178,25 +176,21 @@ class StoreClient:
         else:
             self.fallback.looked(look.counts, self._on_reply(future.result()))
 
-    def question(self, quota: Quota, key: Key, amount: int) -> ReadCounts:
-        """Return the operation that reads one key of a quota with an amount."""
-        return ReadCounts(((quota.count(key, self.now()), amount),))
-
-    async def ask(self, question: ReadCounts) -> CountState:
+    async def ask(self, look: ReadCounts) -> CountState:
         """Read a count.
 
         Raises:
             StoreError: The store did not answer.
         """
-        return (await self._ask(question, self._clock.now() + self._timeout)).states[0]
+        return (await self._ask(look, self._clock.now() + self._timeout)).states[0]
 
-    def ask_blocking(self, question: ReadCounts) -> CountState:
+    def ask_blocking(self, look: ReadCounts) -> CountState:
         """Read a count, blocking this thread.
 
         Raises:
             StoreError: The store did not answer.
         """
-        future = self.executor.send(question)
+        future = self.executor.send(look)
         try:
             return future.result(self._timeout).states[0]
         except TimeoutError:

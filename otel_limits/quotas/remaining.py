@@ -126,5 +126,5 @@ def _question(
         return given[source] if source in given else (attributes or {}).get(rest)
 
     key = quota.key.key(name, look_up)
-    look = gate.client.question(quota, key, quota.amount_of(key, look_up))
-    return _Question(gate.client, quota, key, look)
+    count, amount = quota.count(key, gate.client.now()), quota.amount_of(key, look_up)
+    return _Question(gate.client, quota, key, ReadCounts(((count, amount),)))
