@@ -92,11 +92,6 @@ class StoreClient:
         self._last_kill = 0.0
         self.fallback = Fallback(self._clock.now, self.now, self.lease_seconds)
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether other processes use the store."""
-        return self.executor.is_shared
-
     def start(self) -> None:
         """Connect in the background and start regular reads of shared counts."""
         self.executor.start(self.look_again, self._renewals)

@@ -68,26 +68,17 @@ class Engine:
     ) -> None:
         """Create a gate without open reservations."""
         self._publish = publish
-        self._quotas = quotas
-        self._client = client
-        self._reservations = Reservations(quotas, price, self._client)
+        self.quotas = quotas
+        self.client = client
+        self._reservations = Reservations(quotas, price, self.client)
         self._queues = queues
-        self._client.in_flight = self._reservations.held
-        self._admissions = Admissions(queues, self._client, self._reserve, publish)
+        self.client.in_flight = self._reservations.held
+        self._admissions = Admissions(queues, self.client, self._reserve, publish)
 
     @property
     def holds_quotas(self) -> bool:
         """Whether any quota is configured."""
-        return bool(self._quotas())
-
-    def quotas(self) -> Sequence[Quota]:
-        """Return the current quotas."""
-        return self._quotas()
-
-    @property
-    def client(self) -> StoreClient:
-        """The store client."""
-        return self._client
+        return bool(self.quotas())
 
     # --- the gate ---------------------------------------------------------------------------------
 
@@ -108,7 +99,7 @@ class Engine:
             # Removed before it is sent, so that it is settled once.
             reservation = self._reservations.close(invocation_id, call_id)
             if reservation is not None:
-                reply = await self._client.settle(reservation)
+                reply = await self.client.settle(reservation)
                 self._publish_use(reservation, reply.states)
         # The store worker has buffered it and logged the outage.
         except StoreError:
@@ -122,7 +113,7 @@ class Engine:
         if isinstance(event, ModelCall):
             reservation = self._reservations.record(event)
             # The ledger records it with the call, in case this worker is killed before settling.
-            if reservation is not None and self._client.is_shared:
+            if reservation is not None and self.client.executor.is_shared:
                 charges = encode_charges(reservation.charges())
                 return replace(event, quota_operation=reservation.id, quota_charges=charges)
         elif isinstance(event, Stop):
@@ -131,14 +122,14 @@ class Engine:
 
     def after_fork(self) -> None:
         """Reset inherited state in a forked child."""
-        self._client.after_fork()
+        self.client.after_fork()
         self._reservations.reset()
         self._queues.reset()
 
     def close(self) -> None:
         """Cancel all waits, flush pending operations and close the store."""
         self._queues.close()
-        self._client.close()
+        self.client.close()
 
     # --- before a call ----------------------------------------------------------------------------
 
@@ -151,7 +142,7 @@ class Engine:
         if reservation.request.unpriced != "halt":
             return None
         verdict = verdict_of(
-            [(need, self._client.without_price(need)) for need in unpriced if need.is_enforced]
+            [(need, self.client.without_price(need)) for need in unpriced if need.is_enforced]
         )
         if verdict is not None:
             self._reservations.drop(reservation)
@@ -165,12 +156,12 @@ class Engine:
         except WaitCancelledError:
             # If it is sent anyway, it is counted like a call without admission.
             self._reservations.drop(reservation)
-            self._client.release(reservation)
+            self.client.release(reservation)
             return None
         except StoreError as error:
             # A permanent error is not an outage: a count that cannot be kept has no share.
             if not isinstance(error, PermanentStoreError):
-                self._client.fallback.enter_outage()
+                self.client.fallback.enter_outage()
             # A slow store may still make the reservation, which must then be released.
             return self._degrade(reservation, was_sent=not isinstance(error, StoreOutageError))
         reply = admission.reply
@@ -186,10 +177,10 @@ class Engine:
         return verdict_of(observed)
 
     async def _reserve(self, reservation: QuotaReservation) -> Reply:
-        reply = await self._client.reserve(reservation, forced=False)
+        reply = await self.client.reserve(reservation, forced=False)
         self._publish_use(reservation, reply.states)
         if reply.status == "admitted":
-            self._client.hold(reservation)
+            self.client.hold(reservation)
         return reply
 
     async def _refuse(
@@ -205,39 +196,39 @@ class Engine:
             # One last call is sent anyway. An outage at this point must not cost the last answer:
             # without a reservation, the call is still settled.
             with contextlib.suppress(StoreError):
-                await self._client.reserve(reservation, forced=True)
-                self._client.hold(reservation)
+                await self.client.reserve(reservation, forced=True)
+                self.client.hold(reservation)
         else:
             self._reservations.drop(reservation)
             # Later calls must not leave room for it.
             if any(need.waits for need in reservation.needs):
-                self._client.release(reservation)
+                self.client.release(reservation)
         return verdict
 
     # --- without the store ------------------------------------------------------------------------
 
     def _degrade(self, reservation: QuotaReservation, *, was_sent: bool) -> Verdict | None:
         """Decide by this worker's local share, then by `on_store_error`."""
-        fallback = self._client.fallback
+        fallback = self.client.fallback
         # Fill again: an attempt may have ended half-way, and the current windows decide.
-        self._client.fill(reservation, forced=False)
+        self.client.fill(reservation, forced=False)
         denied = self._blocked(reservation)
         if not denied:
             outcome = fallback.decide(reservation)
             self._decide_without_store(reservation, outcome)
             if outcome.is_admitted:
-                self._client.reserve_later(reservation)
-                self._client.hold(reservation)
+                self.client.reserve_later(reservation)
+                self.client.hold(reservation)
                 return None
             denied = self._denied(outcome)
         self._reservations.drop(reservation)
         if was_sent:
-            self._client.release(reservation)
+            self.client.release(reservation)
         return verdict_of(denied)
 
     def _blocked(self, reservation: QuotaReservation) -> list[Denied]:
         """Return refusals for keys that this process has seen blocked."""
-        fallback, now = self._client.fallback, self._client.now()
+        fallback, now = self.client.fallback, self.client.now()
         seen = [(need, demand, fallback.blocked(demand)) for need, demand in reservation.asked]
         denied = [
             (need, exceeded(need, demand, Reply("refused", now), state))
@@ -250,9 +241,9 @@ class Engine:
 
     def _denied(self, outcome: OutageDecision) -> list[Denied]:
         """Return the refusals of a decision without the store."""
-        known, retry = self._client.fallback.known, LOOK_INTERVAL_SECONDS
+        known, retry = self.client.fallback.known, LOOK_INTERVAL_SECONDS
         denied = [
-            (need, unanswered(need, demand, known(demand.count), self._client.now(), retry))
+            (need, unanswered(need, demand, known(demand.count), self.client.now(), retry))
             for need, demand in outcome.unanswered
         ]
         if outcome.reply is not None:
@@ -282,5 +273,5 @@ class Engine:
         """Cache and publish the current counts."""
         # Strict: a reply with a different number of counts must not be misread.
         for need, demand, state in zip(reservation.needs, reservation.demands, states, strict=True):
-            latest = self._client.remember(need, demand, state)
-            self._publish(use_of(need, demand, latest, self._client.now()))
+            latest = self.client.remember(need, demand, state)
+            self._publish(use_of(need, demand, latest, self.client.now()))

@@ -30,7 +30,6 @@ MAX_LOOK_SECONDS: Final = 20.0
 Rule: TypeAlias = Literal["grace", "deny", "allow", "local"]
 """How a need is decided: by the local share (`grace`), or by `on_store_error`."""
 
-
 RECENT_SECONDS: Final = 60.0
 """How long after its last call a key is read."""
 

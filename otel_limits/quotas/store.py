@@ -39,7 +39,6 @@ WORKER_SECONDS: Final = 60
 DOUBTFUL: Final = 2
 """Factor for a reservation of unknown size, unless it is the only such one at the time."""
 
-
 MOST_NEEDS: Final = 10
 """Waiting calls for which later ones leave room: those that have waited longest."""
 

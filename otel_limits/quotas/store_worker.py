@@ -65,7 +65,6 @@ RESTORE_SECONDS: Final = 2.0
 CLOSE_SECONDS: Final = 1.0
 """How long the end of a process is delayed at most."""
 
-
 RESTORING: Final = "counts that it lost are being restored"
 
 TICK_SECONDS: Final = 1.0
