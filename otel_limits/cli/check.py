@@ -17,7 +17,8 @@ from otel_limits.core.list_date import list_in_use
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import pluralize
 from otel_limits.runtime.autoload import installed_autoload
-from otel_limits.settings.table import SETTINGS
+from otel_limits.settings.settings_reader import VARIABLES
+from otel_limits.settings.table import variable_of
 from otel_limits.settings.variables import environment
 
 HELP: Final = """\
@@ -48,8 +49,6 @@ MARGINS: Final = 8
 
 NARROW: Final = 64
 """Terminal width below which the longest name of a setting would be folded."""
-
-VARIABLES: Final = {setting.name: setting.variable for setting in SETTINGS}
 
 
 def add(commands: Any) -> None:
@@ -86,7 +85,7 @@ def rows_of(context: Context, *, show_all: bool) -> tuple[list[tuple[str, str, s
     # What happens at a limit is of interest even if it is the default.
     rows = [
         (
-            VARIABLES.get(row.name, row.name),
+            variable if (variable := variable_of(row.name)) in VARIABLES else row.name,
             shown(row.value or "none" if row.name == "metrics" else row.value),
             row.source,
         )

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_limits.audit.question import AuditQuery, Option
-from otel_limits.cli.command import add_command, refuse
+from otel_limits.cli.command import add_command
 from otel_limits.cli.terminal import working
-from otel_limits.core.errors import ConfigurationError, LedgerError
+from otel_limits.core.errors import LedgerError
 from otel_limits.settings import ledgers
 
 if TYPE_CHECKING:
@@ -31,26 +31,12 @@ def add_ledger_command(
     call: Callable[[Namespace], int],
     option: str = "--ledger",
 ) -> ArgumentParser:
-    """Add a command on a ledger, which reports ledger errors on stderr."""
-    parser = add_command(commands, name, text, report_ledger_errors(call))
+    """Add a command on a ledger."""
+    parser = add_command(commands, name, text, call)
     about = "a path, sqlite:///PATH or postgresql://…"
     parser.add_argument(option, dest="ledger", metavar="ADDRESS", help=about)
     parser.set_defaults(ledger_option=option)
     return parser
-
-
-def report_ledger_errors(call: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
-    """Wrap a command so that it reports ledger errors on stderr."""
-
-    def call_or_refuse(arguments: Namespace) -> int:
-        try:
-            return call(arguments)
-        except LedgerError as error:
-            return refuse([str(error)])
-        except ConfigurationError as error:
-            return refuse(error.mistakes)
-
-    return call_or_refuse
 
 
 def add_option(parser: Any, option: Option) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from otel_limits.cli.command import USAGE_ERROR, HelpFormatter, Parser, refuse
 from otel_limits.cli.examples import example_of
+from otel_limits.core.errors import ConfigurationError, LedgerError
 
 COMMANDS: Final = {
     "run": "run_command",
@@ -67,6 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = options.call(options)
         sys.stdout.flush()
+    except LedgerError as error:
+        return refuse([str(error)])
+    except ConfigurationError as error:
+        return refuse(error.mistakes)
     except OSError as error:
         if error.errno not in NOT_WRITTEN:
             raise
