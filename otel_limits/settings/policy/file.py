@@ -229,9 +229,8 @@ def _content(path: str) -> bytes:
 
 
 def _parse(content: bytes, path: str) -> tuple[Document, tuple[str, ...]]:
-    from otel_limits.settings.policy.reader import (
-        parse,  # a process without a file does without YAML
-    )
+    # Imported here, because a process without a file needs no YAML.
+    from otel_limits.settings.policy.reader import parse
 
     try:
         return parse(content.decode(), path)
