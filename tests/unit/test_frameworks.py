@@ -113,9 +113,9 @@ def start(request: pytest.FixtureRequest) -> Callable[..., Runtime]:
     def enable(*frameworks: Any, observers: Any = ()) -> Runtime:
         runtime = Runtime(LIVE, frameworks)
         request.addfinalizer(runtime.stop)
-        finders = [*sys.meta_path]
-        request.addfinalizer(lambda: sys.meta_path.__setitem__(slice(None), finders))
         runtime.start(SETTINGS, observers)
+        # Its own alone: that of wrapt is added once per process.
+        request.addfinalizer(lambda: sys.meta_path.remove(runtime._imports))
         return runtime
 
     return enable
