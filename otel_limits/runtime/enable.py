@@ -37,7 +37,7 @@ from otel_limits.settings.children import (
     obstacle_of_children,
 )
 from otel_limits.settings.policy.file import PolicyFile, price_mistakes
-from otel_limits.settings.settings_reader import Reading, read_settings
+from otel_limits.settings.settings_reader import PRESET, Reading, read_settings
 from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _warn(reading: Reading) -> None:
     """Log variables that look misspelled, and the limits of a preset."""
     for warning in reading.warnings:
         logger.warning("otel-limits: %s", warning)
-    preset = f"preset {reading.settings.preset}"
+    preset = PRESET + reading.settings.preset
     caps = [
         f"{name}={reading.values[name]}" for name, of in reading.sources.items() if of == preset
     ]
