@@ -1,1 +1,1 @@
-"""The demonstration: `play` runs `agent` against `server`, and `show` says what happened."""
+"""`otel-limits demo`, its sample ledger, and the agent that `otel-limits doctor` starts."""

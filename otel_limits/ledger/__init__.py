@@ -1,4 +1,14 @@
 """The spend ledger: every model call once, in SQLite or PostgreSQL.
 
-Nothing outside this package knows SQLAlchemy.
+Recording: `rows.py` turns events into rows, whose columns are in `schema.py`. `writer.py` collects
+them in `pending.py`, and a thread writes them in batches with `database.py` and `insertion.py`. If
+the database fails or is slow, `spill.py` appends them to a file, and restores them later. Imported
+spans become rows in `imports.py`.
+
+Queries: `reading.py` opens a ledger after `waiting_rows.py` has taken in the rows of spill files.
+`selection.py` has the conditions; the statements are in `spending.py` for sums of model calls,
+`tooling.py` for tool calls, `quota_usage.py` for quotas, `reconciling.py` for what metrics count,
+`proof.py` for checks, and `queries.py` for the others.
+
+Only this room builds statements.
 """

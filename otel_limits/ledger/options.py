@@ -1,4 +1,7 @@
-"""Option values: when rows become durable, and which properties a query can name."""
+"""Values of options, which the command line needs without importing the database.
+
+They are when rows become durable, and which properties a query can name.
+"""
 
 from __future__ import annotations
 
