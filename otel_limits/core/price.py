@@ -87,8 +87,7 @@ class Price:
         if at.missing_rate(usage) is not None:
             return None
         one_hour = usage.cache_write_1h or 0
-        read = at.input if at.cache_read is None else at.cache_read
-        write = at.input if at.cache_write is None else at.cache_write
+        read, write, kept = at.cache_rates
         spoken, answered = usage.input_audio or 0, usage.output_audio or 0
         # In a separate context: the application's may round or trap.
         with localcontext(EXACT):
@@ -96,7 +95,7 @@ class Price:
                 _fresh(usage) * at.input
                 + usage.cache_read * read
                 + (usage.cache_write - one_hour) * write
-                + one_hour * (write if at.cache_write_1h is None else at.cache_write_1h)
+                + one_hour * kept
                 + spoken * (at.input_audio or NO_COST)
                 + (usage.output - answered) * at.output
                 + answered * (at.output_audio or NO_COST)
@@ -119,9 +118,7 @@ class Price:
             return None
         at = self.at(usage.input)
         one_hour = usage.cache_write_1h or 0
-        read = at.input if at.cache_read is None else at.cache_read
-        write = at.input if at.cache_write is None else at.cache_write
-        kept = write if at.cache_write_1h is None else at.cache_write_1h
+        read, write, kept = at.cache_rates
         with localcontext(EXACT):
             saved = (
                 usage.cache_read * (at.input - read)
@@ -129,6 +126,13 @@ class Price:
                 + one_hour * (at.input - kept)
             )
             return saved.scaleb(PER_MILLION)
+
+    @property
+    def cache_rates(self) -> tuple[Decimal, Decimal, Decimal]:
+        """The rates for input read from a cache, written to one, and written for an hour."""
+        read = self.input if self.cache_read is None else self.cache_read
+        write = self.input if self.cache_write is None else self.cache_write
+        return read, write, write if self.cache_write_1h is None else self.cache_write_1h
 
     def at(self, prompt: int) -> Price:
         """Return the price for a call with this many input tokens."""

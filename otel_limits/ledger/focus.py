@@ -193,9 +193,7 @@ def _parts(usage: Usage, rates: Price) -> list[PricePart]:
     """Divide the price of a call into meters, as `Price.of` adds it up."""
     one_hour, audio = usage.cache_write_1h or 0, usage.input_audio or 0
     fresh = usage.input - usage.cache_read - usage.cache_write - audio
-    read = rates.input if rates.cache_read is None else rates.cache_read
-    write = rates.input if rates.cache_write is None else rates.cache_write
-    kept = write if rates.cache_write_1h is None else rates.cache_write_1h
+    read, write, kept = rates.cache_rates
     answered = usage.output_audio or 0
     parts = (
         PricePart("Input", fresh, rates.input),

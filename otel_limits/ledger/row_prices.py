@@ -120,10 +120,8 @@ def _rates_of(quote: Quote) -> PicoRates | None:
     if quote.rates is None:
         return FREE
     at = quote.rates
-    read = at.input if at.cache_read is None else at.cache_read
-    write = at.input if at.cache_write is None else at.cache_write
-    kept = write if at.cache_write_1h is None else at.cache_write_1h
-    per_token = (Fraction(each) * PER_TOKEN for each in (at.input, read, write, kept, at.output))
+    per_million = (at.input, *at.cache_rates, at.output)
+    per_token = (Fraction(each) * PER_TOKEN for each in per_million)
     exact = (*per_token, Fraction(at.per_request) * PICODOLLARS)
     # Almost all are whole, and integers are faster.
     return PicoRates(*(int(each) if each.denominator == 1 else each for each in exact))
