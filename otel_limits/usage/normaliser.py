@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Sure, Usage, UsageRecord
 from otel_limits.usage import fields
-from otel_limits.usage.fields import Fields
-from otel_limits.usage.rules import rule_of_provider, rule_of_span
+from otel_limits.usage.fields import Fields, field_names
+from otel_limits.vendors.records import vendors_of_classes
+from otel_limits.vendors.vendor import UsageRule
 
 if TYPE_CHECKING:
     from otel_limits.core.events import CallKind
-    from otel_limits.vendors.vendor import UsageRule
 
 HOLDERS: Final = ("usage", "usage_metadata", "usageMetadata", "metrics")
 """Where a response contains its usage; Ollama's is at the top level."""
@@ -38,13 +38,13 @@ def record_of_usage(raw: object, provider: str = "unknown") -> UsageRecord:
     """
     if type(raw) is dict and all(type(count) is int for count in raw.values()):
         return _record_of_counts(tuple(raw.items()), provider)
-    return _record(Fields(raw), rule_of_provider(provider))
+    return _record(Fields(raw), _rule_of_provider(provider))
 
 
 # Cached, because the usage of a response is read again to project the next request.
 @functools.lru_cache(REMEMBERED)
 def _record_of_counts(counts: tuple[tuple[str, int], ...], provider: str) -> UsageRecord:
-    return _record(Fields(dict(counts)), rule_of_provider(provider))
+    return _record(Fields(dict(counts)), _rule_of_provider(provider))
 
 
 def record_of_response(response: object, provider: str = "unknown") -> UsageRecord:
@@ -66,7 +66,7 @@ def record_of_span(attributes: Mapping[str, Any], scope: str = "") -> UsageRecor
         scope: Its instrumentation scope.
     """
     told = fields.as_said(attributes)
-    return _record(Fields(told), rule_of_span(scope, told)) if told else NOTHING_REPORTED
+    return _record(Fields(told), _rule_of_span(scope, told)) if told else NOTHING_REPORTED
 
 
 def combined(record: UsageRecord, part: UsageRecord) -> UsageRecord:
@@ -258,3 +258,32 @@ def _settled(
         return (rest if sent is None else sent), (rest if output is None else output), "measured"
     is_short = total > sent + output or (rule.total_is_final and total >= sent)
     return sent, (total - sent if is_short else output), "measured"
+
+
+# --- how each vendor and instrumentation counts ---------------------------------------------------
+
+UNKNOWN: Final = UsageRule("by total")
+
+# A framework's own spans can contain zeros if the vendor sent no usage, as in Strands'
+# event_loop/streaming.py.
+BY_CONVENTION: Final = UsageRule("inside", zeros_are_made_up=True)
+"""OpenTelemetry semantic conventions for generative AI: input_tokens "SHOULD include all types of
+input tokens, including cached tokens"; OpenInference counts the same way."""
+
+BY_NOTHING: Final = UsageRule("by total", zeros_are_made_up=True)
+"""Spans without any sign of how they count."""
+
+
+def _rule_of_provider(provider: str) -> UsageRule:
+    """Return the rule of a vendor, by the framework's module for it."""
+    vendor = vendors_of_classes().get(provider)
+    return UNKNOWN if vendor is None else vendor.classes[provider]
+
+
+def _rule_of_span(scope: str, attributes: Mapping[str, object]) -> UsageRule:
+    """Return the rule of an instrumentation."""
+    names = field_names()
+    for name, rule in names.scopes.items():
+        if scope == name or scope.startswith(f"{name}."):
+            return rule
+    return BY_NOTHING if names.conventional.isdisjoint(attributes) else BY_CONVENTION
