@@ -9,9 +9,8 @@ from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 from otel_limits.ledger.calendar import PERIODS, QUARTER, QUARTER_SECONDS, label
-from otel_limits.ledger.rows import dollars
+from otel_limits.ledger.rows import EPOCH, dollars
 
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 DATES: Final = ("hour", "day", "week", "month")
 """Properties that are ordered by time."""
 

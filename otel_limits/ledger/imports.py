@@ -16,7 +16,6 @@ from __future__ import annotations
 import gzip
 import zlib
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -40,7 +39,6 @@ from otel_limits.ledger.rows import (
     ENDING,
     FORMER_PRICE,
     INVOCATIONS,
-    MICROSECONDS,
     MODEL_CALLS,
     RECOUNTS,
     SAME_CALL_MICROSECONDS,
@@ -53,6 +51,7 @@ from otel_limits.ledger.rows import (
     portions,
     signed_picodollars,
     state_of,
+    time_of,
     tokens,
 )
 from otel_limits.ledger.schema import CALLS, INVOCATION_TABLE, RUNS
@@ -456,9 +455,8 @@ def _call_row(span: Span, call: ShownCall, around: Sequence[Span], prices: Price
         billed=not call.failed or call.answered,
     )
     sale = billable_call(call.model, call.provider, usage, None, call.terms)
-    when = datetime.fromtimestamp(span.end_us / MICROSECONDS, timezone.utc)
     # Without tokens nothing is priced, and no price is missing.
-    quote = prices.quote(sale, when) if usage.total else NO_QUOTE
+    quote = prices.quote(sale, time_of(span.end_us)) if usage.total else NO_QUOTE
     return {
         **_owner(span, around),
         "at_us": span.end_us,
