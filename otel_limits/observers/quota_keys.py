@@ -25,9 +25,8 @@ class KeyUtilization(NamedTuple):
 class QuotaKeys:
     """The keys with metrics, by quota. Bounded, because every user may be a key."""
 
-    def __init__(self, limit: int = MAX_KEYS, ever: int | None = MAX_EVER) -> None:
-        """Show at most `limit` keys at a time and `ever` in total; `None` for no total."""
-        self._limit = limit
+    def __init__(self, ever: int | None) -> None:
+        """Show at most `MAX_KEYS` keys at a time and `ever` in total; `None` for no total."""
         self._ever = ever
         self._count: Counter[str] = Counter()
         self._shown: dict[str, dict[str, KeyUtilization]] = {}
@@ -48,7 +47,7 @@ class QuotaKeys:
         # If series cannot be removed, a replaced one would stay in every scrape.
         if self._ever is not None and self._count[use.quota] >= self._ever:
             return False, None
-        if len(shown) < self._limit:
+        if len(shown) < MAX_KEYS:
             return self._show(use, utilization), None
         # A scan of at most fifty keys; a heap would not be faster.
         furthest = min(shown, key=lambda key: _share_at(shown[key], now))
