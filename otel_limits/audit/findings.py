@@ -90,8 +90,8 @@ def find_all(inquiry: AuditQuery, balance: Balance, suspects: int, findings: Fin
     # Only then: finding invocations without calls reads all of them.
     if findings.found[DIFFERS] or not balance.is_balanced:
         for row in proof.without_calls(connection):
-            detail = f"0 of {pluralize(row.model_calls, 'call')} found"
-            findings.add(DIFFERS, row.id, detail.format)
+            detail = f"0 of {pluralize(row.model_calls, 'call')} found".format
+            findings.add(DIFFERS, row.id, detail)
     for row in proof.counted_twice(connection):
         detail = "imported row {} is the same as row {}".format
         findings.add(TWICE, row.invocation_id, detail, row.id, row.live_id)
@@ -103,8 +103,8 @@ def _suspect(connection: Connection, row: Any, findings: Findings) -> None:
     """Find the problems of an invocation and its calls."""
     name, is_live = str(row.invocation_id), row.source == "live"
     if row.id is None:
-        detail = f"{pluralize(row.calls, 'call has', 'calls have')} no invocation"
-        findings.add(DIFFERS, name, detail.format, command=EXPORT)
+        detail = f"{pluralize(row.calls, 'call has', 'calls have')} no invocation".format
+        findings.add(DIFFERS, name, detail, command=EXPORT)
         return
     if not row.first_agent == row.last_agent == row.agent:
         of_calls = sorted({row.first_agent, row.last_agent} - {row.agent})

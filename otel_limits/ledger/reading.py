@@ -59,8 +59,8 @@ def _connection(
     if file is None:
         # All statements see the same rows, as in SQLite: otherwise an invocation that ends between
         # two of them has calls in one and no total in the other.
-        engine = make_engine(address).execution_options(isolation_level="REPEATABLE READ")
-        return _connected(engine, stack)
+        server = make_engine(address).execution_options(isolation_level="REPEATABLE READ")
+        return _connected(server, stack)
     # A full disk leaves an empty file of a new ledger.
     if (not file.exists() or not file.stat().st_size) and has_spilled:
         return _connected(_empty_engine(), stack)
