@@ -128,6 +128,8 @@ class InvocationInProgress(Admission):
     """The tools of these turns, by the ID of the call."""
     resumed: RequestedTurn | None = field(default=None, kw_only=True)
     """Tools that a response of an earlier, interrupted invocation has requested."""
+    refused_answers: dict[str, Breach] = field(default_factory=dict, kw_only=True)
+    """The texts for the model of refused tools whose result may be the answer to the end user."""
     nudge: tuple[str, str] | None = field(default=None, kw_only=True)
     """The ID of a tool call to warn the model about, and the warning."""
     reason: str = field(default="aborted", kw_only=True)
@@ -438,6 +440,21 @@ class InvocationInProgress(Admission):
         )
 
     # --- its end ----------------------------------------------------------------------------------
+
+    @suppress_errors("binding")
+    def verdict_on_answer(self, text: str) -> Verdict | None:
+        """Return the halt of an agent that would end with the refusal of a tool.
+
+        The framework ends an agent with the result of such a tool, so its model never reads why
+        the tool was refused, and the end user would.
+
+        Args:
+            text: The answer to the end user.
+        """
+        if (breach := self.refused_answers.get(text)) is None:
+            return None
+        self.run.tools.halt_by(breach)
+        return self.run.check_limits()
 
     @suppress_errors("binding")
     def halt(self, verdict: Verdict, *, can_show: bool = True) -> str:

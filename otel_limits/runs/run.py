@@ -955,12 +955,15 @@ class ToolCalls:
         """
         if not admitted:  # a turn that requests no tool is neither
             return
-        run = self._run
         refusals = [each.refusal for each in admitted if each.refusal is not None]
         self._refused_turns = self._refused_turns + 1 if len(refusals) == len(admitted) else 0
         if self._refused_turns >= REFUSED_TURNS:
-            with run.services.lock:
-                run.refusals[refusals[-1].limit] = refusals[-1], run.budget
+            self.halt_by(refusals[-1])
+
+    def halt_by(self, breach: Breach) -> None:
+        """Halt the agent by a cap that has refused a single tool."""
+        with self._run.services.lock:
+            self._run.refusals[breach.limit] = breach, self._run.budget
 
     def release(self, tool: str) -> None:
         """Uncount an admitted call that did not run."""

@@ -122,9 +122,9 @@ class OpenAIAgentsSubject:
         return agent.agent.as_tool("ask", "Ask.", custom_output_extractor=extractor, **OPTIONS)
 
     def delegating(self, model: Any, agent: Any) -> Any:
-        """Return an agent that stops at its first tool."""
+        """Return an agent that stops at the tool."""
         boss = self.agent(model, self.calling(agent))
-        boss.agent.tool_use_behavior = "stop_on_first_tool"
+        boss.agent.tool_use_behavior = {"stop_at_tool_names": ["ask"]}
         return boss
 
     def doing(self, work: Callable[[], str]) -> Any:

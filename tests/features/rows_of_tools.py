@@ -6,10 +6,20 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from otel_limits import Limits, ToolCall
+from otel_limits import LimitReachedError, Limits, ToolCall
 from otel_limits.testing import says, uses
 from tests.features.observed import SEARCH
-from tests.features.seen import Row, Way, expect, facts, in_every_way, recording
+from tests.features.seen import (
+    STEPS,
+    Row,
+    Way,
+    error_of,
+    expect,
+    facts,
+    in_every_way,
+    published,
+    recording,
+)
 
 if TYPE_CHECKING:
     from tests.features.subject import Subject
@@ -121,6 +131,53 @@ def observed_tool_cap(subject: Subject) -> None:
     )
 
 
+def refused_answer(subject: Subject) -> None:
+    """A refusal is for the model: where a tool's result is the answer, the user reads our text."""
+
+    def check(call: Way) -> None:
+        with recording(limits=Limits(max_tool_calls=1)) as events:
+            model = subject.model([SEARCH, uses("ask"), says("never")])
+            helper = subject.agent(subject.model([]), name="helper")
+            ending = call(subject.delegating(model, helper))
+        seen = facts(subject, model, ending, events)
+        # The reader of a stream of the SDK gets the result after the last part.
+        seen["text"] = seen["text"] or getattr(ending.result, "final_output", "")
+        expect(
+            seen,
+            calls=2,
+            reason="max_tool_calls",
+            text=STEPS,
+            synthetic=True,
+            valid=True,
+            tools=[("search", "success"), ("ask", "refused")],
+            halts=[("max_tool_calls", "halted")],
+            ends=[("boss", "max_tool_calls", "halted")],
+        )
+
+    in_every_way(subject.ways, check)
+
+
+def refused_answer_raises(subject: Subject) -> None:
+    """With `raise`, the call raises the error of the limit instead."""
+    with recording(limits=Limits(max_tool_calls=1), action="raise") as events:
+        model = subject.model([SEARCH, uses("ask"), says("never")])
+        helper = subject.agent(subject.model([]), name="helper")
+        error = error_of(lambda: subject.call(subject.delegating(model, helper)))
+    seen = {"limit": isinstance(error, LimitReachedError), **published(events)}
+    expect(seen, limit=True, halts=[("max_tool_calls", "raised")])
+
+
+def refused_answer_of_one_tool(subject: Subject) -> None:
+    """The same for the cap of one tool, unless another result of the turn is the answer."""
+    with recording(limits=Limits(max_calls_per_tool={"ask": 1})) as events:
+        model = subject.model([uses("ask", "ask"), says("after")])
+        helper = subject.agent(subject.model([says("helped")] * 2), name="helper")
+        ending = subject.call(subject.delegating(model, helper))
+    seen = facts(subject, model, ending, events)
+    is_for_model = "in this task" in str(seen["text"])
+    expect({**seen, "for model": is_for_model}, valid=True, **{"for model": False})
+
+
 # --- tools that fail ------------------------------------------------------------------------------
 
 FAILURES: Final[Mapping[str, Callable[[int], str]]] = {
@@ -223,6 +280,9 @@ TOOL_ROWS: Final[Mapping[str, Row]] = {
     "refused tool": refused_tool,
     "refused tool under tool_action halt": halted_by_tool,
     "refused tool without end": refused_for_ever,
+    "refused tool whose result is the answer": refused_answer,
+    "refused tool whose result is the answer under raise": refused_answer_raises,
+    "one refused tool whose result is the answer": refused_answer_of_one_tool,
     "refused tool that is requested again and again": refused_requests_are_loops,
     "refused tool under observe": observed_tool_cap,
     "failing tool": failing_tool,

@@ -454,7 +454,17 @@ class GraphCall:
             invocation.is_refused or invocation.answer is not None
         ):  # a node has handled the refusal
             self._halt()
+        elif (verdict := self._refused_answer()) is not None:
+            invocation.verdict = verdict
+            self._halt()
         return self._checkpoint()
+
+    def _refused_answer(self) -> Verdict | None:
+        """Return the halt if the graph ends with the refusal of a tool that returns directly."""
+        last = next(reversed(self.stream.messages), None)
+        if not isinstance(last, ToolMessage):
+            return None
+        return self.invocation.verdict_on_answer(text_of(last))
 
     def _halt_late(self, verdict: Verdict) -> None:
         """Publish a halt that came after the answer, and show it there."""

@@ -58,6 +58,8 @@ class RunningGraphTool(ToolCallInProgress):
 
     def refused(self, note: str) -> ToolMessage:
         """Return the message of a call that must not run."""
+        if self.is_answer and (breach := self.requested.refusal) is not None:
+            self.invocation.refused_answers[note] = breach
         return ToolMessage(note, name=self._name, tool_call_id=self._identity, status="error")
 
     def text_of(self, result: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.invocation import InvocationInProgress, invocation_of_task
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from otel_limits.bindings.framework import Host
+    from otel_limits.core.errors import LimitReachedError
     from otel_limits.core.events import Stop
     from otel_limits.core.policy import Verdict
 
@@ -124,8 +125,8 @@ class AgentRun:
     # --- the end ----------------------------------------------------------------------------------
 
     @suppress_errors("binding")
-    def succeed(self, result: Any) -> None:
-        """Note that the run has returned a result."""
+    def succeed(self, result: Any) -> LimitReachedError | None:
+        """Note that the run has returned a result; return the error to raise instead, if any."""
         invocation = self.active
         if result.interruptions:
             self._reason = "interrupt"
@@ -140,7 +141,21 @@ class AgentRun:
         for each in (self.root, invocation):
             if each.run.freeze_outcome() and not each.is_halted:
                 each.run.halt(KILLED, "halted")  # when no model call was left to refuse
+        is_refused = self._halt_on_answer(result)
         self.write_marks(result)
+        return invocation.raised_error() if is_refused else None
+
+    def _halt_on_answer(self, result: Any) -> bool:
+        """Halt a run whose final output is the refusal of a tool that it stops at."""
+        invocation, output = self.active, result.final_output
+        verdict = invocation.verdict_on_answer(output) if isinstance(output, str) else None
+        if verdict is None or invocation.is_halted or invocation.run.killed:
+            return False
+        if result is self.result:  # its reader no longer gets an exception
+            verdict = replace(verdict, action="halt")
+        result.final_output = invocation.halt(verdict)
+        invocation.is_synthetic = not invocation.run.raised
+        return True
 
     @suppress_errors("binding")
     def write_marks(self, result: Any) -> None:

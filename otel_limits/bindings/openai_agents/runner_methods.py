@@ -48,12 +48,14 @@ def track_run(original: Any) -> Any:
         try:
             with agent_run.root:
                 result = await original(runner, starting_agent, input, **options)
-            agent_run.succeed(result)
+            halted = agent_run.succeed(result)
         except BaseException as error:
             note_failure(agent_run, error)
             raise
         finally:
             agent_run.finish()
+        if halted is not None:
+            raise halted
         return result
 
     return run

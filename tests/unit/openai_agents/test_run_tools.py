@@ -158,15 +158,22 @@ def test_tool_that_ends_a_run_is_recorded(how: str, behavior: Any, events: list[
     assert [each.reason for each in events if isinstance(each, Stop)] == ["end_turn"]
 
 
+def stop_at_crash(_: Any, results: list[Any]) -> ToolsToFinalOutputResult:
+    """Make the result of one tool the final output."""
+    found = next((each.output for each in results if each.tool.name == "crash"), None)
+    return ToolsToFinalOutputResult(is_final_output=found is not None, final_output=found)
+
+
 @each_way
-def test_refused_tool_may_be_the_final_output(how: str) -> None:
-    """The SDK takes what it is given: the reason for the refusal."""
+@pytest.mark.parametrize("behavior", [{"stop_at_tool_names": ["crash"]}, stop_at_crash])
+def test_refused_tool_is_no_final_output(how: str, behavior: Any) -> None:
+    """The end user reads the text of the halt, and not what is for the model."""
     enable(max_tool_calls=1)
     model = ScriptedAgentsModel([uses("search"), uses("crash")])
-    behavior = {"stop_at_tool_names": ["crash"]}
     result = CALLS[how](agent(model, crash, tool_use_behavior=behavior))
-    assert model.calls == 2
-    assert result.final_output.startswith("Not run: 1 of 1 tool calls were used")
+    assert (model.calls, halt_of(result).reason) == (2, "max_tool_calls")
+    assert result.final_output.startswith("This request could not be completed")
+    assert is_synthetic(result)
 
 
 @each_way
