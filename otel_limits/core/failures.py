@@ -6,7 +6,7 @@ import re
 from typing import Final, TypeAlias
 
 from otel_limits.core.labels import clean
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_message
 from otel_limits.core.values import CheckedKind, InvalidValueError
 from otel_limits.core.wording import suggestion
 
@@ -125,4 +125,5 @@ def without_moving_parts(text: str) -> str:
 def first_line(text: str) -> str:
     """Return the first line of an error that has text, for the operator."""
     line = next((line for line in text.splitlines() if line.strip()), "")
-    return redact_url(clean(line.strip(), MOST_OF_LINE))
+    # Before it is cut, so that no beginning of a secret is left.
+    return clean(redact_message(line.strip()[:BEGINNING]), MOST_OF_LINE)

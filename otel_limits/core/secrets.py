@@ -24,6 +24,36 @@ SECRET_VALUE: Final = re.compile(
 
 Each word is tried from its beginning only, so the time for a long one is linear."""
 
+CREDENTIAL: Final = (
+    r"authorization|cookie|passw(?:or)?d|passphrase|pwd|secret|token|credentials?|signature"
+    r"|(?:api|access|account|private|shared|subscription|auth)[-_]?key"
+)
+"""Words of the names of headers and fields with a secret. Not every word with `key` in it: those of
+`KeyError: 'name'` and "no such key: name" are none."""
+
+SCHEME: Final = "(?:basic|bearer|digest|token|api-?key|negotiate)"
+"""How the value of the header `Authorization` begins."""
+
+HEADER: Final = re.compile(
+    rf"(?i)(?<![\w-])(?=[\w-]*(?:{CREDENTIAL})(?![^\W_]))"
+    rf"([\w-]+\\*['\"]?\s*:\s*\\*)"
+    rf"('[^']*'?|\"[^\"]*\"?|(?:{SCHEME}\s+)?[^\s,;'\"\\]+)"
+)
+"""A header, or a field of JSON, with a secret. As above, each word is tried once."""
+
+BEARER: Final = re.compile(r"(?i)\b(bearer|basic)(\s+)(?=\S*[\d._~+/=-])[\w.~+/=-]+")
+"""The value of such a header without its name."""
+
+KEY: Final = re.compile(
+    r"(?<![\w-])(?:"
+    r"(?:sk|pk|rk|gsk|xai|pplx|hf|npm|gh[opsur]|github_pat|glpat|xox[a-z]|ya29)[-_.][\w.-]{8,}"
+    r"|(?:AKIA|ASIA|AIza)[\w-]{12,}"  # of AWS, of Google
+    r"|eyJ[\w-]{8,}\.[\w.-]+"  # a JSON web token
+    r"|(?=[\w-]*[a-z])(?=[\w-]*[A-Z])(?=[\w-]*\d)[\w-]{32,}"
+    r")"
+)
+"""A key of a known vendor by its beginning, or a long word that mixes cases and digits."""
+
 USER: Final = re.compile(r"[\w.+%-]*")
 """A name that can be shown; anything else before an `@` may be part of a password."""
 
@@ -63,6 +93,12 @@ def redact_url(text: str) -> str:
     place, mark, query = rest.partition("?") if separator else (rest, "", "")
     masked = "&".join(map(_masked_parameter, query.split("&")))
     return SECRET_VALUE.sub(rf"\1{STARS}", scheme + separator + place) + mark + masked
+
+
+def redact_message(text: str) -> str:
+    """Return a third-party message, such as the error of a tool, without the secrets in it."""
+    text = HEADER.sub(rf"\1{STARS}", redact_url(text))
+    return KEY.sub(STARS, BEARER.sub(rf"\1\2{STARS}", text))
 
 
 def redact_text(sentence: str, words: Iterable[str]) -> str:

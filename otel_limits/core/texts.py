@@ -33,7 +33,7 @@ from otel_limits.core.limits import (
     TREE_PREFIX,
     USD,
 )
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_message
 from otel_limits.core.wording import shortest
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ TOOLS_REMARK: Final = "Instead of a final answer, the model requested tools."
 
 def failed_remark(error: Exception) -> str:
     """Return the remark about a final answer that failed."""
-    text = redact_url(clean(str(error), MOST_OF_ERROR))
+    text = clean(redact_message(str(error)), MOST_OF_ERROR)
     return f"Its final answer failed ({type(error).__name__}{f': {text}' if text else ''})."
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from otel_limits.cli import main
 from otel_limits.cli.doctor import runaway
 from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
-from otel_limits.core.secrets import redact_secrets, redact_url, secrets_in
+from otel_limits.core.failures import first_line
+from otel_limits.core.secrets import redact_message, redact_secrets, redact_url, secrets_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,3 +131,72 @@ def test_long_setting_is_refused_quickly(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["run", "--ledger", "pass" * 15_000, "--max-turns", "x" * 60_000, "--", "a"]) == 2
     assert time.process_time() - begin < 5
     assert "--max-turns must be" in capsys.readouterr().err
+
+
+KEY = "Zq7Xr2" * 6
+"""Mixes cases and digits."""
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (f"error: Authorization: Bearer {SECRET}", "error: Authorization: ***"),
+        ("error: Authorization: Bearer x", "error: Authorization: ***"),
+        (f"401 with authorization: Basic {SECRET}, retry", "401 with authorization: ***, retry"),
+        (f"Proxy-Authorization: {SECRET} at 10:30", "Proxy-Authorization: *** at 10:30"),
+        (f"error: x-api-key: {SECRET} was refused", "error: x-api-key: *** was refused"),
+        (f"curl -H 'X-Auth-Token: {SECRET}' failed", "curl -H 'X-Auth-Token: ***' failed"),
+        (f'error: {{"api_key": "{SECRET} x", "n": 1}}', 'error: {"api_key": ***, "n": 1}'),
+        (f"{{'Ocp-Apim-Subscription-Key': '{SECRET}'}}", "{'Ocp-Apim-Subscription-Key': ***}"),
+        (f'{{\\"client_secret\\": \\"{SECRET}\\"}}', None),
+        (f'"accessToken": "{SECRET}"', '"accessToken": ***'),
+        (f"Set-Cookie: sid={SECRET}; Path=/", "Set-Cookie: ***; Path=/"),
+        (f"password: {SECRET}", "password: ***"),
+        (f"x-api-key={SECRET} refused", "x-api-key=*** refused"),
+        (f"invalid bearer {SECRET}.abc", "invalid bearer ***"),
+        (f"Incorrect API key provided: sk-proj-{SECRET}_abc.", None),
+        (f"key sk-ant-api03-{SECRET}-AA is invalid", "key *** is invalid"),
+        (f"no access for ghp_{SECRET}abcdef", "no access for ***"),
+        (f"xoxb-123-{SECRET}", "***"),
+        (f"AKIA{SECRET.upper()}ABCDEF is unknown", "*** is unknown"),
+        (f"eyJhbGciOiJI.eyJ{SECRET}.x expired", "*** expired"),
+        (f"cannot use {KEY}", "cannot use ***"),
+        (f"https://u:{SECRET}@h/x: Authorization: Bearer {SECRET}", None),
+    ],
+)
+def test_error_of_a_tool_shows_no_secret(error: str, seen: str | None) -> None:
+    """In a header, a field, or by the shape of a key: agents call services with them."""
+    shown = first_line(error)
+    assert not any(each in shown for each in (SECRET, SECRET.upper(), KEY))
+    assert seen is None or shown == seen
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "KeyError: 'name'",
+        "AuthenticationError: the account is closed",
+        "error: Permission denied (publickey).",
+        "error: basic authentication is disabled",
+        "error: 12,000 tokens: too many",
+        "error: task-5f0c2f6e-3a7e-4c1e-9f64-9d1a0c2b7e11 not found",
+        "error: /srv/app/sk-learn/main.py:12: risk-adjusted-returns-of-2026",
+        "error: desk-lamp-of-the-second-floor is out of stock",
+    ],
+)
+def test_error_of_a_tool_is_shown(error: str) -> None:
+    """Names and numbers help the operator."""
+    assert first_line(error) == error
+
+
+def test_secret_beyond_the_shown_part_is_redacted() -> None:
+    """The line is cut afterwards, so no beginning of a secret is left."""
+    assert "s3" not in first_line("x" * 185 + f" sk-{SECRET}" + "y" * 99)
+
+
+def test_long_error_is_redacted_quickly() -> None:
+    """In linear time."""
+    began = time.process_time()
+    for each in ("api-" * 50_000, "a_" * 100_000, "Bearer " * 30_000, "x-api-key: '" * 20_000):
+        redact_message(each)
+    assert time.process_time() - began < 2
