@@ -7,12 +7,14 @@ asked for is passed on. `invoke` requests both itself.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.messages import AIMessageChunk, BaseMessage, RemoveMessage
 from langgraph.channels import LastValue
+from langgraph.errors import InvalidUpdateError
 from langgraph.graph import add_messages
 from pydantic import BaseModel
 
@@ -140,8 +142,9 @@ class GraphStream:
             value = value.get(name, NONE) if isinstance(value, dict) else getattr(value, name, NONE)
             # A copy, as some channels change what they begin with.
             now = channel.copy() if value is NONE else channel.from_checkpoint(copy.copy(value))
-            now.update(writes)
-            changed[name] = now.get()
+            with contextlib.suppress(InvalidUpdateError):  # of a key that branches may not share
+                now.update(writes)
+                changed[name] = now.get()
         return changed
 
     @property

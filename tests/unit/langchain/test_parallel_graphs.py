@@ -16,7 +16,7 @@ from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph, add_messages
-from langgraph.types import Send
+from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
 
 import otel_limits
@@ -32,7 +32,17 @@ from otel_limits import (
     stop_of,
 )
 from otel_limits.testing import ScriptedChatModel, endless, only, says, uses
-from tests.langchain.graphs import ASK, CALLS, STEPS, agent, config, halt_of, looping, unanswered
+from tests.langchain.graphs import (
+    AINVOKE,
+    ASK,
+    CALLS,
+    STEPS,
+    agent,
+    config,
+    halt_of,
+    looping,
+    unanswered,
+)
 from tests.processes import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -256,18 +266,15 @@ def test_one_graph_object_serves_many_callers(how: str) -> None:
     assert all(graph.get_state(each).next == () for each in threads)
 
 
-@pytest.mark.parametrize(
-    "is_async",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.skipif(
-                sys.version_info < (3, 11), reason="LangGraph has no async tasks on Python 3.10"
-            ),
-        ),
-    ],
+ASYNC_TASKS = pytest.param(
+    True,
+    marks=pytest.mark.skipif(
+        sys.version_info < (3, 11), reason="LangGraph has no async tasks on Python 3.10"
+    ),
 )
+
+
+@pytest.mark.parametrize("is_async", [False, ASYNC_TASKS])
 def test_tasks_of_the_functional_api_are_halted(*, is_async: bool) -> None:
     """Futures of `@task` run concurrently; the error of the limit reaches the caller."""
     enable(max_turns=4)
@@ -590,7 +597,7 @@ def test_result_of_a_cut_graph_has_its_form(how: str, saver: Any) -> None:
     assert state["found"] == ["finding 0", "finding 1"]
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("is_async", [False, ASYNC_TASKS])
 def test_finished_tasks_of_the_functional_api_are_not_paid_for_again(*, is_async: bool) -> None:
     """The results of a function's tasks are stored, as they are after any exception."""
     enable(max_model_calls=4)
@@ -618,3 +625,51 @@ def test_finished_tasks_of_the_functional_api_are_not_paid_for_again(*, is_async
         call(run, "go", config("1"))
     assert call(run, None, config("1")) == [f"finding {n}" for n in range(6)]
     assert model.calls == 6
+
+
+def test_cut_branches_of_one_key_without_a_reducer_return_the_state_before() -> None:
+    """LangGraph refuses such a step once it has ended."""
+
+    class Last(MessagesState):
+        found: str
+
+    enable(max_model_calls=2)
+    model = finding()
+    graph: Any = (
+        StateGraph(Last)
+        .add_node("work", lambda _: {"found": model.invoke("go").text})
+        .add_conditional_edges(START, lambda _: [Send("work", {})] * 4, ["work"])
+        .compile(name="last")
+    )
+    state = graph.invoke({**ASK, "found": "known"}, config(**ONE_BY_ONE))
+    assert (state["found"], halt_of(state).reason) == ("known", "max_model_calls")
+
+
+@pytest.mark.parametrize("how", ["invoke", AINVOKE])
+def test_question_of_a_branch_stays_pending_at_a_cut(how: str) -> None:
+    """Its answer resumes it together with the refused branches."""
+    enable(tree=Limits(max_model_calls=2))
+    model = finding()
+
+    def work(state: Any) -> Any:
+        if state["number"] == 0:
+            return {"found": [f"human: {interrupt('ok?')}"]}
+        return {"found": [model.invoke("go").text]}
+
+    graph: Any = (
+        StateGraph(Summaries)
+        .add_node("work", work)
+        .add_conditional_edges(
+            START, lambda _: [Send("work", {"number": n}) for n in range(4)], ["work"]
+        )
+        .compile(name="asking", checkpointer=InMemorySaver())
+    )
+    options = config("1", **ONE_BY_ONE)
+    state = CALLS[how](graph, {**ASK, "found": []}, options)
+    assert (state["found"], halt_of(state).reason) == (
+        ["finding 0", "finding 1"],
+        "max_model_calls",
+    )
+    state = CALLS[how](graph, Command(resume="yes"), options)
+    assert state["found"] == ["human: yes", "finding 0", "finding 1", "finding 2"]
+    assert (stop_of(state), model.calls) == (None, 3)
