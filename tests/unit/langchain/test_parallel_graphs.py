@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import pytest
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langgraph.checkpoint.memory import InMemorySaver
@@ -673,3 +674,63 @@ def test_question_of_a_branch_stays_pending_at_a_cut(how: str) -> None:
     state = CALLS[how](graph, Command(resume="yes"), options)
     assert state["found"] == ["human: yes", "finding 0", "finding 1", "finding 2"]
     assert (stop_of(state), model.calls) == (None, 3)
+
+
+def test_kill_does_not_wait_for_parallel_nodes() -> None:
+    """A node may wait for something that never comes."""
+    enable(max_turns=9)
+    model = finding()
+
+    async def wait(_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def ask(_: Any) -> Any:
+        otel_limits.kill(agent="killed")
+        return {"found": [(await model.ainvoke("go")).text]}
+
+    graph: Any = (
+        StateGraph(Summaries)
+        .add_node("wait", wait)
+        .add_node("ask", ask)
+        .add_edge(START, "wait")
+        .add_edge(START, "ask")
+        .compile(name="killed")
+    )
+    ending = asyncio.wait_for(graph.ainvoke({**ASK, "found": []}), PATIENCE_SECONDS)
+    assert halt_of(asyncio.run(ending)).reason == "killed"
+
+
+class Starts(BaseCallbackHandler):
+    """The callbacks of an application."""
+
+    def __init__(self) -> None:
+        """Note the nodes that begin."""
+        self.nodes: list[str] = []
+
+    def on_chain_start(self, *_: Any, name: str = "", **__: Any) -> None:
+        """Note one."""
+        self.nodes += [name] if name in ("inner", "node") else []
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("way", ["config", "manager", "graph"])
+def test_callbacks_of_the_application_see_each_node_once(way: str, how: str) -> None:
+    """The ends of nodes are read by a callback as well."""
+    enable(max_turns=9)
+    inner = (
+        StateGraph(MessagesState)
+        .add_node("node", lambda _: {"messages": []})
+        .add_edge(START, "node")
+        .compile()
+    )
+    graph: Any = (
+        StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile()
+    )
+    seen = Starts()
+    manager = AsyncCallbackManager if how == "ainvoke" else CallbackManager
+    callbacks = manager([seen], [seen]) if way == "manager" else [seen]
+    if way == "graph":
+        CALLS[how](graph.with_config(callbacks=callbacks))
+    else:
+        CALLS[how](graph, ASK, {"callbacks": callbacks})
+    assert seen.nodes == ["inner", "node"]
