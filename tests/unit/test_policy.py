@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 from decimal import Decimal
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -895,10 +896,15 @@ def test_run_refuses_a_bad_file(
 # --- the schema -----------------------------------------------------------------------------------
 
 
+@cache
+def validator() -> jsonschema.Draft7Validator:
+    """Return the validator of an editor with our schema."""
+    return jsonschema.Draft7Validator(schema())
+
+
 def accepts(text: str) -> bool:
     """Whether an editor with our schema finds nothing to complain about."""
-    validator = jsonschema.Draft7Validator(schema())
-    return bool(validator.is_valid(yaml.safe_load(text)))
+    return bool(validator().is_valid(yaml.safe_load(text)))
 
 
 def test_the_shipped_schema_is_the_generated_one() -> None:
