@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -67,11 +68,12 @@ if TYPE_CHECKING:
 
 
 def every_limit(subject: Subject) -> None:
-    """Each limit counts the same, without an event loop and in a stream."""
-    ways = {"call": subject.call, "stream": lambda agent: asyncio.run(subject.stream(agent))}
-    for name, (cap, calls) in CAPS.items():
+    """Each limit counts the same. The ways to call an agent take turns."""
+    ways = itertools.cycle(subject.ways.items())
+    for (name, (cap, calls)), (way, call) in zip(CAPS.items(), ways):  # noqa: B905  endless
         if name not in ("max_duration_seconds", "max_consecutive_handoffs"):
-            in_every_way(ways, functools.partial(check_limit, subject, only(name, cap), calls))
+            check = functools.partial(check_limit, subject, only(name, cap), calls)
+            in_every_way({way: call}, check)
 
 
 def check_limit(subject: Subject, limits: Limits, calls: int, call: Way) -> None:

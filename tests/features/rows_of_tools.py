@@ -36,39 +36,40 @@ ONE_SEARCH: Final = Limits(max_calls_per_tool={"search": 1})
 def refused_tool(subject: Subject) -> None:
     """A tool beyond its cap does not run, unlike another one of the same turn; the agent continues.
 
-    In every way to call it, and with every action but `observe`.
+    In every way to call it, and with every action but `observe`: each way with the next action.
     """
-    for action in ("halt", "wrap_up", "raise", "ask"):
+    actions = itertools.cycle(("halt", "wrap_up", "raise", "ask"))
 
-        def check(call: Way, action: str = action) -> None:
-            with recording(limits=ONE_SEARCH, action=action) as events:
-                model = subject.model([uses("search", "search", "ask"), says("done")])
-                ending = call(subject.agent(model, subject.doing(lambda: "found")))
-            tools = [each for each in events if isinstance(each, ToolCall)]
-            seen = {
-                **facts(subject, model, ending, events),
-                "tools": sorted((each.tool, each.status, each.limit) for each in tools),
-                "results": CALLED_OUT in subject.results(model.requests[-1]),
-                "declared": [len(each or ()) for each in model.tool_specs],
-            }
-            expect(
-                seen,
-                tools=[
-                    ("ask", "success", None),
-                    ("search", "refused", "max_calls_per_tool"),
-                    ("search", "success", None),
-                ],
-                results=True,
-                declared=[2, 2],
-                calls=2,
-                text="done",
-                reason=None,
-                valid=True,
-                halts=[],
-                ends=[("boss", "end_turn", "none")],
-            )
+    def check(call: Way) -> None:
+        with recording(limits=ONE_SEARCH, action=next(actions)) as events:
+            model = subject.model([uses("search", "search", "ask"), says("done")])
+            ending = call(subject.agent(model, subject.doing(lambda: "found")))
+        tools = [each for each in events if isinstance(each, ToolCall)]
+        seen = {
+            **facts(subject, model, ending, events),
+            "tools": sorted((each.tool, each.status, each.limit) for each in tools),
+            "results": CALLED_OUT in subject.results(model.requests[-1]),
+            "declared": [len(each or ()) for each in model.tool_specs],
+        }
+        expect(
+            seen,
+            tools=[
+                ("ask", "success", None),
+                ("search", "refused", "max_calls_per_tool"),
+                ("search", "success", None),
+            ],
+            results=True,
+            declared=[2, 2],
+            calls=2,
+            text="done",
+            reason=None,
+            valid=True,
+            halts=[],
+            ends=[("boss", "end_turn", "none")],
+        )
 
-        in_every_way(subject.ways, check)
+    in_every_way(subject.ways, check)
+    in_every_way({"call": subject.call}, check)  # the fourth action, where there are three ways
 
 
 def halted_by_tool(subject: Subject) -> None:
@@ -265,12 +266,12 @@ def healthy_tools(subject: Subject) -> None:
                 max_consecutive_failures_per_tool={"ask": 2},
             )
         ) as events:
-            model = subject.model([*(uses("ask") for _ in range(12)), says("done")])
+            model = subject.model([*(uses("ask") for _ in range(6)), says("done")])
             ending = subject.call(subject.agent(model, ask))
         expect(
             {"case": name, **facts(subject, model, ending, events)},
             case=name,
-            calls=13,
+            calls=7,
             text="done",
             halts=[],
         )
