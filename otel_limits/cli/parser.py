@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.call is None:
         parser.print_help(sys.stderr)
         return USAGE_ERROR
-    status = 0
+    status: int = 0
     try:
         status = options.call(options)
         sys.stdout.flush()
@@ -75,14 +75,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in NOT_WRITTEN:
             raise
-        # Python flushes again at exit, which would also fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # the reader, e.g. `head`, closed the pipe
-            return BROKEN_PIPE
-        if status == USAGE_ERROR:  # it has already said why, e.g. that a row could not be written
-            return status
-        return refuse([f"Cannot write output: {error.strerror}."])
+        return _unwritten(error, status)
     return status
+
+
+def _unwritten(error: OSError, status: int) -> int:
+    """Say once why the output was not written, and return the status of the process."""
+    # Python flushes again at exit, which would also fail.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:  # the reader, e.g. `head`, closed the pipe
+        return BROKEN_PIPE
+    if status == USAGE_ERROR:  # it has already said why, e.g. that a row could not be written
+        return status
+    return refuse([f"Cannot write output: {error.strerror}."])
 
 
 def _disable_autoload() -> None:

@@ -85,7 +85,8 @@ def waiting_for_locks(seconds: float) -> Iterator[None]:
     def connected(*arguments: Any, **options: Any) -> sqlite3.Connection:
         if "timeout" in options:  # those of tests have the default
             options["timeout"] = seconds
-        return connect(*arguments, **options)
+        opened: sqlite3.Connection = connect(*arguments, **options)
+        return opened
 
     with unittest.mock.patch.object(sqlite3, "connect", connected):
         yield

@@ -14,7 +14,7 @@ from otel_limits import cli
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.quota_usage import charges_between
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.recovery import decode_charges
+from otel_limits.quotas.recovery import Recovery, decode_charges
 from otel_limits.quotas.store import (
     Charge,
     Count,
@@ -178,7 +178,7 @@ def test_counts_are_rebuilt_again_if_the_store_restarts_meanwhile(
         return 0.0
 
     monkeypatch.setattr(store, "begin_rebuilding", begin)
-    found = recovery.Recovery(store, cast("Any", records), lambda: ())
+    found = Recovery(store, cast("Any", records), lambda: ())
     restart.set_result(found.rebuild)
     eventually(lambda: len(attempts) == 2)
     found.close()

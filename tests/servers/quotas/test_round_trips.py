@@ -40,7 +40,7 @@ from otel_limits.quotas.store import (
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
-from otel_limits.settings import environment as config
+from otel_limits.settings.settings_reader import read_settings
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.drills import deployments
 from tests.processes import free_port, tied

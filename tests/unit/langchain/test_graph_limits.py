@@ -166,10 +166,11 @@ class Chunks(ScriptedChatModel):
     """Streams chunks: texts and counts of tokens, then an error or nothing more."""
 
     async def _astream(self, *_: Any, **__: Any) -> AsyncIterator[ChatGenerationChunk]:
-        chunks, error = next(self._script)  # type: ignore[misc]
+        script: Any = self._script
+        chunks, error = next(script)
         for each in chunks:
             text, usage = (each, None) if isinstance(each, str) else ("", each)
-            yield ChatGenerationChunk(message=AIMessageChunk(text, usage_metadata=usage))
+            yield ChatGenerationChunk(message=AIMessageChunk(content=text, usage_metadata=usage))
         if error is not None:
             raise error
         await asyncio.Event().wait()
@@ -198,7 +199,8 @@ def test_usage_in_a_stream_that_ends_early_is_measured_unless_text_follows(
 ) -> None:
     """Anthropic reports the input first, and the output at the end."""
     enable(observers=[events.append])
-    graph = create_agent(Chunks([(chunks, error)]), [], name="boss")  # type: ignore[list-item]
+    model: Any = Chunks
+    graph = create_agent(model([(chunks, error)]), [], name="boss")
 
     async def leave() -> None:
         parts = graph.astream(ASK, stream_mode="messages")

@@ -221,7 +221,7 @@ def test_old_trees_are_deleted_in_the_background(ledger: LedgerFile) -> None:
 
 def test_pruning_gives_back_the_space_of_a_restored_file(ledger: LedgerFile) -> None:
     """A file that was made from a dump cannot shrink by itself: it is rebuilt."""
-    write(ledger.address, *(Entry() for _ in range(200)))
+    write(ledger.address, *(Entry() for _ in range(400)))
     with closing(sqlite3.connect(ledger.path)) as connection:
         dump = "\n".join(connection.iterdump())
     ledger.path = ledger.path.with_name("restored.db")
