@@ -259,7 +259,7 @@ class FakeTime:
         time.advance(30)
 
     In this process, it moves `max_duration_seconds`, durations of invocations, waits for a quota
-    and for its store, windows of quotas in memory, checks of the policy file, and pauses of a
+    and for its store, windows of quotas in memory, checks of the policy file, and the pauses of a
     ledger after a failure. It does not move timestamps in a ledger, a shared quota store, or the
     sleeps of a program and of its framework.
 
