@@ -62,9 +62,9 @@ def test_each_kind_of_case_notices_that_limits_are_off(
 BREAKABLE = {
     "environment": "otel_limits.settings.settings_reader.near_misses",
     "policy": "otel_limits.settings.policy.reader.yaml_tree.read",
-    "stores": "otel_limits.runtime.runtime.Runtime._follow",
+    "stores": "otel_limits.runtime.wiring.Wiring.connect",
     "chunks": "otel_limits.bindings.strands.tracked_requests.SentRequest.read_part",
-    "command_line": "otel_limits.cli.command.Parser._closest_option",
+    "command_line": "otel_limits.cli.command.Parser.error",
 }
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from unittest.mock import patch
 
 from otel_limits.core.events import Invocation, ModelCall, Stop
 from otel_limits.core.price import Quote
@@ -34,7 +37,7 @@ from otel_limits.quotas.store import (
     SharedStore,
     StoreOutageError,
 )
-from otel_limits.quotas.wait_queues import WaitQueues
+from otel_limits.quotas.wait_queues import QueueKey, WaitQueues
 from otel_limits.quotas.windows import UnboundedWindow, Windows
 from otel_limits.runs.calls import AdmissionRequest
 
@@ -182,15 +185,17 @@ class Worker:
         """Notifications that it has not processed yet."""
         self.suspended_at: float | None = None
         self.queues = WaitQueues(clock)
-        self.engine = Engine(
-            lambda: tuple(QUOTAS.values()),
-            StoreClient(executor, 2.0, clock),
-            publish=lambda _: None,
-            price=lambda *_: Quote(price=Decimal(0)),
-            queues=self.queues,
-        )
         # Of two calls that have waited equally long, that with the smaller ID is the older one.
-        self.engine._reservations._owner = f"worker{number:03}"
+        name = SimpleNamespace(hex=f"worker{number:03}")
+        with patch.object(uuid, "uuid4", lambda: name):
+            self.engine = Engine(
+                lambda: tuple(QUOTAS.values()),
+                StoreClient(executor, 2.0, clock),
+                publish=lambda _: None,
+                price=lambda *_: Quote(price=Decimal(0)),
+                queues=self.queues,
+                clock=clock,
+            )
 
     def run(self) -> None:
         """Act, process notifications, and run all that is due."""
@@ -204,6 +209,17 @@ class Worker:
             self.queues.notify_freed(self.news.pop(0).queue)
         for _ in range(30):
             await asyncio.sleep(0)
+
+    def queued(self, queues: Mapping[QueueKey, str]) -> frozenset[QueueKey]:
+        """Return those of these queues in which a new call would wait."""
+
+        async def join() -> frozenset[QueueKey]:
+            waiter = self.queues.join(queues, lambda: False)
+            lacks = waiter.lacks
+            self.queues.leave(waiter)
+            return lacks
+
+        return self.loop.run_until_complete(join())
 
     def close(self) -> None:
         """Close its event loop."""

@@ -239,7 +239,10 @@ class QueueMachine(SimulatedFleet, RuleBasedStateMachine):
             self.do(*ends)
             self.wait(1)
             self.waits_end_within_max_wait()
-        assert [worker.queues._waiters for worker in self.workers] == [{}] * WORKERS
+        held = QUOTAS.values()
+        waits_for = {(each.name, each.key.key(each.name, lambda _: None).id): "" for each in held}
+        for worker in self.workers:
+            assert worker.queued(waits_for) == frozenset()
         last = {count.window.start: count for count in self.used if count.quota != "p"}
         self.clock.now += LEASE_SECONDS
         self.set_clock(self.clock.time())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -57,8 +57,7 @@ class LossyServer:
         for key, (value, left) in () if everything else self._kept.items():
             self._client.restore(key, max(0, left), value)
         self._client.hset(KeyNames().marker, "server", "before")
-        executor: Any = self._store._server  # type: ignore[attr-defined]
-        executor.disconnect()
+        self._store.close()  # its next operation connects
 
     def _keys(self) -> list[bytes]:
         return [key for key in self._client.scan_iter() if key != CLOCK.encode()]
