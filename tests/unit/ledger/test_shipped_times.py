@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_limits import disable, enable
 from otel_limits.cli import main
 from otel_limits.ledger import files
 from otel_limits.ledger.database import Database
-from otel_limits.ledger.writer import PATIENCE_SECONDS
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.testing import ScriptedModel, says
 from tests.ledger.fixtures import eventually
@@ -36,14 +36,26 @@ def test_a_write_waits_five_seconds_for_a_lock(ledger: LedgerFile) -> None:
     assert waits == 5_000
 
 
-def test_an_agent_waits_twenty_milliseconds(faulty: None, tmp_path: Path) -> None:
-    """At most: for a database that is locked, as long as the page says, and then for an append."""
+def test_an_agent_waits_fifteen_milliseconds(
+    faulty: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a database that is locked, as the page says; then its rows go into a spill file."""
     page = (ROOT / "otel_limits/docs/ledger.md").read_text(encoding="utf-8")
-    assert f"the agent waits up to {PATIENCE_SECONDS * 1_000:.0f} ms" in page
-    # Of ten, as others keep the machine busy.
-    took = waits(tmp_path, "locked", 10)
-    assert min(took) <= 0.02
-    assert max(took) >= PATIENCE_SECONDS
+    assert "the agent waits up to 15 ms" in page
+    # What it asks for: on a busy machine, a wait ends later.
+    asked: list[float] = []
+    wait = threading.Condition.wait
+
+    def noted(condition: threading.Condition, timeout: float | None = None) -> bool:
+        # Without a timeout, the start of a thread waits.
+        if threading.current_thread() is threading.main_thread() and timeout is not None:
+            asked.append(timeout)
+        return wait(condition, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait", noted)
+    (took,) = waits(tmp_path, "locked", 1)
+    assert max(asked) == 0.015
+    assert took >= 0.015
 
 
 def test_a_database_that_is_back_has_every_row_soon(
