@@ -61,7 +61,7 @@ class Honest(ScriptedChatModel):
         super().__init__((self.answer(each) for each in script), **fields)
 
     def answer(self, answer: Answer) -> Answer:
-        """Return an answer, or the text in its place."""
+        """Return an answer, or a text if it is the last one."""
         return says(LAST) if self.was_asked else answer
 
     @property
