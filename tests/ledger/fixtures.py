@@ -82,7 +82,7 @@ def waiting_for_locks(seconds: float) -> Iterator[None]:
     """Let connections that otel-limits opens now wait this long for the locks of others."""
     connect = sqlite3.connect
 
-    def connected(*arguments: Any, **options: Any) -> sqlite3.Connection:
+    def connected(*arguments: Any, **options: Any) -> Any:
         if "timeout" in options:  # those of tests have the default
             options["timeout"] = seconds
         opened: sqlite3.Connection = connect(*arguments, **options)
