@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -196,8 +196,11 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
     # Some exporters write an empty string for a span without a parent.
     parent = span.get("parentSpanId") or None
     name, is_error = str(span.get("name", "")), span.get("status", {}).get("code") in ERROR_CODES
-    attributes = _attributes(span)
-    events = [(str(each.get("name")), _attributes(each)) for each in span.get("events", ())]
+    attributes = _values(span.get("attributes", ()))
+    events = [
+        (str(each.get("name")), _values(each.get("attributes", ())))
+        for each in span.get("events", ())
+    ]
     # By name in any scope: collectors may drop or rename scopes.
     kind = "agent" if name.startswith(AGENT_SPANS) else kind_of(attributes, name)
     is_call = kind in MODEL_CALLS
@@ -220,26 +223,20 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
     )
 
 
-def _attributes(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        # Protobuf leaves out what is unset.
-        str(each["key"]): _attribute_value(each.get("value") or {}, MAX_DEPTH)
-        for each in document.get("attributes", ())
-    }
+def _values(pairs: Iterable[Mapping[str, Any]], depth: int = MAX_DEPTH) -> dict[str, Any]:
+    """Return the values of attributes by name."""
+    # Protobuf leaves out what is unset.
+    return {str(each["key"]): _value(each.get("value") or {}, depth) for each in pairs}
 
 
-def _attribute_value(value: Mapping[str, Any], depth: int) -> Any:
+def _value(value: Mapping[str, Any], depth: int) -> Any:
     """Return an attribute's value, possibly structured: the conventions allow that for messages."""
     if depth == 0:  # against unbounded recursion
         return None
     if "arrayValue" in value:
-        return [_attribute_value(each, depth - 1) for each in value["arrayValue"].get("values", ())]
+        return [_value(each, depth - 1) for each in value["arrayValue"].get("values", ())]
     if "kvlistValue" in value:
-        listed = value["kvlistValue"].get("values", ())
-        return {
-            str(each["key"]): _attribute_value(each.get("value") or {}, depth - 1)
-            for each in listed
-        }
+        return _values(value["kvlistValue"].get("values", ()), depth - 1)
     # Protobuf's JSON writes 64-bit integers as text.
     if "intValue" in value:
         return int(value["intValue"])
