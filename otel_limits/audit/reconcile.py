@@ -142,9 +142,8 @@ def compared(
     scraped_us = round(counters.last_scrape * MICROSECONDS)
 
     def both(read: Any) -> tuple[Counts, Counts]:
-        spans = ((since_us, until_us), (max(since_us, scraped_us), until_us))
-        whole, late = (dict(read(inquiry.connection, *span)) for span in spans)
-        return whole, late
+        late = read(inquiry.connection, max(since_us, scraped_us), until_us)
+        return dict(read(inquiry.connection, since_us, until_us)), dict(late)
 
     calls, late_calls = both(reconciling.calls)
     stops, late_stops = both(reconciling.stops)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.answer import Column, Table
-from otel_limits.audit.repeats import RepeatGroup, group_repeats
+from otel_limits.audit.repeats import group_repeats
 from otel_limits.ledger.rows import known_cost
 
 if TYPE_CHECKING:
@@ -104,20 +104,19 @@ def tools_table(runs: Iterable[Any], tools: Tools) -> Table:
         name="tools",
         title="Tools",
         columns=TOOLS,
-        rows=[_row(run, each) for run, each in rows],
+        rows=[
+            (
+                run.agent,
+                each.tool,
+                each.calls,
+                each.errors,
+                each.seconds,
+                each.in_turns,
+                each.fingerprint,
+                run.id,
+            )
+            for run, each in rows
+        ],
         note="Identical calls have the same fingerprint of arguments and result, a hash that "
         "reveals neither.",
-    )
-
-
-def _row(run: Any, each: RepeatGroup) -> tuple[Any, ...]:
-    return (
-        run.agent,
-        each.tool,
-        each.calls,
-        each.errors,
-        each.seconds,
-        each.in_turns,
-        each.fingerprint,
-        run.id,
     )

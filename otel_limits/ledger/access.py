@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from typing import TYPE_CHECKING, Final
@@ -54,14 +55,12 @@ def _file_write_error(file: Path) -> str | None:
     if not os.access(file, os.W_OK):
         return f"{file} cannot be written"
     try:
-        # A transaction that may write, and writes nothing.
-        connection = sqlite3.connect(f"{file.as_uri()}?mode=rw", timeout=BUSY_SECONDS, uri=True)
-        try:
+        opened = sqlite3.connect(f"{file.as_uri()}?mode=rw", timeout=BUSY_SECONDS, uri=True)
+        with contextlib.closing(opened) as connection:
+            # A transaction that may write, and writes nothing.
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("SELECT count(*) FROM sqlite_master")
             connection.rollback()
-        finally:
-            connection.close()
     except sqlite3.Error as error:
         return str(error)
     return None

@@ -235,18 +235,7 @@ def suspects(connection: sa.Connection) -> Iterator[Any]:
     calls = _by_invocation()
     c = calls.c
     columns = (
-        c.invocation_id,
-        c.calls,
-        c.numbered,
-        c.last,
-        c.input,
-        c.output,
-        c.cache_read,
-        c.cache_write,
-        c.pico,
-        c.unpriced_calls,
-        c.first_agent,
-        c.last_agent,
+        *c,
         RUNS.id,
         RUNS.agent,
         RUNS.ended_us,
