@@ -166,8 +166,8 @@ class Chunks(ScriptedChatModel):
     """Streams chunks: texts and counts of tokens, then an error or nothing more."""
 
     async def _astream(self, *_: Any, **__: Any) -> AsyncIterator[ChatGenerationChunk]:
-        script: Any = self._script
-        chunks, error = next(script)
+        given: Any = next(self._script)
+        chunks, error = given
         for each in chunks:
             text, usage = (each, None) if isinstance(each, str) else ("", each)
             yield ChatGenerationChunk(message=AIMessageChunk(content=text, usage_metadata=usage))
@@ -199,8 +199,8 @@ def test_usage_in_a_stream_that_ends_early_is_measured_unless_text_follows(
 ) -> None:
     """Anthropic reports the input first, and the output at the end."""
     enable(observers=[events.append])
-    model: Any = Chunks
-    graph = create_agent(model([(chunks, error)]), [], name="boss")
+    make: Any = Chunks
+    graph = create_agent(make([(chunks, error)]), [], name="boss")
 
     async def leave() -> None:
         parts = graph.astream(ASK, stream_mode="messages")
