@@ -92,7 +92,7 @@ def track_stream(original: Any) -> Any:
                 saved = call.succeed()
             except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
                 is_halt = call.is_halted_by(error)
-                saved = call.halt(_stored(graph, call.thread)) if is_halt else None
+                saved = call.halt(_stored(graph, call)) if is_halt else None
             if saved is not None:
                 _save(graph, saved)
             yield from call.last_chunks()
@@ -139,7 +139,7 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
                 saved = call.succeed()
             except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
                 is_halt = call.is_halted_by(error)
-                saved = call.halt(await _astored(graph, call.thread)) if is_halt else None
+                saved = call.halt(await _astored(graph, call)) if is_halt else None
             if saved is not None:
                 await _asave(graph, saved)
             call.note_end(ends)
@@ -156,16 +156,16 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
 
 
 @suppress_errors("binding")
-def _stored(graph: Any, thread: Any) -> StateSnapshot | None:
+def _stored(graph: Any, call: GraphCall) -> StateSnapshot | None:
     """Return the state of a halted graph as its checkpoints have it; `None` if it has none."""
-    state: StateSnapshot | None = thread and graph.get_state(thread)
+    state: StateSnapshot | None = call.thread and graph.get_state(call.thread)
     return state
 
 
 @suppress_errors_async("binding")
-async def _astored(graph: Any, thread: Any) -> StateSnapshot | None:
+async def _astored(graph: Any, call: GraphCall) -> StateSnapshot | None:
     """Do the same without blocking the event loop."""
-    state: StateSnapshot | None = thread and await graph.aget_state(thread)
+    state: StateSnapshot | None = call.thread and await graph.aget_state(call.thread)
     return state
 
 
@@ -212,6 +212,7 @@ class GraphCall:
         host, name = LANGCHAIN.host, graph.get_name()
         assert host is not None  # checked before
         self.config = with_node_ends(graph, config)
+        """The configuration that LangGraph gets."""
         config = merge_configs(graph.config, config)
         self.stream = stream
         self._graph, self._config = graph, config
@@ -274,6 +275,7 @@ class GraphCall:
         configurable.pop("checkpoint_id", None)  # of where this call began
         return {"configurable": configurable}
 
+    @suppress_errors("binding")
     def halt(self, stored: StateSnapshot | None) -> Saved | None:
         """End with the halt.
 
