@@ -293,6 +293,8 @@ class GraphCall:
         waits_for_tools = len(self._last) > 1
         if is_parallel and not waits_for_tools and self.invocation.answer is None:
             return None
+        if is_parallel and not self._last:  # a node next to the refused one has the last answer
+            return self.thread, [[StateUpdate(None, END)]]
         return self._checkpoint()
 
     def _is_halt(self, error: BaseException) -> bool:

@@ -603,7 +603,7 @@ def test_thread_shows_the_halt_whatever_follows_the_last_answer(text: Any, how: 
     assert stored.next == ()
 
 
-def test_last_answer_beside_a_refused_branch_is_in_the_result() -> None:
+def test_last_answer_beside_a_refused_branch_is_in_the_result_and_the_thread() -> None:
     """The refusal ends the graph before the step with the answer has ended."""
     enable(max_turns=1, action="wrap_up")
     model = Honest(says("a finding") for _ in range(9))
@@ -615,9 +615,11 @@ def test_last_answer_beside_a_refused_branch_is_in_the_result() -> None:
     builder = StateGraph(MessagesState)
     for name in "abc":
         builder.add_node(name, think).add_edge(START, name)
-    graph: Any = builder.compile(name="boss")
-    state = graph.invoke(ASK, {**STEPS, "max_concurrency": 1})
+    graph: Any = builder.compile(name="boss", checkpointer=InMemorySaver())
+    state = graph.invoke(ASK, config("1", max_concurrency=1))
     assert model.calls == 2
+    stored = graph.get_state(config("1"))
+    assert (stored.next, halt_of(stored.values).action) == ((), "wrapped_up")
     assert halt_of(state).action == "wrapped_up"
     assert LAST in [each.text for each in state["messages"]]
 
