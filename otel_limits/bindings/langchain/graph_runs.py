@@ -158,15 +158,15 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
 @suppress_errors("binding")
 def _stored(graph: Any, call: GraphCall) -> StateSnapshot | None:
     """Return the state of a halted graph as its checkpoints have it; `None` if it has none."""
-    state: StateSnapshot | None = call.thread and graph.get_state(call.thread)
-    return state
+    thread = call.thread
+    return None if thread is None else graph.get_state(thread)
 
 
 @suppress_errors_async("binding")
 async def _astored(graph: Any, call: GraphCall) -> StateSnapshot | None:
     """Do the same without blocking the event loop."""
-    state: StateSnapshot | None = call.thread and await graph.aget_state(call.thread)
-    return state
+    thread = call.thread
+    return None if thread is None else await graph.aget_state(thread)
 
 
 @suppress_errors("binding")
