@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,8 +41,9 @@ def printed_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return document
 
 
+@cache
 def shown_lines(width: int) -> list[str]:
-    """Return what the demo prints on a screen."""
+    """Return what the demo prints on a screen: always the same."""
     screen = Console(file=io.StringIO(), width=width, record=True, highlight=False, markup=False)
     assert demo.main(STRANDS, screen) == 0
     return [line.rstrip() for line in screen.export_text().splitlines()]

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_limits.core.limits import LOOP_LIMITS
@@ -381,6 +381,7 @@ def shuffled(value: Any) -> Any:
     return [shuffled(each) for each in value] if isinstance(value, list) else copy.copy(value)
 
 
+@settings(max_examples=50)
 @given(JSON, JSON)
 def test_fingerprints_are_equal_where_canonical_json_is(one: Any, other: Any) -> None:
     """Two values share a fingerprint exactly when they are written alike."""

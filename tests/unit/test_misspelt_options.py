@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import shlex
 from argparse import ArgumentParser, BooleanOptionalAction
@@ -115,19 +116,18 @@ SWITCHES = {
     if words == ("run",) and isinstance(action, BooleanOptionalAction)
 }
 
+VALUES = itertools.cycle(("true", "FALSE", "yes", "no", "on", "1", "0"))
+"""Every form of a mistake meets every value, each with another switch."""
+
 
 @over(SWITCHES, "on", "off")
 def test_a_switch_takes_no_value(on: str, off: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The word after it is the program: `true` would run in place of the application."""
-    for value in ("true", "FALSE", "yes", "no", "on", "1", "0"):
-        for typed in (
-            (on, value),
-            (off, value),
-            (f"{on}={value}",),
-            ("--max-turns", "3", on, value),
-        ):
-            said = refusal(capsys, "run", *typed, "--", "python", "app.py")
-            assert f" takes no value, got '{value}'. Write {on} to switch it on, {off} " in said
+    for form in (f"{on} VALUE", f"{off} VALUE", f"{on}=VALUE", f"--max-turns 3 {on} VALUE"):
+        value = next(VALUES)
+        typed = form.replace("VALUE", value).split()
+        said = refusal(capsys, "run", *typed, "--", "python", "app.py")
+        assert f" takes no value, got '{value}'. Write {on} to switch it on, {off} " in said
 
 
 @pytest.mark.parametrize(
