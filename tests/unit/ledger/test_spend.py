@@ -527,10 +527,10 @@ def test_students_t(freedom: int, value: float) -> None:
 
 @pytest.mark.parametrize("shape", ["even", "office", "skewed"])
 def test_the_range_holds_what_came(shape: str) -> None:
-    """Of 200 months that were made up, at least 17 in 20 end within the range of 95 %."""
+    """Of 100 months that were made up, at least 17 in 20 end within the range of 95 %."""
     rolled = random.Random(shape)  # noqa: S311
     held = 0
-    for _ in range(200):
+    for _ in range(100):
         amounts = {day: _rolled(rolled, shape, day) for day in range(60)}
         now = datetime(2026, 11, 18, 15, tzinfo=timezone.utc)
         origin = datetime(2026, 10, 15, tzinfo=timezone.utc)
@@ -544,7 +544,7 @@ def test_the_range_holds_what_came(shape: str) -> None:
         begin = datetime(2026, 11, 1, tzinfo=timezone.utc).timestamp()
         truth = sum(a for q, a in spent.items() if begin <= q * 900 < month.until_us / 1e6)
         held += month.low <= truth <= month.high
-    assert held >= 170
+    assert held >= 85
 
 
 def _rolled(rolled: random.Random, shape: str, day: int) -> dict[int, int]:
