@@ -53,11 +53,11 @@ class Opinion(BaseModel):
 @contextlib.contextmanager
 def enabled(policy: str = "", **options: Any) -> Iterator[None]:
     """Enable otel-limits, possibly with a policy file."""
-    with tempfile.TemporaryDirectory() as name, patch.dict(os.environ):
+    with contextlib.ExitStack() as stack:
         if policy:
-            path = Path(name, "limits.yaml")
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory()), "limits.yaml")
             path.write_text(policy, encoding="utf-8")
-            os.environ["OTEL_LIMITS_POLICY"] = str(path)
+            stack.enter_context(patch.dict(os.environ, OTEL_LIMITS_POLICY=str(path)))
         enable(**options)
         try:
             yield
