@@ -194,7 +194,6 @@ class Worker:
                 publish=lambda _: None,
                 price=lambda *_: Quote(price=Decimal(0)),
                 queues=self.queues,
-                clock=clock,
             )
 
     def run(self) -> None:
