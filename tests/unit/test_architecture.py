@@ -162,7 +162,7 @@ OWN_TIME = {
     "runs/clock.py",
     "quotas/store_worker.py",
     "quotas/recovery.py",
-    "quotas/redis_listening.py",
+    "quotas/redis_store.py",
 }
 """The clock, and three that measure the silence and the recovery of a server."""
 

@@ -22,6 +22,7 @@ from otel_limits.bindings import recognition
 from otel_limits.bindings.framework import Gap
 from otel_limits.core.policy import Policy
 from otel_limits.runs.registry import LIVE
+from otel_limits.runtime.framework_imports import FrameworkImports
 from otel_limits.runtime.runtime import Runtime
 from otel_limits.settings.table import Settings
 from tests.bots import Bot
@@ -113,9 +114,12 @@ def start(request: pytest.FixtureRequest) -> Callable[..., Runtime]:
     def enable(*frameworks: Any, observers: Any = ()) -> Runtime:
         runtime = Runtime(LIVE, frameworks)
         request.addfinalizer(runtime.stop)
+        before = [*sys.meta_path]
         runtime.start(SETTINGS, observers)
         # Its own alone: that of wrapt is added once per process.
-        request.addfinalizer(lambda: sys.meta_path.remove(runtime._imports))
+        own = (each for each in sys.meta_path if isinstance(each, FrameworkImports))
+        added = next(each for each in own if each not in before)
+        request.addfinalizer(lambda: sys.meta_path.remove(added))
         return runtime
 
     return enable
