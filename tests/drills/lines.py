@@ -146,7 +146,7 @@ def starve(directory: Path, calls: int, kind: str = "alone") -> str:
         place.faults.append("cut")
         for wire in place.wires:
             wire.delay = 0.1
-        small, large = (each.communicate()[0].split("\n") for each in (many, one))
+        small, large = (each.communicate()[0].splitlines() for each in (many, one))
     assert json.loads(small[-1]) == {"end_turn": 4 * calls}
     assert json.loads(large[-1]) == {"end_turn": 1}
     since, until = float(large[0].split()[1]), float(large[-2].split()[1])
@@ -178,6 +178,6 @@ def kills(directory: Path, lease: int, kind: str = "alone") -> str:
         seconds = time.monotonic() - killed
         output, _ = second.communicate()
     assert output.split("\n", 1)[0] == "asked d"
-    assert json.loads(output.split("\n")[-1]) == {"end_turn": 2}
+    assert json.loads(output.splitlines()[-1]) == {"end_turn": 2}
     assert seconds < lease + BUSY, f"the slot was free after {seconds:.1f} s"
     return f"the slot of a killed process was free after {seconds:.1f} s"
