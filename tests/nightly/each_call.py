@@ -24,6 +24,7 @@ NOT_THROWN_IN: Final = (
 
 ENTRANCES: Final = {
     *("guarded", "decorate", "suppress_errors", "next_of", "_prepare", "prepare", "_opened"),
+    *("read_answer", "read_part"),
     *("admit", "settle", "wait", "send", "streamed", "finish", "forget", "_finish_run"),
     *("__enter__", "__exit__"),
 }
