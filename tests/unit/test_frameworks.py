@@ -117,9 +117,9 @@ def start(request: pytest.FixtureRequest) -> Callable[..., Runtime]:
         before = [*sys.meta_path]
         runtime.start(SETTINGS, observers)
         # Its own alone: that of wrapt is added once per process.
-        own = (each for each in sys.meta_path if isinstance(each, FrameworkImports))
-        added = next(each for each in own if each not in before)
-        request.addfinalizer(lambda: sys.meta_path.remove(added))
+        added = [each for each in sys.meta_path if each not in before]
+        (own,) = [each for each in added if isinstance(each, FrameworkImports)]
+        request.addfinalizer(lambda: sys.meta_path.remove(own))
         return runtime
 
     return enable
