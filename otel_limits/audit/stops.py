@@ -152,13 +152,13 @@ def _figures(ended: Ended) -> tuple[Any, ...]:
 
 
 def refusals_table(rows: Iterable[Any]) -> Table:
-    """Build a table of the tool calls at a cap, which halt no agent."""
+    """Build a table of the tool calls that a limit refused, or would have refused."""
     return Table(
         name="refused_tool_calls",
         title="Refused tool calls",
         columns=REFUSALS,
         rows=[(row.agent, row.tool, row.breach_limit, row.refused, row.would_be) for row in rows],
-        note="A limit refused these calls, and the agent continued unless it is listed above. A "
+        note="A limit refused these calls. The agent continued, unless its halt is listed above. A "
         "would-be refusal is one that the action observe left out. Imported spans show neither.",
     )
 
