@@ -142,8 +142,8 @@ def _read(
             invocation.end_turns_before(each)
         told["formats"] = formats_answer(invocation, options, conversations[0])
         # Once, so that limits see a loop of answers without the form.
-        calls[0].formats_answer = told["formats"] and not invocation.has_formatted
-        invocation.has_formatted = invocation.has_formatted or told["formats"]
+        calls[0].formats_answer = told["formats"] and not invocation.has_asked_for_form
+        invocation.has_asked_for_form = invocation.has_asked_for_form or told["formats"]
     return ChatRequest(
         run, invocation, calls, can_ask=invocation is not None and invocation.can_ask, **told
     )
@@ -344,7 +344,7 @@ class ChatRequest(ModelCallInProgress):
         """End the graph."""
         invocation = self.invocation
         assert invocation is not None  # side calls are never halted
-        invocation.wrapping, invocation.has_answered = None, self.formats
+        invocation.wrapping, invocation.lacks_form = None, self.formats
         raise invocation.refuse(verdict, _place() or {}) from cause
 
 

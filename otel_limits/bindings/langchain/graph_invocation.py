@@ -32,7 +32,7 @@ class GraphHaltedError(BaseException):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` takes it for.
+        """What `isinstance` takes it for, in addition to its own class.
 
         LangGraph cancels the other nodes of a step, unless an exception is a `GraphBubbleUp`, such
         as that of a node that waits for a human.
@@ -72,10 +72,10 @@ class GraphInvocation(InvocationInProgress):
     graph: Any = field(kw_only=True)
     answer: Any = field(default=None, kw_only=True)
     """The model's last answer after a limit, if it gave one."""
-    has_formatted: bool = field(default=False, kw_only=True)
+    has_asked_for_form: bool = field(default=False, kw_only=True)
     """True once the model was asked to give its answer another form."""
-    has_answered: bool = field(default=False, kw_only=True)
-    """True if the model call that was refused was for that."""
+    lacks_form: bool = field(default=False, kw_only=True)
+    """True if the refused model call would only have given the answer another form."""
     place: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """Metadata of the model call that was refused or failed: its node, among others."""
     is_refused: bool = field(default=False, kw_only=True)

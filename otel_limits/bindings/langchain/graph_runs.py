@@ -253,9 +253,9 @@ class GraphCall:
     # --- the end ----------------------------------------------------------------------------------
 
     def is_halted_by(self, error: BaseException) -> bool:
-        """Return whether an exception is a halt, which must be written; raise any other one again.
+        """Return whether an exception is a halt to be published; raise any other one again.
 
-        If the graph's own code has failed at the last answer, that has the halt already.
+        It has been published already if the graph's own code failed at the last answer.
         """
         if self._is_halt(error) or self._is_caused_by_halt(error):
             return True
@@ -345,7 +345,7 @@ class GraphCall:
         if invocation.answer is not None:  # the model gave a last answer, and the graph continued
             self._show(invocation.answer)
             return
-        if invocation.has_answered and self._ends_with_answer:
+        if invocation.lacks_form and self._ends_with_answer:
             self._halt_late(verdict)
             return
         text = invocation.halt(verdict, can_show=self.stream.can_carry) or ""

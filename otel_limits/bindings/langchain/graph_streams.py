@@ -39,6 +39,7 @@ OURS: Final = ("updates", "values")
 INTERRUPT: Final = "__interrupt__"
 
 NONE: Final = object()
+"""The value of a channel that the state does not have."""
 
 ABOUT: Final = frozenset({INTERRUPT, "__metadata__"})
 """Keys of a chunk of `updates` next to its nodes."""

@@ -54,5 +54,5 @@ def with_node_ends(graph: Any, config: Mapping[str, Any] | None) -> Mapping[str,
         callbacks = callbacks.copy()
     else:
         callbacks = BaseCallbackManager([*callbacks], [*callbacks])
-    callbacks.add_handler(NODE_ENDS)  # once
+    callbacks.add_handler(NODE_ENDS)  # no effect if it is there
     return {**(config or {}), "callbacks": callbacks}
