@@ -129,7 +129,7 @@ class InvocationInProgress(Admission):
     resumed: RequestedTurn | None = field(default=None, kw_only=True)
     """Tools that a response of an earlier, interrupted invocation has requested."""
     refused_answers: dict[str, Breach] = field(default_factory=dict, kw_only=True)
-    """The texts for the model of refused tools whose result may be the answer to the end user."""
+    """Refusals of tools whose result may be the answer: the text for the model → the limit."""
     nudge: tuple[str, str] | None = field(default=None, kw_only=True)
     """The ID of a tool call to warn the model about, and the warning."""
     reason: str = field(default="aborted", kw_only=True)

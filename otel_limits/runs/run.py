@@ -961,7 +961,7 @@ class ToolCalls:
             self.halt_by(refusals[-1])
 
     def halt_by(self, breach: Breach) -> None:
-        """Halt the agent by a cap that has refused a single tool."""
+        """Halt the agent by a limit that has refused a tool call."""
         with self._run.services.lock:
             self._run.refusals[breach.limit] = breach, self._run.budget
 

@@ -48,14 +48,14 @@ def track_run(original: Any) -> Any:
         try:
             with agent_run.root:
                 result = await original(runner, starting_agent, input, **options)
-            halted = agent_run.succeed(result)
+            limit_error = agent_run.succeed(result)
         except BaseException as error:
             note_failure(agent_run, error)
             raise
         finally:
             agent_run.finish()
-        if halted is not None:
-            raise halted
+        if limit_error is not None:
+            raise limit_error
         return result
 
     return run
