@@ -72,9 +72,9 @@ def closest_match(name: str, known: Collection[str]) -> str | None:
         # The length alone rules out most names; a list of time zones has hundreds.
         if abs(len(typed) - len(each[common:].casefold())) <= most and mistakes(each) <= most:
             near.append(each)
-    abbreviated = [each for each in known if _is_prefix(name.casefold(), each.casefold())]
+    prefixes = [each for each in known if _is_prefix(name.casefold(), each.casefold())]
     # A misspelled name wins over an abbreviation.
-    return min(near or abbreviated, key=mistakes, default=None)
+    return min(near or prefixes, key=mistakes, default=None)
 
 
 def suggestion(name: object, known: Collection[str], otherwise: str = "") -> str:

@@ -38,7 +38,8 @@ def open_for_query(address: Address) -> Iterator[tuple[sa.Connection, WaitingRow
     """
     waiting = WaitingRows()
     if SpillFiles(address).files():
-        # Before rows are written to it. If it moved, a process of this version has opened it.
+        # Check its version before rows are written to it. If it moved, a process of this version
+        # has opened it.
         with contextlib.suppress(LedgerMovedError), contextlib.ExitStack() as stack:
             has_tables(_connection(address, stack, has_spilled=True))
         waiting = restore_waiting_rows(address)

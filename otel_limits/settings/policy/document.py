@@ -1,7 +1,7 @@
 """The content of a policy file, and what it means for an agent or a model.
 
-Everything is overridden cap by cap. If several globs match an agent's name, the most specific one
-applies; of two equally specific globs, the later one.
+One source overrides another cap by cap, in the order that `settings` describes. If several globs
+match an agent's name, the most specific one applies; of two equally specific globs, the later one.
 """
 
 from __future__ import annotations
