@@ -215,8 +215,6 @@ def _bounded(
     phrase: str,
     take: Callable[[object], T],
     parse: Callable[[str], Any],
-    *,
-    advice: str = "",
     **bounds: int,
 ) -> CheckedKind[T]:
     """Create a kind of numbers; `bounds` are keywords of `OUTSIDE`."""
@@ -230,7 +228,7 @@ def _bounded(
 
     # frozen, because observers receive limits with their kinds
     schema = FrozenDict({"type": "integer" if take is _whole else "number", **bounds})
-    return CheckedKind(phrase=phrase, check=check, parse=parse, schema=schema, advice=advice)
+    return CheckedKind(phrase=phrase, check=check, parse=parse, schema=schema)
 
 
 def _digits(text: str) -> int:

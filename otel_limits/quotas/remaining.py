@@ -9,7 +9,7 @@ from opentelemetry import baggage as current_baggage
 
 from otel_limits.core.errors import QuotaUnavailableError
 from otel_limits.core.quota_state import Remaining
-from otel_limits.core.wording import closest_match
+from otel_limits.core.wording import suggestion
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.quota import in_unit
 from otel_limits.quotas.store import CountState, ReadCounts, StoreError, resets_at
@@ -110,8 +110,7 @@ def _question(
     held = {quota.name: quota for quota in gate.quotas()} if isinstance(gate, Engine) else {}
     if not isinstance(gate, Engine) or name not in held:
         known = ", ".join(held) or "none; set OTEL_LIMITS_POLICY to a file with quotas"
-        near = closest_match(name, held)
-        hint = f"Did you mean {near}?" if near else f"Known quotas: {known}."
+        hint = suggestion(name, held, f"Known quotas: {known}.")
         raise ValueError(f"No quota named {name!r} is enforced. {hint}")
     quota = held[name]
     given = {"agent": agent, "model": model}

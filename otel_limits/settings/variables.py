@@ -27,9 +27,9 @@ def set_variable(name: str, text: str | None) -> None:
         os.environ[name] = text
 
 
-def data_directory(environ: Mapping[str, str] | None = None) -> Path:
+def data_directory() -> Path:
     """Return the data directory of this user, by the conventions of the platform."""
-    environ = environment() if environ is None else environ
+    environ = environment()
     # Known Folders, Apple's File System Programming Guide and the XDG Base Directory Specification.
     # `Path.home()` raises if the user has no home directory, so variables come first.
     if sys.platform == "win32":
@@ -80,9 +80,9 @@ def otlp_protocol(environ: Mapping[str, str] | None = None, signal: str = "trace
     )
 
 
-def otlp_timeout_seconds(environ: Mapping[str, str] | None = None) -> float:
+def otlp_timeout_seconds() -> float:
     """Return the timeout of the slowest exporter, in seconds."""
-    environ = environment() if environ is None else environ
+    environ = environment()
     texts = [
         environ.get(f"OTEL_EXPORTER_OTLP_{signal}_TIMEOUT")
         or environ.get("OTEL_EXPORTER_OTLP_TIMEOUT")
