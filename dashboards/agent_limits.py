@@ -111,8 +111,7 @@ SELECTED_RANGE: Final = (
 STOP_REASONS: Final = (
     panels.bars(
         "Halts by agent and reason",
-        "Also tool calls that were refused at a cap, after which the agent continues. Click an "
-        "exemplar (diamond) to open its trace.",
+        "Also tool calls that a limit refused. Click an exemplar (diamond) to open its trace.",
         SHORT,
         Target(
             queries.per_bar(queries.HALTS, "agent", "reason"),

@@ -45,7 +45,7 @@ EXPLAINED: Final = (
     ("", "max_turns, max_iterations and max_token_budget"),
     ("Cap 1 h", "highest cap utilization by finished invocations, p95, last hour"),
     ("Halts, refusals", "in the last hour, or since the time shown above"),
-    ("Refusals", "tool calls that a limit refused; the agent continued"),
+    ("Refusals", "tool calls that a limit refused; the agent may continue"),
     ("Errors", "failed model calls and tool calls, in the same time"),
     (UNKNOWN, "not known yet"),
     ("", ""),
