@@ -239,6 +239,8 @@ class GraphCall:
             questions=questions,
         )
         self._run = self.invocation.run
+        self._is_declined = declined is not None
+        """True if a human has answered our question, and not with more."""
         self._reason = "aborted"
         self._failure: Exception | None = None
         self._cause: BaseException | None = None
@@ -285,15 +287,18 @@ class GraphCall:
         Returns:
             What to store there, if anything.
         """
-        is_parallel = stored is not None and bool(stored.next) and len(stored.tasks) > 1
+        is_pending = stored is not None and bool(stored.next)
+        is_parallel = stored is not None and is_pending and len(stored.tasks) > 1
         self.stream.end_step(stored.values if stored is not None and is_parallel else {})
         self._halt()
         # LangGraph can continue with the nodes that are pending, and has what the others wrote. But
-        # a conversation that waits for the results of tools must not stay so.
+        # a conversation that waits for the results of tools must not stay so, nor does a question
+        # that was answered.
         waits_for_tools = len(self._last) > 1
-        if is_parallel and not waits_for_tools and self.invocation.answer is None:
+        has_ended = self.invocation.answer is not None or self._is_declined
+        if is_parallel and not waits_for_tools and not has_ended:
             return None
-        if is_parallel and not self._last:  # a node next to the refused one has the last answer
+        if is_pending and has_ended and not self._last:  # the state has the last answer already
             return self.thread, [[StateUpdate(None, END)]]
         return self._checkpoint()
 

@@ -742,6 +742,21 @@ def test_answer_stays_readable_if_formatting_it_is_refused(
     assert halt_of(stored.values).reason == "max_model_calls"
 
 
+@pytest.mark.parametrize("how", ["invoke", AINVOKE, "stream"])
+@pytest.mark.parametrize("build", FORMATTING.values(), ids=FORMATTING)
+def test_last_answer_is_not_left_to_be_formatted(build: Callable[..., Any], how: str) -> None:
+    """The thread ends with it, and a call without input pays for nothing."""
+    enable(max_turns=1, action="wrap_up")
+    model = answering()
+    graph = build(model, checkpointer=InMemorySaver())
+    state = CALLS[how](graph, ASK, config("1"))
+    assert (state["messages"][-1].text, halt_of(state).reason) == (FINE, "max_turns")
+    stored = graph.get_state(config("1"))
+    assert (stored.values["messages"], stored.next) == (state["messages"], ())
+    graph.invoke(None, config("1"))
+    assert model.calls == 2
+
+
 def test_reader_of_a_stream_gets_an_answer_once_if_formatting_it_is_refused() -> None:
     """Only the mark follows."""
     enable(max_model_calls=2)

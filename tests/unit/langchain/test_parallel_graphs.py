@@ -676,6 +676,21 @@ def test_question_of_a_branch_stays_pending_at_a_cut(how: str) -> None:
     assert (stop_of(state), model.calls) == (None, 3)
 
 
+@pytest.mark.parametrize("how", ["invoke", AINVOKE])
+def test_answered_question_of_a_branch_is_not_asked_again(how: str) -> None:
+    """After a no, the thread has what was paid for, and nothing is pending."""
+    enable(max_turns=2, action="ask")
+    model = finding()
+    graph = map_reduce(model, branches=4, checkpointer=InMemorySaver())
+    options = config("1", **ONE_BY_ONE)
+    assert CALLS[how](graph, {**ASK, "found": []}, options)["__interrupt__"]
+    state = CALLS[how](graph, Command(resume="no"), options)
+    assert (state["found"], halt_of(state).reason) == (["finding 0", "finding 1"], "max_turns")
+    stored = graph.get_state(options)
+    assert (stored.next, stored.interrupts, stored.values) == ((), (), state)
+    assert model.calls == 2
+
+
 def test_kill_does_not_wait_for_parallel_nodes() -> None:
     """A node may wait for something that never comes."""
     enable(max_turns=9)
