@@ -10,5 +10,9 @@ Queries: `reading.py` opens a ledger after `waiting_rows.py` has taken in the ro
 `tooling.py` for tool calls, `quota_usage.py` for quotas, `reconciling.py` for what metrics count,
 `proof.py` for checks, and `queries.py` for the others.
 
+Maintenance: `closing.py`, `lost.py`, `merging.py`, `repricing.py` and `retention.py`. The ledger's
+own records of deleted and lost rows: `maintenance.py`. Files for other programs: `file_export.py`
+and `focus.py`.
+
 Only this room builds statements.
 """
