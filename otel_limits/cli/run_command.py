@@ -135,7 +135,7 @@ def replace_process(command: list[str], environ: Mapping[str, str]) -> tuple[int
     Returns:
         Exit status and error message, only if the program cannot be started.
     """
-    note = ""  # unless a file can be written
+    note = ""  # if no file can be written
     with contextlib.suppress(OSError):
         note = str(Path(tempfile.gettempdir(), f"otel-limits-run-{secrets.token_hex(8)}"))
     try:

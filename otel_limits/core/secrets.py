@@ -28,8 +28,8 @@ CREDENTIAL: Final = (
     r"authorization|cookie|passw(?:or)?d|passphrase|pwd|secret|token|credentials?|signature"
     r"|(?:api|access|account|private|shared|subscription|auth)[-_]?key"
 )
-"""Words of the names of headers and fields with a secret. Not every word with `key` in it: those of
-`KeyError: 'name'` and "no such key: name" are none."""
+"""Words in the names of headers and fields with a secret. Not every word with `key` in it: there is
+no secret in `KeyError: 'name'` and "no such key: name"."""
 
 SCHEME: Final = "(?:basic|bearer|digest|token|api-?key|negotiate)"
 """How the value of the header `Authorization` begins."""

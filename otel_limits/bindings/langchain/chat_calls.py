@@ -199,10 +199,10 @@ class ChatRequest(ModelCallInProgress):
     """The name by which the conversations were given; empty if by position."""
     has_several: bool = field(kw_only=True)
     formats: bool = field(default=False, kw_only=True)
-    """True if it only gives the graph's answer another form."""
+    """True if it only gives the graph's answer another form, for the first time or again."""
     chunks: list[Any] = field(default_factory=list, kw_only=True)
     has_usage: bool = field(default=False, kw_only=True)
-    """True while the chunks report the usage of all texts in them."""
+    """True if the chunks report usage, and no text has followed it."""
 
     # --- the request ------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Decides which model call of a graph can be its last answer (`wrap_up`), or comes after it.
+"""Decides which model call of a graph can be its last answer (`wrap_up`), or only formats one.
 
 The answer is text without tool calls. An agent's own loop ends with it, and so does a loop of tools
 that was written by hand. Any other node expects something else of its call, such as a route, and
@@ -75,7 +75,7 @@ def _reason_against(invocation: GraphInvocation, options: Mapping[str, Any]) -> 
 def formats_answer(
     invocation: GraphInvocation, options: Mapping[str, Any], messages: Sequence[Any]
 ) -> bool:
-    """Return whether a call only gives the answer of a graph another form, with which it ends.
+    """Return whether a call only gives a graph's answer another form, and the graph ends with that.
 
     Args:
         invocation: The graph that makes the call.

@@ -67,7 +67,7 @@ class RunningFunctionTool(ToolCallInProgress):
 
     def refused(self, note: str) -> Any:
         """Return the result of a call that must not run."""
-        # Not only if it is the answer: a function of the application may make any result that.
+        # Of any tool: a function of the application may choose any result as the answer.
         if (breach := self.requested.refusal) is not None:
             self.invocation.refused_answers[note] = breach
         return refused_result(note)
