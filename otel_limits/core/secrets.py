@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import string
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from os.path import commonprefix
@@ -16,9 +17,15 @@ STARS: Final = "***"
 TELLING_NAME: Final = "(?:pass|pwd|secret|token|key|auth|cred|sig)"
 """A part of the names of parameters whose values are redacted."""
 
+QUOTED: Final = (
+    r"(?P<escape>\\*)(?P<quote>['\"])(?s:(?!(?<!\\)(?P=escape)(?P=quote)).)*"
+    r"(?:(?P=escape)(?P=quote))?"
+)
+"""A value in quotes, as in JSON, in Python, or in JSON that is itself a text; it may be cut."""
+
 SECRET_VALUE: Final = re.compile(
     rf"(?i)(?<![\w.-])(?=[\w.-]*{TELLING_NAME})([\w.-]+\s*=\s*)"
-    r"('[^']*'?|\"[^\"]*\"?|[^&;\s'\"]+)"
+    rf"({QUOTED}|[^&;\s'\"]+)"
 )
 """Such a parameter of a PostgreSQL connection string, or of any text.
 
@@ -34,25 +41,42 @@ no secret in `KeyError: 'name'` and "no such key: name"."""
 SCHEME: Final = "(?:basic|bearer|digest|token|api-?key|negotiate)"
 """How the value of the header `Authorization` begins."""
 
+PARAMETER: Final = r"[\w-]+=(?:\"[^\"]*\"?|[^\s,;'\"\\]+)"
+
 HEADER: Final = re.compile(
     rf"(?i)(?<![\w-])(?=[\w-]*(?:{CREDENTIAL})(?![^\W_]))"
-    rf"([\w-]+\\*['\"]?\s*:\s*\\*)"
-    rf"('[^']*'?|\"[^\"]*\"?|(?:{SCHEME}\s+)?[^\s,;'\"\\]+)"
+    rf"([\w-]+\\*['\"]?\s*:\s*)"
+    rf"({QUOTED}|[\[{{][^\]}}]*[\]}}]?"  # several values
+    rf"|(?:[\w-]+\s+)?{PARAMETER}(?:[,;]\s*{PARAMETER})*"  # of a cookie, or of a signed request
+    rf"|(?:{SCHEME}\s+)?\\*[^\s,;'\"\\]+)"
 )
 """A header, or a field of JSON, with a secret. As above, each word is tried once."""
+
+OPTION: Final = re.compile(
+    rf"(?i)(?<![\w-])(?=--[\w-]*(?:{CREDENTIAL})(?![^\W_]))"
+    rf"(--[\w-]+['\"]?,?\s+)(?!['\"]?-)(?=\S*[\d._~+/=-])(?:{QUOTED}|[^\s'\"]+)"
+)
+"""An option of a command line with its value, unless that is an ordinary word."""
+
+PRIVATE_KEY: Final = re.compile(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z -]*|$)")
 
 BEARER: Final = re.compile(r"(?i)\b(bearer|basic)(\s+)(?=\S*[\d._~+/=-])[\w.~+/=-]+")
 """The value of such a header without its name."""
 
 KEY: Final = re.compile(
     r"(?<![\w-])(?:"
-    r"(?:sk|pk|rk|gsk|xai|pplx|hf|npm|gh[opsur]|github_pat|glpat|xox[a-z]|ya29)[-_.][\w.-]{8,}"
+    r"(?:sk|pk|rk|gsk|xai|pplx|hf|npm|gh[opsur]|github_pat|glpat|xox[a-z]|ya29)[-_.]"
+    r"(?=[\w.-]{0,64}\d)[\w.-]{8,}"  # a key has digits, other than `sk-learn-pipeline`
     r"|(?:AKIA|ASIA|AIza)[\w-]{12,}"  # of AWS, of Google
     r"|eyJ[\w-]{8,}\.[\w.-]+"  # a JSON web token
     r"|(?=[\w-]*[a-z])(?=[\w-]*[A-Z])(?=[\w-]*\d)[\w-]{32,}"
+    r"|(?<![/+.])(?=[/+\w]{0,39}[a-z])(?=[/+\w]{0,39}[A-Z])(?=[/+\w]{0,39}\d)"
+    r"[A-Za-z\d/+]{40}(?![\w/+=.-])"  # the secret of a key of AWS
     r")"
 )
 """A key of a known vendor by its beginning, or a long word that mixes cases and digits."""
+
+SCHEME_OF_URL: Final = string.ascii_letters + string.digits + "+-."
 
 USER: Final = re.compile(r"[\w.+%-]*")
 """A name that can be shown; anything else before an `@` may be part of a password."""
@@ -97,7 +121,13 @@ def redact_url(text: str) -> str:
 
 def redact_message(text: str) -> str:
     """Return a third-party message, such as the error of a tool, without the secrets in it."""
-    text = HEADER.sub(rf"\1{STARS}", redact_url(text))
+    text = SECRET_VALUE.sub(rf"\1{STARS}", PRIVATE_KEY.sub(STARS, text))
+    # Only a URL may have a password with blanks: before it, an `@` concerns its own word.
+    words = text.partition("://")[0]
+    words = words.rstrip(SCHEME_OF_URL) if words != text else text
+    url = text.removeprefix(words)
+    text = re.sub(r"\S+", lambda word: redact_url(word[0]), words) + redact_url(url)
+    text = OPTION.sub(rf"\1{STARS}", HEADER.sub(rf"\1{STARS}", text))
     return KEY.sub(STARS, BEARER.sub(rf"\1\2{STARS}", text))
 
 
