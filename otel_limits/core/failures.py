@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final, TypeAlias
 
@@ -12,6 +13,9 @@ from otel_limits.core.wording import suggestion
 
 BEGINNING: Final = 1_000
 """Characters of a result that are examined for a failure."""
+
+LONGEST_OBJECT: Final = 100_000
+"""Characters of a JSON object whose fields are examined."""
 
 MOST_OF_LINE: Final = 200
 """Longest part of an error's line that is shown."""
@@ -43,7 +47,10 @@ IDENTITY: Final = (
 MOVING: Final = re.compile(
     rf"(?<![\w.])(?:{TIME_STAMP}|{ATTEMPT}|{IDENTITY}|{DURATION})(?!\w|\.\w)", re.IGNORECASE
 )
-OPENING: Final = re.compile(rf"(?:\W|_|(?:{TIME_STAMP}|{ATTEMPT})(?!\w))*", re.IGNORECASE)
+BLOCK: Final = r"(?:type[\"']?\s*[:=]\s*[\"']text[\"'],?\s*[\"']?)?text[\"']?\s*[:=]"
+"""Fields before the text of a content block, as in the results of MCP."""
+
+OPENING: Final = re.compile(rf"(?:\W|_|(?:{TIME_STAMP}|{ATTEMPT})(?!\w)|{BLOCK})*", re.IGNORECASE)
 """Text that may precede the word for a failure: time stamps, attempts, brackets and quotes."""
 
 NONE: Final = (
@@ -51,12 +58,24 @@ NONE: Final = (
 )
 """The rest of a text that reports no failure: `failed: 0`, or `"error": null`."""
 
+NUMBER: Final = r"(?![45]\d\d(?!\d))\d[\d.,]*\s?%?[ \t]*(?:$|[\r\n,;/)\]}|]|of(?!\w))"
+"""A number that stands alone, and is no status of HTTP."""
+
+NO_NOUN: Final = (
+    r"\d|\w+ing(?!\w)|(?:to|with|after|at|in|on|for|from|of|by|while|when|because"
+    r"|code|status|errno|number|line|port)(?!\w)"
+)
+COUNT: Final = rf"(?:[ ](?!{NO_NOUN})[\w-]+){{1,3}}[\"']?\s*[:=]\s*(?:{NUMBER}|(?:none|null)(?!\w))"
+"""The rest of a text that counts: `Failed tests: 13`, or `Error rate: 0.5%`."""
+
 FAILURE: Final = re.compile(
     rf"""(?:
-        (?:error|exception|traceback|failed|denied|permission\ denied)(?![\w-])(?!{NONE})
+        (?:error|exception|traceback|permission\ denied)(?![\w-])(?!{NONE}|{COUNT})
+        | (?:failed|denied)(?![\w-])(?!{NONE}|{COUNT}|[\"']?\s*[:=]\s*{NUMBER})
         | (?-i:[\w.]*\w(?:Error|Exception))(?![\w-])(?!{NONE})
         | (?:success|ok)[\"']?\s*[:=]\s*false(?!\w) | is_error[\"']?\s*[:=]\s*true(?!\w)
-        | (?:http(?:/\d(?:\.\d)?)?|status)(?:[ _]?(?:code|error))?[\"']?\s*[:=]?\s*[45]\d\d(?!\d)
+        | (?:http(?:/\d(?:\.\d)?)?|status)(?:[ _]?(?:code|error))?[\"']?\s*[:=]?\s*
+            [45]\d\d(?!\d|\.\d|\s*(?:of(?!\w)|/|%))
     )""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -97,7 +116,7 @@ TOOL_FAILURES: Final = CheckedKind[FailureRule](
 
 
 def is_failure(text: str, rule: FailureRule = "text") -> bool:
-    """Return whether the plain text of a result begins like that of a failure.
+    """Return whether the text of a result begins like that of a failure, or has a field for it.
 
     Args:
         text: The text. Time stamps, the number of an attempt, and brackets before it are left out.
@@ -108,9 +127,24 @@ def is_failure(text: str, rule: FailureRule = "text") -> bool:
     beginning = text[:BEGINNING]
     start = OPENING.match(beginning).end()  # type: ignore[union-attr]  # it can be empty
     if rule == "text":
-        return FAILURE.match(beginning, start) is not None
+        return FAILURE.match(beginning, start) is not None or _has_flag(text)
     # `re` keeps what it has compiled.
     return any(re.compile(each, re.IGNORECASE).match(beginning, start) for each in rule)
+
+
+def _has_flag(text: str) -> bool:
+    """Return whether a JSON object says that it is a failure, in a field of its own."""
+    if len(text) > LONGEST_OBJECT or not text.lstrip().startswith("{"):
+        return False
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return (
+        any(fields.get(name) is False for name in ("success", "ok"))
+        or any(fields.get(name) is True for name in ("is_error", "isError"))
+        or fields.get("status") == "error"
+    )
 
 
 def without_moving_parts(text: str) -> str:

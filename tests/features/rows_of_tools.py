@@ -186,6 +186,8 @@ FAILURES: Final[Mapping[str, Callable[[int], str]]] = {
     "with a time stamp": lambda n: f"[2026-11-28T10:{n:02d}:07Z] attempt {n}: error: no route",
     "in other words": lambda n: f"Traceback (most recent call last): line {n}",
     "as a status": lambda n: f"HTTP {500 + n}",
+    "as a block of MCP": lambda n: f'[{{"type": "text", "text": "Error executing tool {n}"}}]',
+    "as a field": lambda n: f'{{"attempt": {n}, "success": false}}',
 }
 """Results of a tool that fails, by what changes."""
 
@@ -249,6 +251,8 @@ HEALTHY: Final[Mapping[str, Callable[[int], str]]] = {
     "a measure": lambda n: f"accuracy {0.5 + n / 100:.2f}",
     "a log that grows": lambda n: "\n".join(f"line {k}" for k in range(n)),
     "errors are the answer": lambda n: f"found {n} errors in the report",
+    "a count of failures": lambda n: f"Failed tests: {13 - n}",
+    "a status that moves": lambda n: f"status: {440 + n} of 900",
 }
 """Results of a tool that gets somewhere."""
 
