@@ -178,7 +178,8 @@ class Admission:
     async def ask_quotas(self, request: AdmissionRequest) -> Verdict | None:
         """Wait until quotas admit or refuse a call; return the reason to refuse it."""
         # Nothing is reserved for a call that is refused in any case.
-        if self.gate is None or self.verdict is not None or self.wrapping is not None:
+        is_refused = self.verdict is not None or self.wrapping is not None
+        if self.gate is None or (is_refused and not self.may_repeat_last):
             return None
         return await self.gate.admit(request)
 
@@ -229,8 +230,10 @@ class Admission:
         """
         run = self.run
         pending = self.verdict or self.wrapping
-        if pending is not None and pending is self.wrapping and self.last_call is None:
-            run.calls.reserve(call)
+        if pending is not None and self.may_repeat_last:
+            is_exceeded = against is not None and (against.action or run.policy.action) != "observe"
+            if is_exceeded or not run.calls.admit_again(call):
+                return self._refused(pending, call)
             call.is_of_loop, self.last_call, self.side_verdict = True, call, None
             return None
         if pending is not None:  # nothing is sent after the last answer
@@ -257,6 +260,11 @@ class Admission:
                 return self._refused(each, call)
         self.side_verdict = None  # the loop continued despite a refused side call
         return None
+
+    @property
+    def may_repeat_last(self) -> bool:
+        """True while the last answer has failed, and a fallback may give it."""
+        return self.verdict is None and self.wrapping is not None and self.last_call is None
 
     def falls_back(self, failed: Verdict) -> bool:
         """Let a fallback give the last answer, after no more failures than in the turn before.

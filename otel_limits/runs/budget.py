@@ -174,6 +174,16 @@ class Budgets:
                     levels[level.limit] = level
         return tuple(levels.values())
 
+    def leave_room(self) -> bool:
+        """Return whether no limit is reached that the final answer would itself exceed."""
+        return all(
+            breach.leaves_room or action == "observe"
+            for budget in self.all
+            for breach, action in budget.reached(
+                with_reserved=True, unpriced_default=self.unpriced_default
+            )
+        )
+
     def claim_wrap_up(self, refusing: Collection[Budget], outermost: Collection[Budget]) -> bool:
         """Claim the final answer of every exhausted budget; False if one has none left.
 

@@ -572,6 +572,17 @@ class CallTracker:
                 self._turn = run.budgets.reserve(ONE_TURN)
         return run.with_subjects(verdict)
 
+    def admit_again(self, call: InFlightCall) -> bool:
+        """Reserve for one more attempt at the final answer; False if a limit leaves no room."""
+        run = self._run
+        reservation = estimate_reservation(call, run)
+        run.measure_time()
+        with run.services.lock:
+            may = not run.killed and run.budgets.leave_room()
+            if may:
+                self._reserve(call, reservation)
+        return may
+
     def reserve(self, call: InFlightCall) -> None:
         """Reserve for a call that can no longer be refused."""
         reservation = estimate_reservation(call, self._run)

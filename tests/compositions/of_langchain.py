@@ -239,4 +239,6 @@ def history_of(messages: Any) -> Iterator[Entry]:
             yield "other", ""
 
 
-LANGCHAIN: Final = Framework(build=LangChainProgram, busy=BusyError, own_ways=("branches",))
+LANGCHAIN: Final = Framework(
+    build=LangChainProgram, busy=BusyError, repeats_last=True, own_ways=("branches",)
+)

@@ -149,8 +149,9 @@ class Invocation:
 class Oracle:
     """Computes the outcome of a program."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, repeats_last: bool) -> None:
         self._program = program
+        self._repeats_last = repeats_last
         self._replies = {each.name: itertools.cycle(each.replies) for each in program.agents}
         self._given = 0
         self.outcome = Outcome()
@@ -197,9 +198,10 @@ class Oracle:
 
     def _loop(self, one: Invocation) -> tuple[str, str]:  # noqa: C901  one story
         """Return the reason of its end, and the action of a halt."""
-        failures = 0
+        failures = failures_before = 0
+        is_last = False
         while True:
-            is_last, verdict = False, one.verdict()
+            verdict = None if is_last else one.verdict()
             if verdict is not None:
                 reason, action = verdict
                 if action == "observe":
@@ -212,12 +214,13 @@ class Oracle:
             one.use(calls=1)
             if reply.failure:
                 failures += 1
-                if is_last:
+                is_over = reply.failure == "lost" or failures == ATTEMPTS
+                if is_last and (is_over or not self._may_repeat(one, failures, failures_before)):
                     return reason, "halted"
-                if reply.failure == "lost" or failures == ATTEMPTS:
+                if is_over:
                     return "error", ""
                 continue
-            failures = 0
+            failures, failures_before = 0, failures
             one.use(turns=1, tokens=reply.tokens)
             if is_last:
                 return reason, "halted" if reply.tools else "wrapped_up"
@@ -227,6 +230,12 @@ class Oracle:
             admitted = [name for name in reply.tools if one.admit_tool()]
             for name in admitted:
                 self._use(tools[name], one)
+
+    def _may_repeat(self, one: Invocation, failures: int, before: int) -> bool:
+        """Return whether a last answer that has failed is requested once more."""
+        budgets = [each for each in one.budgets if each.action != "observe"]
+        is_full = any("max_model_calls" in each.reached() for each in budgets)
+        return self._repeats_last and failures <= before and not is_full
 
     def _next(self, agent: Agent) -> Reply:
         self.outcome.requests[agent.name] += 1
@@ -257,6 +266,6 @@ class Oracle:
             one.use(tokens=reply.tokens)
 
 
-def expected(program: Program) -> Any:
+def expected(program: Program, *, repeats_last: bool = False) -> Any:
     """Return the outcome of a program."""
-    return Oracle(program).run()
+    return Oracle(program, repeats_last=repeats_last).run()

@@ -43,6 +43,8 @@ class Framework:
     """Build the agents of a program."""
     busy: Callable[[str], Exception]
     """The error of a model that is worth another attempt."""
+    repeats_last: bool = False
+    """Its last answer may be repeated as often as the answer before it was."""
     own_ways: Sequence[Way] = ()
     """Ways that only its tools have."""
     own_traits: Sequence[str] = ()
@@ -169,7 +171,7 @@ def problems(program: Program, framework: Framework) -> list[str]:
     seen, books = run(program, framework)
     found = list(problems_of(seen, books))
     if not program.is_concurrent:
-        found += differences(expected(program), seen.outcome)
+        found += differences(expected(program, repeats_last=framework.repeats_last), seen.outcome)
     return found
 
 

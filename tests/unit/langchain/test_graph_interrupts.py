@@ -116,6 +116,16 @@ def test_last_answer_falls_back_as_the_answers_before(name: str, how: str) -> No
     assert halt_of(state).action == ("halted" if remark else "wrapped_up")
 
 
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+def test_fallback_for_the_last_answer_keeps_to_the_model_calls(how: str) -> None:
+    """The seventh call fails, and an eighth would exceed the cap."""
+    enable(max_turns=3, max_model_calls=7, action="wrap_up")
+    first, second = unavailable(), ScriptedChatModel(endless(uses("search")))
+    state = CALLS[how](agent(first, middleware=[ModelFallbackMiddleware(second)]))
+    assert (first.calls, second.calls) == (4, 3)
+    assert (halt_of(state).reason, halt_of(state).action) == ("max_turns", "halted")
+
+
 class FallsBackAtFirst(AgentMiddleware):
     """Asks another model after an error, but not at the last turn."""
 
