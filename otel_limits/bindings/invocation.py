@@ -491,6 +491,8 @@ class InvocationInProgress(Admission):
         if id(self) not in LIVE:  # ended by `disable()`, for example
             return
         LIVE.pop(id(self), None)
+        if reason == "interrupt":
+            self._leave_waiting()
         self._close(error)
         self._finish_run(reason)
 
@@ -501,6 +503,14 @@ class InvocationInProgress(Admission):
         for each in (each for each in inner_first if isinstance(each, cls)):
             each.run.released = True
             each.finish("aborted")
+
+    @suppress_errors("binding")
+    def _leave_waiting(self) -> None:
+        """Leave refused calls that wait for a person to the invocation that resumes this one."""
+        for turn in self.turns:
+            for identity, tool in tuple(turn.tools.items()):
+                if tool.refusal is not None and not tool.status:
+                    del turn.tools[identity]
 
     @suppress_errors("binding")
     def _close(self, error: BaseException | None) -> None:

@@ -50,6 +50,20 @@ def test_approved_tools_count_once(events: list[Event]) -> None:
     assert len([each for each in events if isinstance(each, ToolCall)]) == 1
 
 
+def test_refused_tool_that_waits_for_a_human_counts_once(events: list[Event]) -> None:
+    """In the invocation that answers its request, not in the one that was interrupted before."""
+    enable(max_calls_per_tool={"search": 1}, observers=[events.append])
+    asking: Any = HumanInTheLoopMiddleware(interrupt_on={"search": True})
+    model = ScriptedChatModel([uses("search", "search"), says("done")])
+    graph = agent(model, checkpointer=InMemorySaver(), middleware=[asking])
+    graph.invoke(ASK, config("1"))
+    assert not [each for each in events if isinstance(each, ToolCall)]
+    state = graph.invoke(Command(resume={"decisions": [{"type": "approve"}] * 2}), config("1"))
+    assert state["messages"][-1].text == "done"
+    used = [(each.tool, each.status) for each in events if isinstance(each, ToolCall)]
+    assert used == [("search", "success"), ("search", "refused")]
+
+
 def test_halt_after_a_resume_leaves_a_valid_thread() -> None:
     """A tool that has waited for a human, and a limit after it."""
     enable(max_turns=2)

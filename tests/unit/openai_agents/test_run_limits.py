@@ -495,6 +495,26 @@ def test_interrupted_run_goes_on_from_its_state(events: list[Event]) -> None:
     assert used == [("delete", "success"), ("search", "success"), ("search", "success")]
 
 
+def test_refused_tool_that_waits_for_a_human_counts_once(events: list[Event]) -> None:
+    """In the run that answers its request, not in the one that was interrupted before."""
+    enable(max_calls_per_tool={"delete": 1}, observers=[events.append])
+
+    @function_tool(needs_approval=True)
+    def delete() -> str:
+        """Delete."""
+        return "deleted"
+
+    boss = agent(ScriptedAgentsModel([uses("delete", "delete"), says("done")]), delete)
+    result = CALLS["run"](boss)
+    assert not [each for each in events if isinstance(each, ToolCall)]
+    state = result.to_state()
+    for each in result.interruptions:
+        state.approve(each)
+    assert CALLS["run"](boss, state).final_output == "done"
+    used = [(each.tool, each.status) for each in events if isinstance(each, ToolCall)]
+    assert used == [("delete", "success"), ("delete", "refused")]
+
+
 # --- the rest of a program ------------------------------------------------------------------------
 
 
