@@ -59,7 +59,7 @@ NONE: Final = (
 """The rest of a text that reports no failure: `failed: 0`, or `"error": null`."""
 
 NUMBER: Final = r"(?![45]\d\d(?!\d))\d[\d.,]*\s?%?[ \t]*(?:$|[\r\n,;/)\]}|]|of(?!\w))"
-"""A number that stands alone, and is no status of HTTP."""
+"""A number with nothing after it, other than the status of an HTTP response."""
 
 NO_NOUN: Final = (
     r"\d|\w+ing(?!\w)|(?:to|with|after|at|in|on|for|from|of|by|while|when|because"
@@ -133,7 +133,7 @@ def is_failure(text: str, rule: FailureRule = "text") -> bool:
 
 
 def _has_flag(text: str) -> bool:
-    """Return whether a JSON object says that it is a failure, in a field of its own."""
+    """Return whether a field of a JSON object says that it is a failure."""
     if len(text) > LONGEST_OBJECT or not text.lstrip().startswith("{"):
         return False
     try:
