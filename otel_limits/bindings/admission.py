@@ -230,11 +230,7 @@ class Admission:
         """
         run = self.run
         pending = self.verdict or self.wrapping
-        if pending is not None and self.may_repeat_last:
-            is_exceeded = against is not None and (against.action or run.policy.action) != "observe"
-            if is_exceeded or not run.calls.admit_again(call):
-                return self._refused(pending, call)
-            call.is_of_loop, self.last_call, self.side_verdict = True, call, None
+        if pending is not None and self._repeats_last(call, against):
             return None
         if pending is not None:  # nothing is sent after the last answer
             return self._refused(pending, call, asks=pending.asks_again and can_ask)
@@ -265,6 +261,15 @@ class Admission:
     def may_repeat_last(self) -> bool:
         """True while the last answer has failed, and a fallback may give it."""
         return self.verdict is None and self.wrapping is not None and self.last_call is None
+
+    def _repeats_last(self, call: InFlightCall, against: Verdict | None) -> bool:
+        """Admit a call as one more attempt at the last answer, if quotas and limits leave room."""
+        policy = self.run.policy
+        is_spent = against is not None and (against.action or policy.action) != "observe"
+        if is_spent or not self.may_repeat_last or not self.run.calls.admit_again(call):
+            return False
+        call.is_of_loop, self.last_call, self.side_verdict = True, call, None
+        return True
 
     def falls_back(self, failed: Verdict) -> bool:
         """Let a fallback give the last answer, after no more failures than in the turn before.
