@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from tests.quotas.fixtures import Server
 
 
-def test_two_hundred_concurrent_agents_are_admitted_before_the_timeout(server: Server) -> None:
-    """In one process, with the default timeout."""
-    refused, slowest = quotas.many_agents(server, 1)
-    assert refused == 0
-    assert slowest < quotas.TIMEOUT
-
-
 @pytest.mark.parametrize("held", [1, 4])
 def test_call_leaves_at_most_120_bytes_in_the_store(server: Server, held: int) -> None:
     """For an hour, independent of the number of quotas."""

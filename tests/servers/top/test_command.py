@@ -76,6 +76,7 @@ def test_a_script_is_given_json(run: Run) -> None:
         "agents": 1,
         "in_progress": 2,
         "halts": 0,
+        "refusals": 0,
         "errors": 0,
         "turns_per_minute": 0,
         "tokens_per_minute": 0,
