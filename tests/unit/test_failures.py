@@ -167,7 +167,7 @@ def test_long_results_are_read_in_linear_time(text: str) -> None:
         return time.thread_time() - begun
 
     part = min(seconds(text[: LONG // 8]) for _ in range(5))
-    assert min(seconds(text) for _ in range(3)) < 32 * part + 0.01  # 64 times if it is quadratic
+    assert min(seconds(text) for _ in range(3)) < 32 * part + 0.2  # 64 times if it is quadratic
 
 
 def test_first_line_has_no_credentials() -> None:
