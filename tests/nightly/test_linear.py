@@ -15,12 +15,13 @@ from typing import Final
 import pytest
 
 from otel_limits.bindings.gateways import budget_refusal
+from otel_limits.core.failures import is_failure, without_moving_parts
 from otel_limits.core.labels import clean
 from otel_limits.core.listings import listing_of, vendor_of
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.policy import Policy
 from otel_limits.core.regions import area_of, premium
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_message, redact_url
 from otel_limits.core.wording import closest_match
 from otel_limits.ledger.otlp import spans_in
 from otel_limits.ledger.spill import rows_in
@@ -64,6 +65,13 @@ def misspell(name: str) -> None:
     """Read a setting with an unknown name."""
     read_settings({f"OTEL_LIMITS_{name}": "1"})
     closest_match(name, [setting.name for setting in SETTINGS])
+
+
+def answered(result: str) -> None:
+    """Look at the result of a tool, which may be an attacker's, with another end than its units."""
+    for text in (result, f"{result}g"):
+        without_moving_parts(text)
+        is_failure(text)
 
 
 def spilled(content: str) -> None:
@@ -143,6 +151,15 @@ DOORS: Final[Mapping[str, tuple[Callable[[str], object], int, tuple[str, ...]]]]
         lambda text: redact_url(f"redis://{text}"),
         10_000,
         ("a", ".", "pass", "password=", "key='", "key ", "a:1,", "a@", "token = ", "["),
+    ),
+    "tool result": (answered, 20_000, ("a", "1", "1.", "1 ", "12:", "attempt ", '{"a": ', "[")),
+    "tool error": (
+        redact_message,
+        10_000,
+        (
+            *("api-", "a_", "Bearer ", "x-api-key: '", "cookie: a=b;", "--token a1", "x://"),
+            *("sk-a.", "token: [", "-----BEGIN PRIVATE KEY-----", "-----END", "token=\\"),
+        ),
     ),
     "name": (misspell, 5_000, ("A", "MAX_")),
     "spill file": (spilled, 5_000, ("a", "[", "{", '["', "\n", "{}\n")),

@@ -53,9 +53,8 @@ def test_an_agent_waits_fifteen_milliseconds(
         return wait(condition, timeout)
 
     monkeypatch.setattr(threading.Condition, "wait", noted)
-    (took,) = waits(tmp_path, "locked", 1)
+    waits(tmp_path, "locked", 1)
     assert max(asked) == 0.015
-    assert took >= 0.015
 
 
 def test_a_database_that_is_back_has_every_row_soon(
