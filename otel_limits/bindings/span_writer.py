@@ -70,7 +70,7 @@ def limit_of(verdict: Verdict) -> dict[str, Any]:
 
 def cost_of(run: Run) -> dict[str, Any]:
     """Return attributes with the cost of model calls with a known price."""
-    tally = run.tally
+    tally = run.part
     # Without a known price there is no cost: 0 would mean free.
     if not tally.cost and (tally.unpriced_calls or not tally.tokens):
         return {}

@@ -66,6 +66,8 @@ class Invocation:
     """16 hexadecimal digits of the `invoke_agent` span."""
     sampled: bool = False
     """True if that span will be exported, so that links to the trace work."""
+    task_id: str = ""
+    """The first invocation of its task: each answer to an interrupt is a further one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Context, Decimal
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
@@ -95,6 +95,24 @@ EXACT: Final = Context(prec=60, traps=[])
 NO_FAILURES: Final[Mapping[str, int]] = MappingProxyType({})
 
 
+SUMS: Final = (
+    "turns",
+    "cycles",
+    "model_calls",
+    "unmeasured_calls",
+    "input",
+    "output",
+    "cache_read",
+    "cache_write",
+    "unpriced_calls",
+    "unbounded_calls",
+    "tool_calls",
+    "refused_tool_calls",
+    "seconds",
+)
+"""Fields of a tally that only grow, without those in USD."""
+
+
 @dataclass(slots=True)
 class Tally:
     """The current usage of one invocation or one budget tree."""
@@ -147,6 +165,16 @@ class Tally:
     """The same for each tool that failed last."""
     consecutive_handoffs: int = 0
     """Consecutive hand-offs in the invocation's whole tree, without another tool in between."""
+
+    def since(self, before: Tally) -> Tally:
+        """Return what was added to an earlier tally; loops and iterations are those of now."""
+        sums = {name: getattr(self, name) - getattr(before, name) for name in SUMS}
+        return replace(
+            self,
+            **sums,
+            cost=EXACT.subtract(self.cost, before.cost),
+            cost_at_most=EXACT.subtract(self.cost_at_most, before.cost_at_most),
+        )
 
     @property
     def usage(self) -> Usage:

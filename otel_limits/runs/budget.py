@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.limits import TREE_PREFIX
@@ -48,8 +48,17 @@ class Budget:
         "wrapped_up",
     )
 
-    def __init__(self, policy: Policy, started: float, prefix: str = "") -> None:
-        """Create a budget with nothing used; the caps and the action are those of `policy`."""
+    def __init__(
+        self, policy: Policy, started: float, prefix: str = "", before: Budget | None = None
+    ) -> None:
+        """Create a budget; the caps and the action are those of `policy`.
+
+        Args:
+            policy: The policy.
+            started: When it begins.
+            prefix: Prefix of the names of limits.
+            before: The budget that it continues after an interrupt. By default, nothing is used.
+        """
         self.policy = policy
         self.started = started
         self.prefix = prefix
@@ -63,6 +72,12 @@ class Budget:
         """The agent that made the first turn in it, e.g. a supervisor."""
         self.outputs: dict[str, int] = {}
         """Largest output of one answer, by model."""
+        if before is not None:
+            # Between the two, the agent has not run; and each leg has its own iterations.
+            self.started -= before.tally.seconds
+            self.tally = replace(before.tally, iterations=0)
+            self.wrapped_up, self.leader = before.wrapped_up, before.leader
+            self.outputs |= before.outputs
 
     def reserve(self, reservation: Reservation) -> None:
         """Reserve usage for a model call."""
@@ -216,6 +231,6 @@ class Budgets:
         return True
 
 
-def new_tree(policy: Policy, started: float) -> Budget:
-    """Create the budget tree of a policy."""
-    return Budget(policy.tree_policy(), started, TREE_PREFIX)
+def new_tree(policy: Policy, started: float, before: Budget | None = None) -> Budget:
+    """Create the budget tree of a policy; after an interrupt, it continues an earlier one."""
+    return Budget(policy.tree_policy(), started, TREE_PREFIX, before)

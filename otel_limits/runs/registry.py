@@ -20,10 +20,12 @@ from otel_limits.runs.budget import Budget, new_tree
 from otel_limits.runs.current import current, current_scope, leave_all
 from otel_limits.runs.run import Group, Run, Services
 from otel_limits.runs.spans import Spans
+from otel_limits.runs.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from otel_limits.core.limits import Limits
     from otel_limits.core.price import Quote
     from otel_limits.core.usage import Number, Usage
     from otel_limits.runs.calls import AdmissionRequest
@@ -125,21 +127,53 @@ class RunRegistry(Services):
         session_id: str | None = None,
         attributes: Mapping[str, str] | None = None,
         note: str = "",
+        answers: Iterable[str] = (),
+        more: Limits | None = None,
     ) -> Run:
         """Register an invocation. IDs are 0 if it has no span.
 
         A direct one, or one that is not traced, is never unsampled: it has no span that could be
-        missing.
+        missing. One that answers interrupts continues the task of the invocation that has ended
+        with them.
+
+        Args:
+            agent: The name of the agent.
+            policy: Its policy.
+            trace_id: The trace of its span.
+            span_id: Its span.
+            sampled: That span will be exported.
+            model: The ID of its model.
+            direct: It is a request without an agent loop.
+            traced: It has a span.
+            session_id: Its session.
+            attributes: Values of the audit keys.
+            note: A remark for the log.
+            answers: The keys of interrupts that it answers: see `Run.await_answer`.
+            more: By how much a person has extended the limits.
         """
         # The processor has seen the span start, or never will: it is called before this.
         self.has_started = True
         unsampled = traced and not direct and not self.spans.claim(span_id)
-        parent = current()
+        parent, before = current(), self.interrupted.find(answers)
+        # Imported by name: tests of applications replace `uuid.uuid4` to get IDs in sequence.
+        identity = uuid4().hex
+        task = Task(identity, policy, self.now(), before)
+        if more is not None:
+            task.extend(more)
         run = Run(
             self,
-            _identify(agent, parent, trace_id, span_id, sampled=sampled),
-            policy,
-            self._trees(parent, policy),
+            Invocation(
+                agent=agent,
+                id=identity,
+                root_id=parent.invocation.root_id if parent else identity,
+                parent_id=parent.invocation.id if parent else None,
+                trace_id=f"{trace_id:032x}" if trace_id else None,
+                span_id=f"{span_id:016x}" if span_id else None,
+                sampled=sampled,
+                task_id=task.id,
+            ),
+            task,
+            self._trees(parent, policy, task, before),
             parent,
             spans=self.spans,
             forget=self.forget,
@@ -198,6 +232,7 @@ class RunRegistry(Services):
         """Reset in a child process: the parent's invocations continue in the parent."""
         self.lock = threading.RLock()
         self.clock.after_fork()
+        self.interrupted.after_fork()
         if self.observers.gate is not None:
             self.observers.gate.after_fork()
         self._live.clear()
@@ -217,12 +252,24 @@ class RunRegistry(Services):
         self.spans.forget(run)
         return True
 
-    def _trees(self, parent: Run | Group | None, policy: Policy) -> tuple[Budget, ...]:
-        """Return the enclosing trees, with a new one if the policy has one that can bind."""
+    def _trees(
+        self,
+        parent: Run | Group | None,
+        policy: Policy,
+        task: Task | None = None,
+        before: Task | None = None,
+    ) -> tuple[Budget, ...]:
+        """Return the enclosing trees, with one of its own if the policy has one that can bind.
+
+        That of a task which was interrupted continues; it has used no less than the task itself.
+        """
         above = parent.trees if parent is not None else ()
         if not any(policy.tree.items()) or any(each.covers(policy) for each in above):
             return above
-        return (new_tree(policy, self.now()), *above)
+        tree = new_tree(policy, self.now(), before and (before.tree or before.budget))
+        if task is not None:
+            task.tree = tree
+        return (tree, *above)
 
     @suppress_errors("runs")
     def _publish_start(
@@ -268,23 +315,6 @@ class RunRegistry(Services):
 
     def _over_capacity(self, oldest: Run) -> bool:
         return len(self._live) > self._max_live or self.now() - oldest.started > self._max_age
-
-
-def _identify(
-    agent: str, parent: Run | Group | None, trace_id: int, span_id: int, *, sampled: bool
-) -> Invocation:
-    """Return the identity of an invocation that starts."""
-    # Imported by name: tests of applications replace `uuid.uuid4` to get IDs in sequence.
-    identity = uuid4().hex
-    return Invocation(
-        agent=agent,
-        id=identity,
-        root_id=parent.invocation.root_id if parent else identity,
-        parent_id=parent.invocation.id if parent else None,
-        trace_id=f"{trace_id:032x}" if trace_id else None,
-        span_id=f"{span_id:016x}" if span_id else None,
-        sampled=sampled,
-    )
 
 
 LIVE: Final = RunRegistry()

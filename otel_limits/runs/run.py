@@ -24,29 +24,30 @@ from otel_limits.core.limits import (
     Level,
     Limits,
 )
-from otel_limits.core.loops import LoopState
-from otel_limits.core.origins import EXTENSION
-from otel_limits.core.policy import KILLED, Overrides, Reached, Verdict, verdict_of
+from otel_limits.core.policy import KILLED, Reached, Verdict, verdict_of
 from otel_limits.core.price import NO_QUOTE, Quote
 from otel_limits.core.texts import FAILURE_LIMITS, for_operator, nudge_note
 from otel_limits.core.usage import EXACT, NO_COST, Usage, UsageRecord
-from otel_limits.runs.budget import ASSUMED_OUTPUT, Budget, Budgets, Reservation
+from otel_limits.runs.budget import ASSUMED_OUTPUT, Budgets, Reservation
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.dispatcher import EventDispatcher
+from otel_limits.runs.tasks import InterruptedTasks
 from otel_limits.usage.normaliser import combined, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from otel_limits.core.events import ActionTaken, ToolStatus
-    from otel_limits.core.loops import Call
+    from otel_limits.core.loops import Call, LoopState
     from otel_limits.core.policy import Policy, Unpriced
     from otel_limits.core.pricing import Prices
     from otel_limits.core.terms import BillableCall
     from otel_limits.core.usage import Tally
+    from otel_limits.runs.budget import Budget
     from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.span_tree import UnreportedCall
     from otel_limits.runs.spans import Spans
+    from otel_limits.runs.tasks import Task
 
 FIRST_REPETITION: Final = {
     **dict.fromkeys(LOOP_LIMITS, 2),
@@ -97,6 +98,7 @@ class Services:
         """True while an observer needs the hashes of tool calls, even without a loop limit."""
         self.clock = CLOCK
         self.now = CLOCK.now
+        self.interrupted = InterruptedTasks(self.now)
 
     def quote(self, call: BillableCall) -> Quote:
         """Return the price of a model call and its source; none for a call without tokens."""
@@ -114,9 +116,9 @@ class Handoffs:
 
     __slots__ = ("count",)
 
-    def __init__(self) -> None:
-        """Begin with none."""
-        self.count = 0
+    def __init__(self, count: int = 0) -> None:
+        """Begin with none, or with those before an interrupt."""
+        self.count = count
 
 
 class Group:
@@ -168,13 +170,12 @@ class Run:
     """Stop reason of the last leg that ended."""
     released = False
     """True once it is no longer followed, because otel-limits was disabled."""
-    _nudged = False
 
     def __init__(  # noqa: PLR0913  what the registry knows when an invocation starts
         self,
         services: Services,
         invocation: Invocation,
-        policy: Policy,
+        task: Task,
         trees: tuple[Budget, ...],
         parent: Run | Group | None,
         *,
@@ -187,19 +188,21 @@ class Run:
         self.services = services
         self.invocation = invocation
         self.started = services.now()
-        self.budget = Budget(policy, self.started)
-        self.tally = self.budget.tally
+        self.task = task
+        """What limits look at: its own usage, and that before the interrupts that it continues."""
+        self.budget, self.loops = task.budget, task.loops
+        self.tally = task.budget.tally
+        """The sums of its task."""
+        self._before = replace(self.tally) if task.resumes else None
         self.trees = trees
         """The enclosing budget trees, innermost first."""
         self.budgets = Budgets(self.budget, trees)
         """Every budget that its usage counts toward and that limits it."""
         self.refusals: dict[str, tuple[Breach, Budget]] = {}
         """The last refused tool call of each limit: it halts the agent after the turn."""
-        has_loop_limit = any(kind.name in LOOP_LIMITS for kind, _ in policy.limits.active)
-        self.loops = LoopState() if has_loop_limit else None
         self.parent = parent
         """The invocation or the group that started it."""
-        self.handoffs: Handoffs = parent.handoffs if parent else Handoffs()
+        self.handoffs: Handoffs = parent.handoffs if parent else Handoffs(task.handoffs)
         self.spans = spans
         self.unsampled = unsampled
         """True if its span did not reach the span processor."""
@@ -210,7 +213,6 @@ class Run:
         self.started_wall = time.time()
         self.time_limit = TimeLimit(self, self.check_limits)
         self._forget = forget
-        self._warned: set[tuple[str, float]] = set()
         self.halted: dict[str, tuple[Run, Verdict]] = {}
         """The halts of agents that it called, directly or not, by the operator's sentence."""
         self.has_handed_off = False
@@ -220,6 +222,11 @@ class Run:
     def policy(self) -> Policy:
         """The policy that applies now; a person may have extended its limits."""
         return self.budget.policy
+
+    @property
+    def part(self) -> Tally:
+        """What it has used itself of its task. Events have that part only: they are added up."""
+        return self.tally if self._before is None else self.tally.since(self._before)
 
     @property
     def has_usd_limit(self) -> bool:
@@ -373,13 +380,20 @@ class Run:
     def extend(self, more: Limits) -> None:
         """Raise the limits to what is used now plus `more`."""
         self.measure_time()
-        # Relative to the usage rather than the old cap, which may be exceeded by far.
-        more = more.extended_by(self.tally, self.tools.by_tool)
-        self.budget.policy = self.policy.overridden_by(Overrides(limits=more, origin=EXTENSION))
+        self.task.extend(more)
         # Earlier refusals would remain breaches forever, and end the extended invocation.
         self.refusals.clear()
         self.tools.end_turn([ADMITTED])
         self.time_limit.start()
+
+    def await_answer(self, interrupts: Iterable[str]) -> None:
+        """Keep its task until an interrupt, with which it ends, is answered.
+
+        Args:
+            interrupts: A key of each interrupt; whoever starts the next invocation has it, too.
+        """
+        self.task.handoffs = self.handoffs.count
+        self.services.interrupted.keep(interrupts, self.task)
 
     def reset_iterations(self) -> None:
         """Restart iterations: a leg began, or the context overflowed and was reduced."""
@@ -432,10 +446,10 @@ class Run:
             events.LimitWarning(invocation=self.invocation, threshold=threshold, level=level)
             for level in self.levels()
             for threshold in self.policy.warn_at
-            if level.ratio >= threshold and (level.limit, threshold) not in self._warned
+            if level.ratio >= threshold and (level.limit, threshold) not in self.task.warned
         ]
         for warning in crossed:
-            self._warned.add((warning.level.limit, warning.threshold))
+            self.task.warned.add((warning.level.limit, warning.threshold))
             self.services.observers.publish(warning)
         return tuple(crossed)
 
@@ -445,39 +459,40 @@ class Run:
         Returns:
             The position among the calls last given to `check_loops`, and the note for the model.
         """
-        if self._nudged or self.loops is None or self.policy.nudge_disabled:
+        if self.task.has_nudged or self.loops is None or self.policy.nudge_disabled:
             return None
         for kind, cap in self.policy.limits.active:
             if kind.name not in LOOP_LIMITS or cap - 1 < FIRST_REPETITION[kind.name]:
                 continue
             # One short of the cap, so that one turn is left to change course.
             if kind.observed(self.tally) == cap - 1:
-                self._nudged = True
+                self.task.has_nudged = True
                 return self.loops.position(kind.name, kind.subject), nudge_note(kind.name)
         return None
 
     def stop(self, reason: str) -> Stop:
         """Return how the invocation ends, or would end now."""
         self.measure_time()
+        part = self.part
         return Stop(
             reason=reason,
             action=self.action,
             breach=self.verdict.breach if self.verdict else None,
             breaches=self.verdict.breaches if self.verdict else (),
             sentence=self.sentence,
-            turns=self.tally.turns,
-            usage=self.tally.usage,
+            turns=part.turns,
+            usage=part.usage,
             agent=self.invocation.agent,
             trace_id=self.invocation.trace_id,
             invocation_id=self.invocation.id,
-            cycles=self.tally.cycles,
-            model_calls=self.tally.model_calls,
+            cycles=part.cycles,
+            model_calls=part.model_calls,
             started=self.started_wall,
             seconds=self.services.now() - self.started,
-            tool_calls=self.tally.tool_calls,
+            tool_calls=part.tool_calls,
             levels=self.budgets.levels(),
-            cost=self.tally.cost,
-            unpriced_calls=self.tally.unpriced_calls,
+            cost=part.cost,
+            unpriced_calls=part.unpriced_calls,
             raised=self.raised,
             invocation=self.invocation,
         )
@@ -626,7 +641,7 @@ class CallTracker:
             for budget in self._run.budgets:
                 budget.tally.turns += 1
                 budget.leader = budget.leader or self._run.invocation.agent
-            return self._run.tally.turns
+            return self._run.part.turns
 
     def on_response_rejected(self, call: InFlightCall) -> None:
         """Release the turn of a concurrent call: its response is not part of the conversation."""
@@ -773,7 +788,7 @@ class CallTracker:
             # An error before this line leaves the call open; it is settled with the invocation.
             call.is_open = False
             # Read under the lock: calls that end concurrently need different numbers.
-            return run.tally.model_calls
+            return run.part.model_calls
 
     def _publish(
         self,
@@ -809,7 +824,7 @@ class CallTracker:
                 reported=call.record.reported,
                 reported_total=call.record.total,
                 # The turn counts once its response is accepted, which comes after this.
-                turn=run.tally.turns + 1,
+                turn=run.part.turns + 1,
                 iteration=run.tally.iterations + 1,
                 after_tools={} if call.is_side else self._tools.of_turn,
                 call_id=call.id,
@@ -930,10 +945,10 @@ class ToolCalls:
     def __init__(self, run: Run) -> None:
         """Create an empty record."""
         self._run = run
-        self.by_tool: dict[str, int] = {}
+        self.by_tool = run.task.calls_by_tool
         self._of_turn: tuple[int, dict[str, int]] = (0, {})
         """The last turn with tool calls, and its calls by tool."""
-        self._published = self._logged = self._refused_turns = 0
+        self._published = self._logged = 0
 
     @property
     def of_turn(self) -> dict[str, int]:
@@ -967,8 +982,9 @@ class ToolCalls:
         if not admitted:  # a turn that requests no tool is neither
             return
         refusals = [each.refusal for each in admitted if each.refusal is not None]
-        self._refused_turns = self._refused_turns + 1 if len(refusals) == len(admitted) else 0
-        if self._refused_turns >= REFUSED_TURNS:
+        task, is_refused = self._run.task, len(refusals) == len(admitted)
+        task.refused_turns = task.refused_turns + 1 if is_refused else 0
+        if task.refused_turns >= REFUSED_TURNS:
             self.halt_by(refusals[-1])
 
     def halt_by(self, breach: Breach) -> None:
@@ -1005,7 +1021,7 @@ class ToolCalls:
                 status=status,
                 seconds=seconds,
                 fingerprint=fingerprint,
-                turn=self._run.tally.turns,
+                turn=self._run.part.turns,
                 limit=limit,
             )
         )

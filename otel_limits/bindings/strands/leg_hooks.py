@@ -39,10 +39,10 @@ def before_leg(event: BeforeInvocationEvent) -> None:
     # Inside a tool, the current invocation is that of the surrounding loop.
     if live is None or is_direct(agent):
         return
-    live.run.leg()
     # Strands fires the same event for each leg; for the first one `live` is already complete.
-    if not live.run.tally.cycles:
+    if not live.run.part.cycles:
         return
+    live.run.leg()
     live.begin_leg()
 
 

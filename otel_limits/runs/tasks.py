@@ -1,0 +1,137 @@
+"""Tasks: what limits look at, over an invocation and those that answer its interrupts."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.core.limits import LOOP_LIMITS, NO_LIMITS, Limits
+from otel_limits.core.loops import LoopState
+from otel_limits.core.origins import EXTENSION
+from otel_limits.core.policy import Overrides
+from otel_limits.runs.budget import Budget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from otel_limits.core.policy import Policy
+
+MAX_INTERRUPTED: Final = 10_000
+"""Interrupts whose tasks are kept in memory; a further one drops the oldest."""
+
+MAX_DAYS: Final = 7
+"""Days for which a task waits for an answer."""
+
+
+class Task:
+    """What an invocation, and those before it whose interrupts were answered, have used.
+
+    The answer to an interrupt continues a copy, so that a second answer, or a fork, begins with the
+    sums of that interrupt. Guarded by the registry's lock, like the budgets in it.
+    """
+
+    __slots__ = (
+        "budget",
+        "calls_by_tool",
+        "extension",
+        "handoffs",
+        "has_nudged",
+        "id",
+        "loops",
+        "refused_turns",
+        "resumes",
+        "tree",
+        "warned",
+    )
+
+    def __init__(
+        self, identity: str, policy: Policy, started: float, before: Task | None = None
+    ) -> None:
+        """Begin a task, or continue a copy of one that was interrupted.
+
+        Args:
+            identity: The ID of the invocation that begins; the first one names the task.
+            policy: The policy that applies now.
+            started: When it begins. The time of a task runs only while its agent does.
+            before: The task as its interrupt has left it.
+        """
+        self.id = identity if before is None else before.id
+        self.resumes = 0 if before is None else before.resumes + 1
+        """Answers to interrupts until now."""
+        self.extension: Limits = NO_LIMITS if before is None else before.extension
+        """The caps that persons have extended."""
+        if before is not None:
+            extended = Overrides(limits=before.extension, origin=EXTENSION)
+            policy = policy.overridden_by(extended)
+        self.budget = Budget(policy, started, before=before and before.budget)
+        self.tree: Budget | None = None
+        """The budget tree that begins with it, if one does."""
+        self.calls_by_tool: dict[str, int] = {} if before is None else dict(before.calls_by_tool)
+        self.refused_turns = 0 if before is None else before.refused_turns
+        """Turns in a row with nothing but refused requests."""
+        self.handoffs = 0 if before is None else before.handoffs
+        """Consecutive hand-offs in its tree, when it was interrupted."""
+        self.warned: set[tuple[str, float]] = set() if before is None else set(before.warned)
+        """Soft thresholds that were reported, by limit."""
+        self.has_nudged = before is not None and before.has_nudged
+        """True once the model was warned about a loop."""
+        self.loops: LoopState | None = None
+        if any(kind.name in LOOP_LIMITS for kind, _ in policy.limits.active):
+            loops = before and before.loops
+            self.loops = LoopState() if loops is None else copy.deepcopy(loops)
+
+    def extend(self, more: Limits) -> None:
+        """Raise the limits to what is used now plus `more`."""
+        # Relative to the usage rather than the old cap, which may be exceeded by far.
+        caps = more.extended_by(self.budget.tally, self.calls_by_tool)
+        self.extension = caps.merged_over(self.extension)
+        extended = Overrides(limits=caps, origin=EXTENSION)
+        self.budget.policy = self.budget.policy.overridden_by(extended)
+
+
+class InterruptedTasks:
+    """Tasks that wait for the answer to an interrupt, bounded in number and age.
+
+    A binding names an interrupt by a key that it also has when the answer comes. An answered task
+    is kept: a second answer to the same interrupt continues from the same sums.
+    """
+
+    def __init__(self, now: Callable[[], float], most: int = MAX_INTERRUPTED) -> None:
+        """Create an empty store."""
+        self.forgotten = 0
+        """Interrupts that were dropped because there were too many, or because of their age."""
+        self._now, self._most = now, most
+        self._kept: OrderedDict[str, tuple[float, Task]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Return the number of interrupts."""
+        return len(self._kept)
+
+    def keep(self, keys: Iterable[str], task: Task) -> None:
+        """Keep the task of an invocation that has ended with interrupts."""
+        now = self._now()
+        with self._lock:
+            for key in keys:
+                self._kept[key] = now, task
+                self._kept.move_to_end(key)
+            while self._kept and self._is_over_capacity(now):
+                self._kept.popitem(last=False)
+                self.forgotten += 1
+
+    def find(self, keys: Iterable[str]) -> Task | None:
+        """Return the task of the interrupts that a call answers; `None` if it is unknown."""
+        oldest = self._now() - MAX_DAYS * 24 * 60 * 60
+        with self._lock:
+            found = [self._kept[key] for key in keys if key in self._kept]
+        return next((task for kept, task in found if kept > oldest), None)
+
+    def after_fork(self) -> None:
+        """Reset in a child process, which may answer the interrupts of its parent."""
+        self._lock = threading.Lock()
+
+    def _is_over_capacity(self, now: float) -> bool:
+        kept, _ = next(iter(self._kept.values()))
+        return len(self._kept) > self._most or now - kept > MAX_DAYS * 24 * 60 * 60
