@@ -13,8 +13,7 @@ from otel_limits.bindings.span_writer import json_value
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean, quoted
 from otel_limits.core.limits import LIMIT_NAMES, LIMITS, Breach, Limits
-from otel_limits.core.origins import EXTENSION
-from otel_limits.core.policy import Overrides, Policy, Verdict
+from otel_limits.core.policy import Verdict
 from otel_limits.core.stop_json import breach_from_json
 from otel_limits.core.texts import place_of, question_for_end_user, usage_of
 from otel_limits.core.values import MappingKind
@@ -133,14 +132,6 @@ def _limits_of(caps: Mapping[str, Any]) -> Limits | None:
 
 def _is_per_tool(breach: Breach) -> bool:
     return isinstance(LIMITS[breach.limit].kind, MappingKind)
-
-
-def extend(policy: Policy, asked: object, response: object) -> Policy:
-    """Add the extension in a human's answer to a policy."""
-    extension = extension_of(asked, response)
-    if extension is None:
-        return policy
-    return policy.overridden_by(Overrides(limits=extension, origin=EXTENSION))
 
 
 def declined_verdict(asked: object, response: object) -> Verdict | None:

@@ -12,7 +12,7 @@ from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 
 from otel_limits.bindings.admission import Admission, halt_from_error
-from otel_limits.bindings.extensions import declined_verdict, extend, question
+from otel_limits.bindings.extensions import declined_verdict, extension_of, question
 from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
 from otel_limits.core.errors import LimitReachedError, limit_reached
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from otel_limits.bindings.framework import Host
-    from otel_limits.core.limits import Breach
+    from otel_limits.core.limits import Breach, Limits
     from otel_limits.core.policy import Policy, Verdict
     from otel_limits.runs.current import TaskScope
 
@@ -64,6 +64,8 @@ class RequestedTool:
     """True if a person has rejected it."""
     is_handoff: bool = False
     """True if another agent continues after it."""
+    has_waited: bool = False
+    """True if the invocation before this one has ended with a question to a person about it."""
 
     @property
     def refusal(self) -> Breach | None:
@@ -134,6 +136,8 @@ class InvocationInProgress(Admission):
     """The ID of a tool call to warn the model about, and the warning."""
     reason: str = field(default="aborted", kw_only=True)
     """The framework's stop reason, once it has ended by itself."""
+    interrupts: Collection[str] = field(default=(), kw_only=True)
+    """Keys of the interrupts that it ends with, for the invocation that answers them."""
     scope: TaskScope | None = field(default=None, kw_only=True)
     """The tool call or the node that has started it, if any."""
     _tokens: list[tuple[Any, Any]] = field(default_factory=list, kw_only=True)
@@ -152,6 +156,8 @@ class InvocationInProgress(Admission):
         note: str = "",
         span: trace.Span | None = None,
         model: str | None = None,
+        answers: Iterable[str] = (),
+        more: Limits | None = None,
         **state: Any,
     ) -> Self:
         """Start an invocation, with a span below the current one.
@@ -165,6 +171,8 @@ class InvocationInProgress(Admission):
             note: A remark on the name for the log.
             span: The framework's own span of it, if it makes one, even if that is not recorded.
             model: The ID of its model, if it has one model.
+            answers: Keys of the interrupts that it answers: it continues their task.
+            more: By how much a person has extended the limits.
             state: Further fields of the binding's own class.
         """
         has_own_span = span is not None
@@ -182,6 +190,8 @@ class InvocationInProgress(Admission):
             session_id=session_id,
             attributes=audited(attributes, host.runs.audit_keys),
             note=note,
+            answers=answers,
+            more=more,
         )
         try:
             own = cls(run, attributes=attributes, span=span, scope=TASK_SCOPE.get(), **state)
@@ -189,6 +199,7 @@ class InvocationInProgress(Admission):
             run.finish("aborted")
             raise
         LIVE[id(own)] = own
+        own.request_pending()
         run.state, run.cancel = own, own.cancel
         run.time_limit.start()
         return own
@@ -215,10 +226,10 @@ class InvocationInProgress(Admission):
         if host is None or not host.is_on:
             return None
         host.prepare(has_own=False)
-        policy, declined = host.policy(agent), None
+        more, declined = None, None
         if asked is not None:
-            policy, declined = extend(policy, asked, answer), declined_verdict(asked, answer)
-        return cls.start(host, agent, policy=policy, verdict=declined, **options)
+            more, declined = extension_of(asked, answer), declined_verdict(asked, answer)
+        return cls.start(host, agent, more=more, verdict=declined, **options)
 
     @suppress_errors("binding")
     def __enter__(self) -> None:
@@ -331,6 +342,35 @@ class InvocationInProgress(Admission):
             tool = RequestedTool(name, arguments, self.run.tools.admit(name))
             turn.tools[identity] = self.tools[identity] = tool
 
+    @suppress_errors("binding")
+    def request_pending(self) -> None:
+        """Request the tools again that have waited for the answer to an interrupt."""
+        for waited in self.run.task.pending:
+            tools = [
+                (identity, each.name, each.arguments) for identity, each in waited.tools.items()
+            ]
+            self.request_tools(waited.text, tools)
+            for tool in self.turns[-1].tools.values():
+                tool.has_waited = True
+        self.run.task.pending = ()
+
+    @suppress_errors("binding")
+    def _await_answer(self) -> None:
+        """Keep its task, and the tools that wait, until a person has answered."""
+        pending: list[RequestedTurn] = []
+        for turn in tuple(self.turns):
+            waiting = {key: tool for key, tool in turn.tools.items() if not tool.is_answered}
+            for identity, tool in waiting.items():
+                del turn.tools[identity]
+                if tool.refusal is None:
+                    self.run.tools.release(tool.name)
+            if waiting:
+                pending.append(RequestedTurn(turn.text, waiting))
+            if not turn.tools:
+                self.turns.remove(turn)
+        self.run.task.pending = pending
+        self.run.await_answer(self.interrupts)
+
     def warn(self) -> None:
         """Write warnings about limits that come near into the span."""
         if self.run.policy.warn_at:
@@ -422,6 +462,7 @@ class InvocationInProgress(Admission):
         if answer is not None:
             tool.status = "error" if answer.is_error else "success"
             tool.result = answer.text
+            tool.is_rejected = tool.has_waited  # a person's answer, and not a tool's
         if tool.status != "success":  # only calls that ran use a limit on tool calls
             self.run.tools.release(tool.name)
 
@@ -493,6 +534,8 @@ class InvocationInProgress(Admission):
         LIVE.pop(id(self), None)
         if reason == "interrupt":
             self._leave_waiting()
+        if self.interrupts:
+            self._await_answer()
         self._close(error)
         self._finish_run(reason)
 

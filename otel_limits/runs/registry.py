@@ -259,9 +259,9 @@ class RunRegistry(Services):
         task: Task | None = None,
         before: Task | None = None,
     ) -> tuple[Budget, ...]:
-        """Return the enclosing trees, with one of its own if the policy has one that can bind.
+        """Return the enclosing trees, with a new one if the policy has one that can bind.
 
-        That of a task which was interrupted continues; it has used no less than the task itself.
+        After an interrupt it continues the task's earlier one, or has used what the task has.
         """
         above = parent.trees if parent is not None else ()
         if not any(policy.tree.items()) or any(each.covers(policy) for each in above):

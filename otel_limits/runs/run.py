@@ -189,7 +189,7 @@ class Run:
         self.invocation = invocation
         self.started = services.now()
         self.task = task
-        """What limits look at: its own usage, and that before the interrupts that it continues."""
+        """The usage that limits look at: its own, and that before the interrupts it continues."""
         self.budget, self.loops = task.budget, task.loops
         self.tally = task.budget.tally
         """The sums of its task."""
@@ -225,7 +225,7 @@ class Run:
 
     @property
     def part(self) -> Tally:
-        """What it has used itself of its task. Events have that part only: they are added up."""
+        """Its own usage, as a part of its task's. Events have this part: they are added up."""
         return self.tally if self._before is None else self.tally.since(self._before)
 
     @property
@@ -390,7 +390,7 @@ class Run:
         """Keep its task until an interrupt, with which it ends, is answered.
 
         Args:
-            interrupts: A key of each interrupt; whoever starts the next invocation has it, too.
+            interrupts: A key of each interrupt, which is also known when the answer comes.
         """
         self.task.handoffs = self.handoffs.count
         self.services.interrupted.keep(interrupts, self.task)

@@ -1,11 +1,12 @@
-"""Tasks: what limits look at, over an invocation and those that answer its interrupts."""
+"""Tasks: the usage that limits look at, over an invocation and those that answer its interrupts."""
 
 from __future__ import annotations
 
 import copy
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.limits import LOOP_LIMITS, NO_LIMITS, Limits
 from otel_limits.core.loops import LoopState
@@ -14,7 +15,7 @@ from otel_limits.core.policy import Overrides
 from otel_limits.runs.budget import Budget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from otel_limits.core.policy import Policy
 
@@ -26,7 +27,7 @@ MAX_DAYS: Final = 7
 
 
 class Task:
-    """What an invocation, and those before it whose interrupts were answered, have used.
+    """The usage of an invocation, and of those before it whose interrupts were answered.
 
     The answer to an interrupt continues a copy, so that a second answer, or a fork, begins with the
     sums of that interrupt. Guarded by the registry's lock, like the budgets in it.
@@ -40,6 +41,7 @@ class Task:
         "has_nudged",
         "id",
         "loops",
+        "pending",
         "refused_turns",
         "resumes",
         "tree",
@@ -63,8 +65,8 @@ class Task:
         self.extension: Limits = NO_LIMITS if before is None else before.extension
         """The caps that persons have extended."""
         if before is not None:
-            extended = Overrides(limits=before.extension, origin=EXTENSION)
-            policy = policy.overridden_by(extended)
+            extended = _above(before.extension, policy.limits)
+            policy = policy.overridden_by(Overrides(limits=extended, origin=EXTENSION))
         self.budget = Budget(policy, started, before=before and before.budget)
         self.tree: Budget | None = None
         """The budget tree that begins with it, if one does."""
@@ -77,6 +79,8 @@ class Task:
         """Soft thresholds that were reported, by limit."""
         self.has_nudged = before is not None and before.has_nudged
         """True once the model was warned about a loop."""
+        self.pending: Sequence[Any] = () if before is None else before.pending
+        """Turns whose tools wait for the answer: `RequestedTurn` of a binding."""
         self.loops: LoopState | None = None
         if any(kind.name in LOOP_LIMITS for kind, _ in policy.limits.active):
             loops = before and before.loops
@@ -89,6 +93,19 @@ class Task:
         self.extension = caps.merged_over(self.extension)
         extended = Overrides(limits=caps, origin=EXTENSION)
         self.budget.policy = self.budget.policy.overridden_by(extended)
+
+
+def _above(extension: Limits, limits: Limits) -> Limits:
+    """Return the caps of an extension that are above those that apply now, or that these lack."""
+    now: dict[str, Any] = dict(limits.items())
+    above: dict[str, Any] = {}
+    for name, cap in extension.items():
+        if isinstance(cap, Mapping):
+            own = now.get(name, {})
+            above[name] = {tool: each for tool, each in cap.items() if each > own.get(tool, 0)}
+        elif name not in now or cap > now[name] > 0:  # 0 turns a loop limit off
+            above[name] = cap
+    return Limits(**{name: cap for name, cap in above.items() if cap})
 
 
 class InterruptedTasks:

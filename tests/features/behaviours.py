@@ -24,6 +24,7 @@ from otel_limits import (
     Limits,
     MaxTurnsReachedException,
     ModelCall,
+    Stop,
     kill,
     stop_of,
     stops_of,
@@ -837,6 +838,49 @@ def rejected_tool(name: str) -> Row:
     return lambda subject: in_a_row(subject, SEARCH, subject.asking_first, name, is_failure=False)
 
 
+# --- tools that a human allows --------------------------------------------------------------------
+
+ALLOWED: Final[Mapping[str, tuple[Mapping[str, Any], int, str | None]]] = {
+    "max_turns": ({"limits": Limits(max_turns=3)}, 3, "max_turns"),
+    "max_tool_calls": ({"limits": Limits(max_tool_calls=3)}, 4, "max_tool_calls"),
+    "max_calls_per_tool": (
+        {"limits": Limits(max_calls_per_tool={"search": 3})},
+        6,
+        "max_tool_calls",
+    ),
+    "max_token_budget": ({"limits": Limits(max_token_budget=45)}, 3, "max_token_budget"),
+    "max_identical_tool_calls": (
+        {"limits": Limits(max_identical_tool_calls=3)},
+        3,
+        "loop_detected",
+    ),
+    "max_no_progress_turns": ({"limits": Limits(max_no_progress_turns=2)}, 3, "loop_detected"),
+    "a tree's max_model_calls": ({"tree": Limits(max_model_calls=3)}, 3, "max_model_calls"),
+    "max_iterations": ({"limits": Limits(max_iterations=2)}, MANY + 1, None),
+}
+"""By limit: the settings, and the model calls and the stop reason of an agent whose tool a human
+allows each time. Each answer begins a new leg, and so new iterations."""
+
+
+def allowed_tool(name: str) -> Row:
+    """Return a row about an agent whose tool calls a human allows, forever."""
+    settings, calls, reason = ALLOWED[name]
+
+    def row(subject: Subject) -> None:
+        """Answers continue the task, and with it its budget."""
+        with recording(**settings) as events:
+            model = subject.model([*[SEARCH] * MANY, says("gave up")])
+            agent = subject.asking_first(model)
+            ending = subject.call(agent)
+            while ending.question is not None:
+                ending = subject.accept(agent, ending)
+        seen = facts(subject, model, ending, events)
+        seen["parts"] = sum(each.turns for each in events if isinstance(each, Stop))
+        expect(seen, calls=calls, reason=reason, valid=True, parts=calls)
+
+    return row
+
+
 NOT_RUN: Final = {
     "an unknown tool": unknown_tool,
     "invalid arguments": invalid_arguments,
@@ -958,6 +1002,7 @@ ROWS: Final[Mapping[str, Row]] = {
         for what, build in NOT_RUN.items()
         for name in NOT_RUN_LIMITS
     },
+    **{f"a tool allowed by a human under {name}": allowed_tool(name) for name in ALLOWED},
     "spans after halt": spans("halt", None),
     "spans after wrap_up": spans("wrap_up", None),
     "spans after raise": spans("raise", "MaxTurnsReachedException"),

@@ -161,6 +161,10 @@ class OpenAIAgentsSubject:
         gated = function_tool(look, name_override="search", needs_approval=True)
         return Conversing(Agent[Any]("boss", model=model, tools=[gated]), SQLiteSession("1"))
 
+    def accept(self, agent: Any, ending: Ending) -> Ending:
+        """Approve the interruption."""
+        return self.approve(agent, ending, None)
+
     def reject(self, agent: Any, ending: Ending) -> Ending:
         """Reject the interruption."""
         state = ending.result.to_state()

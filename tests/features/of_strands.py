@@ -127,6 +127,11 @@ class StrandsSubject:
         agent.hooks.add_callback(BeforeToolCallEvent, ask)
         return agent
 
+    def accept(self, agent: Any, ending: Ending) -> Ending:
+        """Answer the interrupt with yes."""
+        answer = {"interruptId": ending.question.id, "response": "yes"}
+        return self.call(agent, [{"interruptResponse": answer}])
+
     def reject(self, agent: Any, ending: Ending) -> Ending:
         """Answer the interrupt with no."""
         answer = {"interruptId": ending.question.id, "response": "no"}

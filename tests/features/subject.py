@@ -81,6 +81,9 @@ class Subject(Protocol):
     def asking_first(self, model: Any) -> Any:
         """Return an agent in which a human decides about each call of `search`."""
 
+    def accept(self, agent: Any, ending: Ending) -> Ending:
+        """Let a human allow the call of a tool that an agent has asked about."""
+
     def reject(self, agent: Any, ending: Ending) -> Ending:
         """Let a human answer no to the question that a call has ended with."""
 

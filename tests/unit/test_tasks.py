@@ -29,20 +29,20 @@ POLICY = Policy(
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def published() -> list[Event]:
     """The events that the registry under test published."""
     return []
 
 
 @pytest.fixture
-def runs(told: list[Event]) -> RunRegistry:
+def runs(published: list[Event]) -> RunRegistry:
     """A registry with an observer."""
     runs = RunRegistry()
-    runs.observers.set_observers((told.append,))
+    runs.observers.set_observers((published.append,))
     return runs
 
 
-def take_turn(run: Run) -> None:
+def run_turn(run: Run) -> None:
     """Let an agent make a turn with a tool."""
     call = run.calls.open(InFlightCall("m"))
     run.calls.settle(call, measured(Usage(input=10, output=5)))
@@ -66,8 +66,8 @@ def resume(runs: RunRegistry, answers: Iterable[str], policy: Policy = POLICY) -
 def interrupted(runs: RunRegistry) -> Run:
     """An invocation that has made two turns, and waits for the answer to the interrupt `a`."""
     run = runs.start("boss", POLICY)
-    take_turn(run)
-    take_turn(run)
+    run_turn(run)
+    run_turn(run)
     interrupt(run, "a")
     return run
 
@@ -80,24 +80,24 @@ def test_answer_continues_sums_and_begins_new_iterations(runs: RunRegistry) -> N
     assert (run.tally.turns, run.tally.tool_calls, run.tally.tokens) == (2, 2, 30)
     assert (run.tools.by_tool, tree.model_calls, tree.tokens) == ({"search": 2}, 2, 30)
     assert (run.tally.identical_tool_calls, run.tally.iterations) == (2, 0)
-    take_turn(run)
+    run_turn(run)
     assert run.check_limits() is None
-    take_turn(run)
+    run_turn(run)
     assert (verdict := run.check_limits()) is not None
     assert (verdict.reason, verdict.breaches[0].observed) == ("max_turns", 4)
     assert run.tally.identical_tool_calls == 4
 
 
 def test_events_have_own_part_and_common_task(
-    runs: RunRegistry, told: list[Event], interrupted: Run
+    runs: RunRegistry, published: list[Event], interrupted: Run
 ) -> None:
     """Totals over all invocations are those of the models, however often a task was resumed."""
     run = resume(runs, ["a"])
-    take_turn(run)
+    run_turn(run)
     run.finish("end_turn")
-    turns = [event.number for event in told if isinstance(event, Turn)]
-    calls = [(event.number, event.turn) for event in told if isinstance(event, ModelCall)]
-    stops = [event for event in told if isinstance(event, Stop)]
+    turns = [event.number for event in published if isinstance(event, Turn)]
+    calls = [(event.number, event.turn) for event in published if isinstance(event, ModelCall)]
+    stops = [event for event in published if isinstance(event, Stop)]
     assert (turns, calls) == ([1, 2, 1], [(1, 1), (2, 2), (1, 1)])
     assert [(each.turns, each.tool_calls, each.usage.total) for each in stops] == [
         (2, 2, 30),
@@ -111,9 +111,9 @@ def test_events_have_own_part_and_common_task(
 
 @pytest.mark.usefixtures("interrupted")
 def test_second_answer_continues_from_its_interrupt(runs: RunRegistry) -> None:
-    """Two answers to one interrupt, e.g. a fork, don't share what each of them uses."""
+    """Two answers to one interrupt, e.g. a fork, don't share their further usage."""
     first, second = resume(runs, ["a"]), resume(runs, ["a"])
-    take_turn(first)
+    run_turn(first)
     assert (first.tally.turns, second.tally.turns) == (3, 2)
     assert (first.trees[0].tally.model_calls, second.trees[0].tally.model_calls) == (3, 2)
 
@@ -122,7 +122,7 @@ def test_second_answer_continues_from_its_interrupt(runs: RunRegistry) -> None:
 def test_further_interrupt_has_sums_of_its_task(runs: RunRegistry) -> None:
     """Legs add up, also if an interrupt has the ID of an earlier one."""
     run = resume(runs, ["a"])
-    take_turn(run)
+    run_turn(run)
     interrupt(run, "a")
     again = resume(runs, ["a"])
     assert (again.tally.turns, again.task.resumes) == (3, 2)
@@ -155,17 +155,20 @@ def test_time_of_task_runs_only_with_its_agent(runs: RunRegistry, fake_time: Fak
 
 @pytest.mark.usefixtures("interrupted")
 def test_extension_lasts_as_long_as_its_task(runs: RunRegistry) -> None:
-    """What a person has allowed is not lost at the next interrupt."""
+    """A person need not allow the same again after the next interrupt."""
     run = runs.start("boss", POLICY, answers=["a"], more=Limits(max_turns=5))
     assert run.policy.limits.max_turns == 7
     interrupt(run, "b")
     again = resume(runs, ["b"])
     assert (again.policy.limits.max_turns, again.policy.limits.max_iterations) == (7, 3)
+    # A limit that was raised further in the meantime, or turned off, is not lowered by it.
+    for limits in (Limits(max_turns=9), Limits(max_turns=9, max_calls_per_tool={"search": 8})):
+        assert resume(runs, ["b"], Policy(limits=limits)).policy.limits == limits
 
 
 @pytest.mark.usefixtures("interrupted")
 def test_tree_that_is_new_has_used_what_its_task_has(runs: RunRegistry) -> None:
-    """A limit that was set in the meantime does not begin with nothing."""
+    """A limit that was set in the meantime counts what the task has used before."""
     policy = Policy(limits=Limits(max_no_progress_turns=3), tree=Limits(max_turns=3))
     run = resume(runs, ["a"], policy)
     assert run.trees[0].tally.turns == 2

@@ -84,6 +84,8 @@ class GraphInvocation(InvocationInProgress):
     """True if an interrupt can be resumed later, so that a human can be asked."""
     questions: Sequence[LimitQuestion] = field(default=(), kw_only=True)
     """Our questions that earlier invocations of the thread have ended with."""
+    answers: Sequence[str] = field(default=(), kw_only=True)
+    """IDs of the interrupts that the call answers, in this graph or in one within it."""
     question: tuple[str, GraphInterrupt] | None = field(default=None, kw_only=True)
     """The question that this invocation ends with, and its task of the graph."""
     unanswered: Verdict | None = field(default=None, kw_only=True)

@@ -39,12 +39,15 @@ INTERRUPT_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A resume of a thread that waits for an answer to our question."""
+    """A resume of a thread that waits for an answer."""
 
     given: Any
-    """The input without that answer: LangGraph would pass it to an interrupt of the application,
-    since it matches them with answers by their order in a node."""
+    """The input without an answer to our question: LangGraph would pass it to an interrupt of the
+    application, since it matches them with answers by their order in a node."""
     questions: Sequence[LimitQuestion]
+    """Our questions."""
+    answers: Sequence[str]
+    """IDs of the interrupts that are answered."""
 
 
 # --- before an invocation ----------------------------------------------------------------
@@ -52,7 +55,7 @@ class Resumed:
 
 @suppress_errors("binding")
 def resumed(graph: Any, given: Any, config: Any) -> Resumed | None:
-    """Return our questions that an invocation resumes, with their answers; `None` if none.
+    """Return what an invocation resumes; `None` if nothing.
 
     Args:
         graph: The graph.
@@ -85,11 +88,14 @@ def _may_resume(graph: Any, given: Any, config: Any) -> bool:
 
 def _resumed_from(graph: Any, state: StateSnapshot, given: Any) -> Resumed | None:
     ours = [each for each in state.interrupts if _is_ours(each.value)]
-    if not ours:
-        return _resumed_by_id(graph, state, given)
     resume: Any = UNANSWERED if given is None else given.resume
+    answered = [] if given is None else [each.id for each in state.interrupts]
+    if is_by_id := isinstance(resume, Mapping) and resume and all(map(_is_id, resume)):
+        answered = [each for each in answered if each in resume]
+    if not ours:
+        return Resumed(_by_id(graph, state, given), (), answered)
     rest: Any
-    if isinstance(resume, Mapping) and resume and all(map(_is_id, resume)):
+    if is_by_id:
         answers = {each.id: resume.get(each.id, UNANSWERED) for each in ours}
         rest = {key: value for key, value in resume.items() if key not in answers}
     elif len(state.interrupts) == 1:
@@ -101,10 +107,10 @@ def _resumed_from(graph: Any, state: StateSnapshot, given: Any) -> Resumed | Non
         given = replace(given, resume=rest or None)
         if given == Command():
             given = None  # which runs the interrupted nodes again
-    return Resumed(given, questions)
+    return Resumed(given, questions, answered)
 
 
-def _resumed_by_id(graph: Any, state: StateSnapshot, given: Any) -> Resumed | None:
+def _by_id(graph: Any, state: StateSnapshot, given: Any) -> Any:
     """Give an answer to the application's only interrupt by ID, in a graph that may ask later.
 
     LangGraph keeps one without ID until the next, and would pass it to a further interrupt of the
@@ -112,11 +118,11 @@ def _resumed_by_id(graph: Any, state: StateSnapshot, given: Any) -> Resumed | No
     """
     host = LANGCHAIN.host
     if given is None or host is None or host.policy(graph.get_name()).action != "ask":
-        return None
+        return given
     resume, pending = given.resume, state.interrupts
     if len(pending) != 1 or (isinstance(resume, Mapping) and all(map(_is_id, resume))):
-        return None
-    return Resumed(replace(given, resume={pending[0].id: resume}), ())
+        return given
+    return replace(given, resume={pending[0].id: resume})
 
 
 def _is_ours(value: object) -> bool:

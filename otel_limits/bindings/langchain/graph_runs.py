@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import uuid
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
@@ -15,7 +16,7 @@ from langgraph.graph import END
 from langgraph.types import StateUpdate
 
 from otel_limits.bindings.admission import halt_from_error
-from otel_limits.bindings.extensions import declined_verdict, extend
+from otel_limits.bindings.extensions import declined_verdict, extension_of
 from otel_limits.bindings.gateways import chain_of, members_of
 from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.graph_events import ends_of_task
@@ -41,6 +42,7 @@ from otel_limits.core.internal_errors import (
     suppress_errors_async,
     suppress_lapses,
 )
+from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.policy import KILLED
 from otel_limits.core.texts import not_run_note
 from otel_limits.runs.current import current_scope
@@ -51,7 +53,8 @@ if TYPE_CHECKING:
 
     from langgraph.types import StateSnapshot
 
-    from otel_limits.core.policy import Policy, Verdict
+    from otel_limits.core.limits import Limits
+    from otel_limits.core.policy import Verdict
 
 Saved: TypeAlias = "tuple[Any, list[list[StateUpdate]]]"
 
@@ -193,9 +196,7 @@ def _begun(
     if host is None or not host.is_on:
         return None
     host.prepare(has_own=False)
-    stream = GraphStream(graph, config, options)
-    questions = () if resume is None else resume.questions
-    return GraphCall(graph, config, stream, questions)
+    return GraphCall(graph, config, GraphStream(graph, config, options), resume)
 
 
 class GraphCall:
@@ -206,7 +207,7 @@ class GraphCall:
         graph: Any,
         config: Any,
         stream: GraphStream,
-        questions: Sequence[LimitQuestion],
+        resume: Resumed | None,
     ) -> None:
         """Begin an invocation."""
         host, name = LANGCHAIN.host, graph.get_name()
@@ -223,21 +224,26 @@ class GraphCall:
         }
         thread = configurable.get("thread_id")
         parent, within = _graph_around(), ensure_config(cast("Any", config))["configurable"]
+        questions: Sequence[LimitQuestion] = () if resume is None else resume.questions
+        answers: Sequence[str] = () if resume is None else resume.answers
         if TASK in within and parent is not None:
-            questions = parent.questions
-        policy, declined = _answered(host.policy(name), name, within, questions)
+            questions, answers = parent.questions, parent.answers
+        self._place = place_of(name, within)
+        more, declined = _answered(name, within, questions)
         self.invocation = GraphInvocation.start(
             host,
             name,
-            policy=policy,
             attributes=attributes,
             session_id=None if thread is None else str(thread),
+            answers=[self._place + each for each in answers],
+            more=more,
             note=UNNAMED if name == DEFAULT_NAME else "",
             graph=graph,
             verdict=declined,
             can_ask=can_ask(graph, within, parent),
             questions=questions,
         )
+        self.invocation.answers = answers
         self._run = self.invocation.run
         self._is_declined = declined is not None
         """True if a human has answered our question, and not with more."""
@@ -433,6 +439,7 @@ class GraphCall:
             self._reason = "recursion_limit"
         elif isinstance(error, GraphInterrupt):
             self._reason = "interrupt"
+            self.stream.interrupts += [each.id for each in next(iter(error.args), ())]
         elif isinstance(error, GraphBubbleUp):  # a hand-off to the graph around it
             self._reason = "end_turn"
         elif isinstance(error, Exception):
@@ -442,6 +449,7 @@ class GraphCall:
 
     def finish(self) -> None:
         """End the invocation, however the graph ended."""
+        self.invocation.interrupts = [self._place + each for each in self.stream.interrupts]
         self.invocation.finish(self._reason, self._failure)
 
     @suppress_errors("binding")
@@ -512,17 +520,33 @@ def _graph_around() -> GraphInvocation | None:
     return invocation if isinstance(invocation, GraphInvocation) else None
 
 
+def place_of(agent: str, configurable: Mapping[str, Any]) -> str:
+    """Return the place of a graph's interrupts, a prefix of their keys.
+
+    A graph and those within it share an interrupt, and each has its own task.
+    """
+    thread, space = configurable.get("thread_id"), _space_of(configurable)
+    return json.dumps(["langgraph", str(thread), space, agent])
+
+
+def _space_of(configurable: Mapping[str, Any]) -> str:
+    """Return the namespace of a graph's checkpoints; empty for the outermost graph."""
+    return str(configurable.get("checkpoint_ns", "")) if TASK in configurable else ""
+
+
 def _answered(
-    policy: Policy, agent: str, configurable: Mapping[str, Any], questions: Sequence[LimitQuestion]
-) -> tuple[Policy, Verdict | None]:
-    """Apply the answers to an agent's own questions: an extension, or the halt otherwise."""
+    agent: str, configurable: Mapping[str, Any], questions: Sequence[LimitQuestion]
+) -> tuple[Limits | None, Verdict | None]:
+    """Read the answers to an agent's own questions: an extension, or the halt otherwise."""
+    more: Limits | None = None
     declined: Verdict | None = None
-    space = str(configurable.get("checkpoint_ns", "")) if TASK in configurable else ""
+    space = _space_of(configurable)
     for each in questions:
         if each.is_of(space, agent) and each.answer is not UNANSWERED:
-            policy = extend(policy, each.interrupt.value, each.answer)
+            extension = extension_of(each.interrupt.value, each.answer)
+            more = extension.merged_over(more or NO_LIMITS) if extension else more
             declined = declined or declined_verdict(each.interrupt.value, each.answer)
-    return policy, declined
+    return more, declined
 
 
 def _results_of_unanswered(messages: Sequence[Any], verdict: Verdict) -> list[ToolMessage]:

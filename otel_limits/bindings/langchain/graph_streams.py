@@ -83,6 +83,8 @@ class GraphStream:
         """True if the values have changed since the reader got them."""
         self.is_interrupted = False
         """True if the graph waits for a human."""
+        self.interrupts: list[str] = []
+        """IDs of the interrupts with which it waits."""
 
     def passed(self, chunk: Any) -> Iterator[Any]:
         """Note a chunk, and yield it as the reader asked for it, if at all."""
@@ -113,6 +115,7 @@ class GraphStream:
             self.values, self.updates = payload, []
         elif mode == "updates" and isinstance(payload, dict):
             self.is_interrupted = self.is_interrupted or INTERRUPT in payload
+            self.interrupts += [each.id for each in payload.get(INTERRUPT) or ()]
             for node, written in payload.items():
                 each = written if isinstance(written, list) else [written]
                 if node not in ABOUT:

@@ -7,7 +7,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.bindings.extensions import extend, extension_of
+from otel_limits.bindings.extensions import extension_of
 from otel_limits.bindings.invocation import InvocationInProgress, audited
 from otel_limits.bindings.strands.a2a import attach_stop
 from otel_limits.bindings.strands.approval import (
@@ -103,8 +103,6 @@ class StrandsInvocation(InvocationInProgress):
         """Begin an invocation under a span of Strands."""
         # An invocation that resumes our question begins with the human's extension.
         answer = answer_of(agent)
-        if answer is not None:
-            policy = extend(policy, answer.reason, answer.response)
         assert STRANDS.host is not None  # set before the patches are applied
         own = cls.start(
             STRANDS.host,
@@ -117,6 +115,7 @@ class StrandsInvocation(InvocationInProgress):
             agent_ref=weakref.ref(agent),
             hooks=agent.hooks,
             verdict=declined_verdict(answer),
+            more=None if answer is None else extension_of(answer.reason, answer.response),
         )
         consume_answer(agent, answer)
         # Never left: the stream may be read, and closed, in another context, and Strands detaches

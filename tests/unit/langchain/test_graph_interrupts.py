@@ -66,7 +66,7 @@ def test_refused_tool_that_waits_for_a_human_counts_once(events: list[Event]) ->
 
 def test_halt_after_a_resume_leaves_a_valid_thread() -> None:
     """A tool that has waited for a human, and a limit after it."""
-    enable(max_turns=2)
+    enable(max_turns=3)
 
     @tool
     def confirm() -> str:

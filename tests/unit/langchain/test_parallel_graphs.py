@@ -648,7 +648,7 @@ def test_cut_branches_of_one_key_without_a_reducer_return_the_state_before() -> 
 
 @pytest.mark.parametrize("how", ["invoke", AINVOKE])
 def test_question_of_a_branch_stays_pending_at_a_cut(how: str) -> None:
-    """Its answer resumes it together with the refused branches."""
+    """Its answer continues the task, which has no budget left; the rest is pending work."""
     enable(tree=Limits(max_model_calls=2))
     model = finding()
 
@@ -672,6 +672,9 @@ def test_question_of_a_branch_stays_pending_at_a_cut(how: str) -> None:
         "max_model_calls",
     )
     state = CALLS[how](graph, Command(resume="yes"), options)
+    assert state["found"] == ["human: yes", "finding 0", "finding 1"]
+    assert (halt_of(state).reason, model.calls) == ("max_model_calls", 2)
+    state = CALLS[how](graph, None, options)
     assert state["found"] == ["human: yes", "finding 0", "finding 1", "finding 2"]
     assert (stop_of(state), model.calls) == (None, 3)
 
