@@ -190,7 +190,7 @@ class LoopState:
 
     def _add(self, call: Call) -> tuple[int, int, int]:
         """Add one call; return the resulting three counts of tool calls."""
-        # Per leg, unlike the window: a person's answer between two calls interrupts a sequence.
+        # Per leg, unlike the window: a hook that resumes the agent interrupts a sequence.
         self._in_a_row = self._in_a_row + 1 if call.tool == self._last_tool else 1
         self._last_tool = call.tool
         # Before the call is added to the window, since it is compared with earlier ones.

@@ -192,10 +192,13 @@ class RunRegistry(Services):
         self._publish_start(run, model, session_id, attributes or {}, note)
         return run
 
-    def group(self, name: str, policy: Policy) -> Group:
-        """Start a group of agents that run together."""
-        parent = current()
-        group = Group(name, policy, self._trees(parent, policy), parent)
+    def group(self, name: str, policy: Policy, answers: Iterable[str] = ()) -> Group:
+        """Start a group of agents that run together, possibly with answers to its interrupts."""
+        parent, before = current(), self.interrupted.find(answers)
+        identity = uuid4().hex
+        task = Task(identity, policy, self.now(), before)
+        trees = self._trees(parent, policy, task, before)
+        group = Group(name, identity, task, trees, parent)
         with self.lock:
             for tree in group.trees:
                 tree.members += 1
@@ -218,8 +221,8 @@ class RunRegistry(Services):
                 group.run.finish("end_turn")
             return group.run
 
-    def end_group(self, group: Group) -> None:
-        """End a group of agents."""
+    def end_group(self, group: Group, interrupts: Iterable[str] = ()) -> None:
+        """End a group of agents, possibly with interrupts."""
         with self.lock:  # first, because an error below would keep its trees open forever
             for tree in group.trees:
                 tree.members -= 1
@@ -227,6 +230,8 @@ class RunRegistry(Services):
             group.finished = True
             if (run := group.run) is not None:
                 run.finish(run.verdict.reason if run.verdict is not None else "end_turn")
+        group.task.handoffs = group.handoffs.count
+        self.interrupted.keep(interrupts, group.task)
 
     def after_fork(self) -> None:
         """Reset in a child process: the parent's invocations continue in the parent."""
@@ -256,8 +261,8 @@ class RunRegistry(Services):
         self,
         parent: Run | Group | None,
         policy: Policy,
-        task: Task | None = None,
-        before: Task | None = None,
+        task: Task,
+        before: Task | None,
     ) -> tuple[Budget, ...]:
         """Return the enclosing trees, with a new one if the policy has one that can bind.
 
@@ -266,10 +271,8 @@ class RunRegistry(Services):
         above = parent.trees if parent is not None else ()
         if not any(policy.tree.items()) or any(each.covers(policy) for each in above):
             return above
-        tree = new_tree(policy, self.now(), before and (before.tree or before.budget))
-        if task is not None:
-            task.tree = tree
-        return (tree, *above)
+        task.tree = new_tree(policy, self.now(), before and (before.tree or before.budget))
+        return (task.tree, *above)
 
     @suppress_errors("runs")
     def _publish_start(

@@ -10,7 +10,6 @@ import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
-from uuid import uuid4
 
 from otel_limits.core import events
 from otel_limits.core.events import CallKind, Invocation, ModelCall, Stop, ToolCall
@@ -124,20 +123,38 @@ class Handoffs:
 class Group:
     """Agents that run together without a parent agent, such as a graph."""
 
-    __slots__ = ("finished", "handoffs", "invocation", "lock", "parent", "policy", "run", "trees")
+    __slots__ = (
+        "finished",
+        "handoffs",
+        "invocation",
+        "lock",
+        "parent",
+        "policy",
+        "run",
+        "task",
+        "trees",
+    )
 
     def __init__(
-        self, name: str, policy: Policy, trees: tuple[Budget, ...], parent: Run | Group | None
+        self,
+        name: str,
+        identity: str,
+        task: Task,
+        trees: tuple[Budget, ...],
+        parent: Run | Group | None,
     ) -> None:
         """Create a group within these budget trees, innermost first."""
-        identity = uuid4().hex
         # The root is passed on, so that all rows of a tree have one ID.
         root_id = parent.invocation.root_id if parent else identity
-        self.invocation: Invocation = Invocation(agent=name, id=identity, root_id=root_id)
-        self.policy = policy
+        self.invocation: Invocation = Invocation(
+            agent=name, id=identity, root_id=root_id, task_id=task.id
+        )
+        self.task = task
+        """Has the tree that begins with the group, if one does, and its hand-offs."""
+        self.policy = task.budget.policy
         self.trees = trees
         self.parent = parent
-        self.handoffs: Handoffs = parent.handoffs if parent else Handoffs()
+        self.handoffs: Handoffs = parent.handoffs if parent else Handoffs(task.handoffs)
         self.run: Run | None = None
         """The invocation of its members' model calls without an agent, once there is one."""
         self.lock = threading.RLock()

@@ -139,11 +139,15 @@ class InterruptedTasks:
                 self.forgotten += 1
 
     def find(self, keys: Iterable[str]) -> Task | None:
-        """Return the task of the interrupts that a call answers; `None` if it is unknown."""
+        """Return the task of the interrupts that a call answers; `None` if it is unknown.
+
+        Of several, the one that has used most: an invocation may end with earlier interrupts again.
+        """
         oldest = self._now() - MAX_DAYS * 24 * 60 * 60
         with self._lock:
             found = [self._kept[key] for key in keys if key in self._kept]
-        return next((task for kept, task in found if kept > oldest), None)
+        tasks = [task for kept, task in found if kept > oldest]
+        return max(tasks, key=lambda task: task.resumes, default=None)
 
     def after_fork(self) -> None:
         """Reset in a child process, which may answer the interrupts of its parent."""

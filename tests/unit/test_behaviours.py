@@ -34,16 +34,12 @@ OTHERS: Final = "langchain openai-agents"
 ALL: Final = f"{STRANDS} {OTHERS}"
 
 KNOWN_FAILURES: Final = (
-    ("a tool rejected by a human under max_identical_tool_calls", ALL, NO_LOOP),
-    (
-        "a tool rejected by a human under max_consecutive_same_tool",
-        f"{STRANDS} openai-agents",
-        NO_LOOP,
-    ),
+    ("a tool rejected by a human under max_identical_tool_calls", OTHERS, NO_LOOP),
+    ("a tool rejected by a human under max_consecutive_same_tool", "openai-agents", NO_LOOP),
     *(
         (
             f"a tool allowed by a human under {name}",
-            f"{STRANDS} openai-agents",
+            "openai-agents",
             (
                 f"calls: 11 instead of {calls}; reason: None instead of {reason!r}; "
                 f"parts: 11 instead of {calls}"

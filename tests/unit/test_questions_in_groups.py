@@ -127,7 +127,7 @@ def respond(agent: Agent, asked: Any, response: object) -> Any:
 
 
 def test_an_extension_is_not_given_again_with_the_answer_to_a_tool(make_agent: MakeAgent) -> None:
-    """A human extends, then approves what a tool asks: the second answer extends nothing."""
+    """A human extends to 6 turns, then approves what a tool asks: that extends nothing."""
     enable(Limits(max_turns=1), action="ask")
     script = [uses("search"), uses("pay"), *[uses("search")] * 9]
     agent = make_agent(model := ScriptedModel(script), tools=[search, pay])
@@ -135,7 +135,7 @@ def test_an_extension_is_not_given_again_with_the_answer_to_a_tool(make_agent: M
     assert approval.interrupts[0].name == "approve"
     again = respond(agent, approval, "yes")
     assert again.interrupts[0].name == "otel_limits"
-    assert model.calls == 3
+    assert model.calls == 6
 
 
 def test_a_question_survives_the_process(make_agent: MakeAgent, tmp_path: Path) -> None:

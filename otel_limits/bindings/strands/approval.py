@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,8 @@ from otel_limits.bindings import extensions
 from otel_limits.bindings.strands.private import interrupt_state
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from strands.agent.agent import Agent
     from strands.hooks import AfterInvocationEvent
 
@@ -62,6 +65,27 @@ def answer_of(agent: Agent) -> Interrupt | None:
         return None
     ours = [each for each in state.interrupts.values() if each.name == NAME]
     return ours[-1] if ours else None
+
+
+def keys_of(agent: Agent, interrupts: Iterable[str]) -> list[str]:
+    """Return the keys of interrupts of an agent, which has the same session when it is resumed.
+
+    Their IDs alone are not enough: those of hooks contain only the ID of a tool call.
+    """
+    place = ["strands", agent.session_id, agent.agent_id]
+    return [json.dumps([*place, each]) for each in interrupts]
+
+
+def keys_of_group(group: Any, interrupts: Iterable[str]) -> list[str]:
+    """Return the keys of interrupts of a graph or swarm."""
+    session = getattr(getattr(group, "session_manager", None), "session_id", None) or id(group)
+    return [json.dumps(["strands", session, group.id, each]) for each in interrupts]
+
+
+def answered_keys(agent: Agent) -> list[str]:
+    """Return the keys of the interrupts that an invocation answers, if it is resumed."""
+    state = interrupt_state(agent)
+    return [] if state is None else keys_of(agent, state.interrupts)
 
 
 def is_answered_by_person(agent: Agent, use: Mapping[str, Any]) -> bool:

@@ -12,8 +12,10 @@ from otel_limits.bindings.invocation import InvocationInProgress, audited
 from otel_limits.bindings.strands.a2a import attach_stop
 from otel_limits.bindings.strands.approval import (
     answer_of,
+    answered_keys,
     consume_answer,
     declined_verdict,
+    keys_of,
 )
 from otel_limits.bindings.strands.marks import stops_of
 from otel_limits.bindings.strands.projection import ConversationTokens
@@ -115,6 +117,7 @@ class StrandsInvocation(InvocationInProgress):
             agent_ref=weakref.ref(agent),
             hooks=agent.hooks,
             verdict=declined_verdict(answer),
+            answers=answered_keys(agent),
             more=None if answer is None else extension_of(answer.reason, answer.response),
         )
         consume_answer(agent, answer)
@@ -317,6 +320,8 @@ def end(
     try:
         reason = _reason_of(live.run, response, error, cancellation)
         attach_stop(live.run, response)
+        interrupts = (response and response.interrupts) or ()
+        live.interrupts = keys_of(agent, [each.id for each in interrupts])
         parent = None if live.run.parent is None else getattr(live.run.parent, "state", None)
         if isinstance(parent, StrandsInvocation):
             parent.leg.inner_stops = stops_of(response)

@@ -38,6 +38,8 @@ class GroupStops:
     def __init__(self, group: Any) -> None:
         """Create an empty collection."""
         self._group = group
+        self.interrupts: list[str] = []
+        """IDs of the interrupts with which the group waits for a human."""
         self._ended: set[str] = set()
         """The nodes that have ended in this run."""
         self._stops: list[Stop] = []
@@ -57,6 +59,7 @@ class GroupStops:
         elif (result := event.get("result")) is not None:
             stops = (*self._before(result), *self._stops)
             setattr(result, INNER, (*stops, *self._interrupted))
+            self.interrupts = [each.id for each in result.interrupts]
             if _is_interrupted(result):  # the same state object continues when it is resumed
                 setattr(self._group.state, INNER, stops)
 

@@ -260,7 +260,8 @@ class ClassPatcher:
         @keep_apart
         @functools.wraps(original)
         async def stream_async(group: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-            scope = self._group_begun(group)
+            task = args[0] if args else kwargs.get("task")
+            scope = self._group_begun(group, task)
             if scope is not None:
                 CURRENT.set(scope)
             events = original(group, *args, **kwargs)
@@ -274,25 +275,35 @@ class ClassPatcher:
                     await events.aclose()  # cancels its remaining nodes
                 finally:
                     if scope is not None:
-                        self._group_ended(scope)
+                        self._group_ended(scope, group, stops.interrupts)
 
         return stream_async
 
     @suppress_errors("binding")
-    def _group_begun(self, group: Any) -> Group | None:
+    def _group_begun(self, group: Any, task: Any) -> Group | None:
         host = STRANDS.host
         assert host is not None  # set before the patches are applied
         self._doors.watch_all()
         self._module("tool_context").watch_nodes(group)
         name = str(getattr(group, "id", "group"))
         # Last: an error after it would leave the trees with a member that never ends.
-        return host.runs.group(name, host.policy(name))
+        answers = self._module("approval").keys_of_group(group, answered_ids(task))
+        return host.runs.group(name, host.policy(name), answers)
 
     @suppress_errors("binding")
-    def _group_ended(self, scope: Group) -> None:
+    def _group_ended(self, scope: Group, group: Any, interrupts: list[str]) -> None:
         host = STRANDS.host
         assert host is not None
-        host.runs.end_group(scope)
+        keys = self._module("approval").keys_of_group(group, interrupts)
+        host.runs.end_group(scope, keys)
+
+
+def answered_ids(task: Any) -> list[str]:
+    """Return the IDs of the interrupts that the input of a group answers."""
+    if not isinstance(task, list):
+        return []
+    answers = [each.get("interruptResponse") for each in task if isinstance(each, dict)]
+    return [str(each.get("interruptId")) for each in answers if isinstance(each, dict)]
 
 
 PATCHES: Final[dict[str, Callable[[ClassPatcher, Any], None]]] = {
