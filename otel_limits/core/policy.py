@@ -36,6 +36,9 @@ Reached: TypeAlias = tuple[Breach, Action]
 HaltedNode = Literal["complete", "fail"]
 HALTED_NODES: Final[tuple[HaltedNode, ...]] = ("complete", "fail")
 
+OnResume = Literal["continue", "fresh"]
+ON_RESUME: Final[tuple[OnResume, ...]] = ("continue", "fresh")
+
 ToolAction = Literal["refuse", "halt"]
 TOOL_ACTIONS: Final[tuple[ToolAction, ...]] = ("refuse", "halt")
 
@@ -47,6 +50,7 @@ UNPRICED: Final[tuple[Unpriced, ...]] = ("warn", "halt")
 
 ACTION: Final = choice(*ACTIONS)
 HALTED_NODE: Final = choice(*HALTED_NODES)
+RESUMED: Final = choice(*ON_RESUME)
 TOOL_ACTION: Final = choice(*TOOL_ACTIONS)
 UNMEASURED_CALLS: Final = choice(*UNMEASURED)
 UNPRICED_CALLS: Final = choice(*UNPRICED)
@@ -140,6 +144,11 @@ class Policy:
         "refuse",
         TOOL_ACTION,
         "Action at a cap of max_calls_per_tool: refuse (only that tool) or halt.",
+    )
+    on_resume: OnResume = setting(
+        "continue",
+        RESUMED,
+        "Budget after an interrupt is answered: continue (that of the task) or fresh.",
     )
     tool_failures: FailureRule = setting(
         "text",

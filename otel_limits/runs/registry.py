@@ -154,7 +154,7 @@ class RunRegistry(Services):
         # The processor has seen the span start, or never will: it is called before this.
         self.has_started = True
         unsampled = traced and not direct and not self.spans.claim(span_id)
-        parent, before = current(), self.interrupted.find(answers)
+        parent, before = current(), self._interrupted(policy, answers)
         # Imported by name: tests of applications replace `uuid.uuid4` to get IDs in sequence.
         identity = uuid4().hex
         task = Task(identity, policy, self.now(), before)
@@ -194,7 +194,7 @@ class RunRegistry(Services):
 
     def group(self, name: str, policy: Policy, answers: Iterable[str] = ()) -> Group:
         """Start a group of agents that run together, possibly with answers to its interrupts."""
-        parent, before = current(), self.interrupted.find(answers)
+        parent, before = current(), self._interrupted(policy, answers)
         identity = uuid4().hex
         task = Task(identity, policy, self.now(), before)
         trees = self._trees(parent, policy, task, before)
@@ -256,6 +256,10 @@ class RunRegistry(Services):
                 budget.members -= 1
         self.spans.forget(run)
         return True
+
+    def _interrupted(self, policy: Policy, answers: Iterable[str]) -> Task | None:
+        """Return the task that an answer to interrupts continues, if it does."""
+        return self.interrupted.find(answers) if policy.on_resume == "continue" else None
 
     def _trees(
         self,

@@ -59,32 +59,42 @@ class Task:
             started: When it begins. The time of a task runs only while its agent does.
             before: The task as its interrupt has left it.
         """
-        self.id = identity if before is None else before.id
-        self.resumes = 0 if before is None else before.resumes + 1
-        """Answers to interrupts until now."""
-        self.extension: Limits = NO_LIMITS if before is None else before.extension
-        """The caps that persons have extended."""
         if before is not None:
             extended = _above(before.extension, policy.limits)
             policy = policy.overridden_by(Overrides(limits=extended, origin=EXTENSION))
-        self.budget = Budget(policy, started, before=before and before.budget)
+        self.id: str = identity
+        self.resumes: int = 0
+        """Answers to interrupts until now."""
+        self.extension: Limits = NO_LIMITS
+        """The caps that persons have extended."""
+        self.budget: Budget = Budget(policy, started, before=before and before.budget)
         self.tree: Budget | None = None
         """The budget tree that begins with it, if one does."""
-        self.calls_by_tool: dict[str, int] = {} if before is None else dict(before.calls_by_tool)
-        self.refused_turns = 0 if before is None else before.refused_turns
+        self.calls_by_tool: dict[str, int] = {}
+        self.refused_turns: int = 0
         """Turns in a row with nothing but refused requests."""
-        self.handoffs = 0 if before is None else before.handoffs
+        self.handoffs: int = 0
         """Consecutive hand-offs in its tree, when it was interrupted."""
-        self.warned: set[tuple[str, float]] = set() if before is None else set(before.warned)
+        self.warned: set[tuple[str, float]] = set()
         """Soft thresholds that were reported, by limit."""
-        self.has_nudged = before is not None and before.has_nudged
+        self.has_nudged: bool = False
         """True once the model was warned about a loop."""
-        self.pending: Sequence[Any] = () if before is None else before.pending
+        self.pending: Sequence[Any] = ()
         """Turns whose tools wait for the answer: `RequestedTurn` of a binding."""
-        self.loops: LoopState | None = None
-        if any(kind.name in LOOP_LIMITS for kind, _ in policy.limits.active):
-            loops = before and before.loops
-            self.loops = LoopState() if loops is None else copy.deepcopy(loops)
+        has_loop_limit = any(kind.name in LOOP_LIMITS for kind, _ in policy.limits.active)
+        self.loops: LoopState | None = LoopState() if has_loop_limit else None
+        if before is not None:
+            self._continue(before)
+
+    def _continue(self, before: Task) -> None:
+        self.id, self.resumes = before.id, before.resumes + 1
+        self.extension = before.extension
+        self.calls_by_tool |= before.calls_by_tool
+        self.refused_turns, self.handoffs = before.refused_turns, before.handoffs
+        self.warned |= before.warned
+        self.has_nudged, self.pending = before.has_nudged, before.pending
+        if self.loops is not None and before.loops is not None:
+            self.loops = copy.deepcopy(before.loops)
 
     def extend(self, more: Limits) -> None:
         """Raise the limits to what is used now plus `more`."""

@@ -856,6 +856,11 @@ ALLOWED: Final[Mapping[str, tuple[Mapping[str, Any], int, str | None]]] = {
     ),
     "max_no_progress_turns": ({"limits": Limits(max_no_progress_turns=2)}, 3, "loop_detected"),
     "a tree's max_model_calls": ({"tree": Limits(max_model_calls=3)}, 3, "max_model_calls"),
+    "max_turns with on_resume fresh": (
+        {"limits": Limits(max_turns=3), "policy": "defaults: {on_resume: fresh}"},
+        MANY + 1,
+        None,
+    ),
     "max_iterations": ({"limits": Limits(max_iterations=2)}, MANY + 1, None),
 }
 """By limit: the settings, and the model calls and the stop reason of an agent whose tool a human

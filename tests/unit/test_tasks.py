@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -135,6 +136,13 @@ def test_unknown_interrupt_begins_new_task(runs: RunRegistry) -> None:
         run = resume(runs, answers)
         assert (run.tally.turns, run.trees[0].tally.turns) == (0, 0)
         assert run.invocation.task_id == run.invocation.id
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_fresh_resume_begins_new_task(runs: RunRegistry) -> None:
+    """A setting restores a budget for each answer."""
+    run = resume(runs, ["a"], replace(POLICY, on_resume="fresh"))
+    assert (run.tally.turns, run.trees[0].tally.turns, run.task.resumes) == (0, 0, 0)
 
 
 def test_time_of_task_runs_only_with_its_agent(runs: RunRegistry, fake_time: FakeTime) -> None:
