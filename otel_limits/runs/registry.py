@@ -275,7 +275,8 @@ class RunRegistry(Services):
         above = parent.trees if parent is not None else ()
         if not any(policy.tree.items()) or any(each.covers(policy) for each in above):
             return above
-        task.tree = new_tree(policy, self.now(), before and (before.tree or before.budget))
+        used = (before.tree or before.budget) if before is not None else None
+        task.tree = new_tree(policy, self.now(), used)
         return (task.tree, *above)
 
     @suppress_errors("runs")

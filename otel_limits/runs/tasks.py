@@ -67,7 +67,7 @@ class Task:
         """Answers to interrupts until now."""
         self.extension: Limits = NO_LIMITS
         """The caps that persons have extended."""
-        self.budget: Budget = Budget(policy, started, before=before and before.budget)
+        self.budget: Budget = Budget(policy, started, before=before.budget if before else None)
         self.tree: Budget | None = None
         """The budget tree that begins with it, if one does."""
         self.calls_by_tool: dict[str, int] = {}

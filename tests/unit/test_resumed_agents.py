@@ -104,7 +104,7 @@ def test_hook_that_resumes_continues_consecutive_calls() -> None:
     enable(Limits(max_consecutive_same_tool=3))
     model = ScriptedModel([uses("send"), says("and"), uses("send"), uses("send"), says("done")])
     agent = careful(model)
-    resumes = []
+    resumes: list[str] = []
 
     def resume(event: AfterInvocationEvent) -> None:
         if event.result is not None and str(event.result).strip() == "and" and not resumes:
@@ -167,8 +167,9 @@ def test_extension_outlives_a_further_interrupt() -> None:
         is_ours = question.name == "otel_limits"
         asked.append(question.reason["limit"] if is_ours else "tool")
         answer: Any = {"extend": 5} if is_ours else "yes"
-        response = {"interruptId": question.id, "response": answer}
-        result = agent([{"interruptResponse": response}])
+        response: Any = {"interruptId": question.id, "response": answer}
+        given: Any = [{"interruptResponse": response}]
+        result = agent(given)
     assert (asked, result.stop_reason) == (["tool", "tool", "max_turns", "tool"], "end_turn")
 
 
