@@ -104,7 +104,7 @@ def test_hook_that_resumes_continues_consecutive_calls() -> None:
     enable(Limits(max_consecutive_same_tool=3))
     model = ScriptedModel([uses("send"), says("and"), uses("send"), uses("send"), says("done")])
     agent = careful(model)
-    resumes: list[str] = []
+    resumes: list[AfterInvocationEvent] = []
 
     def resume(event: AfterInvocationEvent) -> None:
         if event.result is not None and str(event.result).strip() == "and" and not resumes:
