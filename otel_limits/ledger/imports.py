@@ -17,7 +17,7 @@ import gzip
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
@@ -25,6 +25,7 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.core.price import NO_QUOTE
 from otel_limits.core.terms import billable_call
 from otel_limits.core.wording import pluralize
+from otel_limits.ledger.documents import documents_in, opened
 from otel_limits.ledger.otlp import (
     AGENT_SPANS,
     SESSIONS,
@@ -32,7 +33,7 @@ from otel_limits.ledger.otlp import (
     TOOL_STATUS,
     Span,
     SpanKey,
-    spans_in,
+    read_spans,
 )
 from otel_limits.ledger.rows import (
     ATTRIBUTES,
@@ -66,11 +67,12 @@ if TYPE_CHECKING:
     from otel_limits.core.pricing import Prices
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.database import Database
+    from otel_limits.ledger.documents import Document
     from otel_limits.otel.kinds import ShownCall
 
 PORTION: Final = 2_000
-SHOWN: Final = 20
-"""Bad lines that are quoted; all are counted."""
+SHOWN: Final = 3
+"""Bad parts that are quoted; all are counted."""
 SHOWN_CHARACTERS: Final = 200
 NO_AGENT: Final = "(no agent)"
 
@@ -92,10 +94,12 @@ class ImportResult:
     known_calls: int = 0
     spans: int = 0
     """Spans of any kind that were read."""
-    lines: int = 0
-    """Lines of OTLP JSON that were read, of any signal."""
+    documents: int = 0
+    """JSON documents that were read, of any signal."""
+    unfinished: int = 0
+    """Spans without an end, which were left out."""
     bad: list[str] = field(default_factory=list)
-    """Lines that could not be read, and why."""
+    """What could not be read, and why."""
 
     @property
     def has_no_call(self) -> bool:
@@ -109,14 +113,19 @@ class ImportResult:
         )
         parts = [f"Imported {pluralize(self.calls, 'model call')}, {others}"]
         if self.has_no_call and (self.spans or not self.bad):
-            lines = pluralize(self.lines, "line")
-            parts = [NO_CALL.format(f"{pluralize(self.spans, 'span')} of {lines}")]
+            documents = pluralize(self.documents, "JSON document")
+            parts = [NO_CALL.format(f"{pluralize(self.spans, 'span')} of {documents}")]
         if self.known_calls:
             known = pluralize(self.known_calls, "model call was", "model calls were")
             parts.append(f"{known} already in the ledger.")
+        if self.unfinished:
+            spans = pluralize(
+                self.unfinished, "span without an end was", "spans without an end were"
+            )
+            parts.append(f"{spans} skipped.")
         if not self.bad:
             return " ".join(parts)
-        bad = pluralize(len(self.bad), "line that is not OTLP JSON", "lines that are not OTLP JSON")
+        bad = pluralize(len(self.bad), "part that is not OTLP JSON", "parts that are not OTLP JSON")
         parts.append(f"Skipped {bad}:")
         more = [f"and {len(self.bad) - SHOWN:,} more"] if len(self.bad) > SHOWN else []
         return "\n  ".join([" ".join(parts), *self.bad[:SHOWN], *more])
@@ -130,10 +139,30 @@ class Traces:
     spans: dict[SpanKey, Span] = field(default_factory=dict)
     boundaries: set[SpanKey] = field(default_factory=set)
     """Spans that request model calls, such as a tool's, of any instrumentation."""
-    lines: int = 0
-    """Lines that were read."""
+    documents: int = 0
+    """Documents that were read."""
     bad: list[str] = field(default_factory=list)
-    """Lines that could not be read, and why."""
+    """What could not be read, and why."""
+
+    unfinished: int = 0
+    """Spans without an end, which are left out."""
+
+    def add(self, document: Document, keys: Sequence[str], place: str) -> None:
+        """Add the spans of a document."""
+        try:
+            found = read_spans(document, keys)
+        except ValueError as error:
+            self.bad.append(f"{place}: {str(error)[:SHOWN_CHARACTERS]}")
+            return
+        self.documents += 1
+        self.unfinished += found.unfinished
+        for span in found.spans:
+            # Of every span: rows may hang under spans that do not become rows.
+            self.parents[span.key] = span.parent
+            if span.is_boundary:
+                self.boundaries.add(span.key)
+            if span.is_agent or span.call is not None or span.is_tool:
+                self.spans[span.key] = span
 
     def times(self) -> dict[SpanKey, int]:
         """Return start times of invocations and end times of model calls, as in a ledger."""
@@ -244,7 +273,7 @@ def import_files(
 
     Args:
         database: The ledger.
-        files: OTLP JSON lines, gzipped if their name ends in .gz.
+        files: Spans as JSON, possibly compressed with gzip.
         keys: Attributes chosen for audit.
         prices: What the calls cost at their time.
         work: Reports progress.
@@ -257,7 +286,12 @@ def import_files(
     for path in files:
         _read(Path(path), keys, traces, work)
     recorded = _recorded(database, traces.times())
-    done = ImportResult(bad=traces.bad, lines=traces.lines, spans=len(traces.parents))
+    done = ImportResult(
+        bad=traces.bad,
+        documents=traces.documents,
+        unfinished=traces.unfinished,
+        spans=len(traces.parents),
+    )
     # In portions, each a transaction: live processes that record wait for one at most.
     for rows in portions(_rows(traces, recorded, keys, prices, done), portion):
         ids = {row["id" if table == INVOCATIONS else "invocation_id"] for table, row in rows}
@@ -276,40 +310,17 @@ def import_files(
 
 def _read(path: Path, keys: Sequence[str], traces: Traces, work: ProgressBar) -> None:
     """Read a file; what cannot be read is skipped."""
+    number = 0
     try:
-        file = _opened(path)
+        with opened(path) as file:
+            for document in work.through(documents_in(file)):
+                number = document.line
+                traces.add(document, keys, f"{path}, line {number}")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        # What was read before is kept: half a file is better than none, and the rest is reported.
+        traces.bad.append(f"{path}, after line {number}: {error}")
     except OSError as error:
         raise LedgerError(f"{path} cannot be read: {error.strerror}.") from None
-    number = 0
-    with file:
-        try:
-            for number, line in enumerate(work.through(file), start=1):
-                _parse_line(line, keys, traces, f"{path}, line {number}")
-        except (OSError, EOFError, zlib.error) as error:
-            # The lines read before are kept: half a file is better than none, and the rest is
-            # reported.
-            traces.bad.append(f"{path}, after line {number}: {error}")
-
-
-def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-
-
-def _parse_line(line: bytes, keys: Sequence[str], traces: Traces, place: str) -> None:
-    if not line.strip():
-        return
-    try:
-        # Windows may add a byte order mark. A line counts completely or not at all.
-        for span in list(spans_in(line.decode("utf-8-sig"), keys)):
-            # Of every span: rows may hang under spans that do not become rows.
-            traces.parents[span.key] = span.parent
-            if span.is_boundary:
-                traces.boundaries.add(span.key)
-            if span.is_agent or span.call is not None or span.is_tool:
-                traces.spans[span.key] = span
-        traces.lines += 1
-    except ValueError as error:  # includes text that is not UTF-8
-        traces.bad.append(f"{place}: {str(error)[:SHOWN_CHARACTERS]}")
 
 
 def _recorded(database: Database, wanted: Mapping[SpanKey, int]) -> set[SpanKey]:

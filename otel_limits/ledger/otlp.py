@@ -1,16 +1,16 @@
-"""Spans from OTLP JSON lines, reduced to what a ledger may record."""
+"""Spans from OTLP JSON, reduced to what a ledger may record."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.known import span_names
+from otel_limits.ledger.shapes import resource_spans
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import (
     AGENT_NAMES,
@@ -25,22 +25,14 @@ from otel_limits.otel.kinds import (
 from otel_limits.otel.semconv import OPERATION
 from otel_limits.usage.span_texts import MAX_DEPTH
 
+if TYPE_CHECKING:
+    from otel_limits.ledger.documents import Document
+
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8
 # Not `SCALARS`: protobuf's JSON writes integers as text.
 LAST_MICROSECOND: Final = 253_402_300_800_000_000
 """Start of the year 10000."""
-SIGNALS: Final = ("resourceSpans", "resourceMetrics", "resourceLogs", "resourceProfiles")
-"""Every line of a file exporter has one of them."""
-
-OTHER_NAMES: Final = re.compile(r'"(?:resource|scope|instrumentation_library)_|"instrumentationLib')
-"""Found in documents with former field names, or with those of the protocol's definition."""
-FORMER_NAMES: Final = {
-    "instrumentationLibrarySpans": "scopeSpans",
-    "instrumentationLibrary": "scope",
-}
-"""Field names of the first versions of OTLP."""
-
 SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
 # OTLP JSON has numbers for enums; exporters built on protobuf's JSON write their names.
 ERROR_CODES: Final = (2, "STATUS_CODE_ERROR")
@@ -133,50 +125,45 @@ class Span:
         return first_text(self.attributes, names)
 
 
-def spans_in(line: str, keys: Sequence[str]) -> Iterator[Span]:
-    """Read the spans of one line. Lines of other signals have none.
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The spans of one document."""
+
+    spans: Sequence[Span]
+    unfinished: int
+    """Spans without an end, which are left out."""
+
+
+def read_spans(document: Document, keys: Sequence[str]) -> Spans:
+    """Read the spans of a document. Those of other signals have none.
 
     Args:
-        line: One line of an OTLP JSON file exporter.
+        document: A JSON object in a known form.
         keys: Attributes chosen for audit.
 
     Raises:
-        ValueError: It is not OTLP JSON.
+        ValueError: It is not in a known form. It counts completely or not at all.
     """
+    if document.problem is not None:
+        raise ValueError(document.problem)
     wanted = KEPT.union(keys)
+    spans: list[Span] = []
+    unfinished = 0
     try:
-        document = json.loads(line)
-        if OTHER_NAMES.search(line):
-            document = _renamed(document)
-        # Other JSON, such as an export of the ledger, would be imported as nothing.
-        if not isinstance(document, dict) or document.keys().isdisjoint(SIGNALS):
-            has = f"keys {', '.join(document)}" if isinstance(document, dict) else "no keys"
-            raise ValueError(f"It has none of {', '.join(SIGNALS)}, but {has}.")
-        for resource in document.get("resourceSpans", ()):
+        for resource in resource_spans(document.value, document.text):
             for scope in _list_in(resource, "scopeSpans"):
-                name = str(scope.get("scope", {}).get("name", ""))
+                name = str((scope.get("scope") or {}).get("name", ""))
                 for span in _list_in(scope, "spans"):
-                    yield _span(span, wanted, name)
+                    # Protobuf writes a time that is unset as 0, if at all.
+                    if int(span.get("endTimeUnixNano") or 0):
+                        spans.append(_span(span, wanted, name))
+                    else:
+                        unfinished += 1
     except (
         ArithmeticError, AttributeError, KeyError, TypeError, RecursionError, binascii.Error,
     ) as error:  # fmt: skip
         raise ValueError(f"This is not OTLP JSON ({type(error).__name__}).") from None
-
-
-def _renamed(node: Any) -> Any:
-    """Give each field its present name; attributes are not fields, but pairs of key and value."""
-    if isinstance(node, list):
-        return [_renamed(each) for each in node]
-    if not isinstance(node, dict):
-        return node
-    renamed: dict[str, Any] = {}
-    for name, value in node.items():
-        present = re.sub("_([a-z])", lambda found: found[1].upper(), name)
-        present, found = FORMER_NAMES.get(present, present), _renamed(value)
-        # Some exporters wrote both names.
-        both = isinstance(found, list) and present in renamed
-        renamed[present] = [*renamed[present], *found] if both else found
-    return renamed
+    return Spans(spans, unfinished)
 
 
 def _list_in(node: Mapping[str, Any], name: str) -> Sequence[Any]:

@@ -1,0 +1,128 @@
+"""JSON documents in a file: one per line, printed over lines, in an array, or within log lines."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import re
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+GZIP_MAGIC: Final = b"\x1f\x8b"
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+"""Windows may add it."""
+TOKEN: Final = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[{}]')
+"""What decides where an object ends: its braces, outside of strings. A string never spans lines."""
+AROUND: Final = BYTE_ORDER_MARK + b"[], \t\r\n"
+"""What may stand between objects without being damage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A JSON object of a file, or what stands in its place."""
+
+    line: int
+    """The number of the line on which it begins."""
+    text: str
+    value: Any
+    problem: str | None = None
+    """Why it is no JSON object."""
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, which may be compressed whatever its name.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        if file.peek(2)[:2] != GZIP_MAGIC:  # without reading, since a pipe has no way back
+            yield file
+        else:
+            with gzip.open(file, "rb") as unpacked:
+                yield unpacked
+
+
+def documents_in(lines: Iterable[bytes]) -> Iterator[Document]:
+    """Find the JSON objects in lines.
+
+    An array of objects is the objects, and what a logger writes before one is not looked at. An
+    object that is cut off ends where a line has a whole one.
+    """
+    held = Held()
+    for number, line in enumerate(lines, start=1):
+        whole = _whole(number, line)
+        if whole is None:
+            yield from held.added(number, line)
+            continue
+        if held.depth:
+            yield held.rest()
+        yield whole
+    if held.depth:
+        yield held.rest()
+
+
+def _whole(number: int, line: bytes) -> Document | None:
+    """Return a line that is an object by itself; in one that is printed over lines, none is."""
+    if not line.startswith((b"{", BYTE_ORDER_MARK)):
+        return None
+    try:
+        text = line.decode("utf-8-sig")
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    # An empty object may be a part of a document that is printed without indentation.
+    return Document(number, text, value) if value and isinstance(value, dict) else None
+
+
+class Held:
+    """The part of an object that has been read."""
+
+    def __init__(self) -> None:
+        """Begin between two objects."""
+        self.depth = 0
+        """Objects that are open."""
+        self._line = 0
+        self._parts: list[bytes] = []
+
+    def rest(self) -> Document:
+        """Give up what has been read: a whole object, or one without an end."""
+        held = b"".join(self._parts)
+        self.depth, self._parts = 0, []
+        try:
+            text = held.decode()
+            return Document(self._line, text, json.loads(text))
+        except (ValueError, RecursionError) as error:
+            return Document(self._line, "", None, str(error))
+
+    def added(self, number: int, line: bytes) -> Iterator[Document]:
+        """Add a line, and yield the objects that end on it."""
+        at, has_object = 0, self.depth > 0
+        while self.depth or (at := line.find(b"{", at)) >= 0:
+            if not self.depth:
+                has_object, self._line = True, number
+            end = self._end(line, at)
+            self._parts.append(line[at:end])
+            if self.depth:
+                return
+            yield self.rest()
+            at = end
+        if not has_object and line.strip(AROUND):
+            yield Document(number, "", None, "There is no JSON object on it.")
+
+    def _end(self, line: bytes, at: int) -> int:
+        """Return where the open object ends on a line, or the end of the line."""
+        for token in TOKEN.finditer(line, at):
+            if token[0] == b"{":
+                self.depth += 1
+            elif token[0] == b"}":
+                self.depth -= 1
+                if not self.depth:
+                    return token.end()
+        return len(line)

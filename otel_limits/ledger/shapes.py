@@ -1,0 +1,154 @@
+"""The forms in which tools write spans: each becomes resource spans of OTLP.
+
+They get OTLP's fields here; what the fields mean is read in `otlp.py` alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any, Final, TypeAlias
+
+Node: TypeAlias = Mapping[str, Any]
+
+SIGNALS: Final = ("resourceSpans", "resourceMetrics", "resourceLogs", "resourceProfiles")
+"""Every document of OTLP has one of them."""
+WRAPPERS: Final = ("trace", "result")
+"""The fields around OTLP in answers of Tempo's second and Jaeger's third version."""
+
+OTHER_NAMES: Final = re.compile(r'"(?:resource|scope|instrumentation_library)_|"instrumentationLib')
+"""Found in documents with former field names, or with those of the protocol's definition."""
+FORMER_NAMES: Final = {
+    "instrumentationLibrarySpans": "scopeSpans",
+    "instrumentationLibrary": "scope",
+}
+"""Field names of the first versions of OTLP."""
+
+TRACE_DIGITS: Final = 32
+MICROSECOND: Final = 1_000
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def resource_spans(document: Any, text: str) -> Sequence[Node]:
+    """Return the resource spans of a document of any known form.
+
+    Args:
+        document: The JSON document.
+        text: Its text.
+
+    Raises:
+        ValueError: It has none of the known forms.
+    """
+    if OTHER_NAMES.search(text):
+        document = _renamed(document)
+    while (inner := next((document[name] for name in WRAPPERS if name in document), None)) and (
+        isinstance(inner, dict)
+    ):
+        document = inner
+    if not document.keys().isdisjoint(SIGNALS):
+        found: Sequence[Node] = document.get("resourceSpans", ())
+        return found
+    if "batches" in document:  # Tempo's first version
+        batches: Sequence[Node] = document["batches"]
+        return batches
+    if "scopeSpans" in document:  # Java's OtlpJsonLoggingSpanExporter
+        return [document]
+    if "context" in document and "start_time" in document:
+        return [_in_scope("", [_of_console(document)])]
+    traces = document.get("data", [document])
+    if isinstance(traces, list) and traces and all("spans" in trace for trace in traces):
+        return [_of_jaeger(span) for trace in traces for span in trace["spans"]]
+    raise ValueError(f"It has none of {', '.join(SIGNALS)}, but keys {', '.join(document)}.")
+
+
+def _renamed(node: Any) -> Any:
+    """Give each field its present name; attributes are not fields, but pairs of key and value."""
+    if isinstance(node, list):
+        return [_renamed(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    renamed: dict[str, Any] = {}
+    for name, value in node.items():
+        present = re.sub("_([a-z])", lambda found: found[1].upper(), name)
+        present, found = FORMER_NAMES.get(present, present), _renamed(value)
+        # Some exporters wrote both names.
+        both = isinstance(found, list) and present in renamed
+        renamed[present] = [*renamed[present], *found] if both else found
+    return renamed
+
+
+def _of_console(span: Node) -> Node:
+    """Return a span that Python's `ConsoleSpanExporter` has written. It writes no scope."""
+    context, parent = span["context"], span.get("parent_id")
+    return {
+        "traceId": context["trace_id"].removeprefix("0x"),
+        "spanId": context["span_id"].removeprefix("0x"),
+        "parentSpanId": parent and parent.removeprefix("0x"),
+        "name": span.get("name", ""),
+        "startTimeUnixNano": _nanoseconds(span["start_time"]),
+        "endTimeUnixNano": span.get("end_time") and _nanoseconds(span["end_time"]),
+        "status": {"code": f"STATUS_CODE_{span.get('status', {}).get('status_code', 'UNSET')}"},
+        "attributes": _attributes(span.get("attributes") or {}),
+        "events": [
+            {**event, "attributes": _attributes(event.get("attributes") or {})}
+            for event in span.get("events") or ()
+        ],
+    }
+
+
+def _of_jaeger(span: Node) -> Node:
+    """Return a span of an answer of Jaeger, whose times are in microseconds."""
+    tags = {tag["key"]: tag.get("value") for tag in span.get("tags") or ()}
+    above = [each for each in span.get("references") or () if each.get("refType") == "CHILD_OF"]
+    return _in_scope(
+        str(tags.get("otel.scope.name", tags.get("otel.library.name", ""))),
+        [
+            {
+                "traceId": span["traceID"].zfill(TRACE_DIGITS),
+                "spanId": span["spanID"],
+                "parentSpanId": above[0]["spanID"] if above else None,
+                "name": span.get("operationName", ""),
+                "startTimeUnixNano": span["startTime"] * MICROSECOND,
+                "endTimeUnixNano": (span["startTime"] + span["duration"]) * MICROSECOND,
+                "status": {"code": f"STATUS_CODE_{tags.get('otel.status_code', 'UNSET')}"},
+                "attributes": _attributes(tags),
+                "events": [_of_log(log) for log in span.get("logs") or ()],
+            }
+        ],
+    )
+
+
+def _of_log(log: Node) -> Node:
+    """Return an event, which Jaeger has with its name among its fields."""
+    fields = {each["key"]: each.get("value") for each in log.get("fields") or ()}
+    return {"name": fields.get("event", ""), "attributes": _attributes(fields)}
+
+
+def _in_scope(scope: str, spans: Sequence[Node]) -> Node:
+    return {"scopeSpans": [{"scope": {"name": scope}, "spans": spans}]}
+
+
+def _attributes(values: Node) -> list[Node]:
+    return [{"key": key, "value": _value(value)} for key, value in values.items()]
+
+
+def _value(value: Any) -> Node:
+    """Return a plain JSON value as one of OTLP."""
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": value}
+    if isinstance(value, float):
+        return {"doubleValue": value}
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [_value(each) for each in value]}}
+    return {} if value is None else {"stringValue": str(value)}
+
+
+def _nanoseconds(time: str) -> int:
+    """Return a time in ISO 8601 as nanoseconds since 1970."""
+    # Python 3.10 does not read the letter.
+    since = datetime.fromisoformat(time.replace("Z", "+00:00")) - EPOCH
+    microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return microseconds * MICROSECOND
