@@ -72,9 +72,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--output", type=file_name, metavar="FILE", help="output file (default: standard output)"
     )
-    text = "Import spans from OTLP JSON lines, e.g. from the collector's file exporter."
+    text = "Import spans from JSON: OTLP, answers of Tempo and Jaeger, console exporters."
     parser = add_ledger_command(group, "import", text, import_spans)
-    parser.add_argument("files", nargs="+", type=file_name, metavar="FILE", help="OTLP JSON lines")
+    parser.add_argument("files", nargs="+", type=file_name, metavar="FILE", help="spans as JSON")
     reprice.add(group)
     text = "Import a spill file whose ledger was moved or deleted."
     parser = add_ledger_command(group, "adopt", text, adopt, option="--into")

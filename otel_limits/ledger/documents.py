@@ -7,7 +7,7 @@ import gzip
 import json
 import re
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,14 +17,14 @@ GZIP_MAGIC: Final = b"\x1f\x8b"
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 """Windows may add it."""
 TOKEN: Final = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[{}]')
-"""What decides where an object ends: its braces, outside of strings. A string never spans lines."""
+"""Braces, and strings, which may contain others. A string never spans lines."""
 AROUND: Final = BYTE_ORDER_MARK + b"[], \t\r\n"
-"""What may stand between objects without being damage."""
+"""Characters that may separate objects."""
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """A JSON object of a file, or what stands in its place."""
+class JsonDocument:
+    """A JSON object of a file, or a line without one."""
 
     line: int
     """The number of the line on which it begins."""
@@ -35,7 +35,7 @@ class Document:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def opened(path: Path) -> Iterator[Iterable[bytes]]:
     """Open a file, which may be compressed whatever its name.
 
     Raises:
@@ -49,10 +49,10 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
                 yield unpacked
 
 
-def documents_in(lines: Iterable[bytes]) -> Iterator[Document]:
+def documents_in(lines: Iterable[bytes]) -> Iterator[JsonDocument]:
     """Find the JSON objects in lines.
 
-    An array of objects is the objects, and what a logger writes before one is not looked at. An
+    An array of objects is the objects, and the prefix of a logger is ignored. An
     object that is cut off ends where a line has a whole one.
     """
     held = Held()
@@ -68,7 +68,7 @@ def documents_in(lines: Iterable[bytes]) -> Iterator[Document]:
         yield held.rest()
 
 
-def _whole(number: int, line: bytes) -> Document | None:
+def _whole(number: int, line: bytes) -> JsonDocument | None:
     """Return a line that is an object by itself; in one that is printed over lines, none is."""
     if not line.startswith((b"{", BYTE_ORDER_MARK)):
         return None
@@ -78,7 +78,7 @@ def _whole(number: int, line: bytes) -> Document | None:
     except (ValueError, RecursionError):
         return None
     # An empty object may be a part of a document that is printed without indentation.
-    return Document(number, text, value) if value and isinstance(value, dict) else None
+    return JsonDocument(number, text, value) if value and isinstance(value, dict) else None
 
 
 class Held:
@@ -91,17 +91,17 @@ class Held:
         self._line = 0
         self._parts: list[bytes] = []
 
-    def rest(self) -> Document:
+    def rest(self) -> JsonDocument:
         """Give up what has been read: a whole object, or one without an end."""
         held = b"".join(self._parts)
         self.depth, self._parts = 0, []
         try:
             text = held.decode()
-            return Document(self._line, text, json.loads(text))
+            return JsonDocument(self._line, text, json.loads(text))
         except (ValueError, RecursionError) as error:
-            return Document(self._line, "", None, str(error))
+            return JsonDocument(self._line, "", None, str(error))
 
-    def added(self, number: int, line: bytes) -> Iterator[Document]:
+    def added(self, number: int, line: bytes) -> Iterator[JsonDocument]:
         """Add a line, and yield the objects that end on it."""
         at, has_object = 0, self.depth > 0
         while self.depth or (at := line.find(b"{", at)) >= 0:
@@ -114,7 +114,7 @@ class Held:
             yield self.rest()
             at = end
         if not has_object and line.strip(AROUND):
-            yield Document(number, "", None, "There is no JSON object on it.")
+            yield JsonDocument(number, "", None, "There is no JSON object on it.")
 
     def _end(self, line: bytes, at: int) -> int:
         """Return where the open object ends on a line, or the end of the line."""

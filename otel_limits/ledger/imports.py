@@ -67,13 +67,15 @@ if TYPE_CHECKING:
     from otel_limits.core.pricing import Prices
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.database import Database
-    from otel_limits.ledger.documents import Document
+    from otel_limits.ledger.documents import JsonDocument
     from otel_limits.otel.kinds import ShownCall
 
 PORTION: Final = 2_000
 SHOWN: Final = 3
 """Bad parts that are quoted; all are counted."""
 SHOWN_CHARACTERS: Final = 200
+LARGE_BYTES: Final = 64 * 1024**2
+"""Documents are read as a whole, with some four times their size in memory."""
 NO_AGENT: Final = "(no agent)"
 
 
@@ -99,7 +101,9 @@ class ImportResult:
     unfinished: int = 0
     """Spans without an end, which were left out."""
     bad: list[str] = field(default_factory=list)
-    """What could not be read, and why."""
+    """Parts that could not be read, and why."""
+    large: list[str] = field(default_factory=list)
+    """The places of documents that took much memory."""
 
     @property
     def has_no_call(self) -> bool:
@@ -123,6 +127,11 @@ class ImportResult:
                 self.unfinished, "span without an end was", "spans without an end were"
             )
             parts.append(f"{spans} skipped.")
+        if self.large:
+            parts.append(
+                f"A document is read into memory as a whole, as were {', '.join(self.large)}. With "
+                "less memory, import the output of: jq -c '.resourceSpans[] | {resourceSpans: [.]}'"
+            )
         if not self.bad:
             return " ".join(parts)
         bad = pluralize(len(self.bad), "part that is not OTLP JSON", "parts that are not OTLP JSON")
@@ -142,12 +151,14 @@ class Traces:
     documents: int = 0
     """Documents that were read."""
     bad: list[str] = field(default_factory=list)
-    """What could not be read, and why."""
+    """Parts that could not be read, and why."""
 
+    large: list[str] = field(default_factory=list)
+    """The places of large documents."""
     unfinished: int = 0
     """Spans without an end, which are left out."""
 
-    def add(self, document: Document, keys: Sequence[str], place: str) -> None:
+    def add(self, document: JsonDocument, keys: Sequence[str], place: str) -> None:
         """Add the spans of a document."""
         try:
             found = read_spans(document, keys)
@@ -155,6 +166,8 @@ class Traces:
             self.bad.append(f"{place}: {str(error)[:SHOWN_CHARACTERS]}")
             return
         self.documents += 1
+        if len(document.text) > LARGE_BYTES:
+            self.large.append(f"{place} ({len(document.text) / 1024**2:,.0f} MB)")
         self.unfinished += found.unfinished
         for span in found.spans:
             # Of every span: rows may hang under spans that do not become rows.
@@ -288,6 +301,7 @@ def import_files(
     recorded = _recorded(database, traces.times())
     done = ImportResult(
         bad=traces.bad,
+        large=traces.large,
         documents=traces.documents,
         unfinished=traces.unfinished,
         spans=len(traces.parents),

@@ -26,7 +26,7 @@ from otel_limits.otel.semconv import OPERATION
 from otel_limits.usage.span_texts import MAX_DEPTH
 
 if TYPE_CHECKING:
-    from otel_limits.ledger.documents import Document
+    from otel_limits.ledger.documents import JsonDocument
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8
@@ -126,7 +126,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class DocumentSpans:
     """The spans of one document."""
 
     spans: Sequence[Span]
@@ -134,7 +134,7 @@ class Spans:
     """Spans without an end, which are left out."""
 
 
-def read_spans(document: Document, keys: Sequence[str]) -> Spans:
+def read_spans(document: JsonDocument, keys: Sequence[str]) -> DocumentSpans:
     """Read the spans of a document. Those of other signals have none.
 
     Args:
@@ -163,7 +163,7 @@ def read_spans(document: Document, keys: Sequence[str]) -> Spans:
         ArithmeticError, AttributeError, KeyError, TypeError, RecursionError, binascii.Error,
     ) as error:  # fmt: skip
         raise ValueError(f"This is not OTLP JSON ({type(error).__name__}).") from None
-    return Spans(spans, unfinished)
+    return DocumentSpans(spans, unfinished)
 
 
 def _list_in(node: Mapping[str, Any], name: str) -> Sequence[Any]:

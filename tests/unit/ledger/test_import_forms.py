@@ -132,7 +132,7 @@ FORMS: dict[str, str | bytes] = {
 
 
 def written(tmp_path: Path, content: str | bytes) -> Path:
-    """A file of this content, whose name tells nothing."""
+    """A file of this content, without a suffix."""
     path = tmp_path / "spans"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
@@ -155,7 +155,7 @@ def test_every_form_is_the_same_spans(
 
 
 def test_forms_mix_in_one_file(ledger: LedgerFile, tmp_path: Path) -> None:
-    """What a program prints beside its spans, and a document that is cut off, cost no span."""
+    """A line that a program has printed, and a document that is cut off, cost no span."""
     cut = json.dumps(EACH[0])[:-40]
     console = over_lines(console_span(*SPANS[0]))
     text = f"Listening on port 8000\n{console}{cut}\n{json.dumps(EACH[1])}\n"
@@ -167,7 +167,7 @@ def test_forms_mix_in_one_file(ledger: LedgerFile, tmp_path: Path) -> None:
 def test_span_without_end_is_left_out_alone(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str], end: object
 ) -> None:
-    """It was running when the file was written; the others of its batch have ended."""
+    """It was running when the file was written. The others of its batch had ended."""
     running = {**otlp_span("GET /", "00000000000000aa", None, {}), "endTimeUnixNano": end}
     path = written(tmp_path, json.dumps({"resourceSpans": [batch(*OTLP, running)]}))
     assert main(["ledger", "import", str(path)]) == 0
@@ -178,7 +178,7 @@ def test_span_without_end_is_left_out_alone(
 def test_at_most_three_parts_are_quoted(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A log of thousands of lines is no reason to print thousands."""
+    """A log may have thousands of other lines."""
     path = written(tmp_path, "nonsense\n" * 5 + json.dumps(WHOLE))
     assert main(["ledger", "import", str(path)]) == 0
     said = capsys.readouterr().out
@@ -212,8 +212,19 @@ UNREADABLE = {
 def test_other_content_is_said_and_costs_no_other_span(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:
-    """It is named with its place, and the document after it counts."""
+    """Its place is shown, and the next document counts."""
     path = written(tmp_path, f"{content}\n{json.dumps(WHOLE)}\n")
     assert main(["ledger", "import", str(path)]) == 0
     assert f"{path}, line 1: " in capsys.readouterr().out
+    assert len(ledger.calls()) == 1
+
+
+def test_memory_of_large_document_is_said(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is imported, and the output has the command that divides it."""
+    path = written(tmp_path, json.dumps(WHOLE)[:-1] + " " * 65 * 1024**2 + "}")
+    assert main(["ledger", "import", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert f"{path}, line 1 (65 MB). With less memory, import the output of: jq -c " in said
     assert len(ledger.calls()) == 1
