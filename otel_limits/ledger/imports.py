@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,7 +82,8 @@ NO_AGENT: Final = "(no agent)"
 NO_CALL: Final = (
     "No model calls found in {}. A span is a model call if it has gen_ai.operation.name, "
     "openinference.span.kind, llm.request.type or langfuse.observation.type, or two of these: a "
-    "model, usage, and a name like `chat`. Metrics and logs contain none."
+    "model, usage, and a name like `chat`. Metrics contain none, and logs those of Claude Code and "
+    "Codex."
 )
 
 
@@ -175,7 +176,7 @@ class Traces:
             if span.is_boundary:
                 self.boundaries.add(span.key)
             if span.is_agent or span.call is not None or span.is_tool:
-                self.spans[span.key] = span
+                self.spans[span.key] = _widened(span, self.spans.get(span.key))
 
     def times(self) -> dict[SpanKey, int]:
         """Return start times of invocations and end times of model calls, as in a ledger."""
@@ -238,6 +239,14 @@ class Traces:
                 continue
             if not _is_in_another_trace(span, call, elsewhere):
                 yield span, call, [each for each in self.above(span) if each.is_agent]
+
+
+def _widened(span: Span, known: Span | None) -> Span:
+    """Return a span with the time of an earlier part: each call of a session shows the session."""
+    if known is None:
+        return span
+    start, end = min(span.start_us, known.start_us), max(span.end_us, known.end_us)
+    return replace(span, start_us=start, end_us=end)
 
 
 def _is_new(spans: Sequence[Span], responses: SeenResponses) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.known import span_names
-from otel_limits.ledger.shapes import resource_spans
+from otel_limits.ledger.coding_agents import spans_of_logs
+from otel_limits.ledger.shapes import plain_attributes, present_names, resource_spans
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import (
     AGENT_NAMES,
@@ -23,17 +24,14 @@ from otel_limits.otel.kinds import (
     shown_call,
 )
 from otel_limits.otel.semconv import OPERATION
-from otel_limits.usage.span_texts import MAX_DEPTH
 
 if TYPE_CHECKING:
     from otel_limits.ledger.documents import JsonDocument
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8
-# Not `SCALARS`: protobuf's JSON writes integers as text.
 LAST_MICROSECOND: Final = 253_402_300_800_000_000
 """Start of the year 10000."""
-SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
 # OTLP JSON has numbers for enums; exporters built on protobuf's JSON write their names.
 ERROR_CODES: Final = (2, "STATUS_CODE_ERROR")
 
@@ -150,7 +148,8 @@ def read_spans(document: JsonDocument, keys: Sequence[str]) -> DocumentSpans:
     spans: list[Span] = []
     unfinished = 0
     try:
-        for resource in resource_spans(document.value, document.text):
+        found = present_names(document.value, document.text)
+        for resource in (*resource_spans(found), *spans_of_logs(found)):
             for scope in _list_in(resource, "scopeSpans"):
                 name = str((scope.get("scope") or {}).get("name", ""))
                 for span in _list_in(scope, "spans"):
@@ -183,9 +182,9 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
     # Some exporters write an empty string for a span without a parent.
     parent = span.get("parentSpanId") or None
     name, is_error = str(span.get("name", "")), span.get("status", {}).get("code") in ERROR_CODES
-    attributes = _values(span.get("attributes", ()))
+    attributes = plain_attributes(span.get("attributes", ()))
     events = [
-        (str(each.get("name")), _values(each.get("attributes", ())))
+        (str(each.get("name")), plain_attributes(each.get("attributes", ())))
         for each in span.get("events", ())
     ]
     # By name in any scope: collectors may drop or rename scopes.
@@ -208,26 +207,6 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
         # Texts are read here only, and only as numbers; nothing of them is kept.
         call=shown_call(attributes, scope, events, is_error=is_error) if is_call else None,
     )
-
-
-def _values(pairs: Iterable[Mapping[str, Any]], depth: int = MAX_DEPTH) -> dict[str, Any]:
-    """Return the values of attributes by name."""
-    # Protobuf leaves out what is unset.
-    return {str(each["key"]): _value(each.get("value") or {}, depth) for each in pairs}
-
-
-def _value(value: Mapping[str, Any], depth: int) -> Any:
-    """Return an attribute's value, possibly structured: the conventions allow that for messages."""
-    if depth == 0:  # against unbounded recursion
-        return None
-    if "arrayValue" in value:
-        return [_value(each, depth - 1) for each in value["arrayValue"].get("values", ())]
-    if "kvlistValue" in value:
-        return _values(value["kvlistValue"].get("values", ()), depth - 1)
-    # Protobuf's JSON writes 64-bit integers as text.
-    if "intValue" in value:
-        return int(value["intValue"])
-    return next((value[kind] for kind in SCALARS if kind in value), None)
 
 
 def _time(nanoseconds: Any) -> int:

@@ -6,9 +6,11 @@ They get OTLP's fields here; what the fields mean is read in `otlp.py` alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, Final, TypeAlias
+
+from otel_limits.usage.span_texts import MAX_DEPTH
 
 Node: TypeAlias = Mapping[str, Any]
 
@@ -25,27 +27,31 @@ FORMER_NAMES: Final = {
 }
 """Field names of the first versions of OTLP."""
 
+SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
+"""Not integers: protobuf's JSON writes them as text."""
 TRACE_DIGITS: Final = 32
 MICROSECOND: Final = 1_000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
-def resource_spans(document: Any, text: str) -> Sequence[Node]:
-    """Return the resource spans of a document of any known form.
-
-    Args:
-        document: The JSON document.
-        text: Its text.
-
-    Raises:
-        ValueError: It has none of the known forms.
-    """
+def present_names(document: Any, text: str) -> Node:
+    """Return a JSON document with the present names of its fields, without what is around it."""
     if OTHER_NAMES.search(text):
         document = _renamed(document)
     while (inner := next((document[name] for name in WRAPPERS if name in document), None)) and (
         isinstance(inner, dict)
     ):
         document = inner
+    found: Node = document
+    return found
+
+
+def resource_spans(document: Node) -> Sequence[Node]:
+    """Return the resource spans of a document of any known form.
+
+    Raises:
+        ValueError: It has none of the known forms.
+    """
     if not document.keys().isdisjoint(SIGNALS):
         found: Sequence[Node] = document.get("resourceSpans", ())
         return found
@@ -55,7 +61,7 @@ def resource_spans(document: Any, text: str) -> Sequence[Node]:
     if "scopeSpans" in document:  # Java's OtlpJsonLoggingSpanExporter
         return [document]
     if "context" in document and "start_time" in document:
-        return [_in_scope("", [_of_console(document)])]
+        return [in_scope("", [_of_console(document)])]
     traces = document.get("data", [document])
     if isinstance(traces, list) and traces and all("spans" in trace for trace in traces):
         return [_of_jaeger(span) for trace in traces for span in trace["spans"]]
@@ -86,12 +92,12 @@ def _of_console(span: Node) -> Node:
         "spanId": context["span_id"].removeprefix("0x"),
         "parentSpanId": parent and parent.removeprefix("0x"),
         "name": span.get("name", ""),
-        "startTimeUnixNano": _nanoseconds(span["start_time"]),
-        "endTimeUnixNano": span.get("end_time") and _nanoseconds(span["end_time"]),
+        "startTimeUnixNano": nanoseconds(span["start_time"]),
+        "endTimeUnixNano": span.get("end_time") and nanoseconds(span["end_time"]),
         "status": {"code": f"STATUS_CODE_{span.get('status', {}).get('status_code', 'UNSET')}"},
-        "attributes": _attributes(span.get("attributes") or {}),
+        "attributes": attributes_of(span.get("attributes") or {}),
         "events": [
-            {**event, "attributes": _attributes(event.get("attributes") or {})}
+            {**event, "attributes": attributes_of(event.get("attributes") or {})}
             for event in span.get("events") or ()
         ],
     }
@@ -101,7 +107,7 @@ def _of_jaeger(span: Node) -> Node:
     """Return a span of an answer of Jaeger, whose times are in microseconds."""
     tags = {tag["key"]: tag.get("value") for tag in span.get("tags") or ()}
     above = [each for each in span.get("references") or () if each.get("refType") == "CHILD_OF"]
-    return _in_scope(
+    return in_scope(
         str(tags.get("otel.scope.name", tags.get("otel.library.name", ""))),
         [
             {
@@ -112,7 +118,7 @@ def _of_jaeger(span: Node) -> Node:
                 "startTimeUnixNano": span["startTime"] * MICROSECOND,
                 "endTimeUnixNano": (span["startTime"] + span["duration"]) * MICROSECOND,
                 "status": {"code": f"STATUS_CODE_{tags.get('otel.status_code', 'UNSET')}"},
-                "attributes": _attributes(tags),
+                "attributes": attributes_of(tags),
                 "events": [_of_log(log) for log in span.get("logs") or ()],
             }
         ],
@@ -122,14 +128,36 @@ def _of_jaeger(span: Node) -> Node:
 def _of_log(log: Node) -> Node:
     """Return an event, which Jaeger has with its name among its fields."""
     fields = {each["key"]: each.get("value") for each in log.get("fields") or ()}
-    return {"name": fields.get("event", ""), "attributes": _attributes(fields)}
+    return {"name": fields.get("event", ""), "attributes": attributes_of(fields)}
 
 
-def _in_scope(scope: str, spans: Sequence[Node]) -> Node:
+def in_scope(scope: str, spans: Sequence[Node]) -> Node:
+    """Return resource spans of one scope."""
     return {"scopeSpans": [{"scope": {"name": scope}, "spans": spans}]}
 
 
-def _attributes(values: Node) -> list[Node]:
+def plain_attributes(pairs: Iterable[Mapping[str, Any]], depth: int = MAX_DEPTH) -> dict[str, Any]:
+    """Return the values of attributes of OTLP by name."""
+    # Protobuf leaves out what is unset.
+    return {str(each["key"]): _plain(each.get("value") or {}, depth) for each in pairs}
+
+
+def _plain(value: Mapping[str, Any], depth: int) -> Any:
+    """Return an attribute's value, possibly structured: the conventions allow that for messages."""
+    if depth == 0:  # against unbounded recursion
+        return None
+    if "arrayValue" in value:
+        return [_plain(each, depth - 1) for each in value["arrayValue"].get("values", ())]
+    if "kvlistValue" in value:
+        return plain_attributes(value["kvlistValue"].get("values", ()), depth - 1)
+    # Protobuf's JSON writes 64-bit integers as text.
+    if "intValue" in value:
+        return int(value["intValue"])
+    return next((value[kind] for kind in SCALARS if kind in value), None)
+
+
+def attributes_of(values: Node) -> list[Node]:
+    """Return plain values as attributes of OTLP."""
     return [{"key": key, "value": _value(value)} for key, value in values.items()]
 
 
@@ -146,7 +174,7 @@ def _value(value: Any) -> Node:
     return {} if value is None else {"stringValue": str(value)}
 
 
-def _nanoseconds(time: str) -> int:
+def nanoseconds(time: str) -> int:
     """Return a time in ISO 8601 as nanoseconds since 1970."""
     # Python 3.10 does not read the letter.
     since = datetime.fromisoformat(time.replace("Z", "+00:00")) - EPOCH
