@@ -32,7 +32,7 @@ TIER: Final = "gen_ai.response.service_tier"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodingAgent:
-    """What a coding agent writes about a model call."""
+    """The names in the records of a coding agent."""
 
     name: str
     provider: str
@@ -127,7 +127,7 @@ def _call(agent: CodingAgent, said: Mapping[str, Any], record: Node) -> Iterator
         semconv.OPERATION: "chat",
         "gen_ai.provider.name": agent.provider,
         semconv.REQUEST_MODEL: said.get("model"),
-        # Fast mode has prices of its own.
+        # Fast mode has other prices.
         TIER: "fast" if said.get("speed") == "fast" else None,
         **_usage(agent, said),
     }

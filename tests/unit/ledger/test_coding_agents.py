@@ -60,7 +60,7 @@ def record(said: dict[str, Any], **changes: object) -> dict[str, Any]:
 
 
 def imported(tmp_path: Path, *records: dict[str, Any]) -> None:
-    """Import log records, each on a line of its own."""
+    """Import log records, one on each line."""
     path = tmp_path / "logs.jsonl"
     lines = [json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [r]}]}]}) for r in records]
     path.write_text("\n".join(lines), encoding="utf-8")

@@ -146,7 +146,7 @@ def test_file_without_model_calls_is_reported(
     file = tmp_path / "spans.jsonl"
     file.write_text(spans({"http.request.method": "GET"}))
     assert main(["ledger", "import", str(file)]) == 1
-    assert capsys.readouterr().err.startswith("No model calls found in 1 span of 1 line.")
+    assert capsys.readouterr().err.startswith("No model calls found in 1 span of 1 JSON document.")
 
 
 @pytest.mark.parametrize("unset", [{}, {"value": None}, {"value": {}}])
