@@ -31,7 +31,7 @@ from otel_limits.ledger.schema import (
     TOOL_CALL_TABLE,
     insertable_columns,
 )
-from otel_limits.ledger.totals import recount
+from otel_limits.ledger.totals import recount, with_later_calls
 
 if TYPE_CHECKING:
     from sqlalchemy.sql.compiler import SQLCompiler
@@ -59,6 +59,8 @@ def write_rows(connection: sa.Connection, rows: Rows) -> dict[str, int]:
         if of_table[table.name]
     }
     recount(connection, [row["id"] for row in of_table[RECOUNTS]])
+    ended = [row["id"] for row in of_table[INVOCATIONS] if row["ended_us"] is not None]
+    recount(connection, with_later_calls(connection, ended))
     # Invocations that were ended as lost may still make calls.
     ids = {row["invocation_id"] for name in (MODEL_CALLS, TOOL_CALLS) for row in of_table[name]}
     is_lost = (RUNS.action == LOST) & RUNS.id.in_(ids)

@@ -67,6 +67,18 @@ def recount(connection: sa.Connection, ids: Sequence[str]) -> None:
     connection.execute(INVOCATION_TABLE.update().where(ended).values({**_sums(SUMMED), **derived}))
 
 
+def with_later_calls(connection: sa.Connection, ids: Sequence[str]) -> Sequence[str]:
+    """Return which invocations have more calls than their end says.
+
+    An end that was in a spill file may come after a call that outlived its invocation.
+    """
+    if not ids:
+        return ()
+    made = sa.select(MADE).where(CALLS.invocation_id == RUNS.id).scalar_subquery()
+    later = RUNS.id.in_(ids) & (RUNS.model_calls < made)
+    return connection.scalars(sa.select(RUNS.id).where(later)).all()
+
+
 def add_prices(connection: sa.Connection, ids: Sequence[str]) -> None:
     """Recount the cost of invocations from their calls."""
     values = _sums({column: SUMMED[column] for column in ("price_pico", "unpriced_calls")})

@@ -21,9 +21,10 @@ import pytest
 import sqlalchemy as sa
 from strands import tool
 
-from otel_limits import Limits, disable, enable
+from otel_limits import Limits, ModelCall, disable, enable
 from otel_limits.cli import main
 from otel_limits.core.internal_errors import LOG_INTERVAL_SECONDS
+from otel_limits.core.usage import Usage
 from otel_limits.ledger import database as database_module
 from otel_limits.ledger import files
 from otel_limits.ledger.spill import MARK, SpillFiles, restore_spilled
@@ -31,6 +32,7 @@ from otel_limits.ledger.writer import RETRY_SECONDS, Writer
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.runs.clock import CLOCK
 from otel_limits.testing import ScriptedModel, endless, says, uses
+from tests.ledger.book import Book, Entry
 from tests.ledger.fixtures import eventually, waiting_for_locks
 
 if TYPE_CHECKING:
@@ -332,6 +334,28 @@ def test_a_directory_that_vanishes_is_made_anew(
 def rows_of(name: str) -> Rows:
     """One small row."""
     return [("otel_limits_attributes", {"invocation_id": name, "key": "k", "value": "v"})]
+
+
+@pytest.mark.usefixtures("faulty")
+def test_end_that_waited_does_not_hide_a_later_call(ledger: LedgerFile) -> None:
+    """A call outlived its invocation, whose end was in a spill file: totals are of both calls."""
+    with ledger.locked():
+        book = Book(ledger.address)
+        invocation = book.write(Entry())
+        book.close()
+    assert ledger.spills()
+    later = LedgerObserver(ledger.address, "background")
+    usage = Usage(input=100, output=20)
+    later(
+        ModelCall(
+            invocation=invocation, number=2, model="m", kind="measured", usage=usage,
+            estimated=False, span_id=None, seconds=1.0,
+        )
+    )  # fmt: skip
+    later.flush()
+    (row,) = ledger.invocations()
+    later.close()
+    assert (row["model_calls"], row["input_tokens"], row["output_tokens"]) == (2, 200, 40)
 
 
 def test_a_spill_file_that_vanishes_takes_no_later_row_with_it(ledger: LedgerFile) -> None:
