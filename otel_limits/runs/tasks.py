@@ -8,22 +8,27 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.core.limits import LOOP_LIMITS, NO_LIMITS, Limits
 from otel_limits.core.loops import LoopState
 from otel_limits.core.origins import EXTENSION
-from otel_limits.core.policy import Overrides
+from otel_limits.core.policy import Overrides, Policy
+from otel_limits.core.usage import SUMS
 from otel_limits.runs.budget import Budget
+from otel_limits.runs.task_records import InvalidRecordError, fields_of, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from otel_limits.core.policy import Policy
+    from otel_limits.runs.task_records import RecordFields
 
 MAX_INTERRUPTED: Final = 10_000
 """Interrupts whose tasks are kept in memory; a further one drops the oldest."""
 
 MAX_DAYS: Final = 7
 """Days for which a task waits for an answer."""
+
+UNUSABLE: Final = "The answer to its interrupt begins a new task, with nothing used"
 
 
 class Task:
@@ -104,6 +109,83 @@ class Task:
         extended = Overrides(limits=caps, origin=EXTENSION)
         self.budget.policy = self.budget.policy.overridden_by(extended)
 
+    # --- its record -------------------------------------------------------------------------------
+
+    def record(self) -> str:
+        """Return what a framework can keep with an interrupt: its sums, without loops and tools."""
+        return record_of(
+            {
+                "id": self.id,
+                "resumes": self.resumes,
+                "used": _used(self.budget),
+                "tree": None if self.tree is None else _used(self.tree),
+                "calls_by_tool": {tool: n for tool, n in self.calls_by_tool.copy().items() if n},
+                "refused_turns": self.refused_turns,
+                "handoffs": self.handoffs,
+                "has_nudged": self.has_nudged,
+                "extension": dict(self.extension.items()),
+            }
+        )
+
+    @classmethod
+    def from_record(cls, record: object) -> Task:
+        """Return the task of a record, which may contain anything.
+
+        Raises:
+            InvalidRecordError: It cannot be used.
+        """
+        fields = fields_of(record)
+        task = cls(fields.text("id"), Policy(), 0)
+        task.resumes = fields.count("resumes")
+        task.calls_by_tool = fields.counts("calls_by_tool")
+        task.refused_turns, task.handoffs = fields.count("refused_turns"), fields.count("handoffs")
+        task.has_nudged = fields.flag("has_nudged")
+        task.extension = fields.limits("extension")
+        _use(task.budget, fields.part("used"))
+        if fields.has("tree"):
+            task.tree = Budget(Policy(), 0)
+            _use(task.tree, fields.part("tree"))
+        return task
+
+    def is_continued_by(self, other: Task) -> bool:
+        """Return whether another process has continued it since."""
+        mine, theirs = self.budget.tally, other.budget.tally
+        return (
+            other.id == self.id
+            and other.resumes > self.resumes
+            and all(getattr(theirs, name) >= getattr(mine, name) for name in SUMS)
+        )
+
+
+def _used(budget: Budget) -> dict[str, Any]:
+    """Return what a budget has used, for a record."""
+    tally = budget.tally
+    return {
+        **{name: getattr(tally, name) for name in SUMS},
+        "cost": str(tally.cost),
+        "cost_at_most": str(tally.cost_at_most),
+        "unmeasured_model": tally.unmeasured_model,
+        "unbounded_model": tally.unbounded_model,
+        "wrapped_up": budget.wrapped_up,
+        "leader": budget.leader or "",
+        "outputs": budget.outputs.copy(),
+    }
+
+
+def _use(budget: Budget, fields: RecordFields) -> None:
+    """Count in a budget what a record says."""
+    tally = budget.tally
+    for name in SUMS:
+        read = fields.seconds if name == "seconds" else fields.count
+        setattr(tally, name, read(name))
+    tally.cost = fields.amount("cost")
+    tally.cost_at_most = max(fields.amount("cost_at_most"), tally.cost)
+    tally.unmeasured_model = fields.text("unmeasured_model")
+    tally.unbounded_model = fields.text("unbounded_model")
+    budget.wrapped_up = fields.flag("wrapped_up")
+    budget.leader = fields.text("leader") or None
+    budget.outputs = fields.counts("outputs")
+
 
 def _above(extension: Limits, limits: Limits) -> Limits:
     """Return the caps of an extension that are above those that apply now, or that these lack."""
@@ -158,6 +240,25 @@ class InterruptedTasks:
             found = [self._kept[key] for key in keys if key in self._kept]
         tasks = [task for kept, task in found if kept > oldest]
         return max(tasks, key=lambda task: task.resumes, default=None)
+
+    def recall(self, records: Mapping[str, object]) -> None:
+        """Add what a framework has kept with interrupts, e.g. those of another process.
+
+        A task that is known stays as it is, unless another process has continued it.
+
+        Args:
+            records: The records of tasks, by the keys of their interrupts.
+        """
+        for key, record in records.items():
+            known = self.find([key])
+            try:
+                task = Task.from_record(record)
+            except InvalidRecordError as error:
+                if known is None:
+                    INTERNAL_ERRORS.report("tasks", error, f"{error} {UNUSABLE}")
+                continue
+            if known is None or known.is_continued_by(task):
+                self.keep([key], task)
 
     def after_fork(self) -> None:
         """Reset in a child process, which may answer the interrupts of its parent."""

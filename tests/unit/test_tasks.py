@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -14,10 +15,11 @@ from otel_limits.core.usage import Usage, measured
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.registry import RunRegistry
+from otel_limits.runs.task_records import InvalidRecordError, record_of
 from otel_limits.runs.tasks import MAX_DAYS, InterruptedTasks, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from otel_limits.core.events import Event
     from otel_limits.runs.run import Run
@@ -193,3 +195,105 @@ def test_interrupts_are_bounded_in_number_and_age(fake_time: FakeTime) -> None:
     assert tasks.find(["c"]) is None
     tasks.keep(["d"], task)
     assert (len(tasks), tasks.forgotten) == (1, 3)
+
+
+def recalled(record: object, policy: Policy = POLICY) -> Run:
+    """Answer an interrupt in another process, to which only the record came."""
+    runs = RunRegistry()
+    runs.interrupted.recall({"a": record})
+    return resume(runs, ["a"], policy)
+
+
+def test_record_continues_sums_in_another_process(interrupted: Run) -> None:
+    """A restart does not give the agent its budget again."""
+    interrupted.task.extend(Limits(max_cost_usd=2, max_calls_per_tool={"search": 1}))
+    run, before = recalled(interrupted.task.record()), interrupted
+    assert (run.tally.turns, run.tally.tokens, run.tools.by_tool) == (2, 30, {"search": 2})
+    assert (run.trees[0].tally.model_calls, run.trees[0].leader) == (2, "boss")
+    assert (run.invocation.task_id, run.task.resumes) == (before.invocation.id, 1)
+    assert run.policy.limits.max_cost_usd == 2
+    assert run.policy.limits.max_calls_per_tool == {"search": 3}
+    assert run.task.record() != before.task.record()
+    assert recalled(run.task.record()).task.resumes == 2
+
+
+def fields(task: Task) -> dict[str, Any]:
+    """The fields of a task's record."""
+    written: dict[str, Any] = json.loads(json.loads(task.record())["task"])
+    return written
+
+
+INVALID: Final[Mapping[str, tuple[str, dict[str, Any], str]]] = {
+    "version": ("", {"version": 9}, "its version is 9, and this release of otel-limits reads 1"),
+    "missing": ("used", {"turns": ...}, "turns is missing"),
+    "negative": ("used", {"turns": -1}, "turns is not valid"),
+    "not a number": ("used", {"seconds": float("nan")}, "it is not valid JSON"),
+    "infinite": ("used", {"cost": "Infinity"}, "cost is not valid"),
+    "boolean": ("used", {"turns": True}, "turns is not valid"),
+    "text": ("used", {"turns": "2"}, "turns is not valid"),
+    "fraction": ("used", {"input": 2.5}, "input is not valid"),
+    "absurd": ("used", {"input": 2**61}, "input is not valid"),
+    "endless": ("used", {"input": 10**30}, "it is not valid JSON"),
+    "no amount": ("used", {"cost": "much"}, "cost is not valid"),
+    "no object": ("", {"used": []}, "it is not a JSON object"),
+    "no tree": ("", {"tree": 3}, "it is not a JSON object"),
+    "no counts": ("", {"calls_by_tool": ["search"]}, "calls_by_tool is not valid"),
+    "no ID": ("", {"id": None}, "id is not valid"),
+    "no flag": ("", {"has_nudged": 1}, "has_nudged is not valid"),
+    "unknown limit": ("", {"extension": {"max_jokes": 3}}, "extension is not valid"),
+    "bad limit": ("", {"extension": {"max_turns": -3}}, "extension is not valid"),
+}
+"""By name: the part of a record, what is written there, and the problem."""
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_record_is_refused(name: str, interrupted: Run) -> None:
+    """A count is never lowered silently, by no contents of a store."""
+    part, changed, problem = INVALID[name]
+    written = fields(interrupted.task)
+    place = written[part] if part else written
+    place.update(changed)
+    for key in [key for key, value in place.items() if value is ...]:
+        del place[key]
+    with pytest.raises(InvalidRecordError, match=f"task cannot be used: {problem}"):
+        Task.from_record(record_of(written))
+
+
+@pytest.mark.parametrize("name", ["nothing", "bytes", "no JSON", "deep", "long", "edited", "other"])
+def test_record_that_is_none_is_refused(name: str, interrupted: Run) -> None:
+    """It may come from an older release, another program or an editor."""
+    record = interrupted.task.record()
+    given = {
+        "nothing": None,
+        "bytes": b"{}",
+        "no JSON": "turns: 3",
+        "deep": "[" * 100_000,
+        "long": " " * 1_000_001,
+        "edited": record.replace("turns", "tvrns"),
+        "other": "{}",
+    }
+    with pytest.raises(InvalidRecordError):
+        Task.from_record(given[name])
+
+
+@pytest.mark.usefixtures("faulty")
+def test_unusable_record_begins_new_task_and_logs_error(caplog: pytest.LogCaptureFixture) -> None:
+    """The resume works, and the log says that nothing is used."""
+    run = recalled("broken")
+    assert (run.tally.turns, run.task.resumes) == (0, 0)
+    (line,) = caplog.messages
+    assert "cannot be used: it is not valid JSON. The answer to its interrupt begins" in line
+
+
+def test_known_task_takes_precedence_over_its_record(runs: RunRegistry, interrupted: Run) -> None:
+    """The record is the same or older, or was changed, unless another process has continued it."""
+    written = fields(interrupted.task)
+    for changed in ({"resumes": 0}, {"resumes": 5, "used": {**written["used"], "turns": 1}}):
+        runs.interrupted.recall({"a": record_of({**written, **changed})})
+        assert (resume(runs, ["a"]).tally.turns, resume(runs, ["a"]).task.resumes) == (2, 1)
+    runs.interrupted.recall({"a": "broken"})
+    assert resume(runs, ["a"]).tally.turns == 2
+    elsewhere = recalled(interrupted.task.record())
+    run_turn(elsewhere)
+    runs.interrupted.recall({"a": elsewhere.task.record()})
+    assert resume(runs, ["a"]).tally.turns == 3
