@@ -241,15 +241,15 @@ class InterruptedTasks:
         tasks = [task for kept, task in found if kept > oldest]
         return max(tasks, key=lambda task: task.resumes, default=None)
 
-    def recall(self, records: Mapping[str, object]) -> None:
+    def recall(self, records: Iterable[tuple[str, object]]) -> None:
         """Add what a framework has kept with interrupts, e.g. those of another process.
 
         A task that is known stays as it is, unless another process has continued it.
 
         Args:
-            records: The records of tasks, by the keys of their interrupts.
+            records: The keys of interrupts, each with the record of its task.
         """
-        for key, record in records.items():
+        for key, record in records:
             known = self.find([key])
             try:
                 task = Task.from_record(record)

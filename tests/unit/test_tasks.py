@@ -200,7 +200,7 @@ def test_interrupts_are_bounded_in_number_and_age(fake_time: FakeTime) -> None:
 def recalled(record: object, policy: Policy = POLICY) -> Run:
     """Answer an interrupt in another process, to which only the record came."""
     runs = RunRegistry()
-    runs.interrupted.recall({"a": record})
+    runs.interrupted.recall([("a", record)])
     return resume(runs, ["a"], policy)
 
 
@@ -289,11 +289,11 @@ def test_known_task_takes_precedence_over_its_record(runs: RunRegistry, interrup
     """The record is the same or older, or was changed, unless another process has continued it."""
     written = fields(interrupted.task)
     for changed in ({"resumes": 0}, {"resumes": 5, "used": {**written["used"], "turns": 1}}):
-        runs.interrupted.recall({"a": record_of({**written, **changed})})
+        runs.interrupted.recall([("a", record_of({**written, **changed}))])
         assert (resume(runs, ["a"]).tally.turns, resume(runs, ["a"]).task.resumes) == (2, 1)
-    runs.interrupted.recall({"a": "broken"})
+    runs.interrupted.recall([("a", "broken")])
     assert resume(runs, ["a"]).tally.turns == 2
     elsewhere = recalled(interrupted.task.record())
     run_turn(elsewhere)
-    runs.interrupted.recall({"a": elsewhere.task.record()})
+    runs.interrupted.recall([("a", elsewhere.task.record())])
     assert resume(runs, ["a"]).tally.turns == 3

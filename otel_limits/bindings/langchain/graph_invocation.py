@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from langgraph.types import Interrupt
 
     from otel_limits.core.policy import Verdict
+    from otel_limits.runs.tasks import Task
 
 
 class GraphHaltedError(BaseException):
@@ -90,6 +91,8 @@ class GraphInvocation(InvocationInProgress):
     """The question that this invocation ends with, and its task of the graph."""
     unanswered: Verdict | None = field(default=None, kw_only=True)
     """The limit that the question is about."""
+    waiting: dict[str, Task] = field(default_factory=dict, kw_only=True)
+    """Tasks that wait for answers, by the keys of the interrupts: of it and of graphs within it."""
     tokens: dict[int, tuple[Any, int]] = field(default_factory=dict, kw_only=True)
     """Estimated tokens of each message, by identity."""
 

@@ -15,6 +15,7 @@ from langgraph.types import Command, Interrupt
 
 from otel_limits.bindings.extensions import question
 from otel_limits.bindings.langchain.graph_invocation import UNANSWERED, LimitQuestion
+from otel_limits.bindings.langchain.graph_records import arecall, recall
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.langchain.private_graph_names import TASK
 from otel_limits.core.internal_errors import suppress_errors, suppress_errors_async
@@ -35,6 +36,9 @@ PLACE: Final = "langgraph_checkpoint_ns"
 
 INTERRUPT_ID: Final = re.compile(r"[0-9a-f]{32}")
 """A resume whose keys are all like this answers these interrupts, not the only one."""
+
+OWN: Final = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
+"""Keys of a configuration that name a thread or a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,11 @@ def resumed(graph: Any, given: Any, config: Any) -> Resumed | None:
     """
     if not _may_resume(graph, given, config):
         return None
-    return _resumed_from(graph, graph.get_state(config), given)
+    state = graph.get_state(config)
+    resume = _resumed_from(graph, state, given)
+    if resume.answers:
+        recall(graph, state.config)
+    return resume
 
 
 @suppress_errors_async("binding")
@@ -72,7 +80,11 @@ async def aresumed(graph: Any, given: Any, config: Any) -> Resumed | None:
     """Do the same as `resumed` without blocking the event loop."""
     if not _may_resume(graph, given, config):
         return None
-    return _resumed_from(graph, await graph.aget_state(config), given)
+    state = await graph.aget_state(config)
+    resume = _resumed_from(graph, state, given)
+    if resume.answers:
+        await arecall(graph, state.config)
+    return resume
 
 
 def _may_resume(graph: Any, given: Any, config: Any) -> bool:
@@ -82,11 +94,23 @@ def _may_resume(graph: Any, given: Any, config: Any) -> bool:
         and LANGCHAIN.host is not None
         and LANGCHAIN.host.is_on
         and isinstance(graph.checkpointer, BaseCheckpointSaver)
-        and TASK not in ensure_config(config)["configurable"]
+        and TASK not in configurable_of(graph, config)
     )
 
 
-def _resumed_from(graph: Any, state: StateSnapshot, given: Any) -> Resumed | None:
+def configurable_of(graph: Any, config: Any) -> dict[str, Any]:
+    """Return the `configurable` of a call, with that of the node in which it is made.
+
+    A call that names its own thread or checkpoint is not within that node.
+    """
+    own: dict[str, Any] = {}
+    for each in (graph.config, config):
+        own |= (each or {}).get("configurable") or {}
+    is_apart = any(own.get(key) for key in OWN)
+    return own if is_apart else {**ensure_config()["configurable"], **own}
+
+
+def _resumed_from(graph: Any, state: StateSnapshot, given: Any) -> Resumed:
     ours = [each for each in state.interrupts if _is_ours(each.value)]
     resume: Any = UNANSWERED if given is None else given.resume
     answered = [] if given is None else [each.id for each in state.interrupts]

@@ -6,10 +6,10 @@ import functools
 import json
 import uuid
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langchain_core.runnables.config import ensure_config, merge_configs
+from langchain_core.runnables.config import merge_configs
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphInterrupt, GraphRecursionError
 from langgraph.graph import END
@@ -27,7 +27,14 @@ from otel_limits.bindings.langchain.graph_invocation import (
     GraphInvocation,
     LimitQuestion,
 )
-from otel_limits.bindings.langchain.graph_questions import Resumed, aresumed, can_ask, resumed
+from otel_limits.bindings.langchain.graph_questions import (
+    Resumed,
+    aresumed,
+    can_ask,
+    configurable_of,
+    resumed,
+)
+from otel_limits.bindings.langchain.graph_records import akeep, keep
 from otel_limits.bindings.langchain.graph_streams import GraphStream
 from otel_limits.bindings.langchain.halt_marks import mark, with_mark_of
 from otel_limits.bindings.langchain.halted_nodes import with_node_ends
@@ -55,6 +62,7 @@ if TYPE_CHECKING:
 
     from otel_limits.core.limits import Limits
     from otel_limits.core.policy import Verdict
+    from otel_limits.runs.tasks import Task
 
 Saved: TypeAlias = "tuple[Any, list[list[StateUpdate]]]"
 
@@ -104,6 +112,7 @@ def track_stream(original: Any) -> Any:
                 chunks.close()
             finally:
                 call.finish()
+                keep(graph, call.thread, call.waiting)
         call.raise_if_asked()
 
     return stream
@@ -153,6 +162,7 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
                 await chunks.aclose()
             finally:
                 call.finish()
+                await akeep(graph, call.thread, call.waiting)
         call.raise_if_asked()
 
     return astream
@@ -223,10 +233,11 @@ class GraphCall:
             **(config.get("metadata") or {}),
         }
         thread = configurable.get("thread_id")
-        parent, within = _graph_around(), ensure_config(cast("Any", config))["configurable"]
+        within = configurable_of(graph, config)
+        parent = _graph_around() if TASK in within else None
         questions: Sequence[LimitQuestion] = () if resume is None else resume.questions
         answers: Sequence[str] = () if resume is None else resume.answers
-        if TASK in within and parent is not None:
+        if parent is not None:
             questions, answers = parent.questions, parent.answers
         self._place = place_of(name, within)
         more, declined = _answered(name, within, questions)
@@ -244,6 +255,9 @@ class GraphCall:
             questions=questions,
         )
         self.invocation.answers = answers
+        self._is_within = parent is not None
+        if parent is not None:
+            self.invocation.waiting = parent.waiting
         self._run = self.invocation.run
         self._is_declined = declined is not None
         """True if a human has answered our question, and not with more."""
@@ -449,8 +463,15 @@ class GraphCall:
 
     def finish(self) -> None:
         """End the invocation, however the graph ended."""
-        self.invocation.interrupts = [self._place + each for each in self.stream.interrupts]
+        interrupts = [self._place + each for each in self.stream.interrupts]
+        self.invocation.interrupts = interrupts
         self.invocation.finish(self._reason, self._failure)
+        self.invocation.waiting |= dict.fromkeys(interrupts, self._run.task)
+
+    @property
+    def waiting(self) -> Mapping[str, Task]:
+        """The tasks to be kept in the checkpoints of the outermost graph, if it has interrupts."""
+        return {} if self._is_within else self.invocation.waiting
 
     @suppress_errors("binding")
     def succeed(self) -> Saved | None:
