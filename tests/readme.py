@@ -76,6 +76,7 @@ def halts_table() -> str:
     }
     breaches |= {
         "`tree_max_turns`": replace(breaches["`max_turns`"], limit="tree_max_turns"),
+        "`max_turns`, after resumes": replace(breaches["`max_turns`"], resumes=7),
         "`max_cost_usd`, and a price is unknown": replace(
             breaches["`max_cost_usd`"],
             uncounted=True,

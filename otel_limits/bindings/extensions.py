@@ -53,6 +53,7 @@ def question(verdict: Verdict, invocation: Invocation) -> dict[str, Any]:
         "at_most": breach.at_most,
         "subject": breach.subject,
         "origin": breach.origin,
+        "resumes": breach.resumes,
         "agent": invocation.agent,
         "invocation_id": invocation.id,
         AGAIN: verdict.asks_again,

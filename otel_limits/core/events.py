@@ -220,7 +220,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitWarning:
-    """A soft threshold of a limit was crossed: once per invocation, limit and threshold."""
+    """A soft threshold of a limit was crossed: once per task, limit and threshold."""
 
     invocation: Invocation
     threshold: float

@@ -19,7 +19,7 @@ from otel_limits.core.values import (
     SWITCHABLE_CAPS_PER_TOOL,
     Kind,
 )
-from otel_limits.core.wording import shortest
+from otel_limits.core.wording import pluralize, shortest
 
 if TYPE_CHECKING:
     from otel_limits.core.quota_state import QuotaRefusal
@@ -78,6 +78,8 @@ class Limit:
     """False if not even a final answer may exceed it."""
     binds_side_calls: bool = False
     """True if a side call can exceed it."""
+    per_leg: bool = False
+    """True if each leg, and so each answer to an interrupt, has its own count."""
     subject: str | None = None
     """The tool, in the limit of one tool that `of_tool` returns."""
 
@@ -132,6 +134,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             # One more call may force the output after the response that ended the leg.
             yields_to_output=True,
             in_tree=False,
+            per_leg=True,
         ),
         Limit(
             name="max_turns",
@@ -281,6 +284,8 @@ class Level:
     observed: Number
     at_most: bool = False
     """True if `observed` contains upper bounds of unknown prices."""
+    resumes: int = 0
+    """Answers to interrupts that `observed` counts across."""
 
     @property
     def ratio(self) -> float:
@@ -320,6 +325,8 @@ class Breach:
     origin: str = field(default="", compare=False)
     """Where the limit is set, such as `OTEL_LIMITS_MAX_TURNS` or `limits.yaml:12`; empty if
     unknown."""
+    resumes: int = 0
+    """Answers to interrupts that `observed` counts across."""
 
     @property
     def amount(self) -> str:
@@ -327,16 +334,17 @@ class Breach:
         # A tree limit has the same name with a prefix.
         kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
         if kind is not None and kind.is_refusal:  # `observed` includes the refused call
-            return f"{self.cap} of {self.cap} {self.unit} used, and one more was requested"
+            used = f"used{over_resumes(self, 'by')}"
+            return f"{self.cap} of {self.cap} {self.unit} {used}, and one more was requested"
         if self.reason == LOOP_DETECTED_STOP_REASON:
-            return f"{self.observed} of {self.cap} {self.unit}"
+            return f"{self.observed} of {self.cap} {self.unit}{over_resumes(self, 'in')}"
         at_most = "at most " if self.at_most else ""
+        amount = f"{at_most}{shortest(self.observed)} of {self.cap} {self.unit}"
         if not self.reserved:
-            return f"{at_most}{shortest(self.observed)} of {self.cap} {self.unit} used"
+            return f"{amount} used{over_resumes(self, 'by')}"
         used = self.observed - self.reserved  # type: ignore[operator]  # of the same type
         return (
-            f"{at_most}{shortest(self.observed)} of {self.cap} {self.unit}: "
-            f"{at_most}{shortest(used)} used, "
+            f"{amount}: {at_most}{shortest(used)} used{over_resumes(self, 'by')}, "
             f"{shortest(self.reserved)} reserved by in-flight model calls"
         )
 
@@ -357,6 +365,14 @@ class Breach:
         """True if a side call would exceed the limit."""
         kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
         return kind is not None and kind.binds_side_calls
+
+
+def over_resumes(counted: Breach | Level, preposition: str) -> str:
+    """Name what is counted if it began before the last resume, e.g. ` in this task, …`."""
+    if not counted.resumes:
+        return ""
+    whole = "tree" if counted.limit.startswith(TREE_PREFIX) else "task"
+    return f" {preposition} this {whole}, over {pluralize(counted.resumes, 'resume')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

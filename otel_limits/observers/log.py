@@ -6,6 +6,7 @@ import logging
 
 from otel_limits.core.events import Halt, LimitWarning, ModelCall
 from otel_limits.core.labels import clean, quoted
+from otel_limits.core.limits import over_resumes
 from otel_limits.core.wording import shortest
 from otel_limits.observers.protocol import BaseObserver
 
@@ -66,12 +67,13 @@ class LogObserver(BaseObserver):
 
 def _log_threshold(event: LimitWarning) -> None:
     logger.warning(
-        "Agent %s has used %.0f%% of %s: %s of %s.",
+        "Agent %s has used %.0f%% of %s: %s of %s%s.",
         quoted(event.invocation.agent),
         event.level.ratio * 100,
         event.level.limit,
         f"{'at most ' if event.level.at_most else ''}{shortest(event.level.observed)}",
         event.level.cap,
+        over_resumes(event.level, "in"),
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from otel_limits.core.limits import TREE_PREFIX
+from otel_limits.core.limits import LIMITS, TREE_PREFIX, Breach, Level
 from otel_limits.core.policy import unpriced_by_default
 from otel_limits.core.usage import EXACT, NO_COST, Tally
 
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from decimal import Decimal
 
-    from otel_limits.core.limits import Level
     from otel_limits.core.policy import Policy, Reached, Unpriced
+
+Counted = TypeVar("Counted", Breach, Level)
 
 ASSUMED_OUTPUT: Final = 1024
 """Assumed output tokens of a model that has not answered yet."""
@@ -43,6 +44,7 @@ class Budget:
         "policy",
         "prefix",
         "reserved",
+        "resumes",
         "started",
         "tally",
         "wrapped_up",
@@ -72,6 +74,8 @@ class Budget:
         """The agent that made the first turn in it, e.g. a supervisor."""
         self.outputs: dict[str, int] = {}
         """Largest output of one answer, by model."""
+        self.resumes = 0
+        """Answers to interrupts since its task began."""
         if before is not None:
             # Between the two, the agent has not run; and each leg has its own iterations.
             self.started -= before.tally.seconds
@@ -124,7 +128,19 @@ class Budget:
                 continue
             if side and not breach.binds_side_calls:
                 continue
-            yield breach, self.policy.action
+            yield self.over_resumes(breach), self.policy.action
+
+    def levels(self) -> tuple[Level, ...]:
+        """Return the utilization of each limit."""
+        levels = self.policy.limits.levels(self.tally, self.prefix)
+        return tuple(map(self.over_resumes, levels)) if self.resumes else levels
+
+    def over_resumes(self, counted: Counted) -> Counted:
+        """Note how many resumes a count covers, unless each leg has its own."""
+        kind = LIMITS.get(counted.limit.removeprefix(self.prefix))
+        if not self.resumes or (kind is not None and kind.per_leg):
+            return counted
+        return replace(counted, resumes=self.resumes)
 
     def covers(self, policy: Policy) -> bool:
         """Return whether this tree is always exhausted before one within it with `policy`."""
@@ -183,7 +199,7 @@ class Budgets:
         """Return the utilization of each limit; of a tree limit, the highest of all trees."""
         levels: dict[str, Level] = {}
         for budget in self.all:
-            for level in budget.policy.limits.levels(budget.tally, budget.prefix):
+            for level in budget.levels():
                 other = levels.get(level.limit)
                 if other is None or other.ratio < level.ratio:
                     levels[level.limit] = level

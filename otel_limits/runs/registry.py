@@ -277,6 +277,7 @@ class RunRegistry(Services):
             return above
         used = (before.tree or before.budget) if before is not None else None
         task.tree = new_tree(policy, self.now(), used)
+        task.tree.resumes = task.resumes
         return (task.tree, *above)
 
     @suppress_errors("runs")

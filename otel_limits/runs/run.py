@@ -1068,7 +1068,7 @@ class ToolCalls:
                 origin = budget.policy.origin_of(limit, subject)
                 # One more than used, because the refused call would have exceeded the cap.
                 breach = Breach(limit, cap, used + 1, reason, "calls", subject, origin=origin)
-                yield breach, budget
+                yield budget.over_resumes(breach), budget
 
     def _count(self, tool: str, change: int) -> None:
         self.by_tool[tool] = self.by_tool.get(tool, 0) + change

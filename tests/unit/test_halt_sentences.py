@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from strands import Agent
+from strands.hooks import BeforeToolCallEvent
 
 import otel_limits
 from otel_limits import Limits, LimitsPlugin, MaxTurnsReachedException, enable
@@ -15,6 +16,8 @@ from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_operator
 from otel_limits.testing import ScriptedModel, endless, uses
+from tests.features.of_strands import StrandsSubject
+from tests.resumed import NAMES, SUBJECTS, run_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     from tests.conftest import MakeAgent
+    from tests.features.subject import Subject
 
 LONG = "x" * 100_000
 SHORT = "x" * 128
@@ -214,6 +218,110 @@ def test_more_from_a_human(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatc
     answer: Any = [{"interruptResponse": extended}]
     (again,) = agent(answer).interrupts or ()
     assert again.reason["origin"] == "the answer that extended it"
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=NAMES)
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        (
+            {"max_turns": 3},
+            (
+                "max_turns: 3 of 3 turns used by this task, over 3 resumes. The limit is set in "
+                "LIMITS_HERE. Send the agent a new message to begin a new task, or raise the limit "
+                "there."
+            ),
+        ),
+        (
+            {"max_tool_calls": 1},
+            (
+                "max_tool_calls: 1 of 1 calls used by this task, over 2 resumes, and one more was "
+                "requested. The limit is set in LIMITS_HERE. Send the agent a new message to begin a "
+                "new task, or raise the limit there."
+            ),
+        ),
+        (
+            {"max_consecutive_same_tool": 1},
+            (
+                "max_consecutive_same_tool for tool 'search': 1 of 1 calls in a row in this task, over "
+                "1 resume. The limit is set in LIMITS_HERE. No other tool was called in between."
+            ),
+        ),
+    ],
+)
+def test_sentence_after_resumes_is_about_the_task(
+    subject: Subject,
+    limits: dict[str, int],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    warnings_logged: Callable[[], list[str]],
+) -> None:
+    """An operator who sees one turn of the last invocation would not understand the halt."""
+    ((name, cap),) = limits.items()
+    monkeypatch.setenv(f"OTEL_LIMITS_{name.upper()}", str(cap))
+    enable()
+    _, endings = run_allowed(subject)
+    (sentence,) = warnings_logged()
+    told = told.replace("LIMITS_HERE", f"OTEL_LIMITS_{name.upper()}")
+    assert sentence.startswith(f"Agent 'boss' was halted by {told}")
+    assert (stop := endings[-1].stop) is not None
+    assert stop.sentence == sentence
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=NAMES)
+def test_tree_sentence_after_resumes_is_about_the_tree(
+    subject: Subject, warnings_logged: Callable[[], list[str]]
+) -> None:
+    """A tree lasts as long as the task that it began with."""
+    enable(tree=Limits(max_model_calls=2))
+    run_allowed(subject)
+    (sentence,) = warnings_logged()
+    assert "tree_max_model_calls: 2 of 2 model calls used by this tree, over 2 resumes." in sentence
+    assert "send the root agent a new message to begin a new task" in sentence
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=NAMES)
+def test_warning_after_resumes_is_about_the_task(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, warnings_logged: Callable[[], list[str]]
+) -> None:
+    """Each threshold is reported once per task."""
+    monkeypatch.setenv("OTEL_LIMITS_WARN_AT", "0.5,0.75")
+    enable(Limits(max_turns=4))
+    run_allowed(subject)
+    assert warnings_logged()[:2] == [
+        "Agent 'boss' has used 50% of max_turns: 2 of 4 in this task, over 1 resume.",
+        "Agent 'boss' has used 75% of max_turns: 3 of 4 in this task, over 2 resumes.",
+    ]
+
+
+def test_iterations_after_a_resume_are_those_of_the_leg(
+    warnings_logged: Callable[[], list[str]],
+) -> None:
+    """Each answer restarts them, so the sentence names no task."""
+    enable(Limits(max_iterations=2))
+    subject = StrandsSubject()
+    model = subject.model([uses("ask"), uses("search"), uses("search")])
+    agent = subject.agent(model, subject.doing(str))
+
+    def ask(event: BeforeToolCallEvent) -> None:
+        if event.tool_use["name"] == "ask":
+            event.interrupt("approval")
+
+    agent.hooks.add_callback(BeforeToolCallEvent, ask)
+    subject.accept(agent, subject.call(agent))
+    (sentence,) = warnings_logged()
+    assert "max_iterations: 2 of 2 turns used. " in sentence
+
+
+def test_question_after_resumes_is_about_the_task() -> None:
+    """A human decides about everything the task has used."""
+    enable(Limits(max_turns=2), action="ask")
+    subject = StrandsSubject()
+    agent = subject.asking_first(subject.model([uses("search")] * 3))
+    ending = subject.call(agent)
+    for _ in range(2):
+        ending = subject.accept(agent, ending)
+    assert "2 of 2 turns used by this task, over 2 resumes." in ending.question.reason["sentence"]
 
 
 @pytest.mark.parametrize("reason", STOP_REASONS)
