@@ -236,15 +236,16 @@ def test_more_from_a_human(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatc
             {"max_tool_calls": 1},
             (
                 "max_tool_calls: 1 of 1 calls used by this task, over 2 resumes, and one more was "
-                "requested. The limit is set in LIMITS_HERE. Send the agent a new message to begin a "
-                "new task, or raise the limit there."
+                "requested. The limit is set in LIMITS_HERE. Send the agent a new message to begin "
+                "a new task, or raise the limit there."
             ),
         ),
         (
             {"max_consecutive_same_tool": 1},
             (
-                "max_consecutive_same_tool for tool 'search': 1 of 1 calls in a row in this task, over "
-                "1 resume. The limit is set in LIMITS_HERE. No other tool was called in between."
+                "max_consecutive_same_tool for tool 'search': 1 of 1 calls in a row in this task, "
+                "over 1 resume. The limit is set in LIMITS_HERE. No other tool was called in "
+                "between."
             ),
         ),
     ],
