@@ -39,6 +39,7 @@ from otel_limits.core.events import (
     QuotaWait,
     Started,
     Stop,
+    TaskUsage,
     ToolCall,
     Turn,
 )
@@ -124,6 +125,7 @@ __all__ = [
     "Remaining",
     "Started",
     "Stop",
+    "TaskUsage",
     "ToolCall",
     "Turn",
     "Usage",

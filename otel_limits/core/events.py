@@ -248,6 +248,29 @@ class Halt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskUsage:
+    """The usage of an invocation, and of those before it whose interrupts were answered."""
+
+    id: str = ""
+    """The ID of its first invocation."""
+    resumes: int = 0
+    """Answers to interrupts until now."""
+    turns: int = 0
+    model_calls: int = 0
+    tool_calls: int = 0
+    usage: Usage = NO_USAGE
+    cost: Decimal = NO_COST
+    """USD of the model calls with a known price."""
+    unpriced_calls: int = 0
+    """Model calls with tokens but without a known price."""
+    seconds: float = 0.0
+    """Time in which the agent ran, without the time in which it waited for answers."""
+
+
+NO_TASK: Final = TaskUsage()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """How an invocation ended; published once per invocation."""
 
@@ -283,6 +306,9 @@ class Stop:
     """Its position in the budget tree; not kept in the conversation."""
     levels: tuple[Level, ...] = field(default=(), compare=False)
     """Utilization of each configured limit."""
+    task: TaskUsage = NO_TASK
+    """The sums that limits count: those of all invocations of its task. The counts above are this
+    invocation's part."""
 
     @property
     def quota(self) -> QuotaRefusal | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
-from otel_limits.core.events import Stop
+from otel_limits.core.events import Stop, TaskUsage
 from otel_limits.core.limits import Breach
 from otel_limits.core.quota_state import QuotaRefusal
 from otel_limits.core.usage import Usage
@@ -62,7 +62,16 @@ def stop_from_json(marker: Mapping[str, Any]) -> Stop:
     values["breach"] = breaches[0] if breaches else None
     values["usage"] = Usage(**marker.get("usage", {}))
     values["cost"] = Decimal(marker.get("cost", 0))
+    values["task"] = _task_from_json(marker.get("task", {}))
     return Stop(**values)
+
+
+def _task_from_json(values: Mapping[str, Any]) -> TaskUsage:
+    """Parse the sums of a task; unknown fields are ignored."""
+    known = {spec.name for spec in dataclasses.fields(TaskUsage)}  # as above
+    named = {name: value for name, value in values.items() if name in known}
+    usage, cost = Usage(**named.pop("usage", {})), Decimal(named.pop("cost", 0))
+    return TaskUsage(**named, usage=usage, cost=cost)
 
 
 def breach_from_json(values: Mapping[str, Any]) -> Breach:

@@ -512,6 +512,7 @@ class Run:
             unpriced_calls=part.unpriced_calls,
             raised=self.raised,
             invocation=self.invocation,
+            task=self.task.usage,
         )
 
     def finish(self, reason: str) -> None:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.internal_errors import INTERNAL_ERRORS
+from otel_limits.core.events import TaskUsage
 from otel_limits.core.limits import LOOP_LIMITS, NO_LIMITS, Limits
 from otel_limits.core.loops import LoopState
 from otel_limits.core.origins import EXTENSION
@@ -101,6 +101,22 @@ class Task:
         self.has_nudged, self.pending = before.has_nudged, before.pending
         if self.loops is not None and before.loops is not None:
             self.loops = copy.deepcopy(before.loops)
+
+    @property
+    def usage(self) -> TaskUsage:
+        """Its usage until now; the time is the one measured last."""
+        tally = self.budget.tally
+        return TaskUsage(
+            id=self.id,
+            resumes=self.resumes,
+            turns=tally.turns,
+            model_calls=tally.model_calls,
+            tool_calls=tally.tool_calls,
+            usage=tally.usage,
+            cost=tally.cost,
+            unpriced_calls=tally.unpriced_calls,
+            seconds=tally.seconds,
+        )
 
     def extend(self, more: Limits) -> None:
         """Raise the limits to what is used now plus `more`."""

@@ -19,7 +19,7 @@ from strands.telemetry import tracer as strands_tracer
 from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
 
 import otel_limits
-from otel_limits import Event, Limits, ModelCall, Started, Stop, enable
+from otel_limits import Event, Limits, ModelCall, Started, Stop, TaskUsage, enable
 from otel_limits.core.policy import ACTIONS
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 
@@ -263,6 +263,7 @@ IDENTITY: Any = {
     "invocation": None,
     "started": 0.0,
     "seconds": 0.0,
+    "task": TaskUsage(),
 }
 """Fields that differ between two otherwise identical invocations."""
 
