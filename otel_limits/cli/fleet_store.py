@@ -9,7 +9,7 @@ from otel_limits.core.errors import ConfigurationError
 from otel_limits.quotas.store import StoreError, StorePlace
 from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
 from otel_limits.settings.policy.file import valid_document
-from otel_limits.settings.settings_reader import read_settings
+from otel_limits.settings.settings_reader import settings_with
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -77,14 +77,9 @@ def fleet_store(unset: str) -> SharedStore:
     Raises:
         ValueError: Quotas are kept in memory, or the URL is invalid.
     """
-    reading = read_settings()
-    # An invalid setting falls back to memory, and the error below would mislead.
-    wrong = [each for each in reading.mistakes if "OTEL_LIMITS_QUOTA_STORE" in each]
-    if wrong:
-        raise ValueError(wrong[0])
-    if not is_shared(reading.settings.quota_store):
+    settings = settings_with("quota_store", "quota_namespace")
+    if not is_shared(settings.quota_store):
         raise ValueError(unset)
-    settings = reading.settings
     return open_shared_store(
         StorePlace(settings.quota_store, TIMEOUT_SECONDS, settings.quota_namespace)
     )

@@ -24,7 +24,7 @@ from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import pluralize
 from otel_limits.settings.policy.file import valid_document
-from otel_limits.settings.settings_reader import read_settings
+from otel_limits.settings.settings_reader import settings_with
 
 HELP: Final = """\
 Maintain the ledger: prune, export, import, reprice, merge.
@@ -138,7 +138,7 @@ def export_focus(arguments: Namespace) -> int:
     arguments.format = arguments.format or "csv"
     if arguments.format == "jsonl" or arguments.what != "calls":
         raise LedgerError("--focus exports charges as csv. Remove the other options.")
-    settings = read_settings().settings
+    settings = settings_with("billing_account", "sub_account_key")
     if not settings.billing_account:
         raise LedgerError(
             "FOCUS needs a billing account. Set its ID, e.g. "
@@ -173,11 +173,11 @@ def import_spans(arguments: Namespace) -> int:
     from otel_limits.core.pricing import Prices
     from otel_limits.ledger.imports import import_files
 
+    audit_keys = settings_with("audit_keys").audit_keys
     # By the current price list, as imported calls have no prices.
-    settings = read_settings().settings
     prices = Prices(valid_document().price_list())
     with open_ledger(arguments, create=True) as database, working("Importing") as work:
-        done = import_files(database, arguments.files, settings.audit_keys, prices, work)
+        done = import_files(database, arguments.files, audit_keys, prices, work)
     # On standard error if nothing was imported: scripts see the exit status, people the reason.
     (sys.stderr if done.has_no_call else sys.stdout).write(f"{done}\n")
     return int(done.has_no_call)

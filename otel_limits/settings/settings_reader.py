@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, TREE_PREFIX, Limits
 from otel_limits.core.policy import Policy
 from otel_limits.core.wording import closest_match, suggestion
@@ -102,6 +103,20 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Reading:
         mistakes=tuple(mistakes),
         warnings=tuple(near_misses(environ)),
     )
+
+
+def settings_with(*names: str) -> Settings:
+    """Read the settings from the environment, for a command that uses those with these names.
+
+    Raises:
+        ConfigurationError: One of their values is invalid, or a misspelled variable means one.
+    """
+    reading = read_settings()
+    # The default would apply, and mislead.
+    used = re.compile(rf"\b({'|'.join(map(variable_of, names))})\b")
+    if wrong := [each for each in reading.mistakes if used.search(each)]:
+        raise ConfigurationError(wrong)
+    return reading.settings
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:

@@ -151,6 +151,29 @@ def test_check_finds_a_variable_that_is_no_setting(
     assert "OTEL_LIMITS_MAXTURNS is not a setting of otel-limits." in mistakes[0]
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "command"),
+    [
+        ("OTEL_LIMITS_AUDIT_KEYS", "a b", "ledger import spans.jsonl"),
+        ("OTEL_LIMITS_POLCY", "limits.yaml", "ledger import spans.jsonl"),
+        ("OTEL_LIMITS_BILLING_ACCOUNTS", "1", "ledger export --focus"),
+        ("OTEL_LIMITS_PROMETHEUS_PORT", "70000", "top --once"),
+        ("OTEL_LIMITS_QUOTA_STORE", "redsi://h", "kill --agent a"),
+    ],
+)
+def test_command_refuses_a_mistake_in_what_it_reads(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+    value: str,
+    command: str,
+) -> None:
+    """With the default, its answer would be another one than that of the agents' processes."""
+    monkeypatch.setenv(variable, value)
+    assert main(command.split()) == 2
+    assert variable in capsys.readouterr().err
+
+
 def test_check_reports_all_mistakes_together(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence each; valid settings next to them keep their value."""
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "abc")

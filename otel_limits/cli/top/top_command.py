@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.settings.credentials import inherited_authorization
-from otel_limits.settings.settings_reader import read_settings
+from otel_limits.settings.settings_reader import settings_with
 
 if TYPE_CHECKING:
     from otel_limits.top.fleet import Fleet
@@ -98,7 +98,7 @@ def feeds_of(options: Namespace) -> list[Feed]:
 
 def local_endpoint() -> str:
     """Return the endpoint of processes on this machine with the same settings."""
-    settings = read_settings().settings
+    settings = settings_with("prometheus_host", "prometheus_port")
     # Clients cannot connect to a wildcard address.
     host = settings.prometheus_host
     host = "127.0.0.1" if host in ANYWHERE else f"[{host}]" if ":" in host else host

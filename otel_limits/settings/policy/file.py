@@ -21,7 +21,7 @@ from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings.policy.changeable import CHANGEABLE, is_changeable, is_shared
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
-from otel_limits.settings.settings_reader import read_settings
+from otel_limits.settings.settings_reader import settings_with
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Overrides
@@ -189,9 +189,9 @@ def valid_document() -> Document:
     """Return the content of the policy file of this process, for a command that needs it.
 
     Raises:
-        ConfigurationError: It contains mistakes.
+        ConfigurationError: It, or the variable with its path, contains mistakes.
     """
-    policy_file = PolicyFile(read_settings().settings.policy_path)
+    policy_file = PolicyFile(settings_with("policy").policy_path)
     if policy_file.mistakes:
         raise ConfigurationError(policy_file.mistakes)
     return policy_file.document
