@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.core.limits import QUOTA_EXCEEDED_STOP_REASON, Breach
 from otel_limits.core.policy import Verdict
@@ -124,7 +124,7 @@ def _is_budget_spent(error: BaseException) -> bool:
 
 def _codes_of(error: BaseException) -> Iterator[str]:
     """Yield the codes in a client's error and in the body of the vendor's response."""
-    body = getattr(error, "body", None)
+    body = _attribute(error, "body")
     if not isinstance(body, dict):
         try:
             body = json.loads(_body_of(error))
@@ -140,7 +140,7 @@ def _codes_of(error: BaseException) -> Iterator[str]:
 
 def members_of(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors in a group, such as that of a `TaskGroup`; otherwise the error itself."""
-    members = getattr(error, "exceptions", None)  # Python 3.10 has no class of groups
+    members = _attribute(error, "exceptions")  # Python 3.10 has no class of groups
     if isinstance(members, tuple) and all(isinstance(each, BaseException) for each in members):
         for each in members:
             yield from members_of(each)
@@ -194,7 +194,7 @@ def is_filtered(error: BaseException) -> bool:
     Azure: "a 400 error due to a content filter" is charged, as "the prompt was evaluated by the
     service" (https://learn.microsoft.com/azure/ai-foundry/openai/how-to/manage-costs).
     """
-    return any(getattr(each, "code", None) == CONTENT_FILTER for each in chain_of(error))
+    return any(_attribute(each, "code") == CONTENT_FILTER for each in chain_of(error))
 
 
 def is_unsent(error: BaseException) -> bool:
@@ -212,7 +212,7 @@ def is_timeout(error: BaseException) -> bool:
 
 def is_answer_cut(error: BaseException) -> bool:
     """Return whether the body of a response ended early, by the client's message."""
-    return any(CUT.search(str(each)) is not None for each in chain_of(error))
+    return any(CUT.search(_said(each)) is not None for each in chain_of(error))
 
 
 def _is_of_stream(error: BaseException) -> bool:
@@ -226,12 +226,12 @@ def status_of(error: BaseException) -> int | None:
 
 
 def _status_in(error: BaseException, names: Sequence[str]) -> int | None:
-    response = getattr(error, "response", None)
+    response = _attribute(error, "response")
     if isinstance(response, dict):  # botocore
         return response.get("ResponseMetadata", {}).get("HTTPStatusCode")  # type: ignore[no-any-return]
     for holder in (response, error):
         for name in names:
-            status = getattr(holder, name, None)
+            status = _attribute(holder, name)
             if isinstance(status, int) and not isinstance(status, bool):
                 return status
     return None
@@ -240,12 +240,25 @@ def _status_in(error: BaseException, names: Sequence[str]) -> int | None:
 def _text_of(error: BaseException) -> str:
     """Return the text of a refusal."""
     # `body` is where the SDKs of OpenAI and Anthropic keep the parsed answer.
-    return f"{error} {getattr(error, 'body', '')} {_body_of(error)}"
+    return f"{_said(error)} {_said(_attribute(error, 'body'))} {_body_of(error)}"
 
 
 def _body_of(error: BaseException) -> str:
     """Return the body of a vendor's response; one that is still streaming is not read."""
+    return _said(_attribute(_attribute(error, "response"), "text"))
+
+
+def _attribute(holder: object, name: str) -> Any:
+    """Return an attribute, or `None` if there is none or it raises, as a response's text may."""
     try:
-        return str(getattr(getattr(error, "response", None), "text", ""))
-    except Exception:  # noqa: BLE001  httpx raises when the body was not read
+        return getattr(holder, name, None)
+    except Exception:  # noqa: BLE001  httpx raises while the body was not read
+        return None
+
+
+def _said(value: object) -> str:
+    """Return a value as text, without those that are missing or raise."""
+    try:
+        return "" if value is None else str(value)
+    except Exception:  # noqa: BLE001  somebody else's class
         return ""

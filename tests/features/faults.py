@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from unittest.mock import patch
 
 import otel_limits
-from otel_limits import Event, InternalError, Limits, ModelCall
+from otel_limits import Event, InternalError, Limits, ModelCall, Stop
 from otel_limits.core.policy import Policy
 from otel_limits.core.pricing import Prices
 from otel_limits.runs.registry import LIVE
-from otel_limits.testing import endless, says
+from otel_limits.testing import endless, fails, says
 from tests.features.observed import SEARCH, TURNS, enabled
 from tests.features.seen import STEPS, Row, expect, facts, recording
 
@@ -67,6 +67,34 @@ def failing_judgement(subject: Subject) -> None:
         ending = subject.call(subject.agent(model))
     seen = facts(subject, model, ending, events)
     expect({**seen, "few": model.calls in (2, 3)}, few=True, reason="max_turns", synthetic=True)
+
+
+class UnreadableError(Exception):
+    """An error of a client that raises when somebody looks at it."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise, and not an `AttributeError`."""
+        raise OSError(f"{name} is gone")
+
+
+def unreadable_error(subject: Subject) -> None:
+    """An error of a model that cannot be read is the program's own, and the call is counted."""
+
+    def felt() -> str:
+        agent = subject.agent(subject.model([fails(UnreadableError("down"))]))
+        try:
+            subject.call(agent)
+        except Exception as error:  # noqa: BLE001  compared below
+            return repr(error)
+        return ""
+
+    without = felt()
+    with recording(limits=TURNS) as events:
+        limited = felt()
+    ends = [each.reason for each in events if isinstance(each, Stop)]
+    calls = sum(isinstance(each, ModelCall) for each in events)
+    seen = {"error": limited, "ends": ends, "calls": calls}
+    expect(seen, error=without, ends=["error"], calls=1)
 
 
 PACKAGE: Final = Path(otel_limits.__file__).parent
@@ -146,6 +174,7 @@ FAULT_ROWS: Final[Mapping[str, Row]] = {
     "observer that fails": failing_observer,
     "prices that fail": failing_prices,
     "judgement that fails once": failing_judgement,
+    "error that cannot be read": unreadable_error,
     "fault in each shared function": fault_in_each_function,
 }
 """Rows in which otel-limits logs errors."""

@@ -102,7 +102,7 @@ def track_stream(original: Any) -> Any:
                     yield from call.stream.passed(chunk)
                 saved = call.succeed()
             except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
-                is_halt = call.is_halted_by(error)
+                is_halt = call.catch(error)
                 saved = call.halt(_stored(graph, call)) if is_halt else None
             if saved is not None:
                 _save(graph, saved)
@@ -150,7 +150,7 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
                         yield each
                 saved = call.succeed()
             except BaseException as error:  # noqa: BLE001  raised again if it is not the halt
-                is_halt = call.is_halted_by(error)
+                is_halt = call.catch(error)
                 saved = call.halt(await _astored(graph, call)) if is_halt else None
             if saved is not None:
                 await _asave(graph, saved)
@@ -274,12 +274,14 @@ class GraphCall:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def is_halted_by(self, error: BaseException) -> bool:
-        """Return whether an exception is a halt to be published; raise any other one again.
+    def catch(self, error: BaseException) -> bool:
+        """Catch a halt; raise any other exception again.
 
-        It has been published already if the graph's own code failed at the last answer.
+        Returns:
+            Whether the halt is to be published. It was already, if the graph's own code failed at
+            the last answer.
         """
-        if self._is_halt(error) or self._is_caused_by_halt(error):
+        if self._is_halt(error) or self._has_halt(error) or self._is_caused_by_halt(error):
             return True
         if not self._has_failed_at_last_answer(error):
             self._fail(error)
@@ -323,11 +325,13 @@ class GraphCall:
         return self._checkpoint()
 
     def _is_halt(self, error: BaseException) -> bool:
-        """Return whether an exception carries the halt of this graph, alone or in a group."""
-        return any(
-            isinstance(each, GraphHaltedError) and each.invocation is self.invocation
-            for each in members_of(error)
-        )
+        """Return whether an exception carries the halt of this graph."""
+        return isinstance(error, GraphHaltedError) and error.invocation is self.invocation
+
+    @suppress_errors("binding")
+    def _has_halt(self, error: BaseException) -> bool:
+        """Return whether one of a group does."""
+        return any(map(self._is_halt, members_of(error)))
 
     @suppress_errors("binding")
     def _has_failed_at_last_answer(self, error: BaseException) -> bool:

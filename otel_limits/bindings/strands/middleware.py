@@ -134,6 +134,7 @@ def _fails_node(run: Run) -> bool:
     return is_halted and run.policy.halted_node == "fail" and isinstance(run.parent, Group)
 
 
+@suppress_errors("binding")
 def _is_refused(live: StrandsInvocation, error: Exception) -> bool:
     """Return whether an error is our refusal, possibly wrapped by a middleware."""
     # The last if the loop requested a summary.

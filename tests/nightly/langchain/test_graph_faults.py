@@ -30,9 +30,9 @@ CALLS = InternalCalls(
     _only method coroutine_method wrapped _wrapped stream astream generate agenerate run arun
     answer answered answered_blocking streamed_blocking wrap _described _ended_in_time
     _is_asked request_for _request_for_all _request_within _request_for_all_within
-    admit_blocking settle_blocking refused refuse halted passed _parts_of is_halted_by __class__
+    admit_blocking settle_blocking refused refuse halted passed _parts_of catch __class__
     last_chunks raise_if_asked _begun end end_by gate track_stream track_astream
-    track_generate track_agenerate track_run track_arun _is_halt members_of
+    track_generate track_agenerate track_run track_arun _is_halt
     """
 )
 
