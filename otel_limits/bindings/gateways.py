@@ -212,7 +212,7 @@ def is_timeout(error: BaseException) -> bool:
 
 def is_answer_cut(error: BaseException) -> bool:
     """Return whether the body of a response ended early, by the client's message."""
-    return any(CUT.search(_said(each)) is not None for each in chain_of(error))
+    return any(CUT.search(_as_text(each)) is not None for each in chain_of(error))
 
 
 def _is_of_stream(error: BaseException) -> bool:
@@ -240,12 +240,12 @@ def _status_in(error: BaseException, names: Sequence[str]) -> int | None:
 def _text_of(error: BaseException) -> str:
     """Return the text of a refusal."""
     # `body` is where the SDKs of OpenAI and Anthropic keep the parsed answer.
-    return f"{_said(error)} {_said(_attribute(error, 'body'))} {_body_of(error)}"
+    return f"{_as_text(error)} {_as_text(_attribute(error, 'body'))} {_body_of(error)}"
 
 
 def _body_of(error: BaseException) -> str:
     """Return the body of a vendor's response; one that is still streaming is not read."""
-    return _said(_attribute(_attribute(error, "response"), "text"))
+    return _as_text(_attribute(_attribute(error, "response"), "text"))
 
 
 def _attribute(holder: object, name: str) -> Any:
@@ -256,9 +256,9 @@ def _attribute(holder: object, name: str) -> Any:
         return None
 
 
-def _said(value: object) -> str:
+def _as_text(value: object) -> str:
     """Return a value as text, without those that are missing or raise."""
     try:
         return "" if value is None else str(value)
-    except Exception:  # noqa: BLE001  somebody else's class
+    except Exception:  # noqa: BLE001  an error of any library
         return ""

@@ -70,7 +70,7 @@ def failing_judgement(subject: Subject) -> None:
 
 
 class UnreadableError(Exception):
-    """An error of a client that raises when somebody looks at it."""
+    """An error of a client whose attributes raise when they are read."""
 
     def __getattr__(self, name: str) -> Any:
         """Raise, and not an `AttributeError`."""
