@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -21,7 +21,9 @@ from otel_limits.quotas.store import (
     RETENTION_SECONDS,
     Change,
     Charge,
+    ConversationRecord,
     Count,
+    CountConversation,
     CountName,
     CountState,
     Demand,
@@ -29,6 +31,7 @@ from otel_limits.quotas.store import (
     Operation,
     QuotaKey,
     QuotaStore,
+    ReadConversation,
     ReadCounts,
     Renew,
     Reply,
@@ -119,6 +122,8 @@ class MemoryStore(QuotaStore):
         self._last_calls: dict[tuple[str, str], OrderedDict[str, deque[int]]] = {}
         """Quota and unit → model → usage of its last calls; the model called last is the last."""
         self._done: OrderedDict[str, CompletedOperation] = OrderedDict()
+        self._conversations: dict[str, tuple[float, ConversationRecord]] = {}
+        """Records of conversations, each with its expiry."""
         self._sweep_at = SWEEP_AT
 
     def run(self, operations: Sequence[Operation]) -> list[Reply]:
@@ -167,6 +172,8 @@ class MemoryStore(QuotaStore):
             return Reply("looked", now, states, workers=bool(operation.worker))
         if isinstance(operation, Renew):
             return self._renew(operation, now)
+        if isinstance(operation, CountConversation | ReadConversation):
+            return self._converse(operation, now)
         done = self._done.get(operation.id)
         # One ID is one call: nothing follows its settlement, a repeated reservation gets the same
         # reply, and only its settlement, which has the same ID, is applied.
@@ -212,6 +219,19 @@ class MemoryStore(QuotaStore):
                 lost = demand.amount if demand.model else 0
                 bucket.reserve(operation.id, Lease(demand.amount, demand.certain, ends, lost))
         return Reply("renewed", now)
+
+    def _converse(self, operation: CountConversation | ReadConversation, now: float) -> Reply:
+        """Add to the record of a conversation, if this is one, and return it."""
+        expires, record = self._conversations.get(operation.conversation, (0.0, None))
+        record = record if expires > now else None
+        if isinstance(operation, CountConversation) and operation.id not in self._done:
+            sums = Counter(record.sums if record is not None else {})
+            sums.update(operation.parts)
+            record = ConversationRecord(operation.conversation, operation.agent, sums, now)
+            self._conversations[operation.conversation] = now + operation.idle_seconds, record
+            done = CompletedOperation(now + REMEMBERED_SECONDS, "looked", ())
+            self._done[operation.id] = done
+        return Reply("looked", now, conversation=record)
 
     def _reserve(self, operation: Reserve, now: float) -> Reply:
         # Before any change: a reservation applies to all of its counts or to none.
@@ -336,7 +356,7 @@ class MemoryStore(QuotaStore):
         """Drop results and counts past their retention, to bound memory."""
         while self._done and next(iter(self._done.values())).until <= now:
             self._done.popitem(last=False)
-        if len(self._buckets) > self._sweep_at:
+        if len(self._buckets) + len(self._conversations) > self._sweep_at:
             self._buckets = {
                 name: bucket
                 for name, bucket in self._buckets.items()
@@ -347,8 +367,12 @@ class MemoryStore(QuotaStore):
                 for key, needs in self._needs.items()
                 if any(each.until > now for each in needs.values())
             }
+            self._conversations = {
+                name: kept for name, kept in self._conversations.items() if kept[0] > now
+            }
             # Twice the rest, so that counts within their retention are not scanned on every call.
-            self._sweep_at = max(SWEEP_AT, 2 * len(self._buckets))
+            left = len(self._buckets) + len(self._conversations)
+            self._sweep_at = max(SWEEP_AT, 2 * left)
 
 
 def _waiting_call(operation: Reserve, demands: Sequence[OpenDemand], now: float) -> Need:

@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[str, tuple[str | int, ...]]] = {
     "exists": ("KEY",),
     "hget": ("HASH", "f"),
     "hgetall": ("HASH",),
+    "hincrby": ("HASH", "f", 1),
     "hlen": ("HASH",),
     "hmget": ("HASH", "f"),
     "hset": ("HASH", "f", "1"),

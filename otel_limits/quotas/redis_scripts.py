@@ -11,7 +11,7 @@ import importlib.resources
 import math
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, repeat
 from typing import Final, NamedTuple, cast
@@ -24,13 +24,16 @@ from otel_limits.quotas.store import (
     WORKER_SECONDS,
     Block,
     Change,
+    ConversationRecord,
     Count,
+    CountConversation,
     CountState,
     Freed,
     Grant,
     Kill,
     KnownCount,
     Operation,
+    ReadConversation,
     ReadCounts,
     Renew,
     Reply,
@@ -52,7 +55,7 @@ REMEMBERED_TOGETHER: Final = 100
 MEMBERS: Final[Mapping[type, str]] = {Grant: "^%d+:", SetLimit: "^set:", Block: "^block:"}
 """Kind of change → Lua pattern of its members of the grants, as `member_of` encodes them."""
 
-LOADED: Final = ("reserve", "settle", "renew", "look", "restore", "join")
+LOADED: Final = ("reserve", "settle", "renew", "look", "restore", "join", "conversation")
 """Scripts that are loaded in advance: those of a model call, of regular reads and of a start."""
 
 
@@ -171,8 +174,21 @@ class KeyNames:
         """Key of the recently used keys of a quota."""
         return f"{self.tag}:{quota}:index"
 
+    @property
+    def conversations(self) -> str:
+        """Key of the hashes of conversations, by the expiry of their records."""
+        return f"{self.tag}:conversations"
+
+    def conversation(self, identity: str) -> str:
+        """Key of the record of a conversation."""
+        return f"{self.tag}:conversation:{identity}"
+
     def call_of(self, operation: Operation) -> ScriptCall:
         """Return the script call for an operation."""
+        if isinstance(operation, CountConversation):
+            return self._addition(operation)
+        if isinstance(operation, ReadConversation):
+            return ScriptCall("conversation", [self.conversation(operation.conversation)], [])
         if isinstance(operation, Reserve):
             return self._reservation(operation)
         if isinstance(operation, Settle):
@@ -230,6 +246,16 @@ class KeyNames:
                 f"{demand.amount} {demand.certain:d} {bool(demand.model):d} {expires(demand.count)}"
             )
         return ScriptCall("renew", keys, arguments)
+
+    def _addition(self, operation: CountConversation) -> ScriptCall:
+        done, place = self._done(operation.id)
+        keys = [self.conversation(operation.conversation), self.conversations, done]
+        idle = str(int(operation.idle_seconds * 1000))
+        arguments = [operation.conversation, operation.agent, idle]
+        arguments += [str(place), str(REMEMBERED_SECONDS * 1000)]
+        for name, part in operation.parts.items():
+            arguments += [name, str(part)]
+        return ScriptCall("conversation", keys, arguments)
 
     def restoration(self, counts: Iterable[KnownCount]) -> ScriptCall:
         """Return the script call that restores counts."""
@@ -329,8 +355,11 @@ def member_of(change: Grant | SetLimit | Block, unit: str) -> str:
     return f"{kind}{change.amount}:{identity}:{unit}"
 
 
-def reply_of(operation: Operation, text: str) -> Reply:
+def reply_of(operation: Operation, text: str | Sequence[str]) -> Reply:
     """Decode the reply to an operation."""
+    if isinstance(operation, CountConversation | ReadConversation):
+        return record_of(operation, text)
+    assert isinstance(text, str)
     # The meaning of the fourth depends on the script; "0" if unused.
     status, now, lacking, more, *numbers = text.split()
     amounts = [each for _, each in operation.counts] if isinstance(operation, ReadCounts) else []
@@ -354,6 +383,21 @@ def reply_of(operation: Operation, text: str) -> Reply:
         living=int(living or 0),
         last_kill=0.0 if living else int(more) / 1000,
     )
+
+
+def record_of(operation: CountConversation | ReadConversation, reply: Sequence[str]) -> Reply:
+    """Decode the reply to an operation on a conversation."""
+    now, *fields = reply
+    found = dict(zip(fields[::2], fields[1::2], strict=True))
+    if not found:
+        return Reply("looked", int(now) / 1000)
+    try:
+        agent, changed = found.pop("agent"), int(found.pop("changed"))
+        sums = {name: int(total) for name, total in found.items()}
+    except (KeyError, ValueError):
+        return Reply("failed", int(now) / 1000, error="the record of a conversation is not ours")
+    record = ConversationRecord(operation.conversation, agent, sums, changed / 1000)
+    return Reply("looked", int(now) / 1000, conversation=record)
 
 
 def states_of(numbers: list[str], amounts: Iterable[int]) -> list[CountState]:

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -29,16 +30,19 @@ from otel_limits.quotas.store import (
     RECOVERABLE_SECONDS,
     RETENTION_SECONDS,
     Change,
+    ConversationRecord,
     Count,
     CountState,
     Diagnoses,
     Freed,
     Grant,
+    KeepsConversations,
     Kill,
     KnownCount,
     NotesExpired,
     Operation,
     Publishes,
+    ReadConversation,
     ReadCounts,
     Reply,
     Restores,
@@ -67,7 +71,7 @@ OLDEST: Final = {"Redis": (6, 2), "Valkey": (7, 2)}
 VERSION: Final = re.compile(r"(\d+)\.(\d+)")
 
 
-class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
+class RedisStore(Diagnoses, Restores, NotesExpired, KeepsConversations, SendsKills, Publishes):
     """A store on a server. Not thread-safe: each thread uses its own.
 
     Args:
@@ -178,16 +182,33 @@ class RedisStore(Diagnoses, Restores, NotesExpired, SendsKills, Publishes):
 
     def keys(self, quota: str) -> Iterator[Key]:
         """Iterate over the keys of a quota that were used in a current window."""
-        now, cursor, index = self.now() * 1000, 0, self._names.index(quota)
+        for member in self._members(self._names.index(quota)):
+            yield Key(*member.split(" ", 1))
+
+    def _members(self, index: str) -> Iterator[str]:
+        """Iterate over the members of a sorted set that have not expired, each once."""
+        now, cursor = self.now() * 1000, 0
         seen: set[str] = set()  # a cursor may return a member twice
         while True:
             cursor, page = self._server.command("zscan", index, cursor, count=LOOKED_AT)
             for member, ends in page:
                 if ends > now and member not in seen:
                     seen.add(member)
-                    yield Key(*member.split(" ", 1))
+                    yield member
             if not cursor:
                 return
+
+    def conversations(self) -> Iterator[ConversationRecord]:
+        """Iterate over the records of conversations."""
+        members = self._members(self._names.conversations)
+        while page := [ReadConversation(each) for each in islice(members, LOOKED_AT)]:
+            found = (reply.conversation for reply in self.run(page))
+            yield from (record for record in found if record is not None)
+
+    def forget_conversation(self, conversation: str) -> bool:
+        """Drop a record; False if there is none."""
+        self._server.command("zrem", self._names.conversations, conversation)
+        return bool(self._server.command("delete", self._names.conversation(conversation)))
 
     def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
         """Return the state of counts."""

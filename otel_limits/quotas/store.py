@@ -7,7 +7,7 @@ changes all of its counts atomically.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -235,7 +235,29 @@ class Renew:
     """If true, what the store lost is reserved again."""
 
 
-Operation: TypeAlias = Reserve | Settle | Renew | ReadCounts
+@dataclass(frozen=True, slots=True)
+class CountConversation:
+    """Add to the record of a conversation, and read it."""
+
+    id: str
+    conversation: str
+    """Its hash."""
+    agent: str
+    parts: Mapping[str, int]
+    """What is added to each of its sums."""
+    idle_seconds: float
+    """The record expires after this time without an addition."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadConversation:
+    """Read the record of a conversation."""
+
+    conversation: str
+    """Its hash."""
+
+
+Operation: TypeAlias = Reserve | Settle | Renew | ReadCounts | CountConversation | ReadConversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +330,18 @@ def resets_at(count: Count, state: CountState | None, now: float) -> float:
     return max(now, state.full_at if state is not None else 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class ConversationRecord:
+    """What a store keeps of a conversation."""
+
+    conversation: str
+    """Its hash."""
+    agent: str
+    sums: Mapping[str, int]
+    changed_at: float
+    """When something was last added; the store's time."""
+
+
 Status: TypeAlias = Literal[
     "admitted", "refused", "settled", "renewed", "looked", "elsewhere", "lost", "closed", "failed"
 ]
@@ -337,6 +371,8 @@ class Reply:
     """All processes of the fleet, in the same reply."""
     last_kill: float = 0.0
     """When the last kill was sent, in the reply to a reservation; the store's time."""
+    conversation: ConversationRecord | None = None
+    """The record that was read; `None` if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,6 +532,17 @@ class NotesExpired(SharedStore, Protocol):
 
     def mark_settled(self, ids: Sequence[str]) -> None:
         """Drop those that were settled late."""
+
+
+@runtime_checkable
+class KeepsConversations(SharedStore, Protocol):
+    """Keeps one record of each conversation, and runs the operations on them."""
+
+    def conversations(self) -> Iterator[ConversationRecord]:
+        """Iterate over the records that have not expired, each once."""
+
+    def forget_conversation(self, conversation: str) -> bool:
+        """Drop the record with this hash; False if there is none."""
 
 
 @runtime_checkable

@@ -24,11 +24,13 @@ from otel_limits.core.wording import pluralize
 from otel_limits.quotas.fallback import look_seconds
 from otel_limits.quotas.knowledge import Knowledge
 from otel_limits.quotas.store import (
+    CountConversation,
     Diagnoses,
     KnownCount,
     Operation,
     PermanentStoreError,
     QuotaStore,
+    ReadConversation,
     ReadCounts,
     Renew,
     Reply,
@@ -137,7 +139,7 @@ class StoreWorker:
         # Also after a fork: a lock that another thread held stays locked in the child.
         self._wake = threading.Condition()
         self._waiting: deque[tuple[Operation, Future[Reply]]] = deque()
-        self._kept: OrderedDict[str, Reserve | Settle] = OrderedDict()
+        self._kept: OrderedDict[str, Reserve | Settle | CountConversation] = OrderedDict()
         self._next_tick = 0.0
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -206,7 +208,8 @@ class StoreWorker:
             thread.join(CLOSE_SECONDS)
         # Settlements of refused calls charge nothing.
         lost = sum(
-            isinstance(each, Settle) and any(charge.amount for charge in each.charges)
+            isinstance(each, CountConversation)
+            or (isinstance(each, Settle) and any(charge.amount for charge in each.charges))
             for each in self._kept.values()
         )
         if lost:
@@ -291,7 +294,7 @@ class StoreWorker:
     def _buffer(self, operation: Operation) -> None:
         # Reads, renewals and enforced reservations are useless later. Calls that were sent anyway
         # must be counted, however late.
-        if isinstance(operation, ReadCounts | Renew):
+        if isinstance(operation, ReadCounts | ReadConversation | Renew):
             return
         if isinstance(operation, Reserve) and any(each.enforced for each in operation.demands):
             return

@@ -17,10 +17,12 @@
 -- grants: sorted set of "AMOUNT:ID:UNIT", "set:AMOUNT:ID:UNIT", "block:ID:REASON" and "need:AMOUNT:SINCE:ID:UNIT"
 --       by expiry. A need is what a waiting call lacked, since when, and the ID of its operation.
 -- done: hash of the results of a hundred operations, by their last digits: "admitted UNMET", then
---       "settled -", or "settled RUN" if the call ended before that run. Compact, because it has a field for
+--       "settled -", or "settled RUN" if the call ended before that run; "counted" of a conversation. Compact, because it has a field for
 --       every model call of an hour.
 -- living: sorted set of the processes of a fleet, by last read. sharing: the same for those that may use
 --       a local share in an outage.
+-- conversation: hash of one conversation: agent, changed (time of the last addition), and its sums by name.
+-- conversations: sorted set of the hashes of conversations by the expiry of their records.
 -- expired: sorted set of IDs of expired reservations by the time of detection. A process whose ledger
 --       has the settlement sends it, within an hour.
 

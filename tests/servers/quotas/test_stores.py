@@ -19,18 +19,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from otel_limits.quotas.memory import MemoryStore
+from otel_limits.quotas.quota import MAX_PARTS
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import (
     REMEMBERED_MODELS,
     RETENTION_SECONDS,
     Charge,
+    ConversationRecord,
     Count,
+    CountConversation,
     CountState,
     Demand,
     Grant,
+    KeepsConversations,
     KnownCount,
     Operation,
     QuotaStore,
+    ReadConversation,
     ReadCounts,
     Refill,
     Renew,
@@ -613,6 +618,96 @@ def test_memory_forgets_keys_that_are_no_longer_used() -> None:
 
 
 # --- equivalence ----------------------------------------------------------------------------------
+
+# --- conversations --------------------------------------------------------------------------------
+
+IDLE = 600.0
+
+
+def addition(name: str, conversation: str = "c", idle: float = IDLE, **parts: int) -> Operation:
+    """Add to a conversation of the agent `writer`."""
+    return CountConversation(name, conversation, "writer", parts, idle)
+
+
+def record(bench: Bench, conversation: str = "c") -> ConversationRecord | None:
+    """The record of a conversation."""
+    return bench.run(ReadConversation(conversation)).conversation
+
+
+def test_additions_to_a_conversation_are_summed_up(bench: Bench) -> None:
+    """The reply to each has the sums of the whole fleet; other conversations have their own."""
+    assert record(bench) is None
+    bench.run(addition("a", turns=1, cost=MAX_PARTS))
+    bench.run(addition("other", "d", turns=5))
+    reply = bench.run(addition("b", turns=2, cost=2, tokens=7))
+    found = record(bench)
+    assert found is not None
+    assert found == reply.conversation
+    assert (found.conversation, found.agent) == ("c", "writer")
+    # Above 2**53, where a double is no longer exact.
+    assert found.sums == {"turns": 3, "cost": MAX_PARTS + 2, "tokens": 7}
+    assert reply.now - 60 < found.changed_at <= reply.now
+
+
+def test_an_addition_that_is_sent_again_counts_once(bench: Bench) -> None:
+    """Its reply was lost; the second one has the sums, too."""
+    bench.run(addition("a", turns=1))
+    again = bench.run(addition("a", turns=1)).conversation
+    assert again is not None
+    assert again.sums == {"turns": 1}
+
+
+def test_idle_conversation_expires(in_memory: Bench) -> None:
+    """Each addition keeps it for another idle time."""
+    for name, seconds in (("a", 0), ("b", IDLE - 1)):
+        in_memory.set_clock(TODAY.start + HOUR + seconds)
+        in_memory.run(addition(name, turns=1))
+    in_memory.set_clock(TODAY.start + HOUR + 2 * IDLE - 2)
+    assert record(in_memory) is not None
+    in_memory.set_clock(TODAY.start + HOUR + 2 * IDLE - 1)
+    assert record(in_memory) is None
+    in_memory.run(addition("c", turns=1))
+    found = record(in_memory)
+    assert found is not None
+    assert found.sums == {"turns": 1}
+
+
+def test_record_on_a_server_expires_when_its_conversation_is_idle(
+    server: Server, on_server: Bench
+) -> None:
+    """And the list of records with the last of them."""
+    on_server.run(addition("a", turns=1))
+    on_server.run(addition("b", "d", 10 * IDLE, turns=1))
+    on_server.set_clock(TODAY.start + HOUR + 60)
+    on_server.run(addition("c", turns=1))
+    begun, names = TODAY.start + HOUR, KeyNames()
+    assert server.client.expiretime(names.conversation("c")) == begun + 60 + IDLE
+    assert server.client.expiretime(names.conversation("d")) == begun + 10 * IDLE
+    assert server.client.expiretime(names.conversations) == begun + 10 * IDLE
+
+
+def test_records_are_listed_and_forgotten(bench: Bench) -> None:
+    """By an operator."""
+    store = bench.store
+    if not isinstance(store, KeepsConversations):
+        pytest.skip("only processes see what they keep in memory")
+    for number in range(3):
+        bench.run(addition(str(number), f"c{number}", turns=number))
+    assert store.forget_conversation("c1")
+    assert not store.forget_conversation("c1")
+    found = {each.conversation: each.sums for each in store.conversations()}
+    assert found == {"c0": {"turns": 0}, "c2": {"turns": 2}}
+
+
+@pytest.mark.parametrize("fields", [{"agent": "a", "changed": "1", "turns": "x"}, {"turns": "1"}])
+def test_foreign_record_fails_alone(
+    server: Server, on_server: Bench, fields: dict[str, str]
+) -> None:
+    """Another program has written it; no other operation of the batch suffers."""
+    server.client.hset(KeyNames().conversation("c"), mapping=fields)
+    reading, other = on_server.store.run([ReadConversation("c"), addition("a", "d", turns=1)])
+    assert (reading.status, other.status) == ("failed", "looked")
+
 
 NAMES = st.sampled_from("abcdef")
 UNENDING = Window(0, TODAY.end)
