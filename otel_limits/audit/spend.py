@@ -259,8 +259,8 @@ SPEND: Final = Question(
             "NAMES",
             parsing.properties,
             "properties to group by, separated by commas: agent, model, provider, tool, state, "
-            "side, session, reason, hour, day, week, month, or an audit key; key:NAME is an "
-            "audit key with the same name as a property (default: agent,model)",
+            "side, session, conversation (its hash), reason, hour, day, week, month, or an audit "
+            "key; key:NAME is an audit key with the same name as a property (default: agent,model)",
         ),
         Option(
             "--top",

@@ -68,6 +68,8 @@ class Invocation:
     """True if that span will be exported, so that links to the trace work."""
     task_id: str = ""
     """The first invocation of its task: each answer to an interrupt is a further one."""
+    conversation: str = ""
+    """The hash of its conversation; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -441,6 +441,7 @@ def _invocation_row(span: Span, around: Sequence[Span]) -> Row:
         "parent_id": _id(around[0]) if around else None,
         "agent": _agent_name(span),
         "session_id": name(session) if session is not None else None,
+        "conversation": None,
         "trace_id": span.trace_id,
         "span_id": span.span_id,
         "source": "import",
@@ -461,7 +462,7 @@ def _trace_row(span: Span) -> Row:
     """Return the invocation of calls without an agent, as queries add up invocations."""
     return {
         **dict.fromkeys(ENDING),
-        **dict.fromkeys(("parent_id", "session_id", "span_id", "limits")),
+        **dict.fromkeys(("parent_id", "session_id", "conversation", "span_id", "limits")),
         "id": span.trace_id,
         "root_id": span.trace_id,
         "agent": NO_AGENT,

@@ -11,7 +11,7 @@ LedgerSync = Literal["invocation", "call", "background"]
 LEDGER_SYNCS: Final[tuple[LedgerSync, ...]] = ("invocation", "call", "background")
 
 OWN_NAMES: Final = (
-    "agent", "model", "provider", "session", "state",
+    "agent", "model", "provider", "session", "conversation", "state",
     "hour", "day", "week", "month",
     "trace", "invocation", "root", "reason", "action", "limit", "tool", "side",
 )  # fmt: skip

@@ -93,6 +93,7 @@ def invocation_row(started: Started, stop: Stop | None) -> Row:
         "parent_id": invocation.parent_id,
         "agent": name(invocation.agent),
         "session_id": name(started.session_id) if started.session_id is not None else None,
+        "conversation": invocation.conversation or None,
         "trace_id": invocation.trace_id,
         "span_id": invocation.span_id,
         "source": "live",

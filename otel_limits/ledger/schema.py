@@ -42,6 +42,8 @@ INVOCATION_TABLE: Final = sa.Table(
     sa.Column("parent_id", TEXT),
     sa.Column("agent", TEXT, nullable=False),
     sa.Column("session_id", TEXT),
+    # Its hash.
+    sa.Column("conversation", TEXT),
     sa.Column("trace_id", TEXT, index=True),
     sa.Column("span_id", TEXT),
     sa.Column("source", TEXT, nullable=False),

@@ -81,6 +81,7 @@ class Entry:
     limits: Limits = field(default_factory=Limits)
     at: float = NINE
     session: str | None = None
+    conversation: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
     parent: Invocation | None = None
     tools: Sequence[str] = ()
@@ -106,6 +107,7 @@ class Book:
             parent_id=parent.id if parent else None,
             trace_id=parent.trace_id if parent else f"{self._number:08x}" + 24 * "a",
             span_id=f"{self._number:016x}",
+            conversation=entry.conversation,
         )
         self._begin(invocation, entry)
         done: list[tuple[int, str]] = []

@@ -114,6 +114,7 @@ def week(ledger: LedgerFile) -> LedgerFile:
             ],
             attributes={"tenant.id": "acme"},
             session="s1",
+            conversation="c1",
         ),
         Entry(
             agent="research",

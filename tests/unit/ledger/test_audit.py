@@ -67,13 +67,14 @@ def test_the_total_is_exact_to_a_picodollar(week: LedgerFile, ask: Ask) -> None:
         ("month", ["2025-10"]),
         ("tenant.id", ["acme", "other"]),
         ("session", ["s1", None]),
+        ("conversation", ["c1", None]),
         ("state", ["measured", "estimated", "zero"]),
         ("agent", ["research", "writer"]),
         ("reason", ["end_turn"]),
     ],
 )
 def test_any_property_groups(week: LedgerFile, ask: Ask, by: str, groups: list[str | None]) -> None:
-    """Dates, sessions, states, audit keys: each is a way to group."""
+    """Dates, sessions, conversations, states, audit keys: each is a way to group."""
     answer = ask("spend", "--by", by)
     assert [row[by] for row in answer["spend"]] == groups
     assert sum(row["tokens"] for row in answer["spend"]) == 4142
