@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.events import TaskUsage
+from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.core.limits import LOOP_LIMITS, NO_LIMITS, Limits
 from otel_limits.core.loops import LoopState
 from otel_limits.core.origins import EXTENSION
