@@ -342,9 +342,9 @@ class Breach:
         amount = f"{at_most}{shortest(self.observed)} of {self.cap} {self.unit}"
         if not self.reserved:
             return f"{amount} used{over_resumes(self, 'by')}"
-        used = self.observed - self.reserved  # type: ignore[operator]  # of the same type
+        paid = self.observed - self.reserved  # type: ignore[operator]  # of the same type
         return (
-            f"{amount}: {at_most}{shortest(used)} used{over_resumes(self, 'by')}, "
+            f"{amount}: {at_most}{shortest(paid)} used{over_resumes(self, 'by')}, "
             f"{shortest(self.reserved)} reserved by in-flight model calls"
         )
 

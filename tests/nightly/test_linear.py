@@ -23,7 +23,8 @@ from otel_limits.core.policy import Policy
 from otel_limits.core.regions import area_of, premium
 from otel_limits.core.secrets import redact_message, redact_url
 from otel_limits.core.wording import closest_match
-from otel_limits.ledger.otlp import spans_in
+from otel_limits.ledger.documents import documents_in
+from otel_limits.ledger.otlp import read_spans
 from otel_limits.ledger.spill import rows_in
 from otel_limits.observers.toollog import TYPES
 from otel_limits.observers.toollog import read as read_log
@@ -95,10 +96,14 @@ def imported(line: str) -> None:
     """Read the line of an export of spans, and one with a span that contains it."""
     texts = {"gen_ai.request.model": line, "gen_ai.operation.name": "chat", line: line}
     attributes = [{"key": key, "value": {"stringValue": text}} for key, text in texts.items()]
-    span = {"name": line, "traceId": "a" * 32, "spanId": "b" * 16, "attributes": attributes}
+    times = {"startTimeUnixNano": "1760000000000000000", "endTimeUnixNano": "1760000001000000000"}
+    ids = {"traceId": "a" * 32, "spanId": "b" * 16}
+    span = {"name": line, **ids, **times, "attributes": attributes}
     scope = {"scope": {"name": line}, "spans": [span]}
     for text in (line, json.dumps({"resourceSpans": [{"scopeSpans": [scope]}]})):
-        list(spans_in(text, [line]))
+        for document in documents_in(text.encode("utf-8", "surrogatepass").splitlines()):
+            if document.problem is None:
+                read_spans(document, [line])
 
 
 def scraped(page: str) -> None:

@@ -17,6 +17,7 @@ from otel_limits.quotas.store import (
     Count,
     Demand,
     Operation,
+    ReadConversation,
     ReadCounts,
     Reply,
     Reserve,
@@ -59,7 +60,9 @@ class LostStore(MemoryStore):
         """Record the operations that arrive."""
         if self.is_lost:
             raise StoreError("lost")
-        self.arrived += [each.id for each in operations if not isinstance(each, ReadCounts)]
+        self.arrived += [
+            each.id for each in operations if not isinstance(each, (ReadCounts, ReadConversation))
+        ]
         return super().run(operations)
 
     def check(self) -> None:
