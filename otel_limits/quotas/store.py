@@ -244,7 +244,7 @@ class CountConversation:
     """Its hash."""
     agent: str
     parts: Mapping[str, int]
-    """What is added to each of its sums."""
+    """The amounts that are added to its sums."""
     idle_seconds: float
     """The record expires after this time without an addition."""
 
@@ -332,7 +332,7 @@ def resets_at(count: Count, state: CountState | None, now: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ConversationRecord:
-    """What a store keeps of a conversation."""
+    """The sums of a conversation in a store."""
 
     conversation: str
     """Its hash."""
