@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import ssl
 from collections.abc import Callable, Collection, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -24,6 +25,11 @@ FAILURES: Final = (exceptions.RedisError, exceptions.RedisClusterException, OSEr
 
 ARGUMENTS: Final = re.compile(r"(?s),? with args beginning with:.*")
 """The arguments of an unknown command, which an error of Redis repeats, escaped and cut."""
+
+NO_TLS: Final = (
+    "The server did not answer with TLS. If its port has no TLS, the URL begins with redis:// "
+    "instead of rediss://."
+)
 
 INFO_LINE: Final = re.compile(r"^(\w+):(\S+)", re.MULTILINE)
 
@@ -196,7 +202,8 @@ class RedisExecutor:
         redact_error(error, self._redact)
         # Connection errors can quote the URL. Errors of the server never do, but may contain an @.
         is_reply = isinstance(error, exceptions.ResponseError)
-        return str(error) if is_reply else redact_url(self._redact(str(error)))
+        text = str(error) if is_reply else redact_url(self._redact(str(error)))
+        return f"{text}. {NO_TLS}" if _is_without_tls(error) else text
 
     def _redact(self, text: str) -> str:
         return redact_secrets(ARGUMENTS.sub("", text), self._secrets)
@@ -206,6 +213,18 @@ class RedisExecutor:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
+
+
+def _is_without_tls(error: BaseException | None) -> bool:
+    """Return whether a TLS handshake failed, except because of a certificate."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return not isinstance(error, ssl.SSLCertVerificationError)
+        # A server without TLS waits for the end of a line, which never comes.
+        if isinstance(error, TimeoutError) and "handshake" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def is_about_one_key(error: Exception) -> bool:

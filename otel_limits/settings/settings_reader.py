@@ -27,7 +27,7 @@ from otel_limits.settings.table import (
     Settings,
     variable_of,
 )
-from otel_limits.settings.variables import environment, otlp_protocol
+from otel_limits.settings.variables import environment, long_timeouts, otlp_protocol
 
 VARIABLES: Final = {setting.variable: setting for setting in SETTINGS}
 
@@ -101,7 +101,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Reading:
         values=values,
         sources=sources,
         mistakes=tuple(mistakes),
-        warnings=tuple(near_misses(environ)),
+        warnings=(*near_misses(environ), *long_timeouts(environ)),
     )
 
 

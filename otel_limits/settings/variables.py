@@ -47,6 +47,12 @@ OTLP_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
 CONFIGURATION_FILES: Final = ("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE")
 """Variables with the path of an OpenTelemetry configuration file; the second is the old name."""
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
+TIMEOUTS: Final = (
+    f"{OTLP_PREFIX}TIMEOUT",
+    *(f"{OTLP_PREFIX}{signal}_TIMEOUT" for signal in ("TRACES", "METRICS", "LOGS")),
+)
+PROBABLY_MILLISECONDS: Final = 1_000
+"""A timeout from which on the unit was probably mistaken: nobody waits a quarter of an hour."""
 
 
 def otlp_protocol(environ: Mapping[str, str] | None = None, signal: str = "traces") -> str | None:
@@ -90,6 +96,22 @@ def otlp_timeout_seconds() -> float:
     ]
     # The slowest of the three, because they are flushed concurrently.
     return max(_seconds(text) for text in texts)
+
+
+def long_timeouts(environ: Mapping[str, str]) -> list[str]:
+    """Report timeouts that are probably in milliseconds, as the specification has them.
+
+    https://opentelemetry.io/docs/specs/otel/protocol/exporter/#configuration-options; the exporters
+    of Python read seconds: https://github.com/open-telemetry/opentelemetry-python/issues/4044.
+    """
+    long = {name: _seconds(environ.get(name)) for name in TIMEOUTS}
+    return [
+        f"{name} is {seconds:,.0f} seconds: the exporters of Python read seconds, although the "
+        "specification of OpenTelemetry says milliseconds. For "
+        f"{seconds / 1000:g} seconds, set it to {seconds / 1000:g}."
+        for name, seconds in long.items()
+        if seconds >= PROBABLY_MILLISECONDS
+    ]
 
 
 def _seconds(text: str | None) -> float:

@@ -166,6 +166,25 @@ def test_third_party_variables_are_ignored(name: str) -> None:
     assert near_misses({name: "3"}) == []
 
 
+@pytest.mark.parametrize("signal", ["", "TRACES_", "METRICS_", "LOGS_"])
+def test_timeout_in_milliseconds_is_reported(monkeypatch: pytest.MonkeyPatch, signal: str) -> None:
+    """The specification says milliseconds, and Python's exporters read seconds."""
+    name = f"OTEL_EXPORTER_OTLP_{signal}TIMEOUT"
+    monkeypatch.setenv(name, "10000")
+    (warning,) = read_settings().warnings
+    assert warning == (
+        f"{name} is 10,000 seconds: the exporters of Python read seconds, although the "
+        "specification of OpenTelemetry says milliseconds. For 10 seconds, set it to 10."
+    )
+
+
+@pytest.mark.parametrize("text", ["", "10", "999", "soon"])
+def test_timeout_in_seconds_is_not_reported(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Up to a quarter of an hour; a mistake in it is reported by the exporters."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", text)
+    assert read_settings().warnings == ()
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -424,6 +424,13 @@ def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(request.param))
 
 
+def test_tls_with_a_plain_port_names_the_scheme(server: Server) -> None:
+    """The server waits for the end of a command, so the handshake only times out."""
+    store = open_redis(StorePlace(server.url.replace("redis://", "rediss://"), 0.2))
+    with pytest.raises(StoreError, match="the URL begins with redis:// instead of rediss://"):
+        store.check()
+
+
 def test_every_kind_of_server_counts(
     hold: Hold, make_agent: MakeAgent, url: str, events: list[Event]
 ) -> None:
