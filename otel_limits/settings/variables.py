@@ -52,7 +52,7 @@ TIMEOUTS: Final = (
     *(f"{OTLP_PREFIX}{signal}_TIMEOUT" for signal in ("TRACES", "METRICS", "LOGS")),
 )
 PROBABLY_MILLISECONDS: Final = 1_000
-"""A timeout from which on the unit was probably mistaken: nobody waits a quarter of an hour."""
+"""A timeout from which on milliseconds were probably meant."""
 
 
 def otlp_protocol(environ: Mapping[str, str] | None = None, signal: str = "traces") -> str | None:
