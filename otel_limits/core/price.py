@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from decimal import Decimal, localcontext
 from typing import Final
 
-from otel_limits.core.usage import EXACT, NO_COST, Usage
+from otel_limits.core.usage import EXACT, NO_COST, Unplaced, Usage
 from otel_limits.core.values import FEE, PRICE, WHOLE_NUMBER
 
 PER_MILLION: Final = -6
@@ -103,14 +103,37 @@ class Price:
             searches = (usage.web_searches or 0) * (at.web_search or NO_COST)
             return tokens.scaleb(PER_MILLION) + at.per_request + searches
 
-    def at_most(self, usage: Usage) -> Decimal | None:
-        """Return the most that a call can cost; `None` if a rate without a bound is missing."""
-        at = self.at(usage.input)
+    def at_most(self, usage: Usage, unplaced: Unplaced | None = None) -> Decimal | None:
+        """Return the most that a call can cost; `None` if a rate without a bound is missing.
+
+        Args:
+            usage: Its tokens.
+            unplaced: Those of them whose rate is unknown: each costs the highest of its side.
+        """
+        at = self.at(usage.input + (unplaced.outside if unplaced else 0))
         if usage.cache_write_1h and at.cache_write_1h is None and at.cache_write is not None:
             # "1-hour cache write tokens are 2 times the base input tokens price":
             # https://platform.claude.com/docs/en/build-with-claude/prompt-caching.
             at = replace(at, cache_write_1h=max(2 * at.input, at.cache_write))
-        return at.of(usage)
+        amount = replace(at, tiers=()).of(usage)
+        if amount is None or unplaced is None:
+            return amount
+        with localcontext(EXACT):
+            return amount + at.added_by(unplaced, usage.cache_write_1h or 0)
+
+    def added_by(self, unplaced: Unplaced, one_hour: int) -> Decimal:
+        """Return the most USD that tokens of unknown rates can add to the price of a call."""
+        kept = [self.cache_rates[2]] if one_hour else []
+        sent = max(self.input, *self.cache_rates[:2], *kept, self.input_audio or NO_COST)
+        answered = max(self.output, self.output_audio or NO_COST)
+        with localcontext(EXACT):
+            tokens = (
+                unplaced.input * (sent - self.input)
+                + unplaced.output * (answered - self.output)
+                + unplaced.either * (max(sent, answered) - self.input)
+                + unplaced.outside * max(sent, answered)
+            )
+            return tokens.scaleb(PER_MILLION)
 
     def saved_by_cache(self, usage: Usage) -> Decimal | None:
         """Return the USD that a cache saved for a call; `None` if it used none."""

@@ -237,7 +237,7 @@ class Prices:
         if usage is None:
             return None
         if own is not None:
-            return own.at_most(usage)
+            return own.at_most(usage, call.unplaced)
         listed = self.find(call.model, vendor)
         if listed is None or call.own_class is not None:
             return None
@@ -249,7 +249,10 @@ class Prices:
         if more is None or is_disputed(listed, usage):
             return None
         prices = dearest_prices(listed, replace(call, usage=usage), when)
-        amounts = [None if each is None else each.times(more).at_most(usage) for each in prices]
+        amounts = [
+            None if each is None else each.times(more).at_most(usage, call.unplaced)
+            for each in prices
+        ]
         known = [each for each in amounts if each is not None]
         return max(known) if len(known) == len(amounts) else None
 

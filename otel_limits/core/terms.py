@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from otel_limits.core.usage import Usage
+    from otel_limits.core.usage import Unplaced, Usage
 
 ONE_HOUR: Final = "1h"
 FIVE_MINUTES: Final = "5m"
@@ -90,6 +90,8 @@ class BillableCall:
     which applies."""
     dearest: Usage | None = field(default=None, compare=False)
     """The usage that would cost most, if there are `unknowns` and all of them have a bound."""
+    unplaced: Unplaced | None = field(default=None, compare=False)
+    """Those of its tokens whose rate is unknown, which then is one of the `unknowns`."""
 
     @property
     def basis(self) -> str | None:
@@ -118,12 +120,21 @@ def may_search(model: str, vendor: str | None) -> bool:
 
 
 def billable_call(
-    model: str, provider: str, usage: Usage, answered_tier: str | None, terms: PricingTerms
+    model: str,
+    provider: str,
+    usage: Usage,
+    answered_tier: str | None,
+    terms: PricingTerms,
+    unplaced: Unplaced | None = None,
 ) -> BillableCall:
     """Combine the terms of a request with its answer, which takes precedence."""
     # Vendors bill the tier in the answer: "priority" may be served, and billed, as standard.
     tier = named_tier(terms.tier if answered_tier is None else answered_tier)
     opens, dearest, is_bounded = [], usage, True
+    if unplaced is not None:
+        opens.append(unplaced.reason)
+        if ONE_HOUR in terms.cache_ttls:
+            dearest = replace(dearest, cache_write_1h=dearest.cache_write)
     if usage.cache_write and usage.cache_write_1h is None:
         # All of it was written for an hour.
         if terms.cache_ttls == {ONE_HOUR}:
@@ -163,6 +174,7 @@ def billable_call(
         region=terms.region,
         unknowns=tuple(opens),
         dearest=dearest if is_bounded and not terms.server_tools else None,
+        unplaced=unplaced,
     )
 
 

@@ -46,6 +46,36 @@ NO_USAGE: Final = Usage()
 MAX_TOKENS: Final = 2**40
 """More than any model can use in one call: a larger number is an error and is ignored."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unplaced:
+    """Tokens of a usage whose rate is unknown, so that its price is unknown, too."""
+
+    names: tuple[str, ...] = ()
+    """The vendor's names of those that it reported."""
+    reason: str
+    """Why their rate is unknown."""
+    input: int = 0
+    """Tokens of the input that may have any of its rates."""
+    output: int = 0
+    either: int = 0
+    """Those of the input that may be output."""
+    outside: int = 0
+    """Tokens that the input may leave out."""
+
+    def __add__(self, more: Unplaced) -> Unplaced:
+        """Return both, as of a call that is reported in parts."""
+        reasons = dict.fromkeys([self.reason, more.reason])
+        return Unplaced(
+            names=tuple(dict.fromkeys(self.names + more.names)),
+            reason="; ".join(reasons),
+            input=self.input + more.input,
+            output=self.output + more.output,
+            either=self.either + more.either,
+            outside=self.outside + more.outside,
+        )
+
+
 Sure: TypeAlias = Literal["measured", "partial", "missing"]
 """How much of a call's usage is known: all, a part, or nothing."""
 
@@ -69,6 +99,8 @@ class UsageRecord:
     """Tokens as the vendor sent them, 0 if missing; `None` if it sent no usage."""
     tier: str | None = None
     """The service tier as named by the vendor."""
+    unplaced: Unplaced | None = None
+    """Tokens whose rate is unknown, if there are any."""
 
     @property
     def is_zero(self) -> bool:

@@ -489,7 +489,7 @@ def _call_row(span: Span, call: ShownCall, around: Sequence[Span], prices: Price
         failed=call.failed,
         billed=not call.failed or call.answered,
     )
-    sale = billable_call(call.model, call.provider, usage, None, call.terms)
+    sale = billable_call(call.model, call.provider, usage, None, call.terms, record.unplaced)
     # Without tokens nothing is priced, and no price is missing.
     quote = prices.quote(sale, time_of(span.end_us)) if usage.total else NO_QUOTE
     return {

@@ -207,12 +207,13 @@ def shown_call(
         events: Its events, each with its name and its attributes.
         is_error: Whether it has the status ERROR.
     """
-    record, model = record_of_span(attributes, scope), model_of(attributes)
+    model, provider = model_of(attributes), provider_of(attributes)
+    record = record_of_span(attributes, scope, provider, model)
     is_known = record.sure == "measured"
     sent, answer = (0, 0) if is_known else estimates_of_span(attributes, events, model)
     return ShownCall(
         model=model,
-        provider=provider_of(attributes),
+        provider=provider,
         terms=terms_of(attributes, record.tier),
         response_id=first_text(attributes, RESPONSE_IDS),
         record=record,

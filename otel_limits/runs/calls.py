@@ -101,7 +101,10 @@ class InFlightCall:
 
     def billable(self, usage: Usage) -> BillableCall:
         """Return the pricing inputs of this call for some usage."""
-        return billable_call(self.model, self.provider, usage, self._record.tier, self.terms)
+        record = self._record
+        # An estimate has no parts that a vendor named.
+        unplaced = record.unplaced if usage is record.usage else None
+        return billable_call(self.model, self.provider, usage, record.tier, self.terms, unplaced)
 
 
 # --- admission by quotas --------------------------------------------------------------------------

@@ -1,172 +1,255 @@
-"""Names of each usage count at all vendors, clients and instrumentations."""
+"""Reads the counts of a usage, in any spelling, nesting and order."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from otel_limits.usage import words
 from otel_limits.usage.numbers import token_count
+from otel_limits.usage.words import (
+    INPUT,
+    OUTPUT,
+    PART,
+    PRECEDENCE,
+    TIER,
+    TOTAL,
+    Meaning,
+    lexicon,
+    meaning_of,
+    words_of,
+)
 from otel_limits.vendors.facts import facts
-from otel_limits.vendors.records import vendors
-from otel_limits.vendors.vendor import UsageRule
+from otel_limits.vendors.vendor import Rest, UsageRule
 
-MAX_DEPTH: Final = 4
-"""Maximum nesting of a count; the deepest known one is two levels down."""
+MAX_DEPTH: Final = 5
+"""Maximum nesting of a count; the deepest known one is three levels down."""
 
-REMEMBERED: Final = 256
-"""Cached names."""
+REMEMBERED: Final = 4_096
+"""Cached names of span attributes."""
 
+LONGEST: Final = 100_000
+"""Characters of a usage as JSON text."""
 
-def _spelled_alike(name: str) -> str:
-    return name.replace("_", "").lower()
+USAGES: Final = frozenset(
+    {
+        "usage", "usage details", "usage metadata", "token usage", "tokens", "token count",
+        "token counts",
+    }
+)  # fmt: skip
+"""Names of an object that contains a usage."""
 
-
-INPUT: Final = "input"
-OUTPUT: Final = "output"
-TOTAL: Final = "total"
-CACHE_READ: Final = "cache_read"
-CACHE_WRITE: Final = "cache_write"
-CACHE_WRITE_5M: Final = "cache_write_5m"
-CACHE_WRITE_1H: Final = "cache_write_1h"
-REASONING: Final = "reasoning"
-TOOL_PROMPT: Final = "tool_prompt"
-INPUT_AUDIO: Final = "input_audio"
-OUTPUT_AUDIO: Final = "output_audio"
-WEB_SEARCHES: Final = "web_searches"
-TIER: Final = "tier"
+OF_TOKENS: Final = re.compile(
+    "token|(?:input|output|prompt|completion).*(?:cache|detail|reasoning|thinking)", re.IGNORECASE
+)
+"""What a count is called that is not of memory or disks."""
+OUTSIDE: Final = "/"
+UNNAMED: Final = "?"
+DETAIL: Final = PRECEDENCE.index("detail")
+LOOSE: Final = PRECEDENCE.index("loose")
 
 
 class FieldNames(NamedTuple):
-    """The contents of `fields.yaml`."""
+    """Where attributes of usage are, from `fields.yaml`."""
 
     prefixes: tuple[str, ...]
     """Prefixes of span attributes about usage."""
-    attributes: frozenset[str]
-    """Such attributes without a prefix."""
-    as_json: tuple[str, ...]
-    """Those of them that contain counts as JSON text."""
-    meanings: Mapping[str, tuple[str, int, bool]]
-    """The count that each name means, its precedence, and whether it is that of an output which
-    excludes reasoning."""
+    namespaces: frozenset[str]
+    """Words before the name of a count that is in no usage."""
     conventional: frozenset[str]
     """Attributes whose presence proves that the conventions are followed."""
     scopes: Mapping[str, UsageRule]
     """Rules by the instrumentation scope of a span, or its prefix."""
+    net: tuple[str, ...]
+    """Parts of names of models and providers whose own input leaves out cached tokens."""
+    rests: Mapping[str, Rest]
+    """What an unexplained rest of a total is, by a part of a model's ID."""
 
 
 @functools.cache
 def field_names() -> FieldNames:
-    """Return the names of counts at all vendors, clients and instrumentations."""
+    """Return where attributes of usage are."""
     known = facts("usage/fields.yaml")
-    apart = {name for each in vendors().values() for name in each.apart}
     return FieldNames(
         prefixes=tuple(known["prefixes"]),
-        attributes=frozenset(known["as_json"] + known["unprefixed"]),
-        as_json=tuple(known["as_json"]),
-        meanings={
-            _spelled_alike(name): (kind, place, name in apart)
-            for kind, names in known["names"].items()
-            for place, name in enumerate(names)
-        },
+        namespaces=frozenset(known["namespaces"]),
         conventional=frozenset(known["conventional"]),
         scopes={scope: UsageRule(**rule) for scope, rule in known["scopes"].items()},
+        net=tuple(known["net"]),
+        rests=known["rests"],
     )
 
 
-# Cached, because a vendor uses the same names in every answer.
-@functools.lru_cache(REMEMBERED)
-def _outermost(name: str) -> str:
-    for prefix in field_names().prefixes:
-        name = name.removeprefix(prefix)
-    return _spelled_alike(name)
+class Doubt(NamedTuple):
+    """A part of a usage that no rule can place."""
+
+    name: str
+    side: str
+    """`input` or `output`; empty if it may be of either."""
+    tokens: int
 
 
 class Fields:
-    """A reported usage, with normalized names.
+    """The counts of a reported usage, by what they mean."""
 
-    `promptTokenCount` becomes `prompt_token_count`, and nested names are joined by dots. For a list
-    of counts by modality or by time to live, those are the last part of the name.
-    """
-
-    def __init__(self, raw: object) -> None:
+    def __init__(self, raw: object, *, is_span: bool = False) -> None:
         """Read a dictionary, an object of a client library, or the attributes of a span."""
-        self._found: dict[str, tuple[int, Any]] = {}
-        """Readable values, with the precedence of their names."""
+        self._found: dict[str, dict[int, dict[int, str]]] = {}
+        """Readable counts with their names, by kind and place."""
         self._named: set[str] = set()
-        """Names with a value, readable or not."""
+        """Kinds with a value, readable or not."""
+        self._unclear: list[tuple[str, Meaning, int]] = []
+        self.tier: str | None = None
+        """The service tier."""
         self.is_reasoning_apart = False
-        """True if the name of the output is that of a vendor whose output excludes reasoning."""
-        meanings = field_names().meanings
+        """True if the output, by its name, is that of a vendor whose output excludes reasoning."""
         # No recursion: a runaway agent may already be deep in its own.
-        left: list[tuple[str, Any, int]] = [("", raw, 0)]
+        left: list[tuple[str, str, Any, int]] = []
+        for name, value in _below(raw) or ():
+            within = _in_usage(str(name)) if is_span else str(name)
+            if within is not None:
+                left.append((str(name), within, value, 1))
         while left:
-            name, value, depth = left.pop()
+            name, path, value, depth = left.pop()
+            if type(value) is str and value[:1] in ("{", "["):
+                value = _parsed(value)
             # Deeper than any known count: circular data would never end.
             below = _below(value) if depth < MAX_DEPTH else None
             if below is None:
-                if value is not None and (meaning := meanings.get(name)) is not None:
-                    self._note(value, meaning)
+                if value is not None and (meaning := _meaning(path)) is not None:
+                    self._note(name, meaning, value)
                 continue
-            for key, each in below:
-                part = f"{name}.{_spelled_alike(str(key))}" if depth else _outermost(str(key))
-                left.append((part, each, depth + 1))
+            left += [
+                (f"{name}.{key}", f"{path}.{key}", each, depth + 1)
+                for key, each in below
+                if each is not None
+            ]
 
-    def _note(self, value: object, meaning: tuple[str, int, bool]) -> None:
-        kind, place, is_apart = meaning
-        self._named.add(kind)
-        self.is_reasoning_apart |= is_apart
-        known = self._found.get(kind)
-        # Precedence is independent of the position in the response.
-        if known is not None and known[0] <= place:
+    def _note(self, name: str, meaning: Meaning, value: object) -> None:
+        kind = meaning.kind
+        if kind == TIER:
+            self.tier = value if isinstance(value, str) and value else self.tier
             return
-        readable = _text(value) if kind == TIER else token_count(value)
-        if readable is not None:
-            self._found[kind] = place, readable
+        count = token_count(value)
+        if not meaning.is_certain:
+            if count:
+                self._unclear.append((name, meaning, count))
+            return
+        self._named.add(kind)
+        self.is_reasoning_apart |= meaning.is_apart
+        if count is not None:
+            self._found.setdefault(kind, {}).setdefault(meaning.place, {})[count] = name
 
     def is_named(self, kind: str) -> bool:
         """Return whether there is a value under any of its names, readable or not."""
         return kind in self._named
 
+    def counts(self, kind: str) -> dict[int, str]:
+        """Return its different counts with their names, those of the first place that has any.
+
+        0 beside another count is one that was not reported.
+        """
+        places = self._found.get(kind)
+        if places is None:
+            return {}
+        known = places[min(places)]
+        return {count: known[count] for count in known if count} or known
+
     def count(self, kind: str) -> int | None:
-        """Return the number of tokens under the first name with a readable value."""
-        known = self._found.get(kind)
-        return None if known is None else known[1]
+        """Return a number of tokens, the largest if there are several."""
+        return max(self.counts(kind), default=None)
 
-    @property
-    def tier(self) -> str | None:
-        """The service tier under the first of its names that has text."""
-        known = self._found.get(TIER)
-        return None if known is None else known[1]
+    def detail(self, kind: str) -> int | None:
+        """Return the count of the same name within the details."""
+        places = self._found.get(kind, {})
+        known = places.get(DETAIL) or places.get(LOOSE + DETAIL)
+        return max(known, default=None) if known else None
+
+    def doubts(self, explained: Iterable[str]) -> list[Doubt]:
+        """Return the parts that no rule can place: unknown ones, and those with several counts.
+
+        Args:
+            explained: Kinds whose different counts were explained.
+        """
+        found = []
+        is_named = any(place < LOOSE for kind in WHOLES for place in self._found.get(kind, ()))
+        for name, meaning, count in self._unclear:
+            if is_named and meaning.place >= LOOSE:
+                continue
+            # An unknown word in the name of a part that is known.
+            same = self._found if meaning.kind == PART else [meaning.kind]
+            if not any(count in self.counts(kind) for kind in same if kind not in WHOLES):
+                found.append(Doubt(name, meaning.side, count))
+        for kind in self._found.keys() - {PART, *explained}:
+            if len(several := self.counts(kind)) > 1:
+                side = SIDES.get(kind, INPUT)
+                found += [Doubt(name, side, count) for count, name in several.items()]
+        return found
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
+WHOLES: Final = (INPUT, OUTPUT, TOTAL)
+SIDES: Final = {OUTPUT: OUTPUT, words.REASONING: OUTPUT, words.OUTPUT_AUDIO: OUTPUT, TOTAL: ""}
 
 
 def is_usage(name: str) -> bool:
     """Return whether a span attribute is about usage."""
-    names = field_names()
-    return name.startswith(names.prefixes) or name in names.attributes
+    within = _in_usage(name)
+    return within is not None and (within[:1] != UNNAMED or "token" in name.lower())
 
 
 def as_said(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the span attributes that are about usage."""
-    told = {name: value for name, value in attributes.items() if is_usage(name)}
-    for name in field_names().as_json:
-        # Attributes of the span take precedence over the contents of its texts.
-        if name in told:
-            told = {**_within(told.pop(name)), **told}
-    return told
+    return {name: value for name, value in attributes.items() if _in_usage(name) is not None}
 
 
-def _within(text: object) -> dict[str, Any]:
+# Cached, because an instrumentation uses the same names in every span.
+@functools.lru_cache(REMEMBERED)
+def _in_usage(name: str) -> str | None:
+    """Return the name of a span attribute within a usage; `None` if it is about something else.
+
+    That of a usage itself is empty. The first character of others says that the count is outside of
+    any usage, or in one that may be of memory or disks, unless it is called one of tokens.
+    """
+    for prefix in field_names().prefixes:
+        if f"{name}.".startswith(prefix):
+            return name[len(prefix) :]
+    lower = name.lower()
+    if len(name) > words.LONGEST or ("token" not in lower and "usage" not in lower):
+        return None
+    parts = name.split(".")
+    said = [" ".join(words_of(part)) for part in parts]
+    if "request" in said or not lexicon().innocent.isdisjoint(words_of(name)):
+        return None
+    place = next((place for place, part in enumerate(said) if part in USAGES), None)
+    if place is None:
+        return _outside(parts[-1], said)
+    return UNNAMED + ".".join(parts[place:])
+
+
+def _outside(name: str, said: Sequence[str]) -> str | None:
+    """Return the name of a count that is in no usage, if it belongs to a model's response."""
+    meaning = meaning_of(name)
+    spaces = (word for part in said[:-1] for word in part.split())
+    is_count = meaning is not None and meaning.is_certain and "token" in said[-1]
+    return OUTSIDE + name if is_count and field_names().namespaces.issuperset(spaces) else None
+
+
+def _meaning(path: str) -> Meaning | None:
+    if path[:1] == UNNAMED and not OF_TOKENS.search(path):
+        return None
+    found = meaning_of(path)
+    is_loose = path[:1] in (OUTSIDE, UNNAMED)
+    return found._replace(place=LOOSE + found.place) if found and is_loose else found
+
+
+def _parsed(text: str) -> object:
     try:
-        held = json.loads(text) if isinstance(text, str) else None
+        return json.loads(text) if len(text) <= LONGEST else None
     except (ValueError, RecursionError):  # attributes may contain anything
-        held = None
-    return held if isinstance(held, dict) else {}
+        return None
 
 
 def _below(value: object) -> Iterable[tuple[object, Any]] | None:
@@ -177,7 +260,7 @@ def _below(value: object) -> Iterable[tuple[object, Any]] | None:
     if value is None or isinstance(value, (str, bytes, int, float)):
         return None
     if isinstance(value, (list, tuple)):
-        return _listed(value)
+        return _listed(value).items()
     if isinstance(value, Mapping):
         return value.items()
     own = getattr(value, "__dict__", None)
@@ -188,12 +271,20 @@ def _below(value: object) -> Iterable[tuple[object, Any]] | None:
     return {**own, **(extra if isinstance(extra, dict) else {})}.items()
 
 
-def _listed(items: Sequence[object]) -> Iterator[tuple[object, Any]]:
-    """Yield the counts of a list, as in Bedrock, Gemini and LlamaAPI."""
+def _listed(items: Sequence[object]) -> dict[str, Any]:
+    """Return the counts of a list by modality or time to live, as in Bedrock, Gemini and LlamaAPI.
+
+    Those of the same kind add up.
+    """
+    listed: dict[str, Any] = {}
     for item in items:
-        by = {_spelled_alike(str(key)): value for key, value in _below(item) or ()}
+        by = {" ".join(words_of(str(key))): value for key, value in _below(item) or ()}
         # The names of Bedrock, Gemini and LlamaAPI, in this order.
-        count = by.get("inputtokens", by.get("tokencount", by.get("value")))
+        count = by.get("input tokens", by.get("token count", by.get("value")))
         kind = by.get("ttl", by.get("modality", by.get("metric")))
-        if kind is not None:
-            yield getattr(kind, "value", kind), count
+        if kind is None:
+            continue
+        kind = str(getattr(kind, "value", kind))
+        before, more = token_count(listed.get(kind)), token_count(count)
+        listed[kind] = count if before is None or more is None else before + more
+    return listed

@@ -9,11 +9,19 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Sure, Usage, UsageRecord
-from otel_limits.usage import fields
+from otel_limits.core.usage import (
+    NO_USAGE,
+    NOTHING_REPORTED,
+    Sure,
+    Unplaced,
+    Usage,
+    UsageRecord,
+)
+from otel_limits.usage import fields, words
 from otel_limits.usage.fields import Fields, field_names
+from otel_limits.usage.words import INPUT, OUTPUT, TOTAL
 from otel_limits.vendors.records import vendors_of_classes
 from otel_limits.vendors.vendor import UsageRule
 
@@ -29,44 +37,58 @@ REMEMBERED: Final = 256
 """Cached usages: about as many agents at the same time."""
 
 
-def record_of_usage(raw: object, provider: str = "unknown") -> UsageRecord:
+def record_of_usage(raw: object, provider: str = "unknown", model: str = "unknown") -> UsageRecord:
     """Return the usage of one response.
 
     Args:
         raw: The usage as sent: a dictionary, or an object of a client library.
         provider: The framework's module for the provider, such as `bedrock`.
+        model: The model ID.
     """
     if type(raw) is dict and all(type(count) is int for count in raw.values()):
-        return _record_of_counts(tuple(raw.items()), provider)
-    return _record(Fields(raw), _rule_of_provider(provider))
+        return _record_of_counts(tuple(raw.items()), provider, model)
+    return _record(Fields(raw), _rule_of_provider(provider, model))
 
 
 # Cached, because the usage of a response is read again to project the next request.
 @functools.lru_cache(REMEMBERED)
-def _record_of_counts(counts: tuple[tuple[str, int], ...], provider: str) -> UsageRecord:
-    return _record(Fields(dict(counts)), _rule_of_provider(provider))
+def _record_of_counts(
+    counts: tuple[tuple[str, int], ...], provider: str, model: str
+) -> UsageRecord:
+    return _record(Fields(dict(counts)), _rule_of_provider(provider, model))
 
 
-def record_of_response(response: object, provider: str = "unknown") -> UsageRecord:
+def record_of_response(
+    response: object, provider: str = "unknown", model: str = "unknown"
+) -> UsageRecord:
     """Return the usage within a whole response, from a client library or as JSON."""
     for name in HOLDERS:
         held = (
             response.get(name) if isinstance(response, Mapping) else getattr(response, name, None)
         )
         if held is not None:
-            return record_of_usage(held, provider)
-    return record_of_usage(response, provider)
+            return record_of_usage(held, provider, model)
+    return record_of_usage(response, provider, model)
 
 
-def record_of_span(attributes: Mapping[str, Any], scope: str = "") -> UsageRecord:
+def record_of_span(
+    attributes: Mapping[str, Any],
+    scope: str = "",
+    provider: str = "unknown",
+    model: str = "unknown",
+) -> UsageRecord:
     """Return the usage in the attributes of a span.
 
     Args:
         attributes: All attributes of the span.
         scope: Its instrumentation scope.
+        provider: The provider that it names.
+        model: The model that it names.
     """
     told = fields.as_said(attributes)
-    return _record(Fields(told), _rule_of_span(scope, told)) if told else NOTHING_REPORTED
+    if not told:
+        return NOTHING_REPORTED
+    return _record(Fields(told, is_span=True), _rule_of_span(scope, told, provider, model))
 
 
 def combined(record: UsageRecord, part: UsageRecord) -> UsageRecord:
@@ -83,6 +105,11 @@ def combined(record: UsageRecord, part: UsageRecord) -> UsageRecord:
         total=sum(each.total or each.usage.total for each in both),
         reported=_sum(record.reported or NO_USAGE, part.reported or NO_USAGE),
         tier=part.tier or record.tier,
+        unplaced=part.unplaced
+        if record.unplaced is None
+        else record.unplaced + part.unplaced
+        if part.unplaced
+        else record.unplaced,
     )
 
 
@@ -148,61 +175,71 @@ def completed(record: UsageRecord, input_estimate: int, output_estimate: int) ->
     return replace(known, input=sent + rest, output=output)
 
 
-NEEDED: Final = (fields.INPUT, fields.OUTPUT, fields.TOTAL)
+NEEDED: Final = (INPUT, OUTPUT, TOTAL)
 """Without any of these, no usage was reported."""
 
 
 def _record(found: Fields, rule: UsageRule) -> UsageRecord:
     if not any(map(found.is_named, NEEDED)):
         return NOTHING_REPORTED
-    sent, output = found.count(fields.INPUT), found.count(fields.OUTPUT)
-    total = found.count(fields.TOTAL)
-    read, written = found.count(fields.CACHE_READ) or 0, _written(found)
+    sent, output, total = (found.count(kind) for kind in NEEDED)
+    # An intersection is of both.
+    spoken = found.count(words.CACHED_AUDIO) or 0
+    read, written = max(found.count(words.CACHE_READ) or 0, spoken), _written(found)
     reported = Usage(input=sent or 0, output=output or 0, cache_read=read, cache_write=written)
     if rule.zeros_are_made_up and not (sent or output or total):
         return UsageRecord(reported=reported, total=total)
-    cached = read + written
-    thoughts = found.count(fields.REASONING)
-    outside = cached if _is_outside(rule, sent, output, total, cached, thoughts or 0) else 0
+    thoughts = found.count(words.REASONING)
+    placed = _placement(found, rule, read + written, thoughts or 0)
     if sent is not None:
-        sent += outside + (found.count(fields.TOOL_PROMPT) or 0)
+        sent += placed.cached + (found.count(words.TOOL_PROMPT) or 0)
     least = max(output or 0, thoughts or 0)
-    output = _with_thoughts(found, output, thoughts, total)
-    sent, output, sure = _settled(rule, sent, output, total, outside)
+    if output is not None:
+        output += placed.thoughts
+    sent, output, sure, rest = _settled(rule, sent, output, total, placed.cached)
     if output is not None and found.is_reasoning_apart:  # the total may be of less than the parts
         output = max(output, least)
-    if sent is None or sent < cached:  # only a total can be less than its cached part
+    if sent is None or sent < read + written:  # only a total can be less than its cached part
         sent, sure = None, "partial"
-    return UsageRecord(
-        usage=Usage(
-            input=cached if sent is None else sent,
-            output=least if output is None else output,
-            cache_read=read,
-            cache_write=written,
-            cache_write_1h=_written_for_an_hour(found, written),
-            reasoning=thoughts if output is None or least <= output else None,
-            input_audio=found.count(fields.INPUT_AUDIO),
-            output_audio=found.count(fields.OUTPUT_AUDIO),
-            web_searches=found.count(fields.WEB_SEARCHES),
+    usage = Usage(
+        input=read + written if sent is None else sent,
+        output=least if output is None else output,
+        cache_read=read,
+        cache_write=written,
+        cache_write_1h=_written_for_an_hour(found, written),
+        reasoning=thoughts if output is None or least <= output else None,
+        input_audio=max(found.count(words.INPUT_AUDIO) or 0, spoken)
+        if spoken
+        else found.count(words.INPUT_AUDIO),
+        output_audio=found.count(words.OUTPUT_AUDIO),
+        web_searches=found.count(words.WEB_SEARCHES),
+    )
+    return _without_doubts(
+        UsageRecord(
+            usage=usage,
+            sure=sure,
+            has_input=sent is not None,
+            has_output=output is not None,
+            total=total,
+            reported=reported,
+            tier=found.tier,
         ),
-        sure=sure,
-        has_input=sent is not None,
-        has_output=output is not None,
-        total=total,
-        reported=reported,
-        tier=found.tier,
+        found,
+        rule,
+        placed,
+        rest,
     )
 
 
 def _written(found: Fields) -> int:
     """Return the tokens written to a cache: the vendor's sum, or the sum of the parts."""
-    by_ttl = [found.count(kind) or 0 for kind in (fields.CACHE_WRITE_5M, fields.CACHE_WRITE_1H)]
-    return max(found.count(fields.CACHE_WRITE) or 0, sum(by_ttl))
+    by_ttl = [found.count(kind) or 0 for kind in (words.CACHE_WRITE_5M, words.CACHE_WRITE_1H)]
+    return max(found.count(words.CACHE_WRITE) or 0, sum(by_ttl))
 
 
 def _written_for_an_hour(found: Fields, written: int) -> int | None:
     """Return those written for an hour; if only the others are reported, the rest."""
-    told, others = found.count(fields.CACHE_WRITE_1H), found.count(fields.CACHE_WRITE_5M)
+    told, others = found.count(words.CACHE_WRITE_1H), found.count(words.CACHE_WRITE_5M)
     if told is not None or others is None:
         return told
     # cacheDetails are a "breakdown of cache writes by TTL":
@@ -210,54 +247,147 @@ def _written_for_an_hour(found: Fields, written: int) -> int | None:
     return written - others
 
 
-def _with_thoughts(
-    found: Fields, output: int | None, thoughts: int | None, total: int | None
-) -> int | None:
-    """Add reasoning tokens that are not part of the output."""
-    if output is None or not thoughts:
-        return output
-    # Gemini reports them separately, as does a provider that reports more than the whole output.
-    is_separate = found.is_reasoning_apart or (total is None and thoughts > output)
-    return output + thoughts if is_separate else output
+class Placement(NamedTuple):
+    """Which reported parts are not within the input and the output."""
+
+    cached: int
+    """Cached tokens to add to the input."""
+    thoughts: int
+    """Reasoning tokens to add to the output."""
+    is_sure: bool
+    """False if neither the total nor any rule tells."""
 
 
-def _is_outside(
-    rule: UsageRule,
-    sent: int | None,
-    output: int | None,
-    total: int | None,
-    cached: int,
-    thoughts: int,
-) -> bool:
-    """Return whether cached tokens must be added to the input."""
-    if sent is None or not cached:
-        return False
-    if cached > sent:  # a part cannot be more than the whole
-        return True
-    if rule.cached != "by total":
-        return rule.cached == "outside"
-    if output is None or total is None:
-        return False
-    # A vendor that excludes cached tokens from the input may exclude reasoning from the output,
-    # too.
-    return sent + output + cached in (total, total - thoughts)
+def _placement(found: Fields, rule: UsageRule, cached: int, thoughts: int) -> Placement:
+    """Place cached and reasoning tokens: by the total, or else by the rule."""
+    sent, output, total = (found.count(kind) for kind in NEEDED)
+    is_apart = thoughts > (output or 0) or found.is_reasoning_apart
+    by_rule = Placement(
+        cached if sent is not None and (cached > sent or rule.cached == "outside") else 0,
+        thoughts if output is not None and is_apart and not rule.total_is_final else 0,
+        not cached or rule.cached != "by total" or not rule.may_be_net or cached > (sent or 0),
+    )
+    if sent is None or output is None:
+        return by_rule
+    # The gross input beside the net one, as in the details of an emitter that adds them up.
+    net = found.detail(INPUT)
+    if cached and net is not None and net + cached == sent:
+        by_rule = by_rule._replace(cached=0, is_sure=True)
+    elif total is None or rule.total_repeats_cache:
+        return by_rule
+    else:
+        return _by_total(rule, (sent, output, total), (cached, thoughts), by_rule)
+    return by_rule
+
+
+def _by_total(
+    rule: UsageRule, told: tuple[int, int, int], parts: tuple[int, int], by_rule: Placement
+) -> Placement:
+    sent, output, total = told
+    cached, thoughts = parts
+    fits = [
+        Placement(outside, apart, is_sure=True)
+        for outside in {0, cached}
+        for apart in {0, thoughts}
+        if sent + outside + output + apart == total
+        and outside + sent >= cached
+        and apart + output >= thoughts
+    ]
+    # A total without cached tokens does not show where they are.
+    if rule.total_omits_cache:
+        fits = [each for each in fits if each.cached == by_rule.cached]
+    fits.sort(key=lambda each: (each.cached != by_rule.cached, each.thoughts != by_rule.thoughts))
+    if not fits:
+        return by_rule
+    alike = len(fits) > 1 and by_rule not in (
+        each._replace(is_sure=by_rule.is_sure) for each in fits
+    )
+    return fits[0]._replace(is_sure=not alike or by_rule.is_sure)
+
+
+class Settled(NamedTuple):
+    """The two sides of a usage."""
+
+    sent: int | None
+    output: int | None
+    sure: Sure = "measured"
+    rest: int = 0
+    """Tokens of the input that are in the total only, and that no rule explains."""
 
 
 def _settled(
     rule: UsageRule, sent: int | None, output: int | None, total: int | None, outside: int
-) -> tuple[int | None, int | None, Sure]:
-    """Use the total to find a missing part, or unassigned reasoning."""
-    if total is None:
-        return sent, output, "measured" if None not in (sent, output) else "partial"
-    if sent is None and output is None:
-        return None, None, "partial"
+) -> Settled:
+    """Use the total to find a missing part, or a rest that a rule explains."""
     if sent is None or output is None:
-        rest = total - (sent or 0) - (output or 0)
-        if rest <= 0 or (outside and rule.total_omits_cache):
-            return sent, output, "partial"
-        return (rest if sent is None else sent), (rest if output is None else output), "measured"
-    is_short = total > sent + output or (rule.total_is_final and total >= sent)
-    return sent, (total - sent if is_short else output), "measured"
+        rest = (total or 0) - (sent or 0) - (output or 0)
+        if rest <= 0 or sent is output or (outside and rule.total_omits_cache):
+            return Settled(sent, output, "partial")
+        return Settled(rest if sent is None else sent, rest if output is None else output)
+    if total is None or rule.total_repeats_cache:
+        return Settled(sent, output)
+    if rule.total_is_final and total >= sent:
+        return Settled(sent, total - sent)
+    rest = max(0, total - sent - output)
+    if rule.rest == OUTPUT:
+        return Settled(sent, output + rest)
+    return Settled(sent + rest, output, rest=rest)
+
+
+NO_RATE: Final = "the rate of its {} is unknown"
+NO_PLACE: Final = "its input may or may not contain its cached tokens"
+NO_REST: Final = "its total has {:,} tokens more than its parts"
+
+
+def _without_doubts(
+    record: UsageRecord, found: Fields, rule: UsageRule, placed: Placement, rest: int
+) -> UsageRecord:
+    """Return a record without the parts that have several counts, and with what is unplaced."""
+    usage = record.usage
+    cached = usage.cache_read + usage.cache_write
+    explained = {INPUT} if set(found.counts(INPUT)) == {usage.input, usage.input - cached} else ()
+    doubts = found.doubts(explained)
+    if placed.is_sure and not (doubts or rest):
+        return record
+    reasons, sides = [], {"input": 0, "output": 0, "": 0}
+    for each in doubts:
+        sides[each.side] += each.tokens
+    if doubts:
+        reasons.append(NO_RATE.format(", ".join(dict.fromkeys(each.name for each in doubts))))
+    if not placed.is_sure:
+        reasons.append(NO_PLACE)
+    if rest:
+        # It may be the unknown parts themselves.
+        reasons.append(NO_REST.format(rest))
+        sides["input" if rule.rest == INPUT else ""] += rest
+    unplaced = Unplaced(
+        names=tuple(dict.fromkeys(each.name for each in doubts)),
+        reason="; ".join(reasons),
+        input=min(sides["input"] + (0 if placed.is_sure else cached), usage.input),
+        output=min(sides["output"], usage.output),
+        either=sides[""],
+        outside=(0 if placed.is_sure else cached)
+        + (sum(sides.values()) if record.total is None else 0),
+    )
+    # Without the parts in doubt, as no rate may apply to them.
+    changes: dict[str, Any] = {}
+    for kind, unknown in UNKNOWN_PARTS.items():
+        if len(found.counts(kind)) > 1:
+            changes |= unknown
+    return replace(record, usage=replace(usage, **changes), unplaced=unplaced)
+
+
+NOTHING_WRITTEN: Final = {"cache_write": 0, "cache_write_1h": None}
+UNKNOWN_PARTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    words.CACHE_READ: {"cache_read": 0},
+    words.CACHE_WRITE: NOTHING_WRITTEN,
+    words.CACHE_WRITE_5M: NOTHING_WRITTEN,
+    words.CACHE_WRITE_1H: NOTHING_WRITTEN,
+    words.REASONING: {"reasoning": None},
+    words.INPUT_AUDIO: {"input_audio": None},
+    words.OUTPUT_AUDIO: {"output_audio": None},
+}
+"""What a usage has of a part with several counts."""
 
 
 # --- how each vendor and instrumentation counts ---------------------------------------------------
@@ -274,16 +404,33 @@ BY_NOTHING: Final = UsageRule("by total", zeros_are_made_up=True)
 """Spans without any sign of how they count."""
 
 
-def _rule_of_provider(provider: str) -> UsageRule:
-    """Return the rule of a vendor, by the framework's module for it."""
+def _rule_of_provider(provider: str, model: str) -> UsageRule:
+    """Return the rule of a vendor, by the framework's module for it, or of a model's family."""
     vendor = vendors_of_classes().get(provider)
-    return UNKNOWN if vendor is None else vendor.classes[provider]
+    if vendor is None:
+        rule = field_names().scopes.get(provider, UNKNOWN)
+    else:
+        families = vendor.families.items()
+        of_family = next((rule for part, rule in families if part in model.lower()), None)
+        rule = of_family or vendor.classes[provider]
+    return _for_model(rule, provider, model)
 
 
-def _rule_of_span(scope: str, attributes: Mapping[str, object]) -> UsageRule:
-    """Return the rule of an instrumentation."""
+def _rule_of_span(
+    scope: str, attributes: Mapping[str, object], provider: str, model: str
+) -> UsageRule:
+    """Return the rule of an instrumentation, as far as it does not depend on the model."""
     names = field_names()
-    for name, rule in names.scopes.items():
+    rule = BY_NOTHING if names.conventional.isdisjoint(attributes) else BY_CONVENTION
+    for name, of_scope in names.scopes.items():
         if scope == name or scope.startswith(f"{name}."):
-            return rule
-    return BY_NOTHING if names.conventional.isdisjoint(attributes) else BY_CONVENTION
+            rule = of_scope
+    return _for_model(rule, provider, model)
+
+
+@functools.lru_cache(REMEMBERED)
+def _for_model(rule: UsageRule, provider: str, model: str) -> UsageRule:
+    names, model = field_names(), model.lower()
+    rest = next((rest for part, rest in names.rests.items() if part in model), rule.rest)
+    named = f"{model} {provider.lower()}"
+    return replace(rule, rest=rest, may_be_net=any(part in named for part in names.net))

@@ -116,6 +116,7 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "aliases": frozenset,
     "hosts": _hosts,
     "classes": lambda classes: {module: UsageRule(**rule) for module, rule in classes.items()},
+    "families": lambda families: {each: UsageRule(**rule) for each, rule in families.items()},
     "apart": frozenset,
     "media": lambda rules: tuple(map(_media_rule, rules)),
     "page_as_text": int,

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Cached: TypeAlias = Literal["inside", "outside", "by total"]
 """Whether the input contains cached tokens; `by total` if only the total reveals it."""
 
+Rest: TypeAlias = Literal["input", "output", "unknown"]
+"""What tokens of the total are that no part explains."""
+
 LOCAL: Final = "local"
 """The vendor of models that run on the user's own machines."""
 
@@ -41,6 +44,11 @@ class UsageRule:
     """True if the total is right even if the parts are more, because some overlap."""
     total_omits_cache: bool = False
     """True if it is unknown whether the total contains cached tokens that the input omits."""
+    total_repeats_cache: bool = False
+    """True if the total may contain cached tokens of the input again."""
+    rest: Rest = "unknown"
+    may_be_net: bool = False
+    """True if the input may leave out cached tokens although no total shows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +104,8 @@ class Vendor:
     as load balancers."""
     classes: Mapping[str, UsageRule] = field(default_factory=dict)
     """How its usage counts, by each framework's module for it."""
+    families: Mapping[str, UsageRule] = field(default_factory=dict)
+    """How it counts for other makers' models, by a part of their lower-case ID."""
     apart: frozenset[str] = frozenset()
     """Its own names of an output that excludes reasoning."""
     media: tuple[MediaRule, ...] = ()

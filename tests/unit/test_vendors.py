@@ -22,7 +22,7 @@ from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel
 from otel_limits.vendors.facts import facts
 from otel_limits.vendors.records import VENDORS, other_media, vendors, vendors_of_classes
-from otel_limits.vendors.vendor import Cached
+from otel_limits.vendors.vendor import Cached, Rest
 from tests.paths import ROOT
 from tests.price_list import listed
 from tests.unit.test_terms import asked
@@ -68,9 +68,10 @@ def test_each_file_has_the_types_of_a_vendor(name: str) -> None:
         held = known.get(fact, [])
         assert all(type(each) is str for each in held)
         assert len(set(held)) == len(held)
-    for rule in vendor.classes.values():
+    for rule in (*vendor.classes.values(), *vendor.families.values()):
         assert rule.cached in get_args(Cached)
-        assert {type(each) for each in astuple(rule)[1:]} == {bool}
+        assert rule.rest in get_args(Rest)
+        assert {type(each) for each in astuple(rule)} == {str, bool}
     for media in (*vendor.media, other_media()):
         assert media.image.tokens(100, 100) > 0
         assert (type(media.page), type(media.is_default)) == (int, bool)

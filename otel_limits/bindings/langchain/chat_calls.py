@@ -279,7 +279,7 @@ class ChatRequest(ModelCallInProgress):
             call.is_unbilled = call.is_unbilled and all(map(is_blocked, others))
 
     def _note(self, call: InFlightCall, message: Any, output: Mapping[str, Any] | None) -> None:
-        usage = usage_of(message, output, call.provider)
+        usage = usage_of(message, output, call, self.chunks)
         call.is_unbilled = is_blocked(message)
         if is_cached(message):
             self.unsent.append(call)

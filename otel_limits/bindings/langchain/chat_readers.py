@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +11,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from otel_limits.bindings.langchain.chat_terms import terms_of
 from otel_limits.bindings.langchain.model_classes import model_id, provider_of
 from otel_limits.core.internal_errors import report_suppressed
+from otel_limits.core.usage import NOTHING_REPORTED
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.normaliser import record_of_usage
 from otel_limits.usage.numbers import token_count
@@ -123,27 +125,57 @@ def _is_text(part: object) -> bool:
     return isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") == "text")
 
 
-def usage_of(message: Any, output: Mapping[str, Any] | None, provider: str) -> UsageRecord:
+def usage_of(
+    message: Any,
+    output: Mapping[str, Any] | None,
+    call: InFlightCall,
+    chunks: Sequence[Any] = (),
+) -> UsageRecord:
     """Return the usage that a response reports.
 
     Args:
         message: The response.
         output: `LLMResult.llm_output`, where models without `usage_metadata` put it.
-        provider: The provider.
+        call: The call.
+        chunks: Its parts, if it was streamed.
     """
+    provider, model = call.provider, call.model
     metadata = getattr(message, "response_metadata", None) or {}
     usage = getattr(message, "usage_metadata", None)
+    if usage and (repeated := _repeated_in(chunks)):
+        usage = repeated[-1]
+        if not _are_sums(repeated):
+            return NOTHING_REPORTED
     if usage:
         told = {**usage, **_others_in(metadata)}
         # Some clients write 0 for a missing count.
         if not usage.get("input_tokens") and any(map(usage.get, ("output_tokens", "total_tokens"))):
             del told["input_tokens"], told["total_tokens"]
-        return record_of_usage(told, USAGE)
+        return record_of_usage(told, USAGE, model)
     for held in (metadata, output or {}):
         for name in OF_VENDOR:
             if held.get(name):
-                return record_of_usage(held[name], provider)
-    return record_of_usage(None, provider)
+                return record_of_usage(held[name], provider, model)
+    return record_of_usage(None)
+
+
+def _repeated_in(chunks: Sequence[Any]) -> list[Mapping[str, int]]:
+    """Return the usages of chunks that each have the whole input, which LangChain adds up.
+
+    Some servers repeat the usage so far in every chunk, such as vLLM with `continuous_usage_stats`.
+    """
+    told = [getattr(each, "usage_metadata", None) or {} for each in chunks]
+    repeated = [each for each in told if each.get("input_tokens")]
+    return repeated if len(repeated) > 1 else []
+
+
+def _are_sums(usages: Sequence[Mapping[str, int]]) -> bool:
+    """Return whether each usage contains the one before."""
+    names = ("input_tokens", "output_tokens")
+    pairs = itertools.pairwise(usages)
+    return all(
+        one.get(name, 0) <= next_one.get(name, 0) for one, next_one in pairs for name in names
+    )
 
 
 def has_usage(chunk: Any) -> bool:

@@ -176,7 +176,7 @@ class ModelRequest(ModelCallInProgress):
         """Note that a stream has failed. Return whether its usage is known, or it was the last."""
         call = self.calls[0]
         if (response := getattr(event, "response", None)) is not None:
-            call.record = usage_of(response)
+            call.record = usage_of(response, call.model)
         if self.outer is None and self.wrapping is not None:
             remark = failed_remark(ModelBehaviorError(event.type))
             self.failed_last = replace(self.wrapping, remark=remark)
@@ -184,7 +184,8 @@ class ModelRequest(ModelCallInProgress):
 
     def note_answer(self, answer: Any) -> None:
         """Note a response."""
-        call, usage = self.calls[0], usage_of(answer)
+        call = self.calls[0]
+        usage = usage_of(answer, call.model)
         text = "" if usage.has_output else text_of(answer.output) + arguments_in(answer.output)
         self.note(call, answer, usage, text)
         if (invocation := self.invocation) is not None:

@@ -175,14 +175,14 @@ def _terms_of(model: Any, provider: str, request: RequestArguments) -> PricingTe
 # --- the response ---------------------------------------------------------------------------------
 
 
-def usage_of(response: Any) -> UsageRecord:
-    """Return the usage that a response reports."""
+def usage_of(response: Any, model: str) -> UsageRecord:
+    """Return the usage that a response of a model reports."""
     usage = response.usage
     # Where a vendor reports none, the SDK writes zeros.
     is_missing = usage is None or not (
         usage.input_tokens or usage.output_tokens or usage.total_tokens
     )
-    return record_of_usage(None if is_missing else _as_sent(response, usage), USAGE)
+    return record_of_usage(None if is_missing else _as_sent(response, usage), USAGE, model)
 
 
 def _as_sent(response: Any, usage: Any) -> dict[str, Any]:

@@ -140,8 +140,9 @@ def projected_input(
         cache: Tokens of earlier messages of the same agent.
     """
     try:
-        to = recipient(provider_of(cast("type", type(model))), model_id(model))
-        known, later = _baseline(messages, to.provider)
+        named = model_id(model)
+        to = recipient(provider_of(cast("type", type(model))), named)
+        known, later = _baseline(messages, to.provider, named)
         if known:
             return known + tokens_of_content(later, to)
         if cache is not None and isinstance(messages, list):
@@ -154,7 +155,7 @@ def projected_input(
         return 1
 
 
-def _baseline(messages: object, provider: str) -> tuple[int, object]:
+def _baseline(messages: object, provider: str, model: str) -> tuple[int, object]:
     """Return the tokens up to the last response with known usage, and what came after it."""
     if not isinstance(messages, list):
         return 0, messages
@@ -165,7 +166,7 @@ def _baseline(messages: object, provider: str) -> tuple[int, object]:
             # Strands writes zeros for calls without usage; with them, all before would vanish.
             if isinstance(usage, dict) and not any(usage.values()):
                 continue
-            record = record_of_usage(usage, provider)
+            record = record_of_usage(usage, provider, model)
             if record.sure == "measured" and record.usage.input:
                 return record.usage.total, messages[number + 1 :]
     return 0, messages

@@ -102,7 +102,7 @@ def note_chunk(call: InFlightCall, chunk: Mapping[str, Any]) -> None:
         elif "metadata" in chunk:
             call.answered = call.has_content = True
             if (usage := chunk["metadata"].get("usage")) is not None:
-                call.record = record_of_usage(usage, call.provider)
+                call.record = record_of_usage(usage, call.provider, call.model)
         elif "messageStop" in chunk:
             call.answered = True
             call.is_unbilled = chunk["messageStop"].get("stopReason") in BLOCKED
@@ -131,7 +131,7 @@ def note_failed_output(call: InFlightCall, error: Exception) -> None:
     """Note that a structured output failed, possibly with an answer that is billed."""
     completion = getattr(error, "completion", None)  # openai, LengthFinishReasonError
     if completion is not None:
-        call.record = record_of_response(completion, call.provider)
+        call.record = record_of_response(completion, call.provider, call.model)
     # An answer that does not match the output model is a ValueError, of Strands or pydantic.
     if completion is not None or isinstance(error, ValueError):
         call.answered = True
@@ -155,7 +155,7 @@ def _text_in(delta: Mapping[str, Any]) -> str:
 
 def note_answer(call: InFlightCall, usage: Mapping[str, Any], message: Message) -> None:
     """Add an answer whose chunks were not tracked to its call."""
-    record = record_of_usage(usage, call.provider)
+    record = record_of_usage(usage, call.provider, call.model)
     if record.usage.total:  # the loop writes zeros if there was no usage
         call.record = record
     call.parts.append(as_json(message["content"]))

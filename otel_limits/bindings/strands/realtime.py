@@ -266,7 +266,9 @@ class RealtimeInvocation(InvocationInProgress):
                 "input_token_details": _by_modality(event.input_token_details),
                 "output_token_details": _by_modality(event.output_token_details),
             }
-            self.run.calls.add_part(self._call, record_of_usage(usage, self._call.provider))
+            call = self._call
+            part = record_of_usage(usage, call.provider, call.model)
+            self.run.calls.add_part(call, part)
 
     def _end_response(self) -> None:
         call, self._call = self._call, None
