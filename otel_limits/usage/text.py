@@ -156,14 +156,18 @@ LINES: Final = 1.3
 
 RULERS: Final[Mapping[bytes, str]] = {b".": "-=.*_#~", b" ": " "}
 """Characters that form long lines, by class."""
-BOX_RULERS: Final = "─═━"
-"""Characters that form the lines of boxes."""
+BOX: Final = b"\x25"
+"""The upper byte in UTF-16 of characters that draw boxes."""
+BOX_RULERS: Final[Mapping[str, tuple[int, ...]]] = {
+    "─": (2, 4, 8, 16),
+    "═": (2, 4, 8),
+    "━": (2, 4, 8),
+}
+"""Those that form lines, with the lengths of lines that are one token each."""
 LONG: Final = 8
 FOUR: Final = 4
 RULER: Final = 0.06
 """Tokens of four such characters: about seventy of them are one token."""
-BOX_RULER: Final = 0.4
-"""The same for lines of boxes."""
 
 
 def _table(letters: Mapping[int, int], default: int) -> bytes:
@@ -198,11 +202,23 @@ def tokens_of_text(text: str) -> int:
         tokens += _weighed(classes, BEYOND_ASCII)
         upper = text.encode("utf-16-le", "surrogatepass")[1::2]
         tokens += _weighed(upper.translate(BLOCK_OF), IN_BLOCKS)
-        if any(mark * LONG in text for mark in BOX_RULERS):
-            rulers = sum(text.count(mark * FOUR) for mark in BOX_RULERS)
-            tokens -= rulers * (FOUR * IN_BLOCKS[b"p"] - BOX_RULER)
+        if BOX in upper:
+            tokens += sum(_of_ruler(text, *each) for each in BOX_RULERS.items())
         tokens += sum(_weighed(data, pairs) for byte, pairs in SHARED.items() if byte in data)
     return max(round(tokens), 1) if text else 0
+
+
+def _of_ruler(text: str, mark: str, lengths: Iterable[int]) -> float:
+    """Return how many tokens a character has more than its class, as a line of them has fewer."""
+    count = text.count(mark)
+    if not count:
+        return 0
+    # A space before a line makes two tokens with its first character.
+    lines = text.replace(f" {mark}", " ")
+    spaced = count - lines.count(mark)
+    # Each longer token replaces two of half its length.
+    replaced = sum(lines.count(mark * length) for length in lengths)
+    return count + spaced - replaced - count * IN_BLOCKS[b"p"]
 
 
 def _weighed(classes: bytes, weights: Mapping[bytes, float]) -> float:
