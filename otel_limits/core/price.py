@@ -110,7 +110,7 @@ class Price:
             usage: Its tokens.
             unplaced: Those of them whose rate is unknown: each costs the highest of its side.
         """
-        at = self.at(usage.input + (unplaced.outside if unplaced else 0))
+        at = self.at(usage.input + (unplaced.more_input if unplaced else 0))
         if usage.cache_write_1h and at.cache_write_1h is None and at.cache_write is not None:
             # "1-hour cache write tokens are 2 times the base input tokens price":
             # https://platform.claude.com/docs/en/build-with-claude/prompt-caching.
@@ -131,7 +131,8 @@ class Price:
                 unplaced.input * (sent - self.input)
                 + unplaced.output * (answered - self.output)
                 + unplaced.either * (max(sent, answered) - self.input)
-                + unplaced.outside * max(sent, answered)
+                + unplaced.more_input * sent
+                + unplaced.more_output * answered
             )
             return tokens.scaleb(PER_MILLION)
 

@@ -248,7 +248,9 @@ class Prices:
             more = highest_premium(listed.vendor, call.region)
         if more is None or is_disputed(listed, usage):
             return None
-        prices = dearest_prices(listed, replace(call, usage=usage), when)
+        left_out = 0 if call.unplaced is None else call.unplaced.more_input
+        longest = replace(usage, input=usage.input + left_out)
+        prices = dearest_prices(listed, replace(call, usage=longest), when)
         amounts = [
             None if each is None else each.times(more).at_most(usage, call.unplaced)
             for each in prices

@@ -60,8 +60,9 @@ class Unplaced:
     output: int = 0
     either: int = 0
     """Those of the input that may be output."""
-    outside: int = 0
+    more_input: int = 0
     """Tokens that the input may leave out."""
+    more_output: int = 0
 
     def __add__(self, more: Unplaced) -> Unplaced:
         """Return both, as of a call that is reported in parts."""
@@ -72,7 +73,8 @@ class Unplaced:
             input=self.input + more.input,
             output=self.output + more.output,
             either=self.either + more.either,
-            outside=self.outside + more.outside,
+            more_input=self.more_input + more.more_input,
+            more_output=self.more_output + more.more_output,
         )
 
 

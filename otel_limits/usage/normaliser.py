@@ -6,6 +6,7 @@ Used for streams, spans and imported files.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
@@ -349,25 +350,28 @@ def _without_doubts(
     doubts = found.doubts(explained)
     if placed.is_sure and not (doubts or rest):
         return record
-    reasons, sides = [], {"input": 0, "output": 0, "": 0}
+    reasons, tokens = [], Counter[str]()
     for each in doubts:
-        sides[each.side] += each.tokens
+        tokens[each.side] += each.tokens
     if doubts:
         reasons.append(NO_RATE.format(", ".join(dict.fromkeys(each.name for each in doubts))))
+    # Without a total, parts in doubt may be beside the rest.
+    left_out = tokens.copy() if record.total is None else Counter[str]()
     if not placed.is_sure:
         reasons.append(NO_PLACE)
+        tokens[INPUT] += cached
+        left_out[INPUT] += cached
     if rest:
-        # It may be the unknown parts themselves.
         reasons.append(NO_REST.format(rest))
-        sides["input" if rule.rest == INPUT else ""] += rest
+        tokens[INPUT if rule.rest == INPUT else ""] += rest
     unplaced = Unplaced(
         names=tuple(dict.fromkeys(each.name for each in doubts)),
         reason="; ".join(reasons),
-        input=min(sides["input"] + (0 if placed.is_sure else cached), usage.input),
-        output=min(sides["output"], usage.output),
-        either=sides[""],
-        outside=(0 if placed.is_sure else cached)
-        + (sum(sides.values()) if record.total is None else 0),
+        input=min(tokens[INPUT], usage.input),
+        output=min(tokens[OUTPUT], usage.output),
+        either=tokens[""],
+        more_input=left_out[INPUT],
+        more_output=left_out[OUTPUT] + left_out[""],
     )
     # Without the parts in doubt, as no rate may apply to them.
     changes: dict[str, Any] = {}

@@ -17,6 +17,7 @@ from otel_limits.core.pricing import Prices
 from otel_limits.core.terms import PricingTerms, billable_call
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel, endless, says, uses
+from otel_limits.usage.normaliser import record_of_usage
 from otel_limits.vendors.vendor import HIDDEN_REGION
 from tests.price_list import listed
 
@@ -122,6 +123,96 @@ def test_audio_without_a_share_counts_as_audio_only() -> None:
     terms = PricingTerms(audio_in=True, audio_out=True)
     found = Prices({"m": own}).quote(billable_call("m", "openai", usage, None, terms))
     assert (found.price, found.at_most) == (None, Decimal(30))
+
+
+@listed
+@pytest.mark.parametrize(
+    ("model", "provider", "usage", "at_most"),
+    [
+        # 7,000 tokens more than the parts are cached input, and writing it costs most.
+        (
+            "us.anthropic.claude-sonnet-4-20250514-v1:0",
+            "bedrock",
+            {"inputTokens": 12, "outputTokens": 150, "totalTokens": 7_162},
+            "0.028536",
+        ),
+        # For others, they may as well be output.
+        (
+            "gpt-4o",
+            "openai",
+            {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 210},
+            "0.00135",
+        ),
+        # Cached tokens within the input, or beside it.
+        (
+            "claude-sonnet-4-5",
+            "MyModel",
+            {"input_tokens": 1_000, "output_tokens": 10, "cache_read_tokens": 400},
+            "0.00387",
+        ),
+    ],
+)
+def test_unplaced_tokens_count_at_the_highest_rate_of_their_side(
+    model: str, provider: str, usage: dict[str, int], at_most: str
+) -> None:
+    """The books do not know their price, and a limit counts the most that they can cost."""
+    record = record_of_usage(usage, provider, model)
+    call = billable_call(model, provider, record.usage, None, PricingTerms(), record.unplaced)
+    found = Prices().quote(call, NOON)
+    assert record.unplaced is not None
+    assert (found.price, found.unknown) == (None, record.unplaced.reason)
+    assert found.at_most == Decimal(at_most)
+
+
+@pytest.mark.parametrize("part", [40, 1_000])
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"input_tokens": 1_000, "output_tokens": 10, "cache_read_tokens": "{}"},
+        {"input_tokens": 1_000, "output_tokens": 10, "quantum_input_tokens": "{}"},
+        {"input_tokens": 1_000, "output_tokens": 10, "quantum_output_tokens": "{}"},
+        {"input_tokens": 1_000, "output_tokens": 10, "total_tokens": "{}"},
+        {"input_tokens": 1_000, "output_tokens": 10, "cached_tokens": "{}", "cache_hits_tokens": 3},
+    ],
+    ids=lambda usage: list(usage)[2],
+)
+def test_bound_is_at_least_the_price_of_any_reading(usage: dict[str, Any], part: int) -> None:
+    """Wherever the tokens belong: all of them read, written, audio or output, inside or beside."""
+    rates: dict[str, Any] = {
+        "input": 3, "output": 15, "cache_read": Decimal("0.3"), "cache_write": Decimal("3.75"),
+        "input_audio": 10, "output_audio": 20,
+    }  # fmt: skip
+    told = {name: part if count == "{}" else count for name, count in usage.items()}
+    told["total_tokens"] = told["total_tokens"] + 1_010 if "total_tokens" in told else None
+    record = record_of_usage(told, "MyModel", "claude")
+    call = billable_call("m", "MyModel", record.usage, None, PricingTerms(), record.unplaced)
+    found = Prices({"m": Price(**rates)}).quote(call)
+    readings = [
+        Usage(input=1_000 + part * outside, output=10, **{name: part})
+        for outside in (0, 1)
+        for name in ("cache_read", "cache_write", "input_audio")
+    ]
+    if "quantum_output_tokens" in usage:
+        readings = [Usage(input=1_000, output=10 + part, output_audio=part)]
+    known = [Price(**rates).of(each) for each in readings]
+    assert found.price is None
+    assert found.charge is not None
+    assert found.charge >= max(each for each in known if each is not None)
+
+
+def test_field_that_a_vendor_adds_halts_nobody(
+    make_agent: MakeAgent, events: list[Event], source: str
+) -> None:
+    """Its tokens have no price in the books, and the limit counts the most that they can cost."""
+    usage = {"inputTokens": 90, "outputTokens": 10, "totalTokens": 100, "quantumInputTokens": 5}
+    enable(Limits(max_cost_usd=Decimal(1), max_turns=4), observers=[events.append])
+    model = ScriptedModel(
+        endless(uses("search", usage=usage)), "gpt-4o", base_url="https://api.openai.com/v1"
+    )
+    assert make_agent(model)("go").stop_reason == "max_turns"
+    calls = [each for each in events if isinstance(each, ModelCall)]
+    assert [each.price for each in calls] == [None] * 4
+    assert all(each.price_at_most for each in calls)
 
 
 @listed

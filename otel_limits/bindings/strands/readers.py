@@ -64,6 +64,10 @@ def model_id(model: object) -> str:
             known = endpoint.get("endpoint_name") if isinstance(endpoint, DICTIONARIES) else None
         if known is None:  # a realtime model
             known = getattr(model, "model_id", None)
+        # Strands' own abstract method, which a class may have instead of the attribute.
+        if known is None and config is None and (read := getattr(model, "get_config", None)):
+            own = read()
+            known = own.get("model_id") if isinstance(own, DICTIONARIES) else None
     except Exception as error:  # noqa: BLE001  a model may be anything
         report_suppressed("binding", error)
         return "unknown"

@@ -41,7 +41,7 @@ from otel_limits.testing import (
 from tests.langchain.graphs import ASK, STEPS, agent, halt_of, looping
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 
 def test_span_of_a_failed_graph_ends_once(spans: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -216,6 +216,41 @@ def test_usage_in_a_stream_that_ends_early_is_measured_unless_text_follows(
     (call,) = [each for each in events if isinstance(each, ModelCall)]
     assert (call.kind, call.estimated) == ("failed", estimated)
     assert (call.usage.input, call.usage.output) == read
+
+
+class Repeats(ScriptedChatModel):
+    """Streams an answer with these usages in its chunks."""
+
+    def _stream(self, *_: Any, **__: Any) -> Iterator[ChatGenerationChunk]:
+        usages: Any = next(self._script)
+        for each in usages:
+            yield ChatGenerationChunk(message=AIMessageChunk(content="w ", usage_metadata=each))
+
+
+@pytest.mark.parametrize(
+    ("usages", "kind", "expected"),
+    [
+        ([(713, 1), (713, 2), (713, 3), (713, 3)], "measured", (713, 3)),
+        ([(713, 0), (0, 3)], "measured", (713, 3)),
+        ([(713, 3), (0, 0)], "measured", (713, 3)),
+        ([(713, 3), (600, 1)], "unmeasured", None),
+    ],
+    ids=["repeated", "in parts", "once", "contradictory"],
+)
+def test_usage_that_every_chunk_repeats_counts_once(
+    events: list[Event],
+    usages: list[tuple[int, int]],
+    kind: str,
+    expected: tuple[int, int] | None,
+) -> None:
+    """LangChain adds up the chunks, also of servers that report the usage so far in each."""
+    enable(observers=[events.append])
+    make: Any = Repeats
+    graph = create_agent(make([[counts(*each) for each in usages]]), [], name="boss")
+    list(graph.stream(ASK, stream_mode="messages"))
+    (call,) = [each for each in events if isinstance(each, ModelCall)]
+    assert call.kind == kind
+    assert expected in (None, (call.usage.input, call.usage.output))
 
 
 def test_model_in_a_tool_is_a_side_call(events: list[Event]) -> None:
