@@ -100,12 +100,15 @@ def unreadable_error(subject: Subject) -> None:
 PACKAGE: Final = Path(otel_limits.__file__).parent
 ROOMS: Final = tuple(f"{PACKAGE / room}/" for room in ("core", "runs", "usage"))
 """Rooms whose functions every binding calls."""
+Trace = Callable[["FrameType", str, Any], None]
+Wrong = Mapping[str, tuple[str, int, int, int]]
+"""By function: how the agent ended, its model calls, errors reported, and invocations left."""
 ENTRANCES: Final = {"guarded", "finish", "forget"}
 """Functions on the way in and out, which do nothing that can fail but call what they guard."""
 
 
 @contextlib.contextmanager
-def traced(trace: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+def traced(trace: Trace) -> Iterator[None]:
     """Set a function that sees each call of a function, also for threads that begin within."""
     threading.settrace(trace)
     sys.settrace(trace)
@@ -116,22 +119,20 @@ def traced(trace: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
         threading.settrace(cast("Any", None))  # as documented
 
 
-def fault_in_each_function(subject: Subject) -> None:
-    """A fault in any function that bindings share is reported, and never felt by the agent.
+def outcome_of(subject: Subject, trace: Trace) -> tuple[str, int]:
+    """Call an agent under a trace function; returns how it ended, and after how many calls."""
+    model = subject.model([SEARCH, SEARCH, says("done")])
+    agent = subject.agent(model)
+    try:
+        with traced(trace):
+            ending = asyncio.run(subject.call_later(agent))
+    except Exception as felt:  # noqa: BLE001  compared by the caller
+        return repr(felt), model.calls
+    return ending.stop.reason if ending.stop else "end", model.calls
 
-    It can cost one more turn, or the message of a halt.
-    """
 
-    def run(trace: Callable[[FrameType, str, Any], None]) -> tuple[str, int]:
-        model = subject.model([SEARCH, SEARCH, says("done")])
-        agent = subject.agent(model)
-        try:
-            with traced(trace):
-                ending = asyncio.run(subject.call_later(agent))
-        except Exception as felt:  # noqa: BLE001  compared below
-            return repr(felt), model.calls
-        return ending.stop.reason if ending.stop else "end", model.calls
-
+def shared_functions(subject: Subject) -> Mapping[CodeType, str]:
+    """Return the names of the functions that all bindings share, of those that an agent calls."""
     called: dict[CodeType, str] = {}
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -139,26 +140,33 @@ def fault_in_each_function(subject: Subject) -> None:
         if event == "call" and code.co_filename.startswith(ROOMS) and code.co_name[0] != "<":
             called[code] = f"{Path(code.co_filename).stem}.{code.co_name}"
 
-    wrong, is_limited = {}, True
+    with recording(limits=Limits(max_turns=1)):
+        outcome_of(subject, lambda *_: None)  # what is done once per process
+        outcome_of(subject, note)
+    assert len(called) > 50
+    return {code: name for code, name in called.items() if code.co_name not in ENTRANCES}
+
+
+def faults_in(subject: Subject, functions: Mapping[CodeType, str]) -> Wrong:
+    """Throw in each of these functions once, while an agent runs; returns what went wrong.
+
+    A fault is reported. It can cost one more turn, the message of a halt and, at the beginning of
+    the invocation, its limits.
+    """
+    wrong = {}
     with recording(limits=Limits(max_turns=1)) as events:
-        run(lambda *_: None)  # what is done once per process
-        run(note)
-        for code, name in called.items():
-            if code.co_name in ENTRANCES:
-                continue
+        for code, name in functions.items():
             events.clear()
-            outcome = run(throwing_in(code))
+            outcome = outcome_of(subject, throwing_in(code))
             reported = sum(isinstance(each, InternalError) for each in events)
-            is_limited &= outcome != ("end", 3)
             permitted = [("max_turns", 1), ("max_turns", 2), *(("end", n) for n in (1, 2, 3))]
             if outcome not in permitted or reported != 1 or len(LIVE):
                 wrong[name] = (*outcome, reported, len(LIVE))
             LIVE.after_fork()
-    seen = {"functions": len(called) > 50, "wrong": wrong, "limited": is_limited}
-    expect(seen, functions=True, wrong={}, limited=True)
+    return wrong
 
 
-def throwing_in(code: CodeType) -> Callable[[FrameType, str, Any], None]:
+def throwing_in(code: CodeType) -> Trace:
     """Make a trace function that throws an error when a function is called first."""
     thrown: list[bool] = []
 
@@ -175,6 +183,5 @@ FAULT_ROWS: Final[Mapping[str, Row]] = {
     "prices that fail": failing_prices,
     "judgement that fails once": failing_judgement,
     "error that cannot be read": unreadable_error,
-    "fault in each shared function": fault_in_each_function,
 }
 """Rows in which otel-limits logs errors."""

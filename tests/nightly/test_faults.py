@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from strands.telemetry import tracer as strands_tracer
 
 from otel_limits import Event, InternalError, Limits, ModelCall, Stop, enable
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, uses
+from tests.features.faults import faults_in, shared_functions
 from tests.nightly.each_call import InternalCalls
+from tests.unit.test_behaviours import COLUMNS, source_of
 from tests.unit.test_faults import search
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from strands import Agent
 
     from tests.conftest import MakeAgent
@@ -94,3 +99,13 @@ def test_a_fault_in_each_internal_call_in_turn(
             wrong[name, number] = (*seen, booked, spent, len(LIVE))
         LIVE.after_fork()
     assert not wrong, "\n".join(f"{place}: {seen}" for place, seen in wrong.items())
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_fault_in_each_shared_function(
+    column: str, monkeypatch: pytest.MonkeyPatch, tracers: Mapping[str, Any]
+) -> None:
+    """The agents of every framework never feel it; a unit test tries each function in one."""
+    monkeypatch.setattr(strands_tracer, "_tracer_instance", tracers[source_of(column)])
+    subject = COLUMNS[column]
+    assert faults_in(subject, shared_functions(subject)) == {}

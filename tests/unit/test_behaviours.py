@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from strands.telemetry import tracer as strands_tracer
 
 from tests.features import rows_of_langchain
 from tests.features.behaviours import ALLOWED, ROWS
-from tests.features.faults import FAULT_ROWS
+from tests.features.faults import FAULT_ROWS, faults_in, shared_functions
 from tests.features.page import SUBJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import CodeType
 
     from tests.features.seen import Row
 
@@ -31,7 +34,6 @@ NO_LOOP: Final = "calls: 11 instead of 5; reason: None instead of 'loop_detected
 
 STRANDS: Final = f"{HOOKS} strands"
 OTHERS: Final = "langchain openai-agents"
-ALL: Final = f"{STRANDS} {OTHERS}"
 
 KNOWN_FAILURES: Final = (
     ("a tool rejected by a human under max_identical_tool_calls", OTHERS, NO_LOOP),
@@ -48,7 +50,6 @@ KNOWN_FAILURES: Final = (
         for name, (_, calls, reason) in ALLOWED.items()
         if reason is not None
     ),
-    ("fault in each shared function", ALL, "limited: False instead of True"),
 )
 """Rows with the columns in which they fail, and how. A cell that passes, or fails in another way,
 fails its test until its line is changed."""
@@ -71,6 +72,11 @@ def rows_of(column: str) -> Mapping[str, Row]:
 
 CELLS: Final = [(column, name) for column in COLUMNS for name in rows_of(column)]
 FAULT_CELLS: Final = [(column, name) for column in COLUMNS for name in FAULT_ROWS]
+
+
+def source_of(column: str) -> str:
+    """Return where the invocations of a column are followed, as the fixture `source` does."""
+    return "hooks" if column == HOOKS else "spans"
 
 
 def check(column: str, name: str, row: Row, request: pytest.FixtureRequest) -> None:
@@ -96,6 +102,27 @@ def test_behavior(column: str, name: str, request: pytest.FixtureRequest) -> Non
 def test_fault_is_not_felt(column: str, name: str, request: pytest.FixtureRequest) -> None:
     """An agent works and is halted whatever fails in otel-limits."""
     check(column, name, FAULT_ROWS[name], request)
+
+
+@pytest.mark.usefixtures("faulty")
+def test_fault_in_a_shared_function_is_not_felt(
+    monkeypatch: pytest.MonkeyPatch, tracers: Mapping[str, Any]
+) -> None:
+    """Each function in one of the frameworks that call it; nightly tests try it in all."""
+    called: dict[str, Mapping[CodeType, str]] = {}
+    columns: dict[CodeType, list[str]] = {}
+    for column in COLUMNS:
+        monkeypatch.setattr(strands_tracer, "_tracer_instance", tracers[source_of(column)])
+        called[column] = shared_functions(COLUMNS[column])
+        for code in called[column]:
+            columns.setdefault(code, []).append(column)
+    chosen: defaultdict[str, dict[CodeType, str]] = defaultdict(dict)
+    for number, (code, names) in enumerate(columns.items()):
+        column = names[number % len(names)]
+        chosen[column][code] = called[column][code]
+    for column, functions in chosen.items():
+        monkeypatch.setattr(strands_tracer, "_tracer_instance", tracers[source_of(column)])
+        assert (column, faults_in(COLUMNS[column], functions)) == (column, {})
 
 
 def test_known_failures_are_cells() -> None:
