@@ -19,6 +19,7 @@ from strands.interrupt import InterruptException, PendingToolExecution
 from strands.middleware import _agent_stream
 from strands.models.openai import OpenAIModel
 from strands.models.openai_responses import OpenAIResponsesModel
+from strands.multiagent import GraphBuilder, Swarm
 from strands.telemetry import metrics, tracer
 from strands.types import _events
 
@@ -32,9 +33,20 @@ from tests.realtime import RealtimeModel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from strands.multiagent.graph import Graph
+
 ROOM = Path(binding.__file__).parent
 
 NAMES = [pytest.param(each, id=each.name) for each in PRIVATE_NAMES]
+
+
+def make_graph() -> Graph:
+    """Create a graph of one agent."""
+    builder = GraphBuilder()
+    builder.add_node(Agent(model=ScriptedModel([]), name="boss"), "boss")
+    builder.set_execution_timeout(60)
+    return builder.build()
+
 
 MADE: dict[str, Callable[[], object]] = {
     "Agent": lambda: Agent(model=ScriptedModel([]), callback_handler=None),
@@ -42,6 +54,8 @@ MADE: dict[str, Callable[[], object]] = {
     "OpenAIResponsesModel": lambda: OpenAIResponsesModel(model_id="m"),
     "BidiAgent": lambda: BidiAgent(model=RealtimeModel()),
     "_AgentLoop": lambda: BidiAgent(model=RealtimeModel())._loop,
+    "Graph": make_graph,
+    "Swarm": lambda: Swarm([Agent(model=ScriptedModel([]), name="boss")]),
 }
 """Makes an object of each class with a private attribute that we use."""
 

@@ -8,15 +8,20 @@ import pytest
 from strands import Agent, tool
 from strands.hooks import AfterInvocationEvent, BeforeToolCallEvent, HookProvider
 from strands.multiagent import GraphBuilder, Swarm
-from strands.session import FileSessionManager
+from strands.session import FileSessionManager, SnapshotSessionManager
+from strands.storage import LocalFileStorage
 
 from otel_limits import Event, Limits, ModelCall, Started, Stop, enable, stop_of
+from otel_limits.runs.tasks import MAX_DAYS
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from strands.hooks import HookRegistry
+
+    from otel_limits.testing import FakeTime
 
 pytestmark = pytest.mark.usefixtures("source")
 
@@ -180,3 +185,141 @@ def test_loop_over_answers_is_a_loop() -> None:
     agent = careful(model)
     approvals, result = approve_all(agent, agent("go"))
     assert (approvals, result.stop_reason, model.calls) == (3, "loop_detected", 3)
+
+
+# --- after a restart ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restart(fake_time: FakeTime) -> Callable[[], None]:
+    """Forget what is in memory, as a restart does."""
+    return lambda: fake_time.advance(MAX_DAYS * 24 * 60 * 60 + 1)
+
+
+def files(folder: Path) -> Any:
+    """A session manager that keeps each message."""
+    return FileSessionManager(session_id="1", storage_dir=str(folder))
+
+
+def snapshots(folder: Path) -> Any:
+    """A session manager that keeps the agent as a whole."""
+    return SnapshotSessionManager("1", storage=LocalFileStorage(str(folder)))
+
+
+def answer_all(create: Callable[[], Any], restart: Callable[[], None]) -> Any:
+    """Answer with a new agent or group each time, until there are no more interrupts."""
+    result = create()("go")
+    for _ in range(9):
+        if not result.interrupts:
+            return result
+        restart()
+        result = approve(create(), result)
+    raise AssertionError("It never ends.")
+
+
+@pytest.mark.parametrize("manager", [files, snapshots])
+def test_session_continues_its_task_after_restart(
+    manager: Any, tmp_path: Path, restart: Callable[[], None], events: list[Event]
+) -> None:
+    """The interrupt is kept with what was used before it."""
+    enable(Limits(max_tool_calls=2), observers=[events.append])
+    model = sending()
+    result = answer_all(lambda: careful(model, session_manager=manager(tmp_path)), restart)
+    assert (result.stop_reason, model.calls) == ("max_tool_calls", 3)
+    stops = [each for each in events if isinstance(each, Stop)]
+    assert [each.turns for each in stops] == [1, 1, 1, 0]
+    assert len({each.invocation.task_id for each in stops if each.invocation}) == 1
+
+
+def test_snapshot_continues_its_task_after_restart(restart: Callable[[], None]) -> None:
+    """An application stores agents itself."""
+    enable(Limits(max_turns=2))
+    model = sending()
+    stored: list[Any] = []
+
+    def create() -> Any:
+        agent = careful(model)
+        if stored:
+            agent.load_snapshot(stored.pop())
+
+        def call(given: Any) -> Any:
+            result = agent(given)
+            stored.append(agent.take_snapshot(preset="session"))
+            return result
+
+        return call
+
+    assert answer_all(create, restart).stop_reason == "max_turns"
+    assert model.calls == 2
+
+
+def test_finished_task_leaves_nothing_in_the_session(tmp_path: Path) -> None:
+    """The application's own state of the agent is never touched."""
+    enable(Limits(max_turns=9))
+    agent = careful(sending(1), session_manager=files(tmp_path))
+    result = agent("go")
+    assert agent.state.get() == {}
+    approve(agent, result)
+    stored = [each.read_text() for each in tmp_path.rglob("agent.json")]
+    assert [text for text in stored if "otel_limits" in text] == []
+
+
+def test_sub_agent_continues_its_task_after_restart(
+    tmp_path: Path, restart: Callable[[], None], events: list[Event]
+) -> None:
+    """The session of the agent around it has the tasks of both."""
+    enable(Limits(max_turns=4), tree=Limits(max_model_calls=4), observers=[events.append])
+    helping, asking = sending(), ScriptedModel([uses("ask", arguments={"input": "go"})])
+
+    def create() -> Agent:
+        helper = careful(helping, name="helper")
+        tools = [helper.as_tool(name="ask", description="Ask.")]
+        manager = files(tmp_path)
+        return careful(asking, name="boss", tools=tools, session_manager=manager, hooks=[])
+
+    assert answer_all(create, restart).stop_reason == "max_model_calls"
+    assert (asking.calls, helping.calls) == (1, 3)
+    started = [each.invocation for each in events if isinstance(each, Started)]
+    assert len({each.task_id for each in started}) == 2
+
+
+@pytest.mark.parametrize("kind", ["graph", "swarm"])
+def test_group_continues_its_tree_after_restart(
+    kind: str, tmp_path: Path, restart: Callable[[], None]
+) -> None:
+    """The session of a group has the usage of its tree."""
+    enable(tree=Limits(max_model_calls=3))
+    model = sending()
+
+    def create() -> Any:
+        manager = files(tmp_path)
+        if kind == "swarm":
+            return Swarm([careful(model)], id="team", session_manager=manager)
+        builder = GraphBuilder()
+        builder.set_execution_timeout(60)
+        builder.set_graph_id("team")
+        builder.set_session_manager(manager)
+        builder.add_node(careful(model), "boss")
+        builder.set_entry_point("boss")
+        return builder.build()
+
+    result = answer_all(create, restart)
+    assert model.calls == 3
+    assert (stop := stop_of(result)) is not None
+    assert stop.reason == "max_model_calls"
+
+
+@pytest.mark.usefixtures("faulty")
+def test_tampered_session_begins_new_task(
+    tmp_path: Path, restart: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent continues, and the log says with which budget."""
+    enable(Limits(max_turns=1))
+    model = sending(1)
+    result = careful(model, session_manager=files(tmp_path))("go")
+    (path,) = tmp_path.rglob("agent.json")
+    path.write_text(path.read_text().replace("turns", "tvrns"))
+    restart()
+    result = approve(careful(model, session_manager=files(tmp_path)), result)
+    assert (result.stop_reason, model.calls) == ("end_turn", 2)
+    assert "it was changed after it was written" in caplog.text

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from strands.hooks import AfterMultiAgentInvocationEvent
 from strands.interrupt import Interrupt, InterruptException
 
 from otel_limits.bindings import extensions
 from otel_limits.bindings.strands.private import interrupt_state
+from otel_limits.bindings.strands.strands_framework import STRANDS
+from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.runs.current import current
+from otel_limits.runs.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from strands.agent.agent import Agent
     from strands.hooks import AfterInvocationEvent
 
     from otel_limits.core.events import Invocation
     from otel_limits.core.policy import Verdict
+    from otel_limits.runs.tasks import Task
 
 NAME: Final = "otel_limits"
-"""Name of our interrupts, and the prefix of their IDs."""
+"""Name of our interrupts, the prefix of their IDs, and our key in what Strands keeps with them."""
 
 
 def is_unanswered(event: AfterInvocationEvent) -> bool:
@@ -85,7 +92,47 @@ def keys_of_group(group: Any, interrupts: Iterable[str]) -> list[str]:
 def answered_keys(agent: Agent) -> list[str]:
     """Return the keys of the interrupts that an invocation answers, if it is resumed."""
     state = interrupt_state(agent)
-    return [] if state is None else keys_of(agent, state.interrupts)
+    keys = [] if state is None else keys_of(agent, state.interrupts)
+    recall_task(agent, keys)
+    return keys
+
+
+def keep_task(owner: Any, task: Task) -> None:
+    """Add its task to what an agent or group keeps with its interrupts until they are answered."""
+    if (state := interrupt_state(owner)) is not None:
+        state.context[NAME] = task.record()
+
+
+@suppress_errors("binding")
+def watch_group(group: Any) -> None:
+    """Add a hook for the end of a graph or swarm, before a session manager stores it."""
+    ended = AfterMultiAgentInvocationEvent(group)
+    if keep_task_of_group not in list(group.hooks.get_callbacks_for(ended)):
+        group.hooks.add_callback(type(ended), keep_task_of_group, order=-math.inf)
+
+
+@suppress_errors("binding")
+def keep_task_of_group(event: AfterMultiAgentInvocationEvent) -> None:
+    """Keep the task of a graph or swarm that ends with interrupts."""
+    scope = current()
+    while isinstance(scope, Run):
+        scope = scope.parent
+    if scope is not None:
+        scope.task.handoffs = scope.handoffs.count
+        keep_task(event.source, scope.task)
+
+
+@suppress_errors("binding")
+def recall_task(owner: Any, keys: Sequence[str]) -> None:
+    """Read the task of interrupts that an agent or group has kept, e.g. in a session.
+
+    Args:
+        owner: The agent or the group.
+        keys: The keys of the interrupts that are answered.
+    """
+    state = interrupt_state(owner)
+    if state is not None and STRANDS.host is not None and NAME in state.context:
+        STRANDS.host.runs.interrupted.recall([(key, state.context[NAME]) for key in keys])
 
 
 def is_answered_by_person(agent: Agent, use: Mapping[str, Any]) -> bool:

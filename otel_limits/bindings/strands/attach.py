@@ -23,6 +23,7 @@ from otel_limits.bindings.strands.leg_hooks import (
     after_leg,
     before_leg,
     before_model,
+    keep_task_of_leg,
     message_added,
 )
 from otel_limits.bindings.strands.middleware import agent_stage, model_stage
@@ -65,6 +66,7 @@ HOOKS: Final[Hooks] = (
     (AfterToolCallEvent, forget_request, LAST),
     # Last, as a turn ended by another hook is a natural end, which wins over a halt.
     (AfterToolsEvent, after_tools, LAST),
+    (AfterInvocationEvent, keep_task_of_leg, FIRST),  # before a session manager stores the agent
     # Last, as other hooks decide here whether the agent is resumed, and we may have to revoke that.
     (AfterInvocationEvent, after_leg, LAST),
 )

@@ -8,6 +8,7 @@ from otel_limits.bindings.span_writer import write_warnings
 from otel_limits.bindings.strands.answers import is_ours
 from otel_limits.bindings.strands.approval import (
     is_unanswered,
+    keep_task,
 )
 from otel_limits.bindings.strands.halting import apply_halt, apply_halt_if_due
 from otel_limits.bindings.strands.invocations import StrandsInvocation, is_direct, live_of
@@ -44,6 +45,16 @@ def before_leg(event: BeforeInvocationEvent) -> None:
         return
     live.run.leg()
     live.begin_leg()
+
+
+@suppress_errors("binding")
+def keep_task_of_leg(event: AfterInvocationEvent) -> None:
+    """Keep the task of a leg that ends with interrupts."""
+    live = live_of(event.agent)
+    if live is not None and event.result is not None and event.result.stop_reason == "interrupt":
+        live.run.measure_time()
+        live.run.task.handoffs = live.run.handoffs.count
+        keep_task(event.agent, live.run.task)
 
 
 def after_leg(event: AfterInvocationEvent) -> None:

@@ -285,9 +285,12 @@ class ClassPatcher:
         assert host is not None  # set before the patches are applied
         self._doors.watch_all()
         self._module("tool_context").watch_nodes(group)
+        approval = self._module("approval")
+        approval.watch_group(group)
         name = str(getattr(group, "id", "group"))
         # Last: an error after it would leave the trees with a member that never ends.
-        answers = self._module("approval").keys_of_group(group, answered_ids(task))
+        answers = approval.keys_of_group(group, answered_ids(task))
+        approval.recall_task(group, answers)
         return host.runs.group(name, host.policy(name), answers)
 
     @suppress_errors("binding")

@@ -107,8 +107,20 @@ PRIVATE_NAMES: Final = (
     PrivateName(
         AGENT,
         "Agent()._interrupt_state",
-        "Holds the human's answer to a question, and the tools that finished before.",
-        "An answer counts as a refusal.",
+        "Holds the human's answer to a question, the tools that finished before, and the task.",
+        "An answer counts as a refusal, and after a restart it begins a new task.",
+    ),
+    PrivateName(
+        "strands.multiagent.graph",
+        "Graph()._interrupt_state",
+        "Holds the task of an interrupted graph.",
+        "After a restart, an answer begins a new task of the graph.",
+    ),
+    PrivateName(
+        "strands.multiagent.swarm",
+        "Swarm()._interrupt_state",
+        "Holds the task of an interrupted swarm.",
+        "After a restart, an answer begins a new task of the swarm.",
     ),
     PrivateName(
         AGENT,
@@ -224,9 +236,9 @@ async def append_message(agent: Agent, message: Message) -> None:
     await agent.hooks.invoke_callbacks_async(MessageAddedEvent(agent=agent, message=message))
 
 
-def interrupt_state(agent: Agent) -> Any:
-    """Return the interrupt state of an agent while it is resumed, else `None`."""
-    state = getattr(agent, "_interrupt_state", None)
+def interrupt_state(owner: Any) -> Any:
+    """Return the interrupt state of an agent or group while it has interrupts, else `None`."""
+    state = getattr(owner, "_interrupt_state", None)
     return state if getattr(state, "activated", False) else None
 
 
